@@ -1,0 +1,23 @@
+"""Random numbers by name: the same (seed, session, position, purpose) always meets the same luck."""
+
+from zlib import crc32
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def _mix(x: int) -> int:
+    """SplitMix64 finaliser (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014)."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return x ^ (x >> 31)
+
+
+def key(seed: int, name: str) -> int:
+    """A 64-bit stream for one named thing under one seed; equal in every process, unlike `hash(str)`."""
+    return _mix((seed * _GOLDEN + crc32(name.encode()) * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
+
+
+def luck(stream: int, position: int, purpose: str) -> float:
+    """A uniform number in [0, 1) for one purpose at one position of a stream made by `key`."""
+    return (_mix((stream + (position + 1) * _GOLDEN + crc32(purpose.encode()) * 0xA0761D6478BD642F) & _MASK) >> 11) * 2.0**-53

@@ -1,0 +1,351 @@
+"""The vocabulary: what nodes hear and say. Read this first.
+
+No clock, no I/O, no tensors and no randomness: a driver owns time, transport and compute, and a tensor is known here only
+by the id and the bytes of its `Blob`. Every participant is a `Node`: `handle(event, now) -> commands`.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+INF = float("inf")
+
+Rule = Literal["", "greedy", "sample", "tree"]
+"""How drafts are accepted; "" asks for no verdict (a part of a prefill)."""
+
+Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
+"""Who wrote a token: the device alone (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud
+in place of a rejected draft, after a fully accepted one, or without any draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Layers first..last-1 of a model, with or without its embedding and its head."""
+
+    first: int
+    last: int
+    embed: bool = False
+    head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A tensor that stays in an executor's store; a transport moves it by id, a link charges its bytes."""
+
+    id: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn; `seed` keys the luck of every (session, position, purpose). Absent: greedy."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one hop runs for one session: `n` rows behind a cache that is valid up to `start`."""
+
+    session: str
+    start: int
+    n: int
+    tokens: tuple[int, ...]
+    """Ids, where the hop embeds or verifies; else empty."""
+    check: int = 0
+    """The last `check` rows are drafts to verify; 0 is a plain decode or a prefill."""
+    rule: Rule = ""
+    sampling: Sampling | None = None
+    parents: tuple[int, ...] | None = None
+    """Trees: per draft the index of its parent among the drafts, -1 for the last committed row."""
+    keep: tuple[int, ...] | None = None
+    """Trees: which drafts of this session's previous forward survive in the cache."""
+    blob: Blob | None = None
+    """Hidden states of the rows, where they were embedded by an earlier hop."""
+    odds: tuple[Blob, ...] = ()
+    """One distribution of the drafter per checked row, where sampling needs them."""
+
+    def cut(self, a: int, b: int) -> "Rows":
+        """Rows a..b-1 of these; only the part with the last row keeps the question."""
+        if b - a == self.n:
+            return self
+        last = b == self.n
+        return replace(
+            self,
+            start=self.start + a,
+            n=b - a,
+            tokens=self.tokens[a:b],
+            keep=self.keep if a == 0 else None,
+            rule=self.rule if last else "",
+            check=self.check if last else 0,
+            odds=self.odds if last else (),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a draft ends, as data: at `cap` tokens, at an end token, or at the first score below `below`."""
+
+    cap: int
+    score: str = ""
+    below: float = 0.0
+    keep: bool = True
+    """Is the token whose score fell below drafted (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Draft work on the small model: feed what its cache lacks, then write until the stop rule says enough."""
+
+    session: str
+    start: int
+    """The small model's cache is valid up to here: truncate to it, then append."""
+    feed: tuple[int, ...]
+    stop: Stop
+    ends: tuple[int, ...] = ()
+    """Tokens after which there is nothing to write."""
+    probes: tuple[str, ...] = ()
+    """Scores wanted per drafted token: confidence, margin, entropy, logit_std, importance, or a trained predictor's name."""
+    sampling: Sampling | None = None
+    exit: tuple[str, float] | None = None
+    """Layer-wise early exit: (score, threshold)."""
+    branches: tuple[tuple[int, ...], ...] = ()
+    """Instead of one continuation: one token after each of these; leaves no cache behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """One hop for a batch of sessions."""
+
+    span: Span
+    rows: tuple[Rows, ...]
+    out: tuple[str, ...]
+    """Per rows: are "all" or only the "last" (and checked) hidden states exported, where the span has no head?"""
+    probes: tuple[str, ...] = ()
+
+
+Work: TypeAlias = Generate | Forward
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What `Generate` yields; per branch one token where branches were asked for."""
+
+    tokens: tuple[int, ...]
+    scores: Mapping[str, tuple[float, ...]]
+    tops: tuple[tuple[int, ...], ...]
+    """Per token the three likeliest candidates, best first."""
+    stopped: bool
+    """By the score, not by the cap."""
+    cached: int
+    """How long the small model's cache is now: the executor says it, nobody derives it."""
+    odds: tuple[Blob, ...] = ()
+    """Per token the distribution it was drawn from, when sampling."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many drafts stand, and the token that follows them: a correction, or a bonus when all stand."""
+
+    accepted: int
+    token: int
+    keep: tuple[int, ...] | None = None
+    """Trees: the surviving drafts in path order."""
+    proposal: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    """Heads that draft: (tokens, parents) of the next tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one `Rows` of a `Forward` yields."""
+
+    verdict: Verdict | None
+    blob: Blob | None
+
+
+Outcome: TypeAlias = Drafted | tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One stop of a route: a node's name or a tier's (a node is chosen when it is reached), its span, what it exports."""
+
+    node: str
+    span: Span
+    out: str = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Rows on their way along a route; `round` names an attempt, all parts of which live and die together."""
+
+    round: int
+    rows: Rows
+    route: tuple[Hop, ...]
+    hop: int
+    path: tuple[str, ...]
+    """Nodes bound so far: they hold the caches."""
+    reply_to: str
+    budget: int = 1
+    """Tokens the route may write before it asks again: more than one makes the last hop loop to the first."""
+    deadline: float = INF
+    value: float = 1.0
+    """Tokens expected from this request."""
+    probes: tuple[str, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A verdict; `at` is how many tokens were agreed before it, so that a stream with a hole is noticed."""
+
+    session: str
+    round: int
+    at: int
+    verdict: Verdict
+    path: tuple[str, ...]
+    left: int
+    """Tokens still to come in this round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """A cache on the route is shorter than `start`, or a node of it is gone: send everything again."""
+
+    session: str
+    round: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The session is over: its caches may go."""
+
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a node of a tier says of itself to those who choose among its peers."""
+
+    node: str
+    queued_s: float
+    row_s: float
+    free: float
+    """Cache tokens free."""
+
+
+Message: TypeAlias = Request | Reply | Miss | Release | Backlog
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A user's question to a device: what opens a session."""
+
+    session: str
+    prompt: tuple[int, ...]
+    limit: int
+    """Tokens to write at most."""
+    rate: float = 0.0
+    """Tokens a second that the user was promised; 0: no promise."""
+    ttft_s: float = INF
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A call reaches its device."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Work that was started is done."""
+
+    job: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Woke:
+    timer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A peer cannot be reached any more."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A lost peer is back; its caches may be gone."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The user of a session left."""
+
+    session: str
+
+
+Event: TypeAlias = Begin | Finished | Received | Woke | Lost | Joined | Cancelled
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Run this on my chip; the outcome comes back as `Finished` with the same job. Work is never cancelled."""
+
+    job: int
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: str
+    message: Message
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    at: float
+    timer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A session's cache on my chip may go: of the span that begins at layer `first`, or the drafter's (None)."""
+
+    session: str
+    first: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """Tokens that the user sees now; `ending` says how the session ended, "" while it goes on."""
+
+    session: str
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    ending: Literal["", "complete", "cancelled", "failed"] = ""
+
+
+Command: TypeAlias = Start | Send | Wake | Drop | Deliver
+
+
+class Node(Protocol):
+    """A participant without I/O, clock or randomness of its own."""
+
+    def handle(self, event: Event, now: float) -> Iterable[Command]: ...

@@ -1,0 +1,10 @@
+"""How long work says where it is."""
+
+from collections.abc import Callable
+
+Progress = Callable[[int, int, str], None]
+"""Called as `progress(done, total, note)`; may raise KeyboardInterrupt, after which the work can be resumed."""
+
+
+def silent(done: int, total: int, note: str) -> None:
+    """Progress that nobody watches."""
