@@ -68,6 +68,11 @@ class Rows:
     odds: tuple[Blob, ...] = ()
     """One distribution of the drafter per checked row, where sampling needs them."""
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload: four a token id, and the hidden states."""
+        return 4 * len(self.tokens) + (self.blob.nbytes if self.blob else 0)
+
     def cut(self, a: int, b: int) -> "Rows":
         """Rows a..b-1 of these; only the part with the last row keeps the question."""
         if b - a == self.n:
@@ -238,6 +243,9 @@ class Backlog:
     """Cache tokens free."""
 
 
+HEADER_NBYTES = 16
+"""The fixed part of a message: session, round, lengths. What a transport adds is the link's overhead."""
+
 Message: TypeAlias = Request | Reply | Miss | Release | Backlog
 
 
@@ -249,6 +257,9 @@ class Call:
     prompt: tuple[int, ...]
     limit: int
     """Tokens to write at most."""
+    ends: tuple[int, ...] = ()
+    """Tokens after which there is nothing to write."""
+    sampling: Sampling | None = None
     rate: float = 0.0
     """Tokens a second that the user was promised; 0: no promise."""
     ttft_s: float = INF
@@ -342,7 +353,18 @@ class Deliver:
     ending: Literal["", "complete", "cancelled", "failed"] = ""
 
 
-Command: TypeAlias = Start | Send | Wake | Drop | Deliver
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What became of a draft: judged by the target (`accepted` of it stand), or kept unasked (`accepted` is None)."""
+
+    session: str
+    at: int
+    tokens: tuple[int, ...]
+    scores: Mapping[str, tuple[float, ...]]
+    accepted: int | None
+
+
+Command: TypeAlias = Start | Send | Wake | Drop | Deliver | Chunk
 
 
 class Node(Protocol):

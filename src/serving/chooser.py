@@ -1,0 +1,35 @@
+"""Late binding of a hop to a node of its tier, from what the nodes report and what was sent to them since."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from serving.messages import INF, Backlog
+from serving.slots.dispatch import Dispatch
+
+Tiers = Mapping[str, tuple[str, ...]]
+"""Tier -> the nodes in it; a name that is no tier is a node's own."""
+
+_NOMINAL_ROW_S = 0.001
+"""Seconds a row, until a node reports its own."""
+
+
+class Chooser:
+    def __init__(self, tiers: Tiers, dispatch: Dispatch) -> None:
+        self._tiers, self._dispatch = tiers, dispatch
+        self.dead: set[str] = set()
+        nodes = [node for tier in tiers.values() for node in tier]
+        self.backlogs = {node: Backlog(node, 0.0, _NOMINAL_ROW_S, INF) for node in nodes}
+
+    def reachable(self, name: str) -> bool:
+        """Is a node of that tier alive?"""
+        return any(node not in self.dead for node in self._tiers.get(name, (name,)))
+
+    def choose(self, name: str, key: int, rows: int) -> str:
+        """A living node of the tier `name`, or `name` itself where nothing is left to choose."""
+        nodes = [node for node in self._tiers.get(name, (name,)) if node not in self.dead]
+        if len(nodes) < 2:
+            return nodes[0] if nodes else name
+        node = self._dispatch.choose(key, rows, [self.backlogs[n] for n in nodes])
+        backlog = self.backlogs[node]
+        self.backlogs[node] = replace(backlog, queued_s=backlog.queued_s + rows * backlog.row_s)
+        return node

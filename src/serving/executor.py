@@ -1,0 +1,15 @@
+"""What runs work: models here, models whose time is another chip's, or a trace."""
+
+from typing import Protocol
+
+from serving.messages import Outcome, Work
+
+
+class Executor(Protocol):
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        """The outcome, and the seconds that the chip is busy with it."""
+        ...
+
+    def drop(self, session: str, first: int | None) -> None:
+        """Frees a session's cache: of the span that begins at layer `first`, or the drafter's (None)."""
+        ...

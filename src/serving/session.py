@@ -1,0 +1,158 @@
+"""Token bookkeeping of one session: what is agreed, drafted, sent, drafted ahead. The only place where it lives.
+
+The rules of the machine:
+1. `tokens` is agreed: the prompt and what the user has seen. Everything else is provisional.
+2. `flight` is None unless a verdict is awaited; then it is the drafts that were sent, perhaps none.
+3. The last correction travels again: after a verdict the route's caches are valid up to `len(tokens) - 1`.
+4. A continuation drafted ahead survives only if it starts with what the target really wrote.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from serving.luck import key, luck
+from serving.messages import Blob, Call, Drafted, Origin, Rows, Rule, Verdict
+
+
+@dataclass(slots=True)
+class Branch:
+    """A continuation drafted while a verdict is awaited: it assumes `accepted` drafts and then `token`."""
+
+    accepted: int
+    token: int | None
+    """None: whatever the target adds after full acceptance; the drafter's own guess stands in for it."""
+    tokens: list[int] = field(default_factory=list)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    tops: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class Session:
+    __slots__ = (
+        "branches", "call", "draft", "flight", "flight_odds", "flight_scores", "guessed", "hits", "keep", "kv", "left", "odds",
+        "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s", "stopped", "stream",
+        "tokens", "tops", "uplink_mbps",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, seed: int) -> None:
+        self.call = call
+        self.tokens = list(call.prompt)
+        self.prompt = len(call.prompt)
+        self.stream = key(seed, call.session)
+        self.peer = 0
+        """Length up to which every cache on the route is valid."""
+        self.kv = 0
+        """Length up to which the drafter's cache is valid."""
+        self.round = 0
+        self.left = 0
+        """Tokens that the route may still write in this round."""
+        self.path: tuple[str, ...] = ()
+        self.keep: tuple[int, ...] | None = None
+        self.flight: tuple[int, ...] | None = None
+        self.flight_scores: dict[str, list[float]] = {}
+        self.branches: list[Branch] = []
+        self.guessed = False
+        self.offline = False
+        self.seen_s = 0.0
+        """When the user last saw a token."""
+        self.uplink_mbps = 0.0
+        self.position_hits = self.hits = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.draft: list[int] = []
+        self.scores: dict[str, list[float]] = {}
+        self.tops: list[tuple[int, ...]] = []
+        self.odds: list[Blob] = []
+        self.parents: tuple[int, ...] | None = None
+        self.stopped = False
+
+    # What slots may read.
+
+    @property
+    def written(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    @property
+    def remaining(self) -> int:
+        return self.call.limit - self.written
+
+    @property
+    def ended(self) -> bool:
+        """Did the user see all there is: the limit, or an end token?"""
+        return self.remaining <= 0 or (self.written > 0 and self.tokens[-1] in self.call.ends)
+
+    @property
+    def draft_ended(self) -> bool:
+        """Does the draft run into an end token, so that there is nothing to draft behind it?"""
+        return bool(self.draft) and self.draft[-1] in self.call.ends
+
+    def luck(self, purpose: str) -> float:
+        """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
+        return luck(self.stream, len(self.tokens), purpose)
+
+    # What happens.
+
+    def drafted(self, outcome: Drafted) -> None:
+        self.draft.extend(outcome.tokens)
+        self.tops.extend(outcome.tops)
+        self.odds.extend(outcome.odds)
+        self.stopped = outcome.stopped
+        for name, values in outcome.scores.items():
+            self.scores.setdefault(name, []).extend(values)
+
+    def ask(self, send_drafts: bool, rule: Rule) -> Rows:
+        """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
+        new = tuple(self.tokens[self.peer :])
+        draft = tuple(self.draft) if send_drafts else ()
+        self.flight, self.flight_scores = draft, self.scores
+        self.branches, self.guessed = [], False
+        odds = tuple(self.odds) if draft else ()
+        return Rows(
+            self.call.session, self.peer, len(new) + len(draft), new + draft, len(draft), rule, self.call.sampling,
+            self.parents, self.keep, None, odds,
+        )  # fmt: skip
+
+    def settle(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+        """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with them.
+
+        Returns the tokens that became agreed, and who wrote each.
+        """
+        flight, at = self.flight or (), len(self.tokens)
+        chosen = [flight[i] for i in verdict.keep] if verdict.keep is not None else list(flight[: verdict.accepted])
+        last: Origin = "cloud" if not flight else "bonus" if verdict.accepted == len(flight) else "corrected"
+        new = self._agree([*chosen, verdict.token], ["accepted"] * len(chosen) + [last])
+        self.kv = min(self.kv, at + len(chosen), len(self.tokens))
+        self.peer, self.keep = len(self.tokens) - 1, verdict.keep
+        branches, self.branches, self.flight = self.branches, [], None
+        self._clear()
+        self._adopt(branches, verdict)
+        if verdict.proposal:
+            self.draft, self.parents = list(verdict.proposal[0]), verdict.proposal[1]
+        return new
+
+    def _adopt(self, branches: Sequence[Branch], verdict: Verdict) -> None:
+        self.position_hits += any(b.accepted == verdict.accepted for b in branches)
+        for b in branches:
+            if b.accepted == verdict.accepted and b.token == verdict.token:
+                self.hits += 1
+                self.draft, self.scores, self.tops = b.tokens, b.scores, b.tops
+
+    def stand(self) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+        """The device's own draft stands: not offloaded, or the cloud is gone."""
+        origin: Origin = "offline" if self.offline else "device"
+        new = self._agree(self.draft, [origin] * len(self.draft))
+        self.kv = min(self.kv, len(self.tokens))
+        self.branches = []
+        self._clear()
+        return new
+
+    def _agree(self, tokens: list[int], origins: list[Origin]) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+        n = min(len(tokens), self.remaining)
+        end = next((i + 1 for i in range(n) if tokens[i] in self.call.ends), n)
+        self.tokens.extend(tokens[:end])
+        return tuple(tokens[:end]), tuple(origins[:end])
+
+    def forget_route(self) -> None:
+        """The route's caches may be gone: a new attempt sends everything."""
+        self.round += 1
+        self.peer, self.path, self.keep = 0, (), None

@@ -1,0 +1,131 @@
+"""Virtual time: a heap of events, chips that run one thing at a time, links that keep their order.
+
+The heap key is (time, phase, serial): at one instant arrivals come before decisions, and what was posted first comes first.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import count
+from typing import Protocol
+
+from serving.executor import Executor
+from serving.messages import (
+    INF,
+    Command,
+    Deliver,
+    Drop,
+    Event,
+    Finished,
+    Message,
+    Node,
+    Outcome,
+    Received,
+    Send,
+    Start,
+    Wake,
+    Work,
+    Woke,
+)
+
+
+class Phase(IntEnum):
+    ARRIVAL = 0
+    DECISION = 1
+
+
+class Wire(Protocol):
+    """One direction of a link."""
+
+    def arrive(self, nbytes: float, now: float) -> float:
+        """When a message handed over at `now` arrives; calls come in order of `now`."""
+        ...
+
+
+class Observer(Protocol):
+    """Sees everything, changes nothing."""
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Chip:
+    """What a node's work runs on; nodes of one host share it."""
+
+    executor: Executor
+    busy_until_s: float = 0.0
+
+
+class Stalled(RuntimeError):
+    """Nothing is left to happen, but somebody still waits."""
+
+
+class Simulator:
+    def __init__(self, observers: Iterable[Observer] = ()) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, int, str, Event]] = []
+        self._serial = count()
+        self._nodes: dict[str, Node] = {}
+        self._chips: dict[str, Chip] = {}
+        self._wires: dict[tuple[str, str], Wire] = {}
+        self._observers = tuple(observers)
+        self._ended: list[Callable[[str, float], None]] = []
+
+    def add(self, name: str, node: Node, chip: Chip) -> None:
+        self._nodes[name], self._chips[name] = node, chip
+
+    def connect(self, a: str, b: str, wire: Wire) -> None:
+        """Messages from `a` to `b` take this wire; without one they arrive at once."""
+        self._wires[a, b] = wire
+
+    def on_end(self, hear: Callable[[str, float], None]) -> None:
+        """`hear(session, now)` is called when a session has ended."""
+        self._ended.append(hear)
+
+    def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
+        heapq.heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
+
+    def run(self, until: float = INF) -> None:
+        """Lets everything happen up to `until`, in seconds."""
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, _, name, event = heapq.heappop(self._heap)
+            commands = list(self._nodes[name].handle(event, self.now))
+            for observer in self._observers:
+                observer.handled(name, event, self.now, commands)
+            for command in commands:
+                self._obey(name, command)
+
+    def _obey(self, name: str, command: Command) -> None:
+        match command:
+            case Start(job, work):
+                self._start(name, job, work)
+            case Send(to, message, nbytes):
+                self._send(name, to, message, nbytes)
+            case Wake(at, timer):
+                self.post(at, name, Woke(timer), Phase.DECISION)
+            case Drop(session, first):
+                self._chips[name].executor.drop(session, first)
+            case Deliver(session, _, _, ending) if ending:
+                for hear in self._ended:
+                    hear(session, self.now)
+
+    def _start(self, name: str, job: int, work: Work) -> None:
+        chip = self._chips[name]
+        outcome, seconds = chip.executor.execute(work)
+        begin = max(self.now, chip.busy_until_s)  # abandoned work still occupies its chip
+        chip.busy_until_s = begin + seconds
+        for observer in self._observers:
+            observer.ran(name, work, outcome, begin, chip.busy_until_s)
+        self.post(chip.busy_until_s, name, Finished(job, outcome))
+
+    def _send(self, name: str, to: str, message: Message, nbytes: int) -> None:
+        wire = self._wires.get((name, to))
+        arrives = wire.arrive(nbytes, self.now) if wire else self.now
+        for observer in self._observers:
+            observer.sent(name, to, message, nbytes, self.now, arrives)
+        self.post(arrives, to, Received(message))

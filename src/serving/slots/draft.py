@@ -1,0 +1,68 @@
+"""Slot `draft`: how far to draft before asking."""
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from serving.messages import Stop
+from serving.session import Session
+
+Source = Literal["model", "heads", "none"]
+
+
+class Draft(Protocol):
+    @property
+    def source(self) -> Source:
+        """Who drafts: the device's model, heads of the target whose tree arrives with a verdict, or nobody."""
+        ...
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Scores that the decision needs."""
+        ...
+
+    def plan(self, s: Session) -> Stop | None:
+        """Draft on, until this stop; or None: enough."""
+        ...
+
+
+@dataclass(frozen=True)
+class Window:
+    """Up to `k` tokens, ended early by a score: SLED's window, Synera's gamma, WISP's first predicted rejection, HAT's eta."""
+
+    k: int
+    score: str = ""
+    below: float = 0.0
+    keep: bool = True
+    """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
+    source: Literal["model"] = "model"
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token (policy/draft=none drafts nothing)")
+        if bool(self.score) != (self.below > 0):
+            raise ValueError(f"policy.draft: score={self.score!r} and below={self.below} go together: name both or neither")
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        return (self.score,) if self.score else ()
+
+    def plan(self, s: Session) -> Stop | None:
+        room = min(self.k, s.remaining) - len(s.draft)
+        if s.stopped or s.draft_ended or room <= 0 or self._fell(s):
+            return None
+        return Stop(room, self.score, self.below, self.keep)
+
+    def _fell(self, s: Session) -> bool:
+        scores = s.scores.get(self.score)
+        return bool(scores) and min(scores or ()) < self.below
+
+
+@dataclass(frozen=True)
+class NoDraft:
+    """Nobody drafts: every token is the target's."""
+
+    source: Literal["none"] = "none"
+    probes: tuple[str, ...] = ()
+
+    def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
+        return None

@@ -1,0 +1,37 @@
+"""Slot `verify`: the acceptance rule. Where it runs is no choice: it runs where the span with the head is."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.messages import Rule
+from serving.session import Session
+
+
+class Verify(Protocol):
+    @property
+    def send(self) -> bool:
+        """Do the drafts travel? If not, the target writes the token in their place."""
+        ...
+
+    def rule(self, s: Session) -> Rule: ...
+
+
+@dataclass(frozen=True)
+class Lossless:
+    """The output is the target's own: greedy match, or speculative sampling with the renormalised residual
+    (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
+
+    send: bool = True
+
+    def rule(self, s: Session) -> Rule:
+        return "sample" if s.call.sampling else "greedy"
+
+
+@dataclass(frozen=True)
+class Replace:
+    """The drafts stay on the device: where one is offloaded, the target writes the token (Hybrid, token routing)."""
+
+    send: bool = False
+
+    def rule(self, s: Session) -> Rule:
+        return "sample" if s.call.sampling else "greedy"

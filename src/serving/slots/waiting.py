@@ -1,0 +1,31 @@
+"""Slot `waiting`: what the device does while the cloud verifies."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from serving.session import Session
+
+
+class Waiting(Protocol):
+    @property
+    def probes(self) -> tuple[str, ...]: ...
+
+    @property
+    def steps(self) -> int:
+        """How many tokens to draft ahead on each guess; 0: idle."""
+        ...
+
+    def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
+        """Verdicts worth preparing for: (drafts accepted, the token that follows or None for the drafter's own)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The device waits."""
+
+    steps: int = 0
+    probes: tuple[str, ...] = ()
+
+    def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:  # noqa: ARG002
+        return ()

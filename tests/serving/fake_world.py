@@ -1,0 +1,142 @@
+"""Real nodes over a fake wire: devices and a cloud on the simulator, with a log that fresh nodes can replay."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_pair import FakePair
+
+from serving.device import Device
+from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
+from serving.policy import Policy
+from serving.simulator import Chip, Simulator
+from serving.slots.dispatch import RoundRobin
+from serving.slots.draft import NoDraft, Window
+from serving.slots.early_exit import NoExit, Tail
+from serving.slots.exchange import Nothing, Tokens
+from serving.slots.kv_cache import NoReuse, Reuse
+from serving.slots.link_loss import LinkLoss
+from serving.slots.offload import Always, ConfidenceImportance, Handover, Never
+from serving.slots.placement import Cloud, DeviceOnly
+from serving.slots.prefill import Whole
+from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.slots.verify import Lossless
+from serving.slots.waiting import Idle
+from serving.thresholds import Thresholds
+from serving.worker import Worker
+
+LAYERS = 8
+THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {})
+
+_COMMON: dict[str, Any] = {
+    "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(), "prefill": Whole(),
+    "exchange": Tokens(), "kv_cache": Reuse(), "scheduler": Continuous(), "placement": Cloud(), "dispatch": RoundRobin(),
+    "link_loss": LinkLoss("wait"),
+}  # fmt: skip
+ROWS: dict[str, dict[str, Any]] = {
+    "edge_centric": {"draft": Window(1), "offload": Never(), "placement": DeviceOnly(), "exchange": Nothing()},
+    "cloud_centric": {"draft": NoDraft(), "offload": Handover(), "scheduler": Continuous(chunk=16)},
+    "sled": {"scheduler": StaticBatch(4, 0.01), "kv_cache": NoReuse()},
+    "synera": {
+        "offload": ConfidenceImportance(0.5, THRESHOLDS),
+        "early_exit": Tail(0.8),
+        "scheduler": VerificationAware(),
+        "link_loss": LinkLoss("local"),
+    },
+}
+
+
+def policy(name: str, **override: Any) -> Policy:
+    return Policy(name=name, **(_COMMON | ROWS[name] | override))
+
+
+class LateWire:
+    """Constant rate and delay, first in, first out."""
+
+    def __init__(self, delay_s: float = 0.02, nbytes_per_s: float = 2e6) -> None:
+        self.delay_s, self.rate, self.free = delay_s, nbytes_per_s, 0.0
+
+    def arrive(self, nbytes: float, now: float) -> float:
+        self.free = max(now, self.free) + nbytes / self.rate
+        return self.free + self.delay_s
+
+
+@dataclass
+class Log:
+    """Who heard what when, and what it said."""
+
+    entries: list[tuple[str, Event, float, tuple[Command, ...]]] = field(default_factory=list)
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+        self.entries.append((node, event, now, tuple(commands)))
+
+    def ran(self, *_: object) -> None: ...
+
+    def sent(self, *_: object) -> None: ...
+
+    def commands(self, kind: type) -> list[Any]:
+        return [c for _, _, _, commands in self.entries for c in commands if isinstance(c, kind)]
+
+
+@dataclass
+class World:
+    simulator: Simulator
+    log: Log
+    make: dict[str, Callable[[], Node]]
+    nodes: dict[str, Node]
+    chips: dict[str, FakePair]
+    calls: list[Call]
+
+    def run(self) -> "World":
+        self.simulator.run()
+        return self
+
+    def text(self, session: str) -> tuple[int, ...]:
+        return tuple(t for d in self.log.commands(Deliver) if d.session == session for t in d.tokens)
+
+    def endings(self) -> dict[str, str]:
+        return {d.session: d.ending for d in self.log.commands(Deliver) if d.ending}
+
+    def chunks(self) -> list[Chunk]:
+        return self.log.commands(Chunk)
+
+    def replays(self) -> bool:
+        """Fresh nodes, the logged events: the same commands?"""
+        fresh = {name: make() for name, make in self.make.items()}
+        return all(tuple(fresh[n].handle(event, now)) == commands for n, event, now, commands in self.log.entries)
+
+
+def world(
+    p: Policy,
+    devices: int = 3,
+    calls_each: int = 1,
+    limit: int = 24,
+    prompt: int = 12,
+    alpha: float = 0.7,
+    seed: int = 1,
+    ends: tuple[int, ...] = (),
+    timeout_s: float = INF,
+    capacity_tokens: float = INF,
+) -> World:
+    log = Log()
+    simulator = Simulator([log])
+    tiers = {"cloud": ("cloud",)}
+    hops = p.placement.route(LAYERS)
+    make: dict[str, Callable[[], Node]] = {"cloud": lambda: Worker("cloud", p, capacity_tokens=capacity_tokens)}
+    calls = []
+    for i in range(devices):
+        make[f"device-{i}"] = lambda i=i: Device(f"device-{i}", p, hops, tiers, seed, timeout_s)  # type: ignore[misc]
+    nodes = {name: factory() for name, factory in make.items()}
+    chips = {name: FakePair(alpha) for name in nodes}
+    for name, node in nodes.items():
+        simulator.add(name, node, Chip(chips[name]))
+        if name != "cloud":
+            simulator.connect(name, "cloud", LateWire())
+            simulator.connect("cloud", name, LateWire())
+    for i in range(devices):
+        for j in range(calls_each):
+            text = tuple((seed * 7919 + i * 104729 + j * 613 + k * 31) % 997 for k in range(prompt))
+            call = Call(f"s{i}.{j}", text, limit, ends)
+            calls.append(call)
+            simulator.post(i * 0.003, f"device-{i}", Begin(call))
+    return World(simulator, log, make, nodes, chips, calls)

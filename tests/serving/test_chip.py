@@ -1,0 +1,109 @@
+from dataclasses import replace
+from math import isnan
+
+import pytest
+from catalogue import chip, names
+
+from serving.chip import Chip, Mode
+from serving.evidence import evidence
+
+CHIPS = names("hardware/chip")
+ORINS = {name: (128 if "nx" in name or "nano" in name else 256) for name in CHIPS if "orin" in name}
+MODES = {
+    "jetson_agx_orin_32gb": {"MAXN": 0, "15W": 1, "30W": 2, "40W": 3},
+    "jetson_agx_orin_64gb": {"MAXN": 0, "15W": 1, "30W": 2, "50W": 3},
+    "jetson_orin_nx_16gb": {"MAXN": 0, "10W": 1, "15W": 2, "25W": 3, "40W": 4, "MAXN_SUPER": 0},
+    "jetson_orin_nano_8gb": {"15W": 0, "7W": 1},
+    "jetson_orin_nano_8gb_super": {"15W": 0, "25W": 1, "MAXN_SUPER": 2, "7W": 3},
+    "jetson_agx_xavier_32gb": {
+        "MAXN": 0, "10W": 1, "15W": 2, "30W_ALL": 3, "30W_6CORE": 4, "30W_4CORE": 5, "30W_2CORE": 6,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_every_figure_says_where_it_comes_from(name):
+    assert chip(name).name == name
+    assert chip(name).unsourced() == ()
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_every_source_speaks_of_a_figure_that_is_given(name):
+    made = chip(name)
+    for figure in made.sources:
+        assert any(getattr(owner, figure, None) is not None for owner in (made, *made.modes.values())), figure
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_jetsons_have_all_their_modes(name):
+    made = chip(name)
+    assert {key: mode.nvpmodel_id for key, mode in made.modes.items()} == MODES[name]
+    for mode in made.modes.values():
+        assert None not in (mode.gpu_mhz, mode.emc_mhz, mode.cpu_cores, mode.cpu_mhz, mode.tpcs, mode.power_w)
+
+
+@pytest.mark.parametrize("name", ORINS)
+def test_orin_peaks_are_those_of_the_tpcs_that_are_on(name):
+    for mode in chip(name).modes.values():
+        sms_ghz = 2 * mode.tpcs * mode.gpu_mhz / 1000
+        assert mode.fp16_tflops == pytest.approx(sms_ghz * 2.048, abs=0.01)
+        assert mode.int8_tops == pytest.approx(sms_ghz * 4.096, abs=0.01)
+        assert mode.fp32_tflops == pytest.approx(sms_ghz * 0.256, abs=0.001)
+        assert mode.memory_gbps == pytest.approx(mode.emc_mhz * 2 * ORINS[name] / 8 / 1000, abs=0.1)
+
+
+def test_headlines_are_not_the_roofline():
+    orin = chip("jetson_agx_orin_32gb")
+    assert orin.headline_tops == 200
+    assert orin.mode("MAXN").int8_tops == pytest.approx(53.8, rel=0.02)
+
+
+def test_default_modes():
+    assert chip("jetson_agx_orin_32gb").mode(None) == chip("jetson_agx_orin_32gb").modes["30W"]
+    assert chip("jetson_agx_xavier_32gb").default_mode == "15W"
+
+
+def test_a_mode_of_another_chip_is_refused_with_the_chip_s_own():
+    with pytest.raises(ValueError, match=r"jetson_agx_orin_32gb has no mode '50W'. Its modes: MAXN, 15W, 30W, 40W; def"):
+        chip("jetson_agx_orin_32gb").mode("50W")
+
+
+def test_a_mode_s_own_source_goes_before_the_chip_s():
+    orin = chip("jetson_agx_orin_32gb")
+    assert evidence(orin.source("gpu_mhz", "MAXN")) == "measured"
+    assert evidence(orin.source("gpu_mhz", "30W")) == "datasheet"
+    assert evidence(orin.source("fp16_tflops", "30W")) == "derived"
+    assert evidence(orin.source("idle_w")) == "unverified"
+
+
+def test_a_figure_without_source_is_found():
+    bare = Chip("x", {"a": Mode(power_w=5, sources={"power_w": "measured: by us"}), "b": Mode(power_w=6)}, "a", 4)
+    assert set(bare.unsourced()) >= {"memory_gb", "b.power_w"}
+    assert "a.power_w" not in bare.unsourced()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sources": {"memory_gb": "someone told me"}}, "memory_gb: source 'someone told me' does not say what"),
+        ({"sources": {"memroy_gb": "datasheet: x"}}, "speaks of 'memroy_gb', which it does not have"),
+        ({"default_mode": "turbo"}, "has no mode 'turbo'. Its modes: a"),
+        ({"bandwidth_efficiency": 1.2}, r"bandwidth_efficiency=1.2 must be a share"),
+        ({"idle_w": -1}, "idle_w=-1 must not be negative"),
+    ],
+)
+def test_impossible_chips_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(Chip("x", {"a": Mode()}, "a"), **change)
+
+
+def test_impossible_modes_are_refused():
+    with pytest.raises(ValueError, match="memory_gbps=0 must be more than 0"):
+        Mode(memory_gbps=0)
+
+
+def test_energy_is_budget_while_busy_and_idle_power_else():
+    orin = chip("jetson_agx_orin_32gb")
+    assert orin.joules("15W", 2.0, idle_s=3.0) == pytest.approx(2 * 15 + 3 * orin.idle_w)
+    assert orin.joules(None, 1.0) == pytest.approx(30)
+    assert isnan(chip("local").joules(None, 1.0))

@@ -1,0 +1,108 @@
+import json
+from dataclasses import asdict
+
+import pytest
+from catalogue import architecture, chip, fits
+
+from serving.latency import Latency, Load, load, load_fits, roofline
+
+TABLE_12 = Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
+
+
+def test_a_batch_counts_as_wisp_does():
+    batch = load(64, [(0, 300), (1000, 5), (50, 1)], head_rows=7)
+    assert batch == Load(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7)
+
+
+def test_seconds_are_eq_19():
+    batch = load(64, [(1000, 5)] * 4)
+    expected = 33.14e-6 * 20 + 34.5e-9 * 4 * 1005 * 5 + 4.62e-6 * 4000 + 14.86e-3
+    assert TABLE_12.seconds(batch) == pytest.approx(expected)
+
+
+def test_a_quarter_of_the_layers_takes_a_quarter_of_the_body_and_the_whole_head():
+    latency = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_row_s=1e-3, head_c_s=2e-3)
+    whole, part = Load(32, 4, 100, 50), Load(8, 4, 100, 50)
+    assert latency.seconds(part) == pytest.approx(latency.seconds(whole) / 4)
+    assert latency.seconds(part._replace(head_rows=3)) == pytest.approx(latency.seconds(part) + 5e-3)
+
+
+def test_roofline_from_first_principles():
+    orin, llama = chip("jetson_agx_orin_32gb"), architecture("tinyllama_1_1b")
+    latency = roofline(orin, "30W", llama, "fp16")
+    flops, nbytes = 10.03e12 * 0.5, 204.7e9 * 0.6
+    head = 32000 * 2048
+    assert latency.a_s + latency.head_row_s == pytest.approx(llama.flops_per_token() / flops)
+    assert latency.b_compute_s == pytest.approx(4 * 22 * 2048 / flops)
+    assert latency.b_read_s == pytest.approx(2 * 22 * 256 * 2 / nbytes)
+    assert latency.head_c_s == pytest.approx(2 * head / nbytes)
+    body = llama.parameters() - 2 * head - 2048
+    assert latency.c_s == pytest.approx(2 * body / nbytes + orin.launch_overhead_s)
+    assert latency.source == "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16"
+
+
+def test_decoding_follows_bandwidth_and_prefill_follows_compute():
+    llama, orin = architecture("llama2_7b"), chip("jetson_agx_orin_32gb")
+    decode, prefill = load(32, [(100, 1)], 1), load(32, [(0, 1000)], 1)
+    slow, fast = roofline(orin, "30W", llama, "fp16"), roofline(orin, "MAXN", llama, "fp16")
+    assert slow.seconds(decode) / fast.seconds(decode) < 1.05
+    assert slow.seconds(prefill) / fast.seconds(prefill) > 1.8
+
+
+def test_fewer_bits_speed_decoding_and_not_arithmetic():
+    llama, orin = architecture("llama2_7b"), chip("jetson_agx_orin_32gb")
+    half, quarter = roofline(orin, None, llama, "fp16"), roofline(orin, None, llama, "int4")
+    assert quarter.a_s == half.a_s
+    assert quarter.head_c_s == pytest.approx(half.head_c_s * 4.5 / 16)
+
+
+def test_two_chips_halve_all_but_the_launch():
+    a100, qwen = chip("a100_80gb"), architecture("qwen2_5_32b")
+    one, two = roofline(a100, None, qwen, "fp16"), roofline(a100, None, qwen, "fp16", tensor_parallel=2)
+    assert two.a_s == pytest.approx(one.a_s / 2)
+    assert two.c_s - a100.launch_overhead_s == pytest.approx((one.c_s - a100.launch_overhead_s) / 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "decode", "prefill"),
+    [("macbook_m1", 14.2, 108.0)],  # llama.cpp, Llama-2-7B Q4_0
+)
+def test_roofline_lies_within_a_factor_of_two_of_published_throughput(name, decode, prefill):
+    latency = roofline(chip(name), None, architecture("llama2_7b"), "int4")
+    assert decode / 2 < 1 / latency.seconds(load(32, [(64, 1)], 1)) < decode * 2
+    assert prefill / 2 < 512 / latency.seconds(load(32, [(0, 512)], 1)) < prefill * 2
+
+
+def test_wisp_s_constant_is_below_the_time_that_reading_the_weights_takes():
+    a100, qwen = chip("a100_80gb"), architecture("qwen3_32b")
+    floor_s = qwen.weights_nbytes("fp16") / 2039e9
+    assert floor_s == pytest.approx(0.032, rel=0.01)
+    assert TABLE_12 != a100.fitted["wisp_section_4_4"].latencies["qwen3_32b"]
+    assert all(each.latencies["qwen3_32b"].c_s < floor_s for each in a100.fitted.values())
+    assert roofline(a100, None, qwen, "fp16").c_s > floor_s
+
+
+def test_a_chip_without_figures_has_no_roofline():
+    with pytest.raises(ValueError, match="chip local has no peak FP16 TFLOPS or no bandwidth in mode default"):
+        roofline(chip("local"), None, architecture("llama2_7b"), "fp16")
+
+
+@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])
+def test_impossible_coefficients_are_refused(value):
+    with pytest.raises(ValueError, match="b_read_s=.* must be a finite number of seconds, 0 or more"):
+        Latency(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
+
+
+def test_a_profile_comes_back_as_it_was_written(tmp_path):
+    written = fits("here", {"tiny": asdict(TABLE_12)})
+    (tmp_path / "latency.json").write_text(json.dumps(asdict(written)))
+    assert load_fits(tmp_path) == written == load_fits(tmp_path / "latency.json")
+
+
+def test_a_profile_that_is_missing_or_cut_off_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"no profile at .*latency.json. Run the profile stage"):
+        load_fits(tmp_path / "latency.json")
+    for text in ('{"source": "here", "lat', '{"source": "here"}', "[]", '{"source": "", "latencies": {"x": {"a": 1}}}'):
+        (tmp_path / "latency.json").write_text(text)
+        with pytest.raises(ValueError, match=r"latency.json cannot be read \(.*Delete it and profile again"):
+            load_fits(tmp_path)

@@ -1,0 +1,107 @@
+from statistics import fmean
+
+import pytest
+from catalogue import link, names
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.evidence import evidence
+from serving.luck import key
+from serving.network import Channel, Link
+
+PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
+
+
+@pytest.mark.parametrize("name", names("network"))
+def test_every_link_builds_and_sources_its_figures(name):
+    made = link(name)
+    given_ = {each for each in ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms") if getattr(made, each)}
+    assert {"uplink_mbps", "downlink_mbps"} | given_ == set(made.sources)
+    assert all(evidence(source) for source in made.sources.values())
+
+
+def test_the_profiles_that_are_promised():
+    promised = {"lan_1gbps", "lan_100mbps", "wifi", "lte", "5g", "mbps_10", "mbps_1", "mbps_0_1", "kbps_50", "ideal"}
+    assert promised <= set(names("network"))
+    assert (link("wifi").uplink_mbps, link("wifi").downlink_mbps) == (7.5 * 8, 12.5 * 8)
+    assert link("kbps_50").uplink_mbps == 0.05
+
+
+def test_a_message_takes_its_bytes_and_the_delay():
+    assert PLAIN.channel("up", 0).arrive(1000, now=5.0) == pytest.approx(5 + 0.001 + 0.010)
+    assert PLAIN.channel("down", 0).arrive(1000, now=5.0) == pytest.approx(5 + 0.0001 + 0.010)
+
+
+def test_synera_s_distribution_over_ten_megabits():
+    """32,000 probabilities in fp16 take "over 50 ms" at 10 Mbit/s (Synera, section 4.2)."""
+    assert Link(10, 10).seconds(2 * 32000, "up") == pytest.approx(0.0512)
+
+
+def test_messages_queue_behind_each_other_and_propagate_together():
+    channel = PLAIN.channel("up", 0)
+    assert [channel.arrive(1_000_000, 0.0) for _ in range(3)] == pytest.approx([1.01, 2.01, 3.01])
+    assert channel.arrive(1_000_000, 10.0) == pytest.approx(11.01)
+
+
+def test_each_message_pays_for_its_headers_and_for_the_stacks():
+    chatty = Link(8, 80, delay_ms=10, overhead_nbytes=1000, message_ms=2)
+    assert chatty.channel("up", 0).arrive(0, 0.0) == pytest.approx(0.001 + 0.012)
+    assert chatty.seconds(1000, "up") == pytest.approx(0.002 + 0.012)
+
+
+@pytest.mark.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
+def test_jitter_has_its_mean_and_never_hastens(shape, mean):
+    late = []
+    for serial in range(2000):
+        channel = Link(8, 8, jitter_ms=20, jitter_shape=shape).channel("up", key(serial, "link"))
+        late.append(channel.arrive(0, 0.0))
+    assert min(late) >= 0
+    assert fmean(late) == pytest.approx(mean, rel=0.05)
+
+
+def test_losses_cost_timeouts_that_double_and_bytes_sent_again():
+    lossy = Link(8, 8, loss=0.5, timeout_ms=200)
+    arrivals = [lossy.channel("up", key(serial, "link")).arrive(1000, 0.0) for serial in range(2000)]
+    for losses, share in ((0, 0.5), (1, 0.25), (2, 0.125)):
+        expected = 0.001 * (1 + losses) + 0.2 * (2**losses - 1)
+        hits = sum(arrival == pytest.approx(expected) for arrival in arrivals)
+        assert hits / 2000 == pytest.approx(share, abs=0.03)
+
+
+def test_the_same_luck_for_the_same_message_whatever_its_size():
+    shaky = Link(8, 8, jitter_ms=20)
+    small, large = shaky.channel("up", 7), shaky.channel("up", 7)
+    assert large.arrive(1000, 0.0) - small.arrive(0, 0.0) == pytest.approx(0.001)
+
+
+@given(st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 0.5)), min_size=2, max_size=30), st.integers(0, 2**32))
+def test_messages_never_overtake_and_never_arrive_early(messages, stream):
+    shaky = Link(8, 8, delay_ms=5, jitter_ms=30, loss=0.3, timeout_ms=100)
+    channel, now, last = Channel(shaky, shaky.rate("up"), stream), 0.0, 0.0
+    for nbytes, pause_s in messages:
+        now += pause_s
+        arrival = channel.arrive(nbytes, now)
+        assert arrival >= max(last, now + nbytes * 1e-6 + 0.005 - 1e-9)
+        last = arrival
+
+
+@pytest.mark.parametrize("rate", [0, -5, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps"])
+def test_impossible_bandwidth_is_refused(name, rate):
+    with pytest.raises(ValueError, match=f"network.{name}=.* Mbit/s must be more than 0 and finite"):
+        Link(**{"uplink_mbps": 1, "downlink_mbps": 1, name: rate})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"delay_ms": -1}, "network.delay_ms=-1 must be 0 or more"),
+        ({"jitter_ms": float("nan")}, "network.jitter_ms=nan must be 0 or more"),
+        ({"loss": 1.0}, r"network.loss=1.0 must be a share of messages in \[0, 1\)"),
+        ({"jitter_shape": "pareto"}, "must be uniform or half_normal"),
+        ({"sources": {"delay_ms": "?"}}, "network, delay_ms: source '.*' does not say"),
+    ],
+)
+def test_impossible_links_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        Link(1, 1, **change)

@@ -1,0 +1,145 @@
+import json
+from collections import Counter
+from dataclasses import asdict, replace
+
+import pytest
+from catalogue import architecture, chip, fleet, link, names, testbed
+
+from serving.latency import Latency
+from serving.luck import key
+from serving.testbed import Fleet, Schedule, Testbed, check_fits
+
+
+@pytest.mark.parametrize("name", names("hardware"))
+def test_every_testbed_builds(name):
+    assert testbed(name).device_fleets
+
+
+def test_synera_s_testbed_is_an_orin_in_30w_and_an_a6000():
+    bed = testbed("jetson_orin")
+    assert (bed.device_fleets[0].chip.name, bed.device_fleets[0].mode_name) == ("jetson_agx_orin_32gb", "30W")
+    assert bed.cloud.chip.name == "rtx_a6000"
+    check_fits(bed.device_fleets[0], architecture("tinyllama_1_1b"), sessions=1, tokens=2048)
+    check_fits(bed.cloud, architecture("llama2_13b"), sessions=8, tokens=2048)
+
+
+def test_hat_has_thirty_devices_in_three_groups_of_ten():
+    bed = testbed("hat")
+    chips = Counter(each.chip.name for each in bed.deal(30))
+    assert chips == {"jetson_agx_xavier_32gb": 20, "jetson_agx_orin_32gb": 10}
+    groups = Counter(each.network.uplink_mbps for each in bed.deal(30))
+    assert groups == {80: 10, 60: 10, 40: 10}
+    assert all(each.schedule.every == 5 and each.schedule.modes == tuple(each.chip.modes) for each in bed.fleets)
+
+
+def test_every_first_part_of_a_deal_is_near_the_proportion():
+    fleets = (fleet("raspberry_pi_5", count=3), fleet("raspberry_pi_4b", count=1), fleet("pixel_7", count=2))
+    bed = Testbed(fleet("a100_80gb"), fleets=fleets)
+    order = bed.deal(60)
+    for n in range(1, 61):
+        for each in fleets:
+            assert abs(sum(dealt is each for dealt in order[:n]) - n * each.count / 6) < 1
+    assert bed.deal(7) == order[:7]
+
+
+def test_one_fleet_or_several_but_not_both():
+    one = fleet("raspberry_pi_5")
+    with pytest.raises(ValueError, match="hardware.device.*hardware.fleets.*, not neither"):
+        Testbed(one)
+    with pytest.raises(ValueError, match="not both"):
+        Testbed(one, one, (one,))
+
+
+def test_what_does_not_fit_is_refused_with_the_arithmetic():
+    shape, orin = architecture("llama2_70b"), fleet("jetson_agx_orin_32gb")
+    with pytest.raises(ValueError, match="Store the weights in fewer bits") as caught:
+        check_fits(orin, shape, sessions=2, tokens=1000)
+    weights, cache = 2 * shape.parameters() / 2**30, 2 * 1000 * 2 * 80 * 1024 * 2 / 2**30
+    for part in ("llama2_70b", "(32.00 GB)", "fp16", f"weights {weights:.2f} GB", f"KV cache {cache:.2f} GB"):
+        assert part in str(caught.value)
+    assert "2 sessions x 1000 tokens" in str(caught.value)
+
+
+def test_fewer_bits_or_more_chips_make_it_fit():
+    shape = architecture("llama2_70b")
+    check_fits(fleet("rtx_a6000", tensor_parallel=4), shape, sessions=4, tokens=2048)
+    check_fits(fleet("rtx_a6000", precision="int4"), shape, sessions=4, tokens=2048)
+    with pytest.raises(ValueError, match="into 2 x rtx_a6000"):
+        check_fits(fleet("rtx_a6000", tensor_parallel=2), shape, sessions=4, tokens=2048)
+
+
+def test_too_many_sessions_are_refused_with_another_cure():
+    with pytest.raises(ValueError, match="Serve fewer sessions or shorter ones"):
+        check_fits(fleet("rtx_a6000"), architecture("llama2_13b"), sessions=200, tokens=2048)
+
+
+def test_a_chip_of_unknown_memory_refuses_nothing():
+    check_fits(fleet("local"), architecture("llama2_70b"), sessions=100, tokens=4096)
+
+
+def test_energy_counts_every_chip_of_a_node():
+    assert fleet("a100_80gb", tensor_parallel=2).joules(3.0, idle_s=1.0) == pytest.approx(2 * (3 * 400 + 50))
+    assert fleet("jetson_agx_orin_32gb").joules(1.0, mode="15W") == pytest.approx(15)
+
+
+def test_fitted_coefficients_are_used_by_name_and_the_roofline_where_there_are_none():
+    wisp = fleet("a100_80gb", timing="wisp_table_12")
+    assert wisp.latency(architecture("qwen3_32b")).c_s == pytest.approx(14.86e-3)
+    drawn = wisp.latency(architecture("qwen3_14b"))
+    assert replace(drawn, source="") == replace(fleet("a100_80gb").latency(architecture("qwen3_14b")), source="")
+    assert drawn.source.endswith("(wisp_table_12 has no qwen3_14b)")
+
+
+def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
+    tiny = replace(architecture("llama_160m"), name="tiny")
+    unprofiled = fleet("local", timing="profile")
+    with pytest.raises(ValueError, match="chip local has not been profiled: run stage=profile"):
+        unprofiled.latency(tiny)
+    fit = Latency(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
+    (tmp_path / "latency.json").write_text(json.dumps({"source": "this machine", "latencies": {"tiny": asdict(fit)}}))
+    profiled = Fleet(replace(chip("local"), profile=tmp_path), timing="profile")
+    assert profiled.latency(tiny) == fit
+    with pytest.raises(ValueError, match="this machine has no coefficients for llama2_7b, and chip local has no peak"):
+        profiled.latency(architecture("llama2_7b"))
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ({"mode": "50W"}, "has no mode '50W'"),
+        ({"schedule": {"modes": ["30W", "25W"]}}, "has no mode '25W'"),
+        ({"count": 0}, "count=0 must be at least 1"),
+        ({"tensor_parallel": 0}, "tensor_parallel=0 must be at least 1"),
+        ({"precision": "fp8"}, "unknown precision 'fp8'; use one of fp32, fp16, int8, int4"),
+        ({"timing": "wisp"}, "unknown timing 'wisp'; use one of roofline, profile"),
+    ],
+)
+def test_impossible_fleets_are_refused(node, message):
+    with pytest.raises(ValueError, match=message):
+        fleet("jetson_agx_orin_32gb", **node)
+
+
+def test_a_schedule_changes_every_so_many_requests_and_repeats_itself():
+    schedule, stream = Schedule(("MAXN", "15W", "30W"), every=5), key(1, "device 3")
+    modes = [schedule.mode(stream, request) for request in range(300)]
+    assert all(len(set(modes[i : i + 5])) == 1 for i in range(0, 300, 5))
+    assert min(Counter(modes).values()) > 50
+    assert modes == [schedule.mode(stream, request) for request in range(300)]
+    cycle = replace(schedule, every=2, order="cycle")
+    assert [cycle.mode(stream, request) for request in range(7)] == "MAXN MAXN 15W 15W 30W 30W MAXN".split()
+
+
+def test_a_fleet_without_schedule_stays_in_its_mode():
+    assert fleet("jetson_agx_orin_32gb", mode="15W").mode_at(key(0, "x"), 12) == "15W"
+    assert fleet("jetson_agx_orin_32gb").mode_at(key(0, "x"), 12) == "30W"
+
+
+def test_empty_schedules_are_refused():
+    with pytest.raises(ValueError, match="modes is empty"):
+        Schedule(())
+    with pytest.raises(ValueError, match="every=0 requests"):
+        Schedule(("30W",), every=0)
+
+
+def test_a_fleet_may_have_its_own_link():
+    assert fleet("pixel_7", network={"uplink_mbps": 1, "downlink_mbps": 2}).network != link("lte")
