@@ -3,15 +3,37 @@ from catalogue import architecture, names
 
 from serving.architecture import Architecture
 
-PAPERS = """
-llama2_7b llama2_13b llama2_70b tinyllama_1_1b llama_160m llama_68m yi_6b yi_34b falcon_7b falcon_40b qwen3_0_6b
-qwen3_1_7b qwen3_4b qwen3_8b qwen3_14b qwen3_32b qwen2_5_0_5b qwen2_5_32b qwen2_1_5b qwen2_72b vicuna_68m vicuna_7b
-vicuna_13b llama3_8b phi3_medium
-""".split()
+PAPERS = {
+    "llama2_7b",
+    "llama2_13b",
+    "llama2_70b",
+    "tinyllama_1_1b",
+    "llama_160m",
+    "llama_68m",
+    "yi_6b",
+    "yi_34b",
+    "falcon_7b",
+    "falcon_40b",
+    "qwen3_0_6b",
+    "qwen3_1_7b",
+    "qwen3_4b",
+    "qwen3_8b",
+    "qwen3_14b",
+    "qwen3_32b",
+    "qwen2_5_0_5b",
+    "qwen2_5_32b",
+    "qwen2_1_5b",
+    "qwen2_72b",
+    "vicuna_68m",
+    "vicuna_7b",
+    "vicuna_13b",
+    "llama3_8b",
+    "phi3_medium",
+}
 
 
 def test_every_model_of_the_papers_is_there():
-    assert set(PAPERS) <= set(names("model/architecture"))
+    assert set(names("model/architecture")) >= PAPERS
 
 
 @pytest.mark.parametrize("name", names("model/architecture"))

@@ -64,7 +64,7 @@ def test_default_modes():
 
 
 def test_a_mode_of_another_chip_is_refused_with_the_chip_s_own():
-    with pytest.raises(ValueError, match=r"jetson_agx_orin_32gb has no mode '50W'. Its modes: MAXN, 15W, 30W, 40W; def"):
+    with pytest.raises(ValueError, match=r"orin_32gb has no mode '50W'. Its modes: MAXN, 15W, 30W, 40W; default 30W"):
         chip("jetson_agx_orin_32gb").mode("50W")
 
 

@@ -15,8 +15,8 @@ PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
 @pytest.mark.parametrize("name", names("network"))
 def test_every_link_builds_and_sources_its_figures(name):
     made = link(name)
-    given_ = {each for each in ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms") if getattr(made, each)}
-    assert {"uplink_mbps", "downlink_mbps"} | given_ == set(made.sources)
+    extras = ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms")
+    assert set(made.sources) == {"uplink_mbps", "downlink_mbps", *(each for each in extras if getattr(made, each))}
     assert all(evidence(source) for source in made.sources.values())
 
 
@@ -88,7 +88,7 @@ def test_messages_never_overtake_and_never_arrive_early(messages, stream):
 @pytest.mark.parametrize("rate", [0, -5, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps"])
 def test_impossible_bandwidth_is_refused(name, rate):
-    with pytest.raises(ValueError, match=f"network.{name}=.* Mbit/s must be more than 0 and finite"):
+    with pytest.raises(ValueError, match=rf"network.{name}=.* Mbit/s must be more than 0 and finite"):
         Link(**{"uplink_mbps": 1, "downlink_mbps": 1, name: rate})
 
 
@@ -97,7 +97,7 @@ def test_impossible_bandwidth_is_refused(name, rate):
     [
         ({"delay_ms": -1}, "network.delay_ms=-1 must be 0 or more"),
         ({"jitter_ms": float("nan")}, "network.jitter_ms=nan must be 0 or more"),
-        ({"loss": 1.0}, r"network.loss=1.0 must be a share of messages in \[0, 1\)"),
+        ({"loss": 1.0}, r"network.loss=1.0 must be a share of messages"),
         ({"jitter_shape": "pareto"}, "must be uniform or half_normal"),
         ({"sources": {"delay_ms": "?"}}, "network, delay_ms: source '.*' does not say"),
     ],

@@ -1,0 +1,108 @@
+"""The shape of a language model, and what follows from it: parameters, bytes, FLOPs."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Precision: TypeAlias = Literal["fp32", "fp16", "int8", "int4"]
+"""How weights are stored. int8 and int4 are weight-only: activations, KV cache and arithmetic stay fp16."""
+
+WEIGHT_BITS: dict[str, float] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
+"""4.5: four bits and one fp16 scale for every 32 weights (the Q4_0 layout of llama.cpp)."""
+
+NUMBER_NBYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "int8": 2, "int4": 2}
+"""Bytes of one activation or KV entry."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder-only transformer with rotary positions, as its published `config.json` states it."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    published_parameters: int
+    """Counted once per tensor: a head that shares the embedding's weights is not counted again."""
+    source: str
+    tied: bool = False
+    gated_mlp: bool = True
+    """Gate, up and down projections (Llama, Qwen, Phi-3, Yi); false: up and down only (Falcon)."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    norms: int = 2
+    """Norms a block: 1 where attention and MLP run in parallel on one norm (Falcon 7B)."""
+    norm_bias: bool = False
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "norms"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"architecture {self.name}: {field}={getattr(self, field)} must be at least 1.")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"architecture {self.name}: heads={self.heads} is not a multiple of kv_heads={self.kv_heads}; "
+                "each KV head serves a whole group of heads."
+            )
+
+    @property
+    def block_matmul_parameters(self) -> int:
+        """Weights of one block that every row is multiplied with: attention projections and MLP."""
+        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
+        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+
+    @property
+    def norm_parameters(self) -> int:
+        return self.hidden * (2 if self.norm_bias else 1)
+
+    @property
+    def block_parameters(self) -> int:
+        """All weights of one block, norms and biases included."""
+        bias = (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        qk_norm = 2 * self.head_dim if self.qk_norm else 0
+        return self.block_matmul_parameters + self.norms * self.norm_parameters + bias + qk_norm
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocabulary * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights that the LM head multiplies with, whether stored apart or shared with the embedding."""
+        return self.vocabulary * self.hidden
+
+    def parameters(self) -> int:
+        """Weights of the whole model, shared ones counted once."""
+        head = 0 if self.tied else self.head_parameters
+        return self.layers * self.block_parameters + self.embedding_parameters + self.norm_parameters + head
+
+    def weights_nbytes(self, precision: Precision) -> int:
+        return round(self.parameters() * WEIGHT_BITS[precision] / 8)
+
+    def kv_nbytes_per_token(self, precision: Precision) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_NBYTES[precision]
+
+    def hidden_nbytes(self, rows: int, precision: Precision) -> int:
+        """Hidden states of `rows` tokens between two blocks: what a split model sends over the link."""
+        return rows * self.hidden * NUMBER_NBYTES[precision]
+
+    def activation_nbytes(self, rows: int, precision: Precision, head_rows: int = 1) -> int:
+        """What one forward of `rows` tokens holds besides weights and KV: an estimate.
+
+        One block is alive at a time (residual, normed input, attention output, q, k, v, and the MLP's intermediates),
+        attention is computed in tiles (no rows x rows matrix), logits are fp32 and made for `head_rows` rows.
+        """
+        attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        a_row = 3 * self.hidden + attention + (3 if self.gated_mlp else 2) * self.intermediate
+        return rows * a_row * NUMBER_NBYTES[precision] + head_rows * self.vocabulary * 4
+
+    def flops_per_token(self) -> int:
+        """Two FLOPs a weight that the token is multiplied with, LM head included, attention itself not."""
+        return 2 * (self.layers * self.block_matmul_parameters + self.head_parameters)
+
+    def flops_per_interaction(self) -> int:
+        """One (query, key) pair in all layers: a dot product and a weighted sum over head_dim, in every head."""
+        return 4 * self.layers * self.heads * self.head_dim

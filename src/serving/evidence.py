@@ -1,0 +1,35 @@
+"""Where a figure comes from, as data beside the figure."""
+
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+Evidence: TypeAlias = Literal["datasheet", "derived", "measured", "unverified"]
+
+CLASSES: tuple[Evidence, ...] = ("datasheet", "derived", "measured", "unverified")
+
+
+def evidence(source: str) -> Evidence:
+    """The class that a source begins with, as in `derived: SMs x GHz x 2.048`.
+
+    Raises ValueError when the text names no class, or names one and gives no reason.
+    """
+    kind, _, reason = source.partition(":")
+    for known in CLASSES:
+        if kind.strip() == known and reason.strip():
+            return known
+    raise ValueError(
+        f"source {source!r} does not say what its evidence is. Begin it with one of {', '.join(CLASSES)}, "
+        "a colon and the reason, as in 'datasheet: NVIDIA A100, 2021'."
+    )
+
+
+def check_sources(owner: str, sources: Mapping[str, str], allowed: frozenset[str]) -> None:
+    """Every source is classed and speaks of a figure that `owner` has; raises ValueError otherwise."""
+    for name, source in sources.items():
+        if name not in allowed:
+            has = ", ".join(sorted(allowed))
+            raise ValueError(f"{owner}: sources speaks of {name!r}, which it does not have. It has: {has}.")
+        try:
+            evidence(source)
+        except ValueError as error:
+            raise ValueError(f"{owner}, {name}: {error}") from None

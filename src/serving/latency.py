@@ -1,0 +1,138 @@
+"""How long a forward takes: linear in what it did."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from serving.architecture import Architecture, Precision
+
+if TYPE_CHECKING:
+    from serving.chip import Chip
+
+PROFILE_FILE = "latency.json"
+
+
+class Load(NamedTuple):
+    """What one forward did, in the terms of WISP, Eq. 18 and 19."""
+
+    layers: float
+    """Layers of the timed architecture that ran; a split or an early exit runs fewer than all."""
+    rows: float
+    """Tokens through the linear layers, summed over the batch: N_linear."""
+    interactions: float
+    """Query times key pairs, (cached + new) x new summed over the batch: N_interactions."""
+    cached: float
+    """Cached tokens read, summed over the batch's sessions: N_cached."""
+    head_rows: float = 0.0
+    """Rows through the LM head."""
+
+
+def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0) -> Load:
+    """The load of one batched forward, from (cached, new) tokens of each session in it.
+
+    Interactions follow WISP, Eq. 18: the whole rectangle, without halving the causal part of a prefill. Coefficients
+    that were fitted on one way of counting are wrong for the other, so everybody counts here.
+    """
+    rows = interactions = read = 0
+    for cached, new in spans:
+        rows += new
+        interactions += (cached + new) * new
+        read += cached
+    return Load(layers, rows, interactions, read, head_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Coefficients of `a*N_linear + b_compute*N_interactions + b_read*N_cached + c` (WISP, Eq. 19), and the LM head's.
+
+    a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share of each.
+    The head is apart, because most rows of a prefill never meet it; coefficients fitted on whole forwards leave it 0.
+    """
+
+    a_s: float
+    b_compute_s: float
+    b_read_s: float
+    c_s: float
+    layers: int
+    source: str
+    head_row_s: float = 0.0
+    head_c_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"latency from {self.source}: layers={self.layers} must be at least 1.")
+        for name in ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s"):
+            value = getattr(self, name)
+            if not (isfinite(value) and value >= 0):
+                raise ValueError(
+                    f"latency from {self.source}: {name}={value} must be a finite number of seconds, 0 or more. "
+                    "A fit with negative coefficients needs more varied configurations."
+                )
+
+    def seconds(self, load: Load) -> float:
+        """Seconds that one forward takes."""
+        layers, rows, interactions, cached, head_rows = load
+        body = self.a_s * rows + self.b_compute_s * interactions + self.b_read_s * cached + self.c_s
+        if head_rows:
+            return layers / self.layers * body + self.head_row_s * head_rows + self.head_c_s
+        return layers / self.layers * body
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Coefficients that somebody fitted on measurements, by the name of the architecture."""
+
+    source: str
+    latencies: dict[str, Latency]
+
+
+def roofline(
+    chip: "Chip", mode: str | None, architecture: Architecture, precision: Precision, tensor_parallel: int = 1
+) -> Latency:
+    """Coefficients from a chip's figures and an architecture's shape.
+
+    Linear layers: 2 FLOPs a weight, over the chip's dense peak times its compute efficiency. Attention: 4 x head_dim
+    FLOPs a head and pair, over the same. Cached tokens: their KV bytes over bandwidth times bandwidth efficiency.
+    Constant: the weights' bytes over the same, and the launch overhead. Compute and reading are added, as Eq. 19 does,
+    where a true roofline takes the larger: at most twice too slow, where both are equal. Tensor parallelism divides
+    all but the launch overhead; its all-reduces are not charged. Raises ValueError for a chip without such figures.
+    """
+    figures = chip.mode(mode)
+    peak = figures.fp32_tflops if precision == "fp32" else figures.fp16_tflops
+    if peak is None or figures.memory_gbps is None:
+        raise ValueError(
+            f"chip {chip.name} has no {'FP32' if precision == 'fp32' else 'FP16'} peak or no bandwidth in mode "
+            f"{mode or chip.default_mode}, so no roofline can be drawn. Use its profile (timing: profile) or give both."
+        )
+    flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
+    nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel
+    a_weight = architecture.weights_nbytes(precision) / architecture.parameters()
+    return Latency(
+        a_s=2 * architecture.layers * architecture.block_matmul_parameters / flops,
+        b_compute_s=architecture.flops_per_interaction() / flops,
+        b_read_s=architecture.kv_nbytes_per_token(precision) / nbytes,
+        c_s=architecture.layers * architecture.block_parameters * a_weight / nbytes + chip.launch_overhead_s,
+        head_row_s=2 * architecture.head_parameters / flops,
+        head_c_s=architecture.head_parameters * a_weight / nbytes,
+        layers=architecture.layers,
+        source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {architecture.name}, {precision}"
+        + (f", {tensor_parallel} chips" if tensor_parallel > 1 else ""),
+    )
+
+
+def load_fits(path: Path) -> Fits:
+    """Read a profile artifact: `{"source": ..., "latencies": {name: {...}}}` in `latency.json`, or the folder with it.
+
+    Raises ValueError that names the file when it is missing, cut off, or not of this form.
+    """
+    file = path / PROFILE_FILE if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        return Fits(str(data["source"]), {name: Latency(**fields) for name, fields in data["latencies"].items()})
+    except FileNotFoundError:
+        raise ValueError(f"there is no profile at {file}. Run the profile stage first (stage=profile).") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"profile {file} cannot be read ({error}). Delete it and profile again.") from None

@@ -1,0 +1,120 @@
+"""The engine as nodes use it: sessions, what is recomputed, what each pass is said to have done."""
+
+import copy
+
+import pytest
+import torch
+from serving.engine.cache import CacheHole
+from serving.engine.engine import Engine
+from serving.engine.model import take_apart
+from serving.messages import Forward, Generate, Rows, Span, Stop
+
+WHOLE = Span(0, 4, embed=True, head=True)
+
+
+def _greedy(causal, prompt, n):
+    out = causal.generate(torch.tensor([prompt]), max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0)
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+@pytest.fixture(scope="module")
+def small(causal):
+    """A drafter that agrees with the target often, but not always: its weights, disturbed."""
+    model = causal("llama")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.02 * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def _speculate(drafter, target, sessions, limit, k=4):
+    """Draft k, verify all sessions in one forward, settle; until each has `limit` tokens."""
+    texts = {name: list(prompt) for name, prompt in sessions.items()}
+    cached, sent, loads = dict.fromkeys(texts, 0), dict.fromkeys(texts, 0), []
+    goal = {name: len(prompt) + limit for name, prompt in sessions.items()}
+    accepted = 0
+    while active := [name for name in texts if len(texts[name]) < goal[name]]:
+        rows = []
+        for name in active:
+            text, start = texts[name], min(cached[name], len(texts[name]) - 1)
+            drafted, passes = drafter.execute(Generate(name, start, tuple(text[start:]), Stop(k)))
+            loads += [("draft", load) for load in passes]
+            cached[name] = drafted.cached
+            new = (*text[sent[name] :], *drafted.tokens)
+            rows.append(Rows(name, sent[name], len(new), new, len(drafted.tokens), "greedy"))
+        results, passes = target.execute(Forward(WHOLE, tuple(rows), ("last",) * len(rows)))
+        loads += [("verify", load) for load in passes]
+        for row, result in zip(rows, results, strict=True):
+            verdict, text = result.verdict, texts[row.session]
+            accepted += verdict.accepted
+            agreed = len(text) + verdict.accepted
+            text += [*row.tokens[row.n - row.check :][: verdict.accepted], verdict.token]
+            cached[row.session], sent[row.session] = min(cached[row.session], agreed), agreed
+    return {name: tuple(text[len(sessions[name]) :][:limit]) for name, text in texts.items()}, accepted, loads
+
+
+def test_greedy_drafting_and_verifying_writes_what_the_target_writes_alone(llama, small, prompts):
+    sessions = {f"s{i}": prompt for i, prompt in enumerate(prompts)}
+    drafter, target = Engine(take_apart(copy.deepcopy(small))), Engine(take_apart(copy.deepcopy(llama)))
+    written, accepted, _ = _speculate(drafter, target, sessions, 40)
+    assert written == {name: _greedy(llama, prompt, 40) for name, prompt in sessions.items()}
+    assert 20 < accepted < 150  # neither never nor always: both paths of the verdict were walked
+
+
+def test_no_prefix_is_ever_recomputed(llama, small, prompts):
+    sessions = {"a": prompts[2], "b": prompts[3]}
+    models = {"draft": copy.deepcopy(small), "verify": copy.deepcopy(llama)}
+    seen = {"draft": [], "verify": []}
+    for name, model in models.items():
+        model.model.layers[2].register_forward_hook(lambda _, args, __, rows=seen[name]: rows.append(args[0].shape[1]))
+    engines = {name: Engine(take_apart(model)) for name, model in models.items()}
+    written, accepted, loads = _speculate(engines["draft"], engines["verify"], sessions, 20)
+    for name in models:
+        assert seen[name] == [load.rows for part, load in loads if part == name]
+    first = sum(map(len, sessions.values())) + 4 * len(sessions)  # prompts and their first drafts
+    later = [load.rows for part, load in loads if part == "verify"][1:]
+    assert seen["verify"][0] == first
+    assert all(rows in (5, 10) for rows in later)  # per session the last token agreed and four drafts
+    assert sum(seen["draft"]) <= sum(map(len, sessions.values())) + 2 * (sum(map(len, written.values())) + 5 * len(later))
+
+
+def test_loads_count_rows_pairs_cache_and_head(llama_copy):
+    engine = Engine(take_apart(llama_copy))
+    _, loads = engine.execute(Generate("a", 0, (5, 6, 7), Stop(2)))
+    assert loads == ((4, 3, 9, 0, 1), (4, 1, 4, 3, 1))
+    _, loads = engine.execute(Generate("b", 0, (5, 6, 7), Stop(0)))
+    assert loads == ((4, 3, 9, 0, 0),)
+    rows = (Rows("a", 0, 3, (5, 6, 7), 2, "greedy"), Rows("b", 0, 2, (5, 6)))
+    _, loads = engine.execute(Forward(WHOLE, rows, ("last", "last")))
+    assert loads == ((4, 5, 13, 0, 3),)
+
+
+def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_copy):
+    engine = Engine(take_apart(llama_copy))
+    engine.execute(Generate("a", 0, (5, 6, 7), Stop(0)))
+    engine.execute(Forward(Span(0, 2, embed=True), (Rows("a", 0, 2, (5, 6)),), ("all",)))
+    lengths = engine.cache.length("a", None), engine.cache.length("a", 0), engine.cache.length("a", 2)
+    assert lengths == (3, 2, 0)
+    engine.drop("a", None)
+    assert (engine.cache.length("a", None), engine.cache.length("a", 0)) == (0, 2)
+    engine.drop("a", 0)
+    engine.drop("nobody", 0)
+    assert len(engine.cache) == 0
+
+
+def test_work_behind_the_end_of_a_cache_is_refused(llama_copy):
+    engine = Engine(take_apart(llama_copy))
+    engine.execute(Generate("a", 0, (5, 6, 7), Stop(0)))
+    with pytest.raises(CacheHole, match="session 'a' begins at token 4, but only 3 tokens are cached"):
+        engine.execute(Generate("a", 4, (8,), Stop(1)))
+    with pytest.raises(CacheHole, match="session 'b' begins at token 1, but only 0"):
+        engine.execute(Forward(WHOLE, (Rows("b", 1, 1, (8,)),), ("last",)))
+
+
+def test_wrong_settings_are_refused_by_name(llama_copy):
+    model = take_apart(llama_copy)
+    with pytest.raises(ValueError, match="vocabulary is 98; the head of model has 97 rows"):
+        Engine(model, vocabulary=98)
+    with pytest.raises(ValueError, match=r"probed layers are \[9\]; model has layers 0 to 3"):
+        Engine(model, probed=frozenset({9}))

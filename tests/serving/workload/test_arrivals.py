@@ -1,0 +1,87 @@
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from serving.workload.arrivals import AzureTrace, ClosedLoop, Poisson
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def trace(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(HEADER + "".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_a_closed_loop_deals_in_turn_and_gives_no_times():
+    arrivals = ClosedLoop(think_s=2).times(5, 2, seed=0)
+    assert [arrival.device for arrival in arrivals] == [0, 1, 0, 1, 0]
+    assert {(arrival.at_s, arrival.think_s) for arrival in arrivals} == {(None, 2)}
+
+
+def test_poisson_gaps_have_the_mean_and_spread_of_an_exponential():
+    times = [arrival.at_s for arrival in Poisson(rate_per_s=5).times(4000, 3, seed=1)]
+    gaps = [after - before for before, after in zip([0.0, *times], times, strict=False)]
+    mean = sum(gaps) / len(gaps)
+    assert min(gaps) >= 0
+    assert mean == pytest.approx(0.2, rel=0.05)
+    assert (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5 == pytest.approx(0.2, rel=0.08)
+
+
+def test_poisson_uses_every_device_alike():
+    counts = Counter(arrival.device for arrival in Poisson().times(3000, 3, seed=1))
+    assert sorted(counts) == [0, 1, 2]
+    assert min(counts.values()) > 900
+
+
+def test_poisson_is_fixed_by_the_seed_and_does_not_depend_on_the_number_asked():
+    assert Poisson().times(10, 2, seed=1) == Poisson().times(20, 2, seed=1)[:10]
+    assert Poisson().times(10, 2, seed=1) != Poisson().times(10, 2, seed=2)
+
+
+def test_a_trace_starts_at_zero_and_runs_faster_when_asked(tmp_path):
+    path = trace(tmp_path, "2023-11-16 18:15:46.5000000,374,44", "2023-11-16 18:15:50.5000000,396,109")
+    assert [arrival.at_s for arrival in AzureTrace(path=path).times(2, 1, seed=0)] == [0, 4]
+    fast = AzureTrace(path=path, speed=2, lengths=True).times(2, 1, seed=0)
+    assert [(arrival.at_s, arrival.prompt_tokens, arrival.new_tokens) for arrival in fast] == [
+        (0, 374, 44),
+        (2, 396, 109),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("yesterday,1,1", "trace.csv line 3: TIMESTAMP is 'yesterday'"),
+        ("2023-11-16 18:15:47,one,1", 'line 3: field "ContextTokens" is a text, needed is a whole number'),
+        ("2023-11-16 18:15:47,1,0", "line 3: GeneratedTokens is 0, needed is 1 or more"),
+        ("2023-11-16 18:15:40,1,1", "line 3: TIMESTAMP is earlier than the line before"),
+    ],
+)
+def test_a_broken_line_of_a_trace_is_named(tmp_path, line, message):
+    path = trace(tmp_path, "2023-11-16 18:15:46,374,44", line)
+    with pytest.raises(ValueError, match=message):
+        AzureTrace(path=path).times(2, 1, seed=0)
+
+
+def test_a_trace_that_is_missing_or_too_short_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"set workload.arrivals.path="):
+        AzureTrace().times(1, 1, seed=0)
+    with pytest.raises(ValueError, match="has 1 requests, 2 are wanted"):
+        AzureTrace(path=trace(tmp_path, "2023-11-16 18:15:46,374,44")).times(2, 1, seed=0)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Poisson(rate_per_s=0), lambda: ClosedLoop(think_s=-1), lambda: AzureTrace(speed=0)]
+)
+def test_values_out_of_range_are_refused(make):
+    with pytest.raises(ValueError, match=r"workload\.arrivals\.\w+ must be"):
+        make()
+
+
+def test_the_recorded_azure_trace(data):
+    path = data / "azure_llm_2023" / "AzureLLMInferenceTrace_conv.csv"
+    arrivals = AzureTrace(path=path, lengths=True).times(19366, 4, seed=0)
+    assert arrivals[-1].at_s == pytest.approx(3501.72, abs=0.01)
+    assert (arrivals[0].prompt_tokens, arrivals[0].new_tokens) == (374, 44)

@@ -1,0 +1,258 @@
+"""The public data sets: written examples of each format, real files where TANDEM_DATA names them, and broken ones."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from serving.workload.cnn_dailymail import CNNDailyMail
+from serving.workload.commonsense_qa import CommonsenseQA
+from serving.workload.dataset import quality_note
+from serving.workload.gsm8k import GSM8K
+from serving.workload.heysquad import HeySQuAD
+from serving.workload.llqa import LLQA
+from serving.workload.sensorqa import SensorQA
+from serving.workload.spec_bench import SpecBench
+from serving.workload.sst2 import SST2
+from serving.workload.tiny import TinyTasks
+from serving.workload.xsum import XSum
+
+REAL = {
+    CommonsenseQA: ("commonsenseqa/dev.jsonl", 495),
+    SST2: ("sst2/dev.tsv", 395),
+    CNNDailyMail: ("cnn_dailymail/validation.csv", 200),
+    XSum: ("xsum/xsum_0shot.jsonl", 200),
+    LLQA: ("llqa/test_multiple.jsonl", 300),
+    HeySQuAD: ("heysquad/human_transcribed.json", 284),
+    SensorQA: ("sensorqa/val_shortened.json", 295),
+    GSM8K: ("gsm8k/test.jsonl", 295),
+    SpecBench: ("spec_bench/question.jsonl", 240),
+}
+QUESTION = {
+    "id": "q",
+    "question": "Where?",
+    "choices": {"label": ["A", "B"], "text": ["bank", "mall"]},
+    "answerKey": "B",
+}
+
+
+def written(tmp_path: Path, *rows: object) -> Path:
+    path = tmp_path / "data"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+def test_real_files_load_and_the_right_answer_scores_one(data, kind):
+    name, count = REAL[kind]
+    prompts = kind(path=data / name).prompts()
+    assert len(prompts) == count == len({prompt.id for prompt in prompts})
+    for prompt in prompts[:20]:
+        right = prompt.answer or prompt.references[:1]
+        for metric in kind.metrics:
+            assert metric.score(f" {right if isinstance(right, str) else right[0]}", prompt) == pytest.approx(1)
+            assert metric.score("", prompt) == 0
+
+
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+def test_another_data_sets_file_is_refused_by_line(data, kind):
+    for other, (name, _) in REAL.items():
+        if other is not kind:
+            with pytest.raises(ValueError, match=rf"{name} line \d.*\. {kind.name} needs "):
+                kind(path=data / name).prompts()
+
+
+def test_commonsense_qa_in_both_published_forms(tmp_path):
+    options = [{"label": "A", "text": "bank"}, {"label": "B", "text": "mall"}]
+    first = {"id": "q", "answerKey": "B", "question": {"stem": "Where?", "choices": options}}
+    for row in (QUESTION, first):
+        (prompt,) = CommonsenseQA(path=written(tmp_path, row), shots=0).prompts()
+        assert prompt.text.endswith("Question: Where?\nA. bank\nB. mall\nAnswer:")
+        assert (prompt.answer, prompt.choices) == ("mall", ("bank", "mall"))
+
+
+def test_worked_examples_are_the_head_of_the_file_and_are_not_asked(tmp_path):
+    path = written(tmp_path, *(QUESTION | {"id": f"q{number}", "question": f"Where {number}?"} for number in range(4)))
+    prompts = CommonsenseQA(path=path, shots=2).prompts()
+    assert [prompt.id for prompt in prompts] == ["q2", "q3"]
+    assert prompts[1].text.count("Answer: B. mall") == prompts[1].shots == 2
+    assert [f"Where {number}?" in prompts[1].text for number in range(4)] == [True, True, False, True]
+    elsewhere = CommonsenseQA(path=path, shots=1, shots_path=path).prompts()
+    assert [prompt.id for prompt in elsewhere] == ["q0", "q1", "q2", "q3"]
+
+
+def test_cnn_dailymail_reads_quoted_articles(tmp_path):
+    path = written(tmp_path, "article,highlights,id", '"One ""two"",\nthree.","First .\nSecond .",x')
+    (prompt,) = CNNDailyMail(path=path).prompts()
+    assert prompt.text.startswith('Article: One "two",\nthree.\n\n')
+    assert prompt.id == "x"
+
+
+def test_xsum_wraps_the_hubs_rows_as_the_file_does(tmp_path):
+    wrapped = "###\nArticle: Rain.\n\nSummarize the above article in 1 sentence.\n"
+    path = written(
+        tmp_path, {"article": wrapped, "summary_gt": "It rained."}, {"document": "Rain.", "summary": "It rained."}
+    )
+    ours, hubs = XSum(path=path).prompts()
+    assert ours.text == hubs.text == wrapped
+    assert ours.answered("It rained.\n###\nArticle: more") == "It rained."
+
+
+def test_llqa_joins_descriptions_by_date_and_time(tmp_path):
+    ask = {"question": "What?", "answers": ["run", "sit"], "answer_idx": 1, "date": "2015-03-11"}
+    times = {"start_time": "2015/03/11 07:30:00+00", "end_time": "2015/03/11 07:40:00+00"}
+    logs = [
+        ("before. [07:00-07:29]", "2015-03-11"),
+        ("into. [07:10-07:30]", "2015-03-11"),
+        ("moment. [07:35]", "2015-03-11"),
+        ("after. [07:41-07:50]", "2015-03-11"),
+        ("other day. [07:35]", "2015-03-12"),
+        ("no time", "2015-03-11"),
+        (" ", "2015-03-11"),
+    ]
+    (tmp_path / "descriptions.jsonl").write_text("\n".join(json.dumps({"desc": d, "date": day}) for d, day in logs))
+    (prompt,) = LLQA(path=written(tmp_path, ask | times)).prompts()
+    assert prompt.text.split("\n\n")[0].split("\n") == ["Log of the day:", "into. [07:10-07:30]", "moment. [07:35]"]
+    with pytest.raises(ValueError, match=r"LLQA also needs its log descriptions, not found at .*gone"):
+        LLQA(path=written(tmp_path, ask | times), descriptions=tmp_path / "gone").prompts()
+    with pytest.raises(ValueError, match=r'data line 1: no field "desc".*descriptions are JSON Lines'):
+        LLQA(path=tmp_path / "data", descriptions=tmp_path / "data").prompts()
+
+
+def test_heysquad_passes_over_impossible_questions_and_names_a_broken_one(tmp_path):
+    good = {"id": "1", "question": "who", "answers": [{"text": "Marie"}, {"text": "Marie"}, {"text": "Curie"}]}
+    article = {"paragraphs": [{"context": "Marie Curie.", "qas": [good, {"id": "2", "is_impossible": True}]}]}
+    (prompt,) = HeySQuAD(path=written(tmp_path, {"data": [article]}), shots=0).prompts()
+    assert prompt.references == ("Marie", "Curie")
+    article["paragraphs"][0]["qas"].append({"id": "3", "question": "who"})
+    with pytest.raises(ValueError, match=r'data line 1 data 0 paragraphs\[0\] qas\[2\]: no field "answers"'):
+        HeySQuAD(path=written(tmp_path, {"data": [article]}), shots=0).prompts()
+
+
+def test_gsm8k_in_both_published_forms(tmp_path):
+    rows = (
+        {"question": "6 * 3?", "answer": "6*3=<<6*3=18>>18\n#### 18"},
+        {"problem": "6 * 3?", "solution": "\\boxed{1,800}"},
+    )
+    first, second = GSM8K(path=written(tmp_path, *rows), shots=0).prompts()
+    assert (first.answer, second.answer) == ("18", "1800")
+    assert first.references == ("6*3=18\n#### 18",)
+
+
+def test_spec_bench_asks_the_first_turn_or_all_and_groups_mt_bench(tmp_path):
+    path = written(tmp_path, {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]})
+    assert SpecBench(path=path).prompts()[0].text == "Write."
+    everything = SpecBench(path=path, turns="all").prompts()[0]
+    assert (everything.text, everything.task) == ("Write.\n\nAgain.", "multi_turn")
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"),
+    [
+        (CommonsenseQA, (QUESTION, QUESTION | {"answerKey": "C"}), "line 2: answerKey 'C' and 2 options labelled A, B"),
+        (CommonsenseQA, (QUESTION, "{broken"), r"line 2: not JSON \(Expecting property name"),
+        (CommonsenseQA, (QUESTION, {"id": "x"}), 'line 2: no field "choices"; has: id. CommonsenseQA needs JSON Lines'),
+        (CommonsenseQA, (QUESTION, QUESTION), "two records of .* have the id 'q'"),
+        (CommonsenseQA, (), "line 1: the file is empty"),
+        (SST2, ("sentence\tlabel", "fine\t1", "dull\t2"), "line 3: label is 2, needed is 0 or 1"),
+        (SST2, ("sentence\tlabel", "fine"), "line 2: 1 columns, the header has 2"),
+        (SST2, ("sentence\tlabel",), "0 records are too few"),
+        (GSM8K, ({"problem": "?", "solution": "it is 5"},), "line 1: no final number after ####"),
+        (SensorQA, ('[{"question": "?"}]',), 'line 1 item 0: no field "answer"'),
+        (SpecBench, ({"question_id": 1, "category": "qa", "turns": []},), 'line 1: field "turns" is'),
+    ],
+)
+def test_a_broken_row_is_named_by_its_line(tmp_path, kind, rows, message):
+    with pytest.raises(ValueError, match=message):
+        kind(path=written(tmp_path, *rows), shots=0).prompts()
+
+
+def test_too_few_records_for_the_worked_examples(tmp_path):
+    with pytest.raises(ValueError, match="CommonsenseQA: 1 records are too few for 5 worked examples"):
+        CommonsenseQA(path=written(tmp_path, QUESTION)).prompts()
+    with pytest.raises(ValueError, match="shots of CommonsenseQA must be 0 or more, got -1"):
+        CommonsenseQA(shots=-1)
+
+
+# ---- the Hub
+
+
+def test_without_a_file_and_without_the_package_the_error_says_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ValueError, match=r"tau/commonsense_qa .*needs the package `datasets` and a network.*workload.path"
+    ):
+        CommonsenseQA().prompts()
+
+
+def test_a_data_set_that_is_not_on_the_hub_asks_for_a_file():
+    with pytest.raises(ValueError, match=r"SensorQA is read from a file: set workload.path=FILE \(a JSON list"):
+        SensorQA().prompts()
+
+
+class Stream(list):
+    def select_columns(self, names):
+        return [{name: fields[name] for name in names} for fields in self]
+
+
+def hub_of(monkeypatch, *rows):
+    asked = {}
+
+    def load_dataset(name, config, **options):
+        asked.update(options, name=name, config=config)
+        return Stream(rows)
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return asked
+
+
+def test_hub_rows_become_the_same_prompts_as_a_files(tmp_path, monkeypatch):
+    asked = hub_of(monkeypatch, QUESTION)
+    from_hub = CommonsenseQA(shots=0, revision="abc").prompts()
+    assert from_hub == CommonsenseQA(shots=0, path=written(tmp_path, QUESTION)).prompts()
+    assert asked == {
+        "name": "tau/commonsense_qa", "config": None, "split": "validation", "revision": "abc", "streaming": True,
+    }  # fmt: skip
+
+
+def test_of_heysquad_the_audio_is_not_fetched(monkeypatch):
+    text = {"id": "1", "context": "Marie.", "transcription": "who", "is_impossible": False}
+    hub_of(monkeypatch, text | {"answers": {"text": ["Marie"], "answer_start": [0]}, "audio": b"..."})
+    (prompt,) = HeySQuAD(shots=0).prompts()
+    assert prompt.text.endswith("Passage: Marie.\nQuestion: who\nAnswer:")
+
+
+def test_a_broken_hub_row_is_named_by_its_index(monkeypatch):
+    hub_of(monkeypatch, QUESTION, {"id": "x"})
+    with pytest.raises(ValueError, match="tau/commonsense_qa validation row 1: no field"):
+        CommonsenseQA(shots=0).prompts()
+
+
+def test_a_hub_that_fails_is_reported_with_its_reason(monkeypatch):
+    def load_dataset(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(ValueError, match=r"needs a network \(ConnectionError: no route\); set workload.path=FILE"):
+        CommonsenseQA().prompts()
+
+
+# ---- what the quality column means
+
+
+@pytest.mark.parametrize(
+    ("dataset", "embedded", "note"),
+    [
+        (CommonsenseQA(), True, "says nothing about quality"),
+        (CommonsenseQA(), False, None),
+        (TinyTasks(corpus=Path("corpus")), True, None),
+        (TinyTasks(corpus=Path("corpus")), False, "only the embedded pair was trained on"),
+        (SpecBench(), True, "no quality metric"),
+        (SpecBench(), False, "no quality metric"),
+    ],
+)
+def test_a_report_says_what_quality_means(dataset, embedded, note):
+    said = quality_note(dataset, embedded)
+    assert said is None if note is None else note in said

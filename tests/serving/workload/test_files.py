@@ -1,0 +1,114 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from serving.workload import files
+from serving.workload.row import BrokenRowError, Row
+
+
+def written(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_json_lines_passes_over_blank_lines_and_counts_them(tmp_path):
+    rows = list(files.json_lines(written(tmp_path, '\n{"a": 1}\n\n{"a": 2}')))
+    assert [(row.number, row.fields) for row in rows] == [(2, {"a": 1}), (4, {"a": 2})]
+
+
+def test_json_lines_splits_at_newlines_only(tmp_path):
+    text = json.dumps({"a": "one\u2028two"}, ensure_ascii=False)
+    assert [row.fields for row in files.json_lines(written(tmp_path, text))] == [{"a": "one\u2028two"}]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}\n{"a": \n', r"data line 2: not JSON \(Expecting value, column 7\)"),
+        ('{"a": 1}\n[1]\n', "data line 2: a JSON list, needed is an object"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "data line 2: not UTF-8 .byte 0xff."),
+        ("  \n", "data line 1: the file is empty"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, text, message):
+    with pytest.raises(BrokenRowError, match=message):
+        list(files.json_lines(written(tmp_path, text)))
+
+
+@pytest.mark.parametrize(("name", "problem"), [("gone", "does not exist"), ("", "is a folder")])
+def test_a_missing_file_names_the_option(tmp_path, name, problem):
+    with pytest.raises(ValueError, match=f"{problem}.*workload.path"):
+        list(files.json_lines(tmp_path / name))
+
+
+def test_elements_of_a_json_list_know_index_and_line(tmp_path):
+    rows = list(files.json_list(written(tmp_path, '[\n {"a": "]"},\n\n {"a": 2}\n]')))
+    assert [(row.number, row.where.split("data ")[1]) for row in rows] == [(0, "line 2 item 0"), (1, "line 4 item 1")]
+
+
+def test_members_of_a_json_object_know_index_and_line(tmp_path):
+    rows = list(files.json_member(written(tmp_path, '{"version": 1,\n"data": [\n{"a": 1}]}'), "data"))
+    assert rows[0].where.endswith("line 3 data 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1}', "line 1: not a JSON list"),
+        ("[1,\n2", "line 2: not JSON"),
+        ('[{"a": 1},\n3]', "line 2 item 1: a JSON int"),
+    ],
+)
+def test_a_broken_json_list_is_named_by_line(tmp_path, text, message):
+    with pytest.raises(BrokenRowError, match=message):
+        list(files.json_list(written(tmp_path, text)))
+
+
+def test_a_json_object_without_the_member_says_what_it_has(tmp_path):
+    with pytest.raises(BrokenRowError, match='no list "data"; has: rows, version'):
+        list(files.json_member(written(tmp_path, '{"rows": [], "version": 1}'), "data"))
+
+
+def test_a_quoted_record_of_several_lines_is_named_by_its_first(tmp_path):
+    path = written(tmp_path, 'a,b\n"one\ntwo",1\nx,2\n')
+    rows = list(files.table(path, ("a",), ",", quoted=True))
+    assert [(row.number, row.fields["a"]) for row in rows] == [(2, "one\ntwo"), (4, "x")]
+
+
+def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
+    rows = list(files.table(written(tmp_path, 'a\tb\n"so\t1\n'), ("a", "b"), "\t", quoted=False))
+    assert rows[0].fields == {"a": '"so', "b": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,c\n1,2\n", 'line 1: the header has no column "b"; has: a, c'),
+        ("a,b\n1,2\n1\n", r"line 3: 1 columns, the header has 2 \(a, b\)"),
+        ('a,b\n1,2\n"1,2\n', "line 3: not CSV .*quote"),
+    ],
+)
+def test_a_broken_table_is_named_by_line(tmp_path, text, message):
+    with pytest.raises(BrokenRowError, match=message):
+        list(files.table(written(tmp_path, text), ("a", "b"), ",", quoted=True))
+
+
+@pytest.mark.parametrize(
+    ("read", "message"),
+    [
+        (lambda row: row.text("gone"), 'here: no field "gone"; has: blank, number, flag, mixed'),
+        (lambda row: row.text("blank"), 'here: field "blank" is empty'),
+        (lambda row: row.text("number"), 'field "number" is a number, needed is a text'),
+        (lambda row: row.whole("blank"), 'field "blank" is a text, needed is a whole number'),
+        (lambda row: row.whole("flag"), 'field "flag" is bool, needed is a whole number'),
+        (lambda row: row.texts("mixed"), "needed is a list of texts"),
+        (lambda row: list(row.rows("mixed")), r"here mixed\[0\]: a text, needed is an object"),
+        (lambda row: row.inner("mixed"), 'field "mixed" is a list, needed is an object'),
+    ],
+)
+def test_a_row_says_what_is_wrong_with_a_field(read, message):
+    row = Row({"blank": " ", "number": 1.5, "flag": True, "mixed": ["a", 1]}, "here", 1)
+    with pytest.raises(BrokenRowError, match=message):
+        read(row)

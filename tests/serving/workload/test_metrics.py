@@ -1,0 +1,96 @@
+import pytest
+
+from serving.workload.metrics import ChoiceAccuracy, ExactMatch, FinalNumber, Rouge1, chosen, final_number
+from serving.workload.prompt import Prompt
+
+PLACES = ("bank", "library", "department store", "mall", "department")
+
+
+def prompt(answer="", reference="", rule="equals", choices=(), stop=()):
+    return Prompt("1", "?", (reference,), "t", answer, choices, rule, stop=stop)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "right"),
+    [
+        ("equals", " It is kept in the attic.\n", True),
+        ("equals", "attic", False),
+        ("ends_with", "The lamp is kept in the attic.", True),
+        ("ends_with", "attic", True),
+        ("ends_with", "It is in the oldattic.", False),
+        ("ends_with", "The attic is full.", False),
+        ("contains", "The attic is full.", True),
+        ("contains", "The attics are full.", False),
+        ("ends_with", "", False),
+    ],
+)
+def test_exact_match_follows_the_rule_of_the_prompt(rule, text, right):
+    asked = prompt(answer="attic", reference="It is kept in the attic.", rule=rule)
+    assert ExactMatch().score(text, asked) == float(right)
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        ("B", "library"),
+        ("(D) the mall", "mall"),
+        ("D. mall", "mall"),
+        ("D mall", "mall"),
+        ("A mall", "mall"),
+        ("I think the answer is (B), a library, not a bank", "library"),
+        ("Answer: D", "mall"),
+        ("The answer is A", "bank"),
+        ("The answer is A mall", "mall"),
+        ("The answer is B because one reads there", "library"),
+        ("The Bank, not the library", "bank"),
+        ("a department store", "department store"),
+        ("the department", "department"),
+        ("banks", None),
+        ("Z", None),
+        ("", None),
+        ("no idea\n\nmall", None),
+    ],
+)
+def test_the_option_is_read_from_free_text(text, choice):
+    assert chosen(text, PLACES, lettered=True) == choice
+
+
+def test_without_letters_a_letter_chooses_nothing():
+    assert chosen("B", ("negative", "positive"), lettered=False) is None
+    assert chosen("Positive!", ("negative", "positive"), lettered=False) == "positive"
+
+
+def test_choice_accuracy_ignores_the_example_that_a_base_model_goes_on_with():
+    asked = prompt(answer="mall", choices=PLACES, stop=("\nQuestion:",))
+    assert ChoiceAccuracy().score(" somewhere\n\nQuestion: next?\nAnswer: D. mall", asked) == 0
+    assert ChoiceAccuracy().score(" D. mall\n\nQuestion: next?\nAnswer: A. bank", asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("5 + 3 = 8\n#### 8", 8),
+        ("\\boxed{2,125}. That is 3 more.", 2125),
+        ("The answer is $18.50 for 2 people", 18.5),
+        ("60-15-25=20 cups", 20),
+        ("from 5-8", 8),
+        ("it is -3", -3),
+        ("12. Then 13.", 13),
+        ("none", None),
+    ],
+)
+def test_the_final_number(text, number):
+    assert final_number(text) == number
+
+
+def test_final_numbers_are_compared_as_numbers():
+    assert FinalNumber().score("so $2,125.00", prompt(answer="2125")) == 1
+    assert FinalNumber().score("so 212", prompt(answer="2125")) == 0
+    assert FinalNumber().score("nothing", prompt(answer="2125")) == 0
+
+
+def test_rouge1_takes_the_nearest_reference_and_stems():
+    asked = Prompt("1", "?", ("dogs sleeping", "a cat"), "t")
+    assert Rouge1().score("dog sleeps", asked) == 1
+    assert Rouge1().score("a cat sat here", asked) == pytest.approx(2 * (2 / 4) * 1 / (2 / 4 + 1))
+    assert Rouge1().score("", asked) == 0

@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from serving.workload.arrivals import AzureTrace, Poisson
+from serving.workload.prompt import Prompt
+from serving.workload.slo import SloClass
+from serving.workload.workload import Workload
+
+
+class Twenty:
+    """A data set of twenty prompts in two tasks."""
+
+    name = "Twenty"
+    metrics = ()
+    measures_quality_of = "nobody"
+    path = None
+
+    def prompts(self):
+        return [Prompt(f"{number}", f"say {number}", (), "even" if number % 2 == 0 else "odd") for number in range(20)]
+
+
+def test_a_closed_loop_gives_every_device_its_queue():
+    calls = Workload(dataset=Twenty(), devices=3, prompts=8).calls()
+    assert [(call.device, call.position) for call in calls] == [(i % 3, i // 3) for i in range(8)]
+    assert [call.index for call in calls] == list(range(8))
+    assert {call.at_s for call in calls} == {None}
+
+
+def test_open_arrivals_have_times_and_positions_in_their_devices_queue():
+    calls = Workload(dataset=Twenty(), devices=3, prompts=20, arrivals=Poisson(rate_per_s=4)).calls()
+    times = [call.at_s for call in calls]
+    assert times == sorted(times)
+    for device in range(3):
+        positions = [call.position for call in calls if call.device == device]
+        assert positions == list(range(len(positions)))
+
+
+def test_the_testbed_gives_the_number_of_devices_when_the_workload_does_not():
+    workload = Workload(dataset=Twenty(), prompts=6)
+    assert {call.device for call in workload.calls(devices=2)} == {0, 1}
+    with pytest.raises(ValueError, match=r"workload.devices is null"):
+        workload.calls()
+
+
+def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
+    slo = (SloClass(name="slow", tokens_per_s=2, share=0.5), SloClass(name="fast", tokens_per_s=8, share=0.5))
+    plain = Workload(dataset=Twenty(), devices=2, prompts=10).calls()
+    other = Workload(dataset=Twenty(), devices=5, prompts=10, arrivals=Poisson(), slo=slo).calls()
+    assert [call.prompt for call in plain] == [call.prompt for call in other]
+    assert {call.slo for call in other} == set(slo)
+
+
+def test_recorded_lengths_limit_but_never_raise(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5000,7\n2023-11-16 18:15:47,9,500\n")
+    arrivals = AzureTrace(path=trace, lengths=True)
+    calls = Workload(
+        dataset=Twenty(),
+        devices=1,
+        prompts=2,
+        arrivals=arrivals,
+        truncate="left",
+        max_prompt_tokens=100,
+        max_new_tokens=50,
+    ).calls()
+    assert [(call.max_prompt_tokens, call.max_new_tokens) for call in calls] == [(100, 7), (9, 50)]
+    with pytest.raises(ValueError, match=r"lengths=true cuts prompts: set workload.truncate"):
+        Workload(dataset=Twenty(), arrivals=arrivals)
+
+
+def test_a_prompt_that_does_not_fit_is_named():
+    class Words:
+        chat_template = None
+        bos_token_id = None
+
+        def __call__(self, text, *, add_special_tokens):
+            return {"input_ids": list(range(len(text.split())))}
+
+    workload = Workload(dataset=Twenty(), devices=1, prompts=1, max_prompt_tokens=1)
+    (call,) = workload.calls()
+    with pytest.raises(ValueError, match=rf"Twenty prompt {call.prompt.id}: the prompt has 2 tokens, the limit is 1"):
+        workload.encode(call, Words())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompts": 0}, "workload.prompts must be 1 or more, got 0"),
+        ({"max_new_tokens": 0}, "workload.max_new_tokens must be 1 or more"),
+        ({"max_prompt_tokens": -1}, "workload.max_prompt_tokens must be 1 or more, got -1"),
+        ({"devices": 0}, "workload.devices must be 1 or more"),
+        ({"slo": (SloClass(name="a", tokens_per_s=1, share=0.5),)}, "must add up to 1"),
+        ({"path": Path("x.jsonl")}, "workload.path=x.jsonl is set, but Twenty does not read that file"),
+    ],
+)
+def test_values_out_of_range_are_refused(values, message):
+    with pytest.raises(ValueError, match=message):
+        Workload(dataset=Twenty(), **values)
