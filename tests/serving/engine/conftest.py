@@ -26,7 +26,6 @@ _LONGROPE = {
     "rope_theta": 10000.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [2.0, 3.0, 4.0, 5.0],
-    "original_max_position_embeddings": 40,
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama", "num_key_value_heads": 2},
@@ -53,7 +52,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": 8, "head_dim": 8},
     "mistral_open": {"model_type": "mistral", "num_key_value_heads": 2, "sliding_window": None},
     "phi3": {"model_type": "phi3", "num_key_value_heads": 2, "sliding_window": 8},
-    "phi3_longrope": {"model_type": "phi3", "num_key_value_heads": 2, "rope_parameters": _LONGROPE},
+    "phi3_longrope": {
+        "model_type": "phi3",
+        "num_key_value_heads": 2,
+        "original_max_position_embeddings": 40,
+        "rope_parameters": _LONGROPE,
+    },
     "neox": {"model_type": "gpt_neox", "use_parallel_residual": True},
     "neox_sequential": {"model_type": "gpt_neox", "use_parallel_residual": False},
 }

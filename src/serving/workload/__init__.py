@@ -1,0 +1,1 @@
+"""What is asked, when and by whom: data sets, metrics, arrivals, SLO classes."""

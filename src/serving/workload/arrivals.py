@@ -1,0 +1,137 @@
+"""When requests come, and to which device: a closed loop, a Poisson process, or a recorded trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from math import inf, log1p
+from pathlib import Path
+from typing import Protocol
+
+from serving.luck import key, luck
+from serving.workload import files
+from serving.workload.row import Row
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One request's beginning on one device (counted from 0).
+
+    `at_s` is seconds from the start of the run. None means a closed loop: the first request of a device starts at 0,
+    each other one `think_s` after the device's previous one ended. `prompt_tokens` and `new_tokens` are the lengths
+    that a trace recorded.
+    """
+
+    device: int
+    at_s: float | None = None
+    think_s: float = 0.0
+    prompt_tokens: int | None = None
+    new_tokens: int | None = None
+
+
+class Arrivals(Protocol):
+    """A process that gives each of `n` requests its beginning; the same (n, devices, seed) gives the same list."""
+
+    def times(self, n: int, devices: int, seed: int) -> list[Arrival]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoop:
+    """Every device asks again `think_s` after its last answer; requests are dealt to the devices in turn."""
+
+    think_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.think_s < inf:
+            raise ValueError(f"workload.arrivals.think_s must be 0 or more seconds, got {self.think_s}")
+
+    def times(self, n: int, devices: int, seed: int) -> list[Arrival]:  # noqa: ARG002 - the protocol's argument
+        return [Arrival(index % devices, think_s=self.think_s) for index in range(n)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Requests at `rate_per_s` over all devices together, each on a device drawn evenly.
+
+    Gaps are exponential, so every device alone is a Poisson process of rate `rate_per_s / devices`. A request that
+    finds its device busy waits there.
+    """
+
+    rate_per_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_per_s < inf:
+            raise ValueError(f"workload.arrivals.rate_per_s must be above 0 requests/s, got {self.rate_per_s}")
+
+    def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
+        stream, at_s, arrivals = key(seed, "arrivals"), 0.0, []
+        for index in range(n):
+            at_s -= log1p(-luck(stream, index, "gap")) / self.rate_per_s
+            arrivals.append(Arrival(_device(stream, index, devices), at_s))
+        return arrivals
+
+
+@dataclass(frozen=True, kw_only=True)
+class AzureTrace:
+    """The first requests of a trace in the format of AzurePublicDataset's LLM inference traces, from time 0.
+
+    CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `lengths`,
+    the recorded token counts limit each request's prompt and output; they cannot make a short prompt longer.
+    Source: Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024.
+    """
+
+    path: Path | None = None
+    speed: float = 1.0
+    lengths: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.speed < inf:
+            raise ValueError(f"workload.arrivals.speed must be above 0 (1 is as recorded), got {self.speed}")
+
+    def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
+        """Raises ValueError when the trace is missing, broken (naming the line), or shorter than `n`."""
+        rows = list(islice(self._recorded(), n))
+        if len(rows) < n:
+            raise ValueError(f"{self.path} has {len(rows)} requests, {n} are wanted; set workload.prompts lower")
+        stream, start = key(seed, "arrivals"), rows[0][0] if rows else datetime.min
+        return [
+            Arrival(
+                _device(stream, index, devices),
+                (at - start).total_seconds() / self.speed,
+                prompt_tokens=prompt_tokens if self.lengths else None,
+                new_tokens=new_tokens if self.lengths else None,
+            )
+            for index, (at, prompt_tokens, new_tokens) in enumerate(rows)
+        ]
+
+    def _recorded(self) -> Iterator[tuple[datetime, int, int]]:
+        if self.path is None:
+            raise ValueError("a trace of arrivals is read from a file: set workload.arrivals.path=FILE.csv")
+        last = datetime.min
+        for row in files.table(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
+            at = _timestamp(row)
+            if at < last:
+                raise row.broken("TIMESTAMP is earlier than the line before; sort the trace by time")
+            last = at
+            yield at, _count(row, "ContextTokens"), _count(row, "GeneratedTokens")
+
+
+def _device(stream: int, index: int, devices: int) -> int:
+    return int(luck(stream, index, "device") * devices)
+
+
+def _timestamp(row: Row) -> datetime:
+    text = row.text("TIMESTAMP")
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=None)
+    except ValueError:
+        raise row.broken(f"TIMESTAMP is {text!r}, needed is a time like 2023-11-16 18:15:46.680") from None
+
+
+def _count(row: Row, name: str) -> int:
+    count = row.whole(name)
+    if count < 1:
+        raise row.broken(f"{name} is {count}, needed is 1 or more")
+    return count

@@ -1,0 +1,59 @@
+"""CommonsenseQA: five-way questions of general knowledge (Talmor et al., 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import ChoiceAccuracy
+from serving.workload.row import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommonsenseQA(PublicDataset):
+    """JSON Lines as on the Hub (question, choices {label, text}) or as first published (question {stem, choices}).
+
+    5-shot and accuracy as in Synera, Table 2. A worked example answers "A. bank".
+    """
+
+    hub: str | None = "tau/commonsense_qa"
+    shots: int = 5
+
+    name = "CommonsenseQA"
+    layout = "JSON Lines with question, choices {label, text} and answerKey"
+    instruction = "Answer each question with one of its options."
+    metrics = (ChoiceAccuracy(),)
+    stop = ("\nQuestion:",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_lines(path)
+
+    def example(self, row: Row) -> Example:
+        question, labels, choices = _published(row) if isinstance(row.fields.get("question"), dict) else _on_hub(row)
+        right = row.text("answerKey")
+        if right not in labels or len(labels) != len(choices):
+            raise row.broken(
+                f"answerKey {right!r} and {len(choices)} options labelled {', '.join(labels)} do not agree"
+            )
+        shown = [f"{chr(ord('A') + index)}. {choice}" for index, choice in enumerate(choices)]
+        ask = "\n".join([f"Question: {question}", *shown, "Answer:"])
+        answer = choices[labels.index(right)]
+        return Example(row.text("id"), ask, shown[labels.index(right)], (answer,), "commonsense", answer, choices)
+
+
+def _on_hub(row: Row) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    choices = row.inner("choices")
+    return row.text("question"), choices.texts("label"), choices.texts("text")
+
+
+def _published(row: Row) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    question = row.inner("question")
+    options = list(question.rows("choices"))
+    return (
+        question.text("stem"),
+        tuple(one.text("label") for one in options),
+        tuple(one.text("text") for one in options),
+    )

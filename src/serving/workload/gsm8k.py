@@ -1,0 +1,46 @@
+"""GSM8K: grade-school problems in words (Cobbe et al., 2021)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import FinalNumber, final_number
+from serving.workload.row import Row
+
+_CALCULATOR = re.compile(r"<<[^<>]*>>")
+_FINAL = re.compile(r"####|\\boxed\{")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GSM8K(PublicDataset):
+    """JSON Lines with question and answer (ending in `#### 18`), or problem and solution (ending in `\\boxed{18}`).
+
+    5-shot with the worked solutions, their calculator notes <<...>> taken out; scored by the final number.
+    """
+
+    hub: str | None = "openai/gsm8k"
+    config: str | None = "main"
+    split: str = "test"
+    shots: int = 5
+
+    name = "GSM8K"
+    layout = "JSON Lines with problem and solution (or question and answer) that ends in \\boxed{} or ####"
+    instruction = "Solve each problem step by step and end with the answer, a number."
+    metrics = (FinalNumber(),)
+    stop = ("\nProblem:",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_lines(path)
+
+    def example(self, row: Row) -> Example:
+        solution = _CALCULATOR.sub("", row.text("solution", "answer")).strip()
+        number = final_number(solution)
+        if number is None or not _FINAL.search(solution):
+            raise row.broken(f"no final number after #### or \\boxed{{ in {solution[-40:]!r}")
+        ask = f"Problem: {row.text('problem', 'question').strip()}\nSolution:"
+        return Example(f"gsm8k-{row.number}", ask, solution, (solution,), "arithmetic", str(number))

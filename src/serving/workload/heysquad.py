@@ -1,0 +1,55 @@
+"""HeySQuAD: SQuAD's questions as people spoke them, transcribed (Wu et al., 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import Rouge1
+from serving.workload.row import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeySQuAD(PublicDataset):
+    """SQuAD 1.1 JSON: data[].paragraphs[] {context, qas[] {id, question, answers[] {text}}}.
+
+    Questions marked impossible are passed over. 5-shot and ROUGE-1 against the nearest answer as in Synera, Table 2;
+    an answer is one line. Of the Hub's copy only the text columns are fetched, not the audio.
+    """
+
+    hub: str | None = "yijingwu/HeySQuAD_human"
+    shots: int = 5
+
+    name = "HeySQuAD"
+    layout = "SQuAD 1.1 JSON (data, paragraphs, qas)"
+    instruction = "Answer each question from its passage, in a few words."
+    metrics = (Rouge1(),)
+    columns = ("id", "context", "transcription", "answers", "is_impossible")
+    stop = ("\n",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        for article in files.json_member(path, "data"):
+            for paragraph in article.rows("paragraphs"):
+                context = paragraph.text("context")
+                for question in paragraph.rows("qas"):
+                    yield Row({**question.fields, "context": context}, question.where, question.number)
+
+    def example(self, row: Row) -> Example | None:
+        if row.fields.get("is_impossible"):
+            return None
+        spoken = row.text("transcription", "question").strip()
+        ask = f"Passage: {row.text('context').strip()}\nQuestion: {spoken}\nAnswer:"
+        answers = tuple(dict.fromkeys(_answers(row)))
+        if not answers:
+            raise row.broken('field "answers" is empty, needed is one answer or more')
+        return Example(row.text("id"), ask, answers[0], answers, "reading")
+
+
+def _answers(row: Row) -> Iterable[str]:
+    """Texts of `answers`, which is a list of objects in SQuAD's files and an object of lists in some Hub copies."""
+    if isinstance(row.fields.get("answers"), dict):
+        return row.inner("answers").texts("text")
+    return [answer.text("text").strip() for answer in row.rows("answers")]

@@ -1,0 +1,84 @@
+"""LLQA: four-way questions on a person's day, from the descriptions of that day (Tran et al., 2022)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import ChoiceAccuracy
+from serving.workload.row import BrokenRowError, Row
+
+_SPAN = re.compile(r"\[\s*(\d\d?):(\d\d)\s*(?:-\s*(\d\d?):(\d\d)\s*)?\]")
+_MOMENT = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LLQA(PublicDataset):
+    """JSON Lines of questions (question, answers, answer_idx, date, start_time, end_time), and of `descriptions`
+    (desc, date), by default `descriptions.jsonl` beside the questions.
+
+    A question is asked on top of the descriptions of its date whose [from-to] overlaps its own span, both ends
+    included. A description that does not end in such times (41 of the 11,699 published do not) joins no question.
+    Accuracy without worked examples, as in Synera, Table 2. Not on the Hub.
+    """
+
+    descriptions: Path | None = None
+
+    name = "LLQA"
+    layout = "JSON Lines with question, answers, answer_idx, date, start_time and end_time"
+    metrics = (ChoiceAccuracy(),)
+    stop = ("\nQuestion:",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_lines(path)
+
+    def example(self, row: Row) -> Example:
+        choices = tuple(choice.strip() for choice in row.texts("answers"))
+        right = row.whole("answer_idx")
+        if not 0 <= right < len(choices):
+            raise row.broken(f"answer_idx is {right}, needed is 0 to {len(choices) - 1}")
+        shown = [f"{chr(ord('A') + index)}. {choice}" for index, choice in enumerate(choices)]
+        log = self._between(row.text("date"), _minute(row, "start_time"), _minute(row, "end_time"))
+        question = f"Question: {row.text('question').strip()}"
+        ask = "\n".join([*(["Log of the day:", *log, ""] if log else []), question, *shown, "Answer:"])
+        return Example(f"llqa-{row.number}", ask, shown[right], (choices[right],), "lifelog", choices[right], choices)
+
+    def _between(self, date: str, start: int, end: int) -> list[str]:
+        return [text for first, last, text in self._days.get(date, ()) if first <= end and last >= start]
+
+    @cached_property
+    def _days(self) -> dict[str, list[tuple[int, int, str]]]:
+        """By date: first minute, last minute and text of each description, in file order."""
+        days: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
+        try:
+            for row in files.json_lines(self._descriptions()):
+                text = row.text("desc", blank=True)
+                span = _SPAN.search(text)
+                if span:
+                    first = int(span[1]) * 60 + int(span[2])
+                    last = int(span[3]) * 60 + int(span[4]) if span[3] else first
+                    days[row.text("date")].append((first, last, text.strip()))
+        except BrokenRowError as error:
+            raise ValueError(f"{error}. LLQA's descriptions are JSON Lines with desc and date") from error
+        return days
+
+    def _descriptions(self) -> Path:
+        path = self.descriptions or (self.path.parent / "descriptions.jsonl" if self.path else None)
+        if path is None or not path.is_file():
+            raise ValueError(
+                f"LLQA also needs its log descriptions, not found at {path}; set workload.dataset.descriptions=FILE"
+            )
+        return path
+
+
+def _minute(row: Row, name: str) -> int:
+    moment = _MOMENT.match(row.text(name))
+    if not moment:
+        raise row.broken(f'field "{name}" is {row.text(name)!r}, needed is a time like 2015/03/11 06:36:00+00')
+    return int(moment[1]) * 60 + int(moment[2])

@@ -1,0 +1,31 @@
+"""Which prompts of a data set are asked, and in which order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from serving.luck import key, luck
+from serving.workload.prompt import Prompt
+
+
+def select(prompts: Sequence[Prompt], n: int, seed: int) -> list[Prompt]:
+    """`n` prompts, as evenly from every task as there are prompts, in an order that mixes the tasks.
+
+    A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order.
+    Raises ValueError when there are fewer than `n`.
+    """
+    if n > len(prompts):
+        raise ValueError(f"workload.prompts={n} asks for more than the data set's {len(prompts)}; set it lower")
+    picked = list(islice(_in_turn(prompts, seed), n))
+    return sorted(picked, key=lambda prompt: luck(key(seed, prompt.id), 0, "order"))
+
+
+def _in_turn(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
+    """One prompt of each task in turn; the order inside a task is drawn."""
+    by_task: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in sorted(prompts, key=lambda prompt: (luck(key(seed, prompt.id), 0, "select"), prompt.id)):
+        by_task[prompt.task].append(prompt)
+    for turn in range(max(map(len, by_task.values()))):
+        yield from (by_task[task][turn] for task in sorted(by_task) if turn < len(by_task[task]))

@@ -1,0 +1,37 @@
+"""SensorQA: questions on weeks of wearable-sensor records (Reichman et al., 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import Rouge1
+from serving.workload.row import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensorQA(PublicDataset):
+    """A JSON list of {question, answer[], images[]}; the pieces of `answer` are one answer, split at its commas.
+
+    The records themselves are pictures, which a text model does not see: the score says how well the form of an
+    answer is met. 5-shot and ROUGE-1 as in Synera, Table 2; an answer is one line. Not on the Hub.
+    """
+
+    shots: int = 5
+
+    name = "SensorQA"
+    layout = "a JSON list of objects with question and answer (a list of texts)"
+    instruction = "Answer each question about my week in a few words."
+    metrics = (Rouge1(),)
+    stop = ("\n",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_list(path)
+
+    def example(self, row: Row) -> Example:
+        ask = f"Question: {row.text('question').strip()}\nAnswer:"
+        answer = ", ".join(piece.strip() for piece in row.texts("answer"))
+        return Example(f"sensorqa-{row.number}", ask, answer, (answer,), "sensors")

@@ -1,0 +1,54 @@
+"""What a request was promised: classes of token speed and first-token time, and which request gets which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import inf, isclose
+
+from serving.luck import key, luck
+
+
+@dataclass(frozen=True, kw_only=True)
+class SloClass:
+    """At least `tokens_per_s` while writing, the first token within `ttft_s` (None: not promised), for a `share` of
+    the requests. WISP's classes (section 5.3, Table 2) are 2, 4, 6 and 8 tokens/s.
+    """
+
+    name: str
+    tokens_per_s: float
+    ttft_s: float | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tokens_per_s < inf:
+            raise ValueError(f"SLO class {self.name}: tokens_per_s must be above 0, got {self.tokens_per_s}")
+        if self.ttft_s is not None and not 0 < self.ttft_s < inf:
+            raise ValueError(f"SLO class {self.name}: ttft_s must be above 0 seconds or null, got {self.ttft_s}")
+        if not 0 < self.share <= 1:
+            raise ValueError(f"SLO class {self.name}: share must be above 0 and at most 1, got {self.share}")
+
+
+def check(classes: Sequence[SloClass]) -> None:
+    """Raises ValueError unless names differ and shares add up to 1 (no class at all is fine)."""
+    names = [one.name for one in classes]
+    if len(set(names)) < len(names):
+        raise ValueError(f"workload.slo names a class twice: {', '.join(names)}")
+    total = sum(one.share for one in classes)
+    if classes and not isclose(total, 1, abs_tol=1e-6):
+        raise ValueError(f"the shares of workload.slo must add up to 1, got {total:g} ({', '.join(names)})")
+
+
+def assign(classes: Sequence[SloClass], n: int, seed: int) -> list[SloClass | None]:
+    """A class for each of `n` requests: every class has its share to within one request, in an order drawn by seed."""
+    if not classes:
+        return [None] * n
+    stream = key(seed, "slo")
+    order = sorted(range(n), key=lambda index: luck(stream, index, "class"))
+    bounds = [round(n * share) for share in accumulate(one.share for one in classes)]
+    drawn: list[SloClass | None] = [None] * n
+    for start, end, one in zip([0, *bounds], bounds, classes, strict=False):
+        for index in order[start:end]:
+            drawn[index] = one
+    return drawn

@@ -1,0 +1,50 @@
+"""Spec-Bench: prompts of six kinds on which speculative decoding is compared (Xia et al., 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from serving.workload import files
+from serving.workload.dataset import Audience, Example, PublicDataset
+from serving.workload.row import Row
+
+_KINDS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecBench(PublicDataset):
+    """JSON Lines with question_id, category, turns and sometimes reference.
+
+    It has no quality metric: what it reports is acceptance length and speed-up, for each of six kinds (MT-Bench's
+    eight small categories are one kind, `multi_turn`). `turns` `first` asks only the first turn of a conversation;
+    `all` asks the user's turns together in one prompt, since a second turn has no model's answer to follow.
+    """
+
+    turns: Literal["first", "all"] = "first"
+
+    name = "Spec-Bench"
+    layout = "JSON Lines with question_id, category and turns"
+    metrics = ()
+    measures_quality_of: ClassVar[Audience] = "nobody"
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_lines(path)
+
+    def example(self, row: Row) -> Example:
+        turns = row.texts("turns")
+        category = row.text("category")
+        ask = turns[0] if self.turns == "first" else "\n\n".join(turns)
+        kind = category if category in _KINDS else "multi_turn"
+        return Example(str(row.whole("question_id")), ask, "", tuple(_texts(row.fields.get("reference"))), kind)
+
+
+def _texts(reference: Any) -> Iterator[str]:
+    """The texts of a reference, which may be absent or a list of lists."""
+    if isinstance(reference, str):
+        yield reference
+    elif isinstance(reference, list):
+        for part in reference:
+            yield from _texts(part)

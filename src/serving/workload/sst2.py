@@ -1,0 +1,42 @@
+"""SST-2: is a sentence of a film review positive or negative (Socher et al., 2013; the GLUE split)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import ChoiceAccuracy
+from serving.workload.row import Row
+
+_LABELS = ("negative", "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SST2(PublicDataset):
+    """TSV with the header `sentence`, `label` (0 or 1); a quote is a letter like any other.
+
+    5-shot and accuracy as in Synera, Table 2.
+    """
+
+    hub: str | None = "stanfordnlp/sst2"
+    shots: int = 5
+
+    name = "SST-2"
+    layout = "TSV with the columns sentence and label"
+    instruction = "Say whether each review is positive or negative."
+    metrics = (ChoiceAccuracy(lettered=False),)
+    stop = ("\nReview:",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.table(path, ("sentence", "label"), "\t", quoted=False)
+
+    def example(self, row: Row) -> Example:
+        label = row.whole("label")
+        if label not in (0, 1):
+            raise row.broken(f"label is {label}, needed is 0 or 1 (the test split has no labels)")
+        ask = f"Review: {row.text('sentence').strip()}\nSentiment:"
+        answer = _LABELS[label]
+        return Example(f"sst2-{row.number}", ask, answer, (answer,), "sentiment", answer, _LABELS)

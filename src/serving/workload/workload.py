@@ -1,0 +1,110 @@
+"""What a run serves: prompts of a data set, on devices, at times, with promises and limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from serving.workload import slo
+from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
+from serving.workload.dataset import Dataset
+from serving.workload.encoding import Encoded, Template, Tokenizer, Truncate, encode
+from serving.workload.prompt import Prompt
+from serving.workload.selection import select
+from serving.workload.slo import SloClass
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of the workload: the `position`-th of its device, both counted from 0.
+
+    `at_s` is None in a closed loop: the call starts `think_s` after the device's previous one ended, the first at 0.
+    """
+
+    index: int
+    prompt: Prompt
+    device: int
+    position: int
+    at_s: float | None
+    think_s: float
+    max_prompt_tokens: int
+    max_new_tokens: int
+    slo: SloClass | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`.
+
+    `devices` None means as many as the testbed has. `path` is where `workload.path=` arrives; the configuration
+    hands it to the data set. Raises ValueError for a value out of range.
+    """
+
+    dataset: Dataset
+    arrivals: Arrivals = field(default_factory=ClosedLoop)
+    slo: tuple[SloClass, ...] = ()
+    devices: int | None = None
+    prompts: int = 120
+    max_prompt_tokens: int = 1024
+    max_new_tokens: int = 64
+    template: Template = "auto"
+    truncate: Truncate = "refuse"
+    seed: int = 0
+    path: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "max_prompt_tokens", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"workload.{name} must be 1 or more, got {getattr(self, name)}")
+        if self.devices is not None and self.devices < 1:
+            raise ValueError(f"workload.devices must be 1 or more (null: as the testbed), got {self.devices}")
+        if self.path is not None and getattr(self.dataset, "path", None) != self.path:
+            raise ValueError(f"workload.path={self.path} is set, but {self.dataset.name} does not read that file")
+        if isinstance(self.arrivals, AzureTrace) and self.arrivals.lengths and self.truncate == "refuse":
+            raise ValueError("workload.arrivals.lengths=true cuts prompts: set workload.truncate=left or middle")
+        slo.check(self.slo)
+
+    def calls(self, devices: int | None = None) -> list[Call]:
+        """The requests in the order they were drawn; `devices` is the testbed's number, used if none is set here.
+
+        Raises ValueError when neither is given, or the data set cannot be read or has too few prompts.
+        """
+        count = self.devices if self.devices is not None else devices
+        if count is None:
+            raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
+        asked = select(self.dataset.prompts(), self.prompts, self.seed)
+        arrivals = self.arrivals.times(len(asked), count, self.seed)
+        classes = slo.assign(self.slo, len(asked), self.seed)
+        before: Counter[int] = Counter()
+        calls = []
+        for index, (prompt, arrival, promise) in enumerate(zip(asked, arrivals, classes, strict=True)):
+            calls.append(self._call(index, prompt, arrival, before[arrival.device], promise))
+            before[arrival.device] += 1
+        return calls
+
+    def encode(self, call: Call, tokenizer: Tokenizer) -> Encoded:
+        """The call's prompt as token ids within its limit; ValueError names the prompt that does not fit."""
+        try:
+            return encode(
+                call.prompt.text,
+                tokenizer,
+                template=self.template,
+                limit=call.max_prompt_tokens,
+                truncate=self.truncate,
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.dataset.name} prompt {call.prompt.id}: {error}") from error
+
+    def _call(self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None) -> Call:
+        return Call(
+            index,
+            prompt,
+            arrival.device,
+            position,
+            arrival.at_s,
+            arrival.think_s,
+            min(self.max_prompt_tokens, arrival.prompt_tokens or self.max_prompt_tokens),
+            min(self.max_new_tokens, arrival.new_tokens or self.max_new_tokens),
+            promise,
+        )

@@ -1,0 +1,40 @@
+"""XSum: one-sentence summaries of BBC articles (Narayan et al., 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.workload import files
+from serving.workload.dataset import Example, PublicDataset
+from serving.workload.metrics import Rouge1
+from serving.workload.row import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class XSum(PublicDataset):
+    """JSON Lines with `article`, already wrapped as a prompt, and `summary_gt`, as HELM and H2O distribute it.
+
+    The Hub's rows (document, summary) are wrapped in the same words. An answer ends at the separator `###`.
+    ROUGE-1 without worked examples, as in Synera, Table 2.
+    """
+
+    hub: str | None = "EdinburghNLP/xsum"
+
+    name = "XSum"
+    layout = "JSON Lines with article (a wrapped prompt) and summary_gt"
+    metrics = (Rouge1(),)
+    stop = ("###",)
+
+    def rows(self, path: Path) -> Iterable[Row]:
+        return files.json_lines(path)
+
+    def example(self, row: Row) -> Example:
+        ask = _wrapped(row.text("document")) if row.has("document") else row.text("article")
+        summary = row.text("summary_gt", "summary").strip()
+        return Example(f"xsum-{row.number}", ask, summary, (summary,), "summary")
+
+
+def _wrapped(document: str) -> str:
+    return f"###\nArticle: {document.strip()}\n\nSummarize the above article in 1 sentence.\n"

@@ -1,0 +1,46 @@
+"""The store of tensors that travel by id."""
+
+import pytest
+import torch
+from serving.engine.blobs import Blobs
+from serving.messages import Blob
+
+
+def test_a_tensor_is_read_as_often_as_one_likes_and_taken_once():
+    blobs = Blobs()
+    blob = blobs.put(torch.ones(3), "a", 6)
+    assert blob.nbytes == 6
+    assert blobs.get(blob) is blobs.get(blob)
+    assert blobs.take(blob).tolist() == [1, 1, 1]
+    assert (len(blobs), blobs.held_nbytes) == (0, 0)
+    with pytest.raises(KeyError, match="blob 'a/1' is not in the store"):
+        blobs.get(blob)
+
+
+def test_ids_differ_even_for_one_owner():
+    blobs = Blobs()
+    assert len({blobs.put(torch.ones(1), "a", 2).id for _ in range(5)}) == 5
+
+
+def test_the_oldest_go_when_the_store_is_full_but_never_the_newest():
+    blobs = Blobs(capacity_nbytes=40)
+    first, second, third = (blobs.put(torch.zeros(4), "a", 8) for _ in range(3))
+    assert len(blobs) == 2
+    with pytest.raises(KeyError, match="fell out of the 40 bytes"):
+        blobs.get(first)
+    blobs.get(second)
+    large = blobs.put(torch.zeros(100), "a", 200)
+    assert blobs.get(large).shape == (100,)
+    assert len(blobs) == 1
+    with pytest.raises(KeyError, match="a/3"):
+        blobs.take(third)
+
+
+def test_a_tensor_from_another_process_keeps_its_id_and_replaces_an_older_one():
+    blobs = Blobs()
+    blob = Blob("hidden/elsewhere/7", 4)
+    blobs.add(blob, torch.zeros(1))
+    blobs.add(blob, torch.ones(1))
+    assert blobs.take(blob).tolist() == [1]
+    blobs.discard((blob,))
+    assert blobs.held_nbytes == 0

@@ -1,0 +1,57 @@
+"""Importance against the attention weights that `transformers` gives out with its eager attention."""
+
+import copy
+
+import pytest
+import torch
+from serving.engine.engine import Engine
+from serving.engine.model import take_apart
+from serving.messages import Generate, Stop
+
+PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 4)
+
+
+def _weights(causal, tokens, layers):
+    """Attention (rows, columns), averaged over heads and layers."""
+    eager = copy.deepcopy(causal)
+    eager.set_attn_implementation("eager")
+    with torch.inference_mode():
+        out = eager(torch.tensor([tokens]), output_attentions=True)
+    return torch.stack([out.attentions[i][0].mean(0) for i in layers]).mean(0)
+
+
+def _naive(weights, first, drafted):
+    fed = drafted - 1
+    means = [float(torch.stack([weights[first + j, first + i] for j in range(i, fed)]).mean()) for i in range(fed)]
+    return [*means, sum(means) / fed]
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
+def test_importance_is_the_mean_attention_of_later_rows(causal, variant):
+    whole = causal(variant)
+    engine = Engine(take_apart(copy.deepcopy(whole)))
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(6), probes=("importance",)))[0]
+    weights = _weights(whole, (*PROMPT, *drafted.tokens), range(4))
+    assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 6), abs=1e-5)
+
+
+def test_more_tokens_than_a_sliding_window_sees(causal):
+    whole = causal("mistral")
+    engine = Engine(take_apart(copy.deepcopy(whole)))
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(14), probes=("importance",)))[0]
+    weights = _weights(whole, (*PROMPT, *drafted.tokens), range(4))
+    assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 14), abs=1e-5)
+
+
+def test_only_probed_layers_count(llama):
+    engine = Engine(take_apart(copy.deepcopy(llama)), probed=frozenset({1, 3}))
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(4), probes=("importance",)))[0]
+    weights = _weights(llama, (*PROMPT, *drafted.tokens), (1, 3))
+    assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 4), abs=1e-5)
+
+
+def test_a_single_token_is_as_important_as_the_row_that_wrote_it_is_to_itself(llama):
+    engine = Engine(take_apart(copy.deepcopy(llama)))
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(1), probes=("importance",)))[0]
+    weights = _weights(llama, PROMPT, range(4))
+    assert drafted.scores["importance"] == pytest.approx((float(weights[-1, -1]),), abs=1e-5)

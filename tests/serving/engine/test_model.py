@@ -1,0 +1,98 @@
+"""Opening checkpoints, and what is said of those that cannot be used."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from serving.engine.engine import Engine
+from serving.engine.model import check_checkpoint, open_model, take_apart
+from serving.messages import Generate, Stop
+
+PROMPT = (5, 17, 40, 8)
+
+
+@pytest.fixture
+def saved(llama, tmp_path):
+    path = tmp_path / "llama"
+    llama.save_pretrained(path)
+    return path
+
+
+def test_a_saved_checkpoint_writes_what_the_model_writes(llama, saved):
+    engine = Engine(open_model(saved))
+    out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert engine.execute(Generate("a", 0, PROMPT, Stop(12)))[0].tokens == tuple(out[0, 4:].tolist())
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
+    model = open_model(saved, dtype=dtype)
+    engine = Engine(model)
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(5), probes=("confidence", "importance")))[0]
+    assert model.dtype in (torch.bfloat16, torch.float16)
+    assert engine.cache.nbytes == 2 * 4 * 64 * 2 * 8 * 2
+    assert all(0 < score <= 1.01 for score in drafted.scores["confidence"])
+
+
+@pytest.mark.parametrize(
+    ("variant", "windows"),
+    [
+        ("llama", (None,) * 4),
+        ("qwen2_mixed", (None, None, 8, 8)),
+        ("mistral", (8,) * 4),
+        ("mistral_open", (None,) * 4),
+        ("phi3", (8,) * 4),
+        ("neox", (None,) * 4),
+    ],
+)
+def test_each_layers_window_is_found(causal, variant, windows):
+    assert take_apart(causal(variant)).windows == windows
+
+
+def test_a_missing_path_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"there is no checkpoint at .*/nothing; give a directory"):
+        open_model(tmp_path / "nothing")
+
+
+def test_a_directory_without_a_model_is_named(tmp_path):
+    with pytest.raises(ValueError, match="is not a checkpoint that transformers can open"):
+        open_model(tmp_path)
+
+
+def test_models_that_are_not_causal_are_refused(tmp_path):
+    transformers.BertConfig(architectures=["BertForMaskedLM"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="BertForMaskedLM, which is not a causal LM"):
+        check_checkpoint(tmp_path)
+
+
+def test_other_architectures_are_refused_with_those_that_work(tmp_path):
+    transformers.GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="architecture 'gpt2'.*it knows llama, qwen2, qwen3, mistral, phi3, gpt_neox"):
+        check_checkpoint(tmp_path)
+
+
+def test_damaged_weights_are_named(saved):
+    weights = saved / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-500])
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_model(saved)
+
+
+def test_a_damaged_configuration_is_named(saved):
+    (saved / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is not a checkpoint that transformers can open"):
+        check_checkpoint(saved)
+
+
+def test_missing_weights_are_not_made_up(saved):
+    config = json.loads((saved / "config.json").read_text())
+    config["num_hidden_layers"] = 6
+    (saved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="lacks weights"):
+        open_model(saved)
+
+
+def test_unknown_precisions_are_refused(saved):
+    with pytest.raises(ValueError, match="dtype 'fp8' is not known; choose one of fp32, bf16, fp16"):
+        open_model(saved, dtype="fp8")

@@ -1,0 +1,94 @@
+"""Prompts to tokens and back, and which pairs of tokenizers are refused."""
+
+import json
+import shutil
+
+import pytest
+import transformers
+from serving.engine.tokenizer import Tokenizer, same_tokenizer, shorten
+from tokenizers import models, pre_tokenizers
+from tokenizers import Tokenizer as Raw
+
+WORDS = ["<pad>", "</s>", "<u>", "<a>", "the", "red", "ball", "is", "in", "a", "box", "?"]
+CHAT = "{% for m in messages %}<u> {{ m['content'] }}{% endfor %}{% if add_generation_prompt %} <a>{% endif %}"
+
+
+def _save(path, words, split=None, chat=CHAT):
+    raw = Raw(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    raw.pre_tokenizer = split or pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="</s>")
+    tokenizer.chat_template = chat
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return _save(tmp_path / "one", WORDS)
+
+
+def test_a_prompt_becomes_one_turn_of_the_chat_template(path):
+    tokenizer = Tokenizer(path)
+    assert tokenizer.encode("the red ball") == (2, 4, 5, 6, 3)
+    assert tokenizer.encode("the red ball", chat=False) == (4, 5, 6)
+    assert tokenizer.decode((4, 5, 6, 1)) == "the red ball"
+    assert len(tokenizer) == len(WORDS)
+
+
+def test_without_a_chat_template_prompts_are_plain(tmp_path):
+    assert Tokenizer(_save(tmp_path, WORDS, chat=None)).encode("the red ball") == (4, 5, 6)
+
+
+def test_a_long_prompt_loses_its_middle(path):
+    assert Tokenizer(path).encode("the red ball is in a box ?", 6) == (2, 4, 5, 10, 11, 3)
+    with pytest.raises(ValueError, match="prompt limit is 0 tokens"):
+        Tokenizer(path).encode("the", 0)
+
+
+@pytest.mark.parametrize(("limit", "left"), [(None, 9), (9, 9), (8, 8), (1, 1)])
+def test_short_enough_prompts_stay_whole(limit, left):
+    kept = shorten(tuple(range(9)), limit)
+    assert len(kept) == left
+    assert kept[-1] == 8
+
+
+def test_end_tokens_come_from_the_tokenizer_and_the_generation_config(path):
+    assert Tokenizer(path).ends == (1,)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 3]}))
+    assert Tokenizer(path).ends == (1, 3)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
+    assert Tokenizer(path).ends == (1, 3)
+
+
+def test_no_tokenizer_is_said_to_be_none(tmp_path):
+    with pytest.raises(ValueError, match="no tokenizer that transformers can open"):
+        Tokenizer(tmp_path)
+
+
+def test_copies_and_other_chat_templates_are_the_same_tokenizer(path, tmp_path):
+    shutil.copytree(path, tmp_path / "two")
+    same_tokenizer(path, tmp_path / "two")
+    same_tokenizer(path, _save(tmp_path / "three", WORDS, chat=None))
+
+
+def test_the_first_token_that_differs_is_named(path, tmp_path):
+    swapped = [*WORDS[:5], "ball", "red", *WORDS[7:]]
+    with pytest.raises(ValueError, match=r"token 5 is 'red' in the one and 'ball' in the other \(12 and 12 tokens\)"):
+        same_tokenizer(path, _save(tmp_path / "two", swapped))
+
+
+def test_a_token_more_is_a_difference(path, tmp_path):
+    with pytest.raises(ValueError, match="token 12 is missing in the one and 'lid' in the other"):
+        same_tokenizer(path, _save(tmp_path / "two", [*WORDS, "lid"]))
+
+
+def test_the_same_words_split_differently_are_a_difference(path, tmp_path):
+    with pytest.raises(ValueError, match="same vocabulary but split text differently"):
+        same_tokenizer(path, _save(tmp_path / "two", WORDS, split=pre_tokenizers.Split("c", "isolated")))
+
+
+def test_a_damaged_tokenizer_file_is_named(path, tmp_path):
+    shutil.copytree(path, tmp_path / "two")
+    (tmp_path / "two" / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer.json is damaged"):
+        same_tokenizer(path, tmp_path / "two")

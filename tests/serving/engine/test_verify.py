@@ -1,0 +1,109 @@
+"""Verdict rules, and that speculative sampling cannot be told from the target alone."""
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from serving.engine import verify
+from serving.engine.sampling import as_received, as_sent, distribution, draw
+from serving.luck import key, luck
+from serving.messages import Sampling, Verdict
+
+SAMPLING = Sampling(1.0, 0, 1.0, seed=11)
+VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
+
+
+@pytest.mark.parametrize(
+    ("drafts", "verdict"),
+    [((), (0, 4)), ((4,), (1, 5)), ((9,), (0, 4)), ((4, 5), (2, 6)), ((4, 9), (1, 5)), ((9, 5), (0, 4))],
+)
+def test_greedy_stops_at_the_first_difference(drafts, verdict):
+    assert verify.greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
+
+
+@pytest.mark.parametrize(
+    ("drafts", "parents", "choices", "verdict"),
+    [
+        ((7, 8), (-1, 0), (7, 8, 9), (2, 9, (0, 1))),
+        ((7, 8, 5), (-1, -1, 1), (8, 1, 5, 6), (2, 6, (1, 2))),
+        ((7, 8), (-1, -1), (9, 1, 2), (0, 9, ())),
+        ((7, 7), (-1, 0), (7, 3, 9), (1, 3, (0,))),
+    ],
+)
+def test_tree_follows_the_targets_choices(drafts, parents, choices, verdict):
+    assert verify.tree(choices, drafts, parents) == Verdict(*verdict)
+
+
+def _tables():
+    """Logits of the next token per context, of the target and of a drafter that often agrees."""
+    generator = torch.Generator().manual_seed(7)
+    target = torch.randn(CONTEXTS, VOCABULARY, generator=generator) * 0.8
+    return target, target + torch.randn(CONTEXTS, VOCABULARY, generator=generator) * 0.8
+
+
+def _write(verifier, rounds=ROUNDS):
+    """Counts of tokens per context, the context being the token before it modulo CONTEXTS, from independent rounds."""
+    target, drafter = _tables()
+    sent = [as_sent(row) for row in distribution(drafter, SAMPLING)]
+    counts = torch.zeros(CONTEXTS, VOCABULARY)
+    for round_ in range(rounds):
+        session, contexts, drafts = f"s{round_}", [round_ % CONTEXTS], []
+        for i in range(DRAFTS):
+            drafts.append(draw(sent[contexts[-1]], luck(key(SAMPLING.seed, session), i, "draft")))
+            contexts.append(drafts[-1] % CONTEXTS)
+        odds = [sent[c] for c in contexts[:-1]]
+        verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0)
+        for context, token in zip(contexts, [*drafts[: verdict.accepted], verdict.token], strict=False):
+            counts[context, token] += 1
+    return counts
+
+
+def _p_value(counts):
+    """Chi-square over all contexts against the target's distributions; cells of fewer than 5 expected are pooled."""
+    target = distribution(_tables()[0], SAMPLING)
+    seen, wanted = [], []
+    for row, odds in zip(counts.double(), target, strict=True):
+        expected = odds * row.sum()
+        rare = expected < 5
+        pooled = [(row[rare].sum(), expected[rare].sum())] if rare.any() else []
+        cells = [*zip(row[~rare], expected[~rare], strict=True), *pooled]
+        seen += [float(cell) for cell, _ in cells]
+        wanted += [float(cell) for _, cell in cells]
+    assert min(wanted) >= 5
+    return chisquare(seen, wanted, ddof=CONTEXTS - 1).pvalue
+
+
+def _wisp_equation_3(logits, drafts, odds, sampling, session, first):
+    """The correction drawn from the target itself, as printed in WISP: not lossless."""
+    target, stream = distribution(logits, sampling), key(sampling.seed, session)
+    for i, token in enumerate(drafts):
+        draft = as_received(odds[i], target.shape[1])
+        if luck(stream, first + i, "accept") * float(draft[token]) >= float(target[i, token]):
+            return Verdict(i, draw(target[i], luck(stream, first + i, "residual")))
+    return Verdict(len(drafts), draw(target[-1], luck(stream, first + len(drafts), "residual")))
+
+
+def test_speculative_sampling_writes_the_targets_distribution():
+    counts = _write(verify.sample)
+    assert counts.sum() >= 20_000
+    assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
+    assert 0.01 < _p_value(counts) < 0.999
+
+
+def test_the_same_test_rejects_a_verifier_that_corrects_from_the_target_itself():
+    assert _p_value(_write(_wisp_equation_3)) < 1e-6
+
+
+def test_a_draft_never_outside_the_targets_support():
+    logits = torch.zeros(2, 4)
+    logits[0, 2] = -1e9
+    odds = as_sent(torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    for session in map(str, range(50)):
+        verdict = verify.sample(logits, (2,), [odds], SAMPLING, session, 0)
+        assert verdict.accepted == 0
+        assert verdict.token != 2
+
+
+def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
+    odds = as_sent(torch.tensor([0.0, 0.5, 0.0, 0.5]))
+    verdicts = {verify.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)}
+    assert verdicts <= {0, 1, 2}
