@@ -25,8 +25,8 @@ from serving.messages import (
     Send,
     Start,
     Wake,
-    Work,
     Woke,
+    Work,
 )
 
 

@@ -1,7 +1,7 @@
 """Slot `draft`: how far to draft before asking."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from serving.messages import Stop
 from serving.session import Session
@@ -34,7 +34,7 @@ class Window:
     below: float = 0.0
     keep: bool = True
     """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
-    source: Literal["model"] = "model"
+    source: ClassVar[Literal["model"]] = "model"
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -61,8 +61,8 @@ class Window:
 class NoDraft:
     """Nobody drafts: every token is the target's."""
 
-    source: Literal["none"] = "none"
-    probes: tuple[str, ...] = ()
+    source: ClassVar[Literal["none"]] = "none"
+    probes: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
         return None

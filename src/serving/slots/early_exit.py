@@ -1,7 +1,7 @@
 """Slot `early_exit`: layers of the drafter, and the tail of the sequence, that are skipped."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from serving.session import Session
 
@@ -24,8 +24,8 @@ class EarlyExit(Protocol):
 class NoExit:
     """Every layer runs, and drafts may be sent until the end."""
 
-    layer: None = None
-    has_tail: bool = False
+    layer: ClassVar[None] = None
+    has_tail: ClassVar[bool] = False
 
     def tail(self, s: Session) -> bool:  # noqa: ARG002
         return False
@@ -36,8 +36,8 @@ class Tail:
     """No offloading after `after` of the longest answer (Synera, section 4.3, sequence-wise: 0.8)."""
 
     after: float
-    layer: None = None
-    has_tail: bool = True
+    layer: ClassVar[None] = None
+    has_tail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.after <= 1.0:

@@ -1,9 +1,7 @@
 """Slot `kv_cache`: what the cloud keeps between two questions of a session."""
 
 from dataclasses import dataclass
-from typing import Protocol
-
-from serving.messages import INF
+from typing import ClassVar, Protocol
 
 
 class KvCache(Protocol):
@@ -21,7 +19,7 @@ class Reuse:
     """Prefixes stay cached; idle sessions are evicted, oldest first, when the budget is spent."""
 
     capacity_tokens: float | None = None
-    keep: bool = True
+    keep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
@@ -32,5 +30,5 @@ class Reuse:
 class NoReuse:
     """Every question is computed from its first token (SLED as WISP describes it, section 5.1)."""
 
-    capacity_tokens: float = INF
-    keep: bool = False
+    capacity_tokens: ClassVar[None] = None
+    keep: ClassVar[bool] = False

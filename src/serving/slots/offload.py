@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass, field
 from math import exp
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from serving.messages import INF
 from serving.session import Session
 from serving.thresholds import Thresholds
-
 
 Reach = Literal["none", "some", "all", "handover"]
 
@@ -30,8 +29,8 @@ class Offload(Protocol):
 class Always:
     """Every draft is verified (SLED, WISP, HAT)."""
 
-    reach: Literal["all"] = "all"
-    probes: tuple[str, ...] = ()
+    reach: ClassVar[Literal["all"]] = "all"
+    probes: ClassVar[tuple[str, ...]] = ()
 
     def ask(self, s: Session) -> int:  # noqa: ARG002
         return 1
@@ -41,8 +40,8 @@ class Always:
 class Never:
     """Nothing leaves the device (edge-centric)."""
 
-    reach: Literal["none"] = "none"
-    probes: tuple[str, ...] = ()
+    reach: ClassVar[Literal["none"]] = "none"
+    probes: ClassVar[tuple[str, ...]] = ()
 
     def ask(self, s: Session) -> int:  # noqa: ARG002
         return 0
@@ -52,8 +51,8 @@ class Never:
 class Handover:
     """The route writes all of it (cloud-centric)."""
 
-    reach: Literal["handover"] = "handover"
-    probes: tuple[str, ...] = ()
+    reach: ClassVar[Literal["handover"]] = "handover"
+    probes: ClassVar[tuple[str, ...]] = ()
 
     def ask(self, s: Session) -> int:
         return s.remaining
@@ -90,8 +89,8 @@ class ConfidenceImportance:
     calibration: Literal["share", "percentile"] = "share"
     k: float = 10.0
     theta: float = -10.0
-    reach: Literal["some"] = "some"
-    probes: tuple[str, ...] = ("confidence", "importance")
+    reach: ClassVar[Literal["some"]] = "some"
+    probes: ClassVar[tuple[str, ...]] = ("confidence", "importance")
     i_th: float = field(init=False, default=INF)
 
     def __post_init__(self) -> None:

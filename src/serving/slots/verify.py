@@ -1,7 +1,7 @@
 """Slot `verify`: the acceptance rule. Where it runs is no choice: it runs where the span with the head is."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from serving.messages import Rule
 from serving.session import Session
@@ -21,7 +21,7 @@ class Lossless:
     """The output is the target's own: greedy match, or speculative sampling with the renormalised residual
     (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
 
-    send: bool = True
+    send: ClassVar[bool] = True
 
     def rule(self, s: Session) -> Rule:
         return "sample" if s.call.sampling else "greedy"
@@ -31,7 +31,7 @@ class Lossless:
 class Replace:
     """The drafts stay on the device: where one is offloaded, the target writes the token (Hybrid, token routing)."""
 
-    send: bool = False
+    send: ClassVar[bool] = False
 
     def rule(self, s: Session) -> Rule:
         return "sample" if s.call.sampling else "greedy"

@@ -1,7 +1,7 @@
 """Slot `waiting`: what the device does while the cloud verifies."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from serving.session import Session
 
@@ -24,8 +24,8 @@ class Waiting(Protocol):
 class Idle:
     """The device waits."""
 
-    steps: int = 0
-    probes: tuple[str, ...] = ()
+    steps: ClassVar[int] = 0
+    probes: ClassVar[tuple[str, ...]] = ()
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:  # noqa: ARG002
         return ()

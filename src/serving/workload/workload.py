@@ -16,7 +16,7 @@ from serving.workload.slo import SloClass
 
 
 @dataclass(frozen=True)
-class Call:
+class Asked:
     """One request of the workload: the `position`-th of its device, both counted from 0.
 
     `at_s` is None in a closed loop: the call starts `think_s` after the device's previous one ended, the first at 0.
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`.
+    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left to others.
 
     `devices` None means as many as the testbed has. `path` is where `workload.path=` arrives; the configuration
     hands it to the data set. Raises ValueError for a value out of range.
@@ -46,6 +46,7 @@ class Workload:
     slo: tuple[SloClass, ...] = ()
     devices: int | None = None
     prompts: int = 120
+    skip: int = 0
     max_prompt_tokens: int = 1024
     max_new_tokens: int = 64
     template: Template = "auto"
@@ -57,6 +58,8 @@ class Workload:
         for name in ("prompts", "max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"workload.{name} must be 1 or more, got {getattr(self, name)}")
+        if self.skip < 0:
+            raise ValueError(f"workload.skip must be 0 or more, got {self.skip}")
         if self.devices is not None and self.devices < 1:
             raise ValueError(f"workload.devices must be 1 or more (null: as the testbed), got {self.devices}")
         if self.path is not None and getattr(self.dataset, "path", None) != self.path:
@@ -65,7 +68,7 @@ class Workload:
             raise ValueError("workload.arrivals.lengths=true cuts prompts: set workload.truncate=left or middle")
         slo.check(self.slo)
 
-    def calls(self, devices: int | None = None) -> list[Call]:
+    def calls(self, devices: int | None = None) -> list[Asked]:
         """The requests in the order they were drawn; `devices` is the testbed's number, used if none is set here.
 
         Raises ValueError when neither is given, or the data set cannot be read or has too few prompts.
@@ -73,7 +76,7 @@ class Workload:
         count = self.devices if self.devices is not None else devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        asked = select(self.dataset.prompts(), self.prompts, self.seed)
+        asked = select(self.dataset.prompts(), self.skip + self.prompts, self.seed)[self.skip :]
         arrivals = self.arrivals.times(len(asked), count, self.seed)
         classes = slo.assign(self.slo, len(asked), self.seed)
         before: Counter[int] = Counter()
@@ -83,7 +86,7 @@ class Workload:
             before[arrival.device] += 1
         return calls
 
-    def encode(self, call: Call, tokenizer: Tokenizer) -> Encoded:
+    def encode(self, call: Asked, tokenizer: Tokenizer) -> Encoded:
         """The call's prompt as token ids within its limit; ValueError names the prompt that does not fit."""
         try:
             return encode(
@@ -96,8 +99,8 @@ class Workload:
         except ValueError as error:
             raise ValueError(f"{self.dataset.name} prompt {call.prompt.id}: {error}") from error
 
-    def _call(self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None) -> Call:
-        return Call(
+    def _call(self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None) -> Asked:
+        return Asked(
             index,
             prompt,
             arrival.device,

@@ -1,0 +1,74 @@
+"""The command line before Hydra sees it: what people write, made into what Hydra takes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[2] / "conf"
+WHEEL = Path(__file__).resolve().parent / "conf"
+
+
+def conf_dir() -> Path:
+    """The project's own configuration: beside `src` in a checkout, inside the package in a wheel."""
+    return HOME if HOME.is_dir() else WHEEL
+
+
+def rewritten(argv: Sequence[str]) -> list[str]:
+    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`."""
+    found = []
+    for word in argv:
+        if word.startswith("+policy="):
+            word = word[1:]
+        elif word.startswith("experiment="):
+            word = f"+{word}"
+        found.append(word)
+    return found
+
+
+def chosen(argv: Sequence[str], group: str) -> list[str]:
+    """The choices of `group` on the command line; a sweep may name several."""
+    for word in argv:
+        name, _, value = word.lstrip("+").partition("=")
+        if name == group:
+            return [choice.strip().strip("'\"") for choice in value.split(",")]
+    return []
+
+
+def folders(argv: Sequence[str]) -> Iterator[Path]:
+    """Where configuration is looked for: the user's folders, then the project's."""
+    words = iter(argv)
+    for word in words:
+        option, _, value = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            yield Path(value or next(words, ""))
+        elif option.lstrip("+") == "hydra.searchpath":
+            for entry in value.strip("[]").split(","):
+                yield Path(entry.strip().removeprefix("file://"))
+    yield conf_dir()
+
+
+def choices(argv: Sequence[str], group: str) -> dict[str, str]:
+    """The choices of `group`, each with the first line of its file; what only stands in for a choice is left out."""
+    found: dict[str, str] = {}
+    for folder in folders(argv):
+        for file in sorted((folder / group).glob("*.yaml")):
+            first = file.read_text(encoding="utf-8").partition("\n")[0]
+            found.setdefault(file.stem, first.lstrip("# "))
+    found.pop("unset", None)
+    return found
+
+
+def missing_policy(argv: Sequence[str]) -> str | None:
+    """What to tell somebody who named no policy, or one that does not exist; None if all is well."""
+    known, asked = choices(argv, "policy"), chosen(argv, "policy")
+    plain = all(name.isidentifier() for name in asked)  # globs and the like are Hydra's business
+    unknown = [name for name in asked if plain and name not in known]
+    if unknown:
+        return f"there is no policy {unknown[0]!r}. Choose one with +policy=NAME:\n{_lines(known)}"
+    if not asked and not chosen(argv, "experiment"):
+        return f"which policy? Choose one with +policy=NAME:\n{_lines(known)}"
+    return None
+
+
+def _lines(known: dict[str, str]) -> str:
+    width = max(map(len, known), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in known.items())

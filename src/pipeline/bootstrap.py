@@ -1,0 +1,68 @@
+"""How sure a mean is: percentile bootstrap intervals of a mean and of a paired difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+_INDICES_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the bounds between which it lies with the asked confidence."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000) -> Interval:
+    """The mean of `values` with its percentile interval; one seed gives one interval.
+
+    Raises ValueError for no values, values that are not finite, a level outside (0, 1) or fewer than 100 resamples.
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13.
+    """
+    import numpy as np
+
+    sample = _checked(values, level, resamples)
+    means = _resampled_means(sample, np.random.default_rng(seed), resamples)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(float(sample.mean()), float(low), float(high))
+
+
+def paired_interval(
+    ours: Sequence[float], theirs: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
+) -> Interval:
+    """The mean of `ours - theirs`, matched prompt by prompt: pairs are resampled, not the two sides alone."""
+    if len(ours) != len(theirs):
+        raise ValueError(f"a paired difference needs the same prompts on both sides, got {len(ours)} and {len(theirs)}")
+    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    return mean_interval(differences, seed=seed, level=level, resamples=resamples)
+
+
+def _checked(values: Sequence[float], level: float, resamples: int) -> NDArray[np.float64]:
+    import numpy as np
+
+    sample = np.asarray(values, dtype=np.float64)
+    if sample.ndim != 1 or not sample.size or not np.isfinite(sample).all():
+        raise ValueError(f"a bootstrap needs finite values, at least one, got {sample.size} of shape {sample.shape}")
+    if not 0 < level < 1 or resamples < 100:
+        raise ValueError(f"a bootstrap needs 0 < level < 1 and 100 resamples or more, got {level} and {resamples}")
+    return sample
+
+
+def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator, resamples: int) -> NDArray[np.float64]:
+    import numpy as np
+
+    rows = max(1, _INDICES_AT_ONCE // sample.size)
+    parts = [
+        sample[rng.integers(sample.size, size=(min(rows, resamples - done), sample.size))].mean(axis=1)
+        for done in range(0, resamples, rows)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,253 @@
+"""From configuration to objects: the only place that knows `_target_`.
+
+A node with a `_target_` names a class or a function; its signature is the schema. `Schema.coerce` checks a node against it and
+returns canonical data (every option present, every type right, files by their content), which is what a stage's digest is made
+of; `construct` turns that data into objects.
+"""
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pipeline.errors import ConfigError
+from pipeline.stage import CONTENT, REFERENCE
+
+TARGET = "_target_"
+RUNNER_ARGUMENTS = frozenset({"out", "work", "progress"})
+"""What the runner itself gives to a stage function."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    annotation: Any
+    default: Any
+    """`inspect.Parameter.empty` where the option must be given."""
+
+
+class Pending:
+    """Stands for what an artifact will be, while a plan is made before it exists."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name stands for (a chip, a link)."""
+
+    content: Callable[[Path], str]
+    library: Callable[[str, str], Any]
+    """(class, name) -> node; raises LookupError with the choices; returns None for a class without names."""
+
+    def coerce(self, node: Any, annotation: Any, where: str) -> Any:
+        """Canonical data for `node`; raises ConfigError that names the place."""
+        if isinstance(node, Mapping):
+            return self._mapping(node, annotation, where)
+        if annotation in (Any, inspect.Parameter.empty) or (isinstance(annotation, type) and annotation is object):
+            return _plain(node, where)
+        if node is None:
+            return _nothing(annotation, where)
+        if _is_union(annotation):
+            return self._any_of(node, annotation, where)
+        if annotation is Path:
+            return self._file(node, where)
+        if get_origin(annotation) is Literal:
+            return _one_of(node, get_args(annotation), where)
+        if isinstance(node, list | tuple):
+            return self._sequence(node, annotation, where)
+        if isinstance(node, str) and is_dataclass(annotation):
+            return self._named(node, annotation, where)
+        return _scalar(node, annotation, where)
+
+    def target(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Canonical data for a node that names what it wants to be."""
+        path = node[TARGET]
+        parameters = _parameters(path, where)
+        given = {key: value for key, value in node.items() if key != TARGET}
+        unknown = sorted(set(given) - set(parameters))
+        if unknown:
+            raise ConfigError(f"{where}: {path} has no option {unknown[0]!r}. Its options: {', '.join(parameters) or 'none'}.")
+        data: dict[str, Any] = {TARGET: path}
+        for name, parameter in parameters.items():
+            if name in given:
+                data[name] = self.coerce(given[name], parameter.annotation, f"{where}.{name}")
+            elif parameter.default is inspect.Parameter.empty:
+                raise ConfigError(f"{where}: {path} needs the option {name!r}.")
+            else:
+                data[name] = data_of(parameter.default, f"{where}.{name}")
+        return data
+
+    def _mapping(self, node: Mapping[str, Any], annotation: Any, where: str) -> Any:
+        if REFERENCE in node:
+            return dict(node)
+        if TARGET in node:
+            return self.target(node, where)
+        bare = _bare(annotation)
+        if is_dataclass(bare) and isinstance(bare, type):
+            return self.target({**node, TARGET: f"{bare.__module__}.{bare.__qualname__}"}, where)
+        arguments = get_args(bare)
+        item = arguments[1] if len(arguments) == 2 and get_origin(bare) is not tuple else Any
+        if get_origin(bare) in (dict, Mapping, types.MappingProxyType) or bare in (dict, Any) or _is_mapping(bare):
+            return {str(key): self.coerce(value, item, f"{where}.{key}") for key, value in node.items()}
+        raise ConfigError(f"{where}: got a group of options {sorted(map(str, node))} without {TARGET}; a plain value is wanted here.")
+
+    def _any_of(self, node: Any, annotation: Any, where: str) -> Any:
+        problems = []
+        for choice in get_args(annotation):
+            if choice is not types.NoneType:
+                try:
+                    return self.coerce(node, choice, where)
+                except ConfigError as problem:
+                    problems.append(problem)
+        raise problems[0]
+
+    def _file(self, node: Any, where: str) -> dict[str, str]:
+        if not isinstance(node, str | Path):
+            raise ConfigError(f"{where}: got {node!r}; a path is wanted here.")
+        path = Path(node).expanduser().absolute()
+        if not path.exists():
+            raise ConfigError(f"{where}: there is nothing at {path}. Check the path; a relative one is read from {Path.cwd()}.")
+        return {CONTENT: self.content(path), "path": str(path)}
+
+    def _sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
+        arguments = [a for a in get_args(annotation) if a is not Ellipsis]
+        if not arguments and annotation not in (list, tuple, Sequence):
+            raise ConfigError(f"{where}: got a list of {len(node)}; one {_name(annotation)} is wanted here.")
+        fixed = get_origin(annotation) is tuple and Ellipsis not in get_args(annotation)
+        items = arguments if fixed else [arguments[0] if arguments else Any] * len(node)
+        if len(items) != len(node):
+            raise ConfigError(f"{where}: got {len(node)} values; {len(items)} are wanted.")
+        return [self.coerce(value, item, f"{where}[{i}]") for i, (value, item) in enumerate(zip(node, items, strict=True))]
+
+    def _named(self, node: str, annotation: Any, where: str) -> Any:
+        try:
+            found = self.library(f"{annotation.__module__}.{annotation.__qualname__}", node)
+        except LookupError as problem:
+            raise ConfigError(f"{where}: {problem.args[0]}") from None
+        if found is None:
+            raise ConfigError(f"{where}: got {node!r}; options of {_name(annotation)} are wanted: {', '.join(_field_names(annotation))}.")
+        return self.coerce(found, annotation, f"{where} ({node})")
+
+
+def construct(data: Any, artifact: Callable[[str], Path] | None, where: str = "") -> Any:
+    """The object that canonical data describes; `artifact` finds a stage's folder, None leaves such parts `Pending`.
+
+    Raises ConfigError with what a class says of values that it refuses.
+    """
+    if isinstance(data, list):
+        return tuple(construct(item, artifact, f"{where}[{i}]") for i, item in enumerate(data))
+    if not isinstance(data, dict):
+        return data
+    if REFERENCE in data:
+        return artifact(data[REFERENCE]) if artifact else Pending()
+    if CONTENT in data:
+        return Path(data["path"])
+    built = {key: construct(value, artifact, f"{where}.{key}") for key, value in data.items() if key != TARGET}
+    if TARGET not in data:
+        return built
+    target = load(data[TARGET], where)
+    if not isinstance(target, type) and any(isinstance(value, Pending) for value in built.values()):
+        return Pending()
+    try:
+        return target(**built)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from problem
+
+
+@cache
+def load(path: str, where: str) -> Callable[..., Any]:
+    """The class or function at a dotted path."""
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as problem:
+        raise ConfigError(f"{where}: there is no {path} ({problem}). {TARGET} is module.name, importable from here.") from problem
+    if not callable(found):
+        raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")
+    return found  # type: ignore[no-any-return]
+
+
+def data_of(value: Any, where: str) -> Any:
+    """Canonical data for an object that is a default in code."""
+    if is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: data_of(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value) if f.init}
+        return {TARGET: f"{type(value).__module__}.{type(value).__qualname__}", **own}
+    if isinstance(value, Mapping):
+        return {str(key): data_of(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple | frozenset):
+        return [data_of(item, where) for item in value]
+    return _plain(value, where)
+
+
+@cache
+def _parameters(path: str, where: str) -> dict[str, Parameter]:
+    """The options of a target, by its signature."""
+    target = load(path, where)
+    hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    factories = {f.name: f.default_factory for f in fields(target) if callable(f.default_factory)} if is_dataclass(target) else {}
+    found = {}
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name in RUNNER_ARGUMENTS or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        default = factories[name]() if name in factories else parameter.default
+        found[name] = Parameter(hints.get(name, Any), default)
+    return found
+
+
+def _bare(annotation: Any) -> Any:
+    """The annotation without `| None`."""
+    if not _is_union(annotation):
+        return annotation
+    choices = [a for a in get_args(annotation) if a is not types.NoneType]
+    return choices[0] if len(choices) == 1 else annotation
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _is_mapping(annotation: Any) -> bool:
+    origin = get_origin(annotation)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+def _nothing(annotation: Any, where: str) -> None:
+    if annotation is not types.NoneType and types.NoneType not in get_args(annotation):
+        raise ConfigError(f"{where}: got null; {_name(annotation)} is wanted.")
+
+
+def _one_of(node: Any, choices: tuple[Any, ...], where: str) -> Any:
+    if node not in choices:
+        raise ConfigError(f"{where}: got {node!r}; allowed are {', '.join(map(str, choices))}.")
+    return node
+
+
+def _scalar(node: Any, annotation: Any, where: str) -> Any:
+    if annotation is float and isinstance(node, int) and not isinstance(node, bool):
+        return float(node)
+    if annotation in (int, float, str, bool):
+        if type(node) is annotation:
+            return _plain(node, where)
+        raise ConfigError(f"{where}: got {node!r}; {_name(annotation)} is wanted.")
+    raise ConfigError(f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_name(annotation)}).")
+
+
+def _plain(node: Any, where: str) -> Any:
+    if node is None or isinstance(node, bool | int | float | str):
+        return node
+    if isinstance(node, Mapping):
+        return {str(key): _plain(value, f"{where}.{key}") for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value, where) for value in node]
+    raise ConfigError(f"{where}: {type(node).__name__} cannot be part of a configuration; use numbers, text, lists and groups.")
+
+
+def _name(annotation: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
+
+
+def _field_names(annotation: Any) -> list[str]:
+    return [f.name for f in fields(annotation) if f.init]

@@ -1,0 +1,54 @@
+"""A composed configuration as plain data: what describes stages gathered in one place, every reference replaced by its value."""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.errors import ConfigError
+from pipeline.stage import REFERENCE
+
+STAGES = {"model": "stages", "hardware": "stages", "policy": "artifacts"}
+"""Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs."""
+
+MOVED = {"workload": "profiling"}
+"""What a group says for others, and no part of what it configures."""
+
+
+def register_resolvers() -> None:
+    """`${stage:NAME}` stands for the artifact of a stage, `${process:}` for this process's number."""
+    import os
+
+    OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
+    OmegaConf.register_new_resolver("process", os.getpid, replace=True)
+
+
+def resolved(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain data, with all stages under `stages`; raises ConfigError for what refers to nothing."""
+    cfg = _gathered(cfg)
+    try:
+        data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as problem:
+        raise ConfigError(f"the configuration cannot be resolved: {problem}") from problem
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}
+
+
+def _gathered(cfg: DictConfig) -> DictConfig:
+    cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))  # type: ignore[assignment]
+    with open_dict(cfg):
+        for group, key in STAGES.items():
+            for name, node in _pop(cfg, group, key).items():
+                if name in cfg.stages:
+                    raise ConfigError(f"{group}.{key}.{name}: another stage has this name already; give it another one.")
+                cfg.stages[name] = node
+        for group, key in MOVED.items():
+            cfg[key] = _pop(cfg, group, key)
+    return cfg
+
+
+def _pop(cfg: DictConfig, group: str, key: str) -> dict[Any, Any]:
+    node = cfg[group].pop(key, None) if group in cfg else None
+    plain = OmegaConf.to_container(node, resolve=False) if node is not None else {}
+    assert isinstance(plain, dict)
+    return plain

@@ -1,0 +1,63 @@
+"""One job: plan it, realise its stages, report. It has never heard of the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.announce import Announce, Progress
+from pipeline.build import Schema, load
+from pipeline.errors import ConfigError
+from pipeline.library import Library
+from pipeline.plan import Plan, arguments, plan
+from pipeline.runner import Runner
+from pipeline.stage import Stage
+from pipeline.store import Store
+
+
+@dataclass(frozen=True)
+class Job:
+    """A resolved configuration, ready to be planned and run in the store below its `outputs`."""
+
+    data: Mapping[str, Any]
+    library: Library
+    announce: Announce
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", Store(Path(self.data["outputs"]).absolute() / "artifacts"))
+
+    @property
+    def schema(self) -> Schema:
+        return Schema(self.store.content, self.library.node)
+
+    def plan(self) -> Plan:
+        """The stages; raises ConfigError for what cannot work."""
+        found = plan(self.data["stages"], self.schema)
+        unknown = sorted(set(self.data["force"]) - set(found.stages))
+        if unknown:
+            raise ConfigError(f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}.")
+        return found
+
+    def run(self, found: Plan, stop: str) -> Path | None:
+        """Builds what is missing up to `stop`; the folder of what was served, if that was asked for."""
+        self.store.prepare()
+        runner = Runner(self.store, _call, self.announce, frozenset(self.data["force"]))
+        if stop == "all":
+            return runner.realise(found.serve)
+        for goal in found.goals(stop):
+            runner.realise(goal)
+        return None
+
+
+def _call(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+    """Runs a stage's function with what it declares: its options, `out`, and `work` and `progress` if it wants them."""
+    import inspect
+
+    target = load(stage.target, stage.name)
+    wanted = inspect.signature(target).parameters
+    own = {name: value for name, value in (("work", work), ("progress", progress)) if name in wanted}
+    try:
+        target(out, **own, **arguments(stage, inputs.__getitem__))
+    except ValueError as problem:
+        raise ConfigError(f"{stage.name}: {problem}") from problem

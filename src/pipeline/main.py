@@ -1,0 +1,93 @@
+"""The command line: `python -m pipeline +policy=synera hardware=jetson_orin`, and `python -m pipeline cache ...`."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pipeline import arguments
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from pipeline.job import Job
+    from pipeline.plan import Plan
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+HELP_WORDS = frozenset({"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"})
+
+
+def main() -> None:
+    argv = arguments.rewritten(sys.argv[1:])
+    if argv[:1] == ["cache"]:
+        sys.exit(_cache(argv[1:]))
+    problem = None if HELP_WORDS & set(argv) else arguments.missing_policy(argv)
+    if problem:
+        sys.exit(_refuse(problem))
+    _hydra(argv)
+
+
+def _hydra(argv: list[str]) -> None:
+    import hydra
+
+    from pipeline.compose import register_resolvers
+
+    register_resolvers()
+    sys.argv = [sys.argv[0], *argv]
+    failed: list[int] = []
+    task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
+
+    @task
+    def job(cfg: "DictConfig") -> None:
+        code = _job(cfg)
+        if code:
+            failed.append(code)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+
+    try:
+        job()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    sys.exit(failed[0] if failed else 0)
+
+
+def _job(cfg: "DictConfig") -> int:
+    """Runs one job; a sweep goes on with the next whatever becomes of it."""
+    from pipeline.run import run
+
+    try:
+        run(cfg)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UserError as problem:
+        if os.environ.get("TANDEM_DEBUG"):
+            raise
+        return _refuse(str(problem))
+    return 0
+
+
+def _refuse(problem: str) -> int:
+    print(f"error: {problem}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _cache(argv: list[str]) -> int:
+    from datetime import UTC, datetime
+
+    from pipeline import cache
+    from pipeline.run import planned
+    from pipeline.store import Store
+
+    outputs = arguments.chosen(argv, "outputs") or ["outputs"]
+    words = [word for word in argv if not word.startswith("outputs=")]
+    store = Store(arguments.Path(outputs[0]).absolute() / "artifacts")
+    try:
+        return cache.main(words, store, lambda overrides: planned(overrides), datetime.now(UTC))
+    except UserError as problem:
+        return _refuse(str(problem))
+
+
+__all__ = ["main"]

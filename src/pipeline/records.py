@@ -1,0 +1,193 @@
+"""What a job served, read back from its `serve` artifact: requests, their time lines, their chunks, and what was set.
+
+    requests.parquet   one row a request        -> Served
+    timeline.parquet   one row a piece of work  -> Piece
+    chunks.parquet     one row a draft          -> Chunk
+    meta.json          what they stand for      -> Meta
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
+"""Who wrote a token: the device (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud in
+place of a rejected draft, after a fully accepted one, or without any draft."""
+
+LANES = ("draft", "uplink", "queue", "prefill", "verify", "decode", "downlink")
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request; times are seconds of the run's clock, `seen_s` one for each token that the user saw."""
+
+    request: str
+    prompt_id: str
+    task: str
+    device: str
+    chip: str
+    mode: str
+    slo: str | None
+    slo_tokens_per_s: float | None
+    slo_ttft_s: float | None
+    ending: str
+    prompt_tokens: int
+    tokens: list[int]
+    text: str
+    origins: list[str]
+    arrived_s: float
+    begun_s: float | None
+    ended_s: float | None
+    seen_s: list[float]
+    ttft_s: float | None
+    tbt_s: list[float]
+    drafted: int
+    sent: int
+    """Drafted tokens that the cloud judged."""
+    accepted: int
+    wasted: int
+    """Drafted tokens that are not in the text."""
+    chunks: int
+    chunks_asked: int
+    uplink_nbytes: int
+    downlink_nbytes: int
+    uplink_messages: int
+    device_busy_s: float
+    cloud_busy_s: float
+    cloud_rows: int
+    cloud_wait_s: float
+    device_energy_j: float | None
+    cloud_energy_j: float | None
+    quality: float | None
+    rouge_1: float | None
+    finished: bool
+
+    @property
+    def complete(self) -> bool:
+        """Did the user get all of it? Not where it was cancelled or failed."""
+        return self.ending == "complete"
+
+    @property
+    def end_to_end_s(self) -> float | None:
+        return None if self.ended_s is None else self.ended_s - self.arrived_s
+
+    @property
+    def mean_tbt_s(self) -> float | None:
+        """None for a text of one token, which has no gap."""
+        return sum(self.tbt_s) / len(self.tbt_s) if self.tbt_s else None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of a request's time line; `amount` is tokens, or bytes on the link's lanes."""
+
+    request: str
+    lane: str
+    begin_s: float
+    end_s: float
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One draft of `n` tokens at position `at`; `accepted` is None where it was kept unasked."""
+
+    request: str
+    at: int
+    n: int
+    accepted: int | None
+    confidence: float | None
+    importance: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PackingFactor:
+    """How many such models a GPU cluster runs at once with at most 10 % added latency, Llama-2-70B being 1."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What the records stand for. `timing` says for each side which latency coefficients made the time."""
+
+    policy: str
+    lossless: bool
+    quality_metric: str
+    notes: tuple[str, ...] = ()
+    timing: Mapping[str, str] = field(default_factory=dict)
+    packing_factor: PackingFactor | None = None
+    seed: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """All of meta.json."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """A whole `serve` artifact, in memory."""
+
+    requests: tuple[Served, ...]
+    timeline: tuple[Piece, ...]
+    chunks: tuple[Chunk, ...]
+    meta: Meta
+
+    @classmethod
+    def read(cls, artifact: Path) -> "Records":
+        """Raises ValueError where a file is missing, unreadable, empty of requests, or lacks a column."""
+        requests = tuple(read_requests(artifact))
+        if not requests:
+            raise ValueError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")
+        timeline = _rows(artifact / "timeline.parquet", Piece)
+        return cls(requests, tuple(timeline), tuple(_rows(artifact / "chunks.parquet", Chunk)), _meta(artifact))
+
+
+def read_requests(artifact: Path) -> list[Served]:
+    """The requests alone. Raises ValueError as `Records.read` does."""
+    return _rows(artifact / "requests.parquet", Served)
+
+
+def _rows(path: Path, kind: type[Row]) -> list[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = [one.name for one in fields(kind)]  # type: ignore[arg-type]
+    try:
+        file = pq.ParquetFile(path)
+        lacking = sorted(set(names) - set(file.schema_arrow.names))
+        rows = [] if lacking else file.read(columns=names).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(path, str(error)) from error
+    if lacking:
+        raise _broken(path, f"it lacks the columns {', '.join(lacking)}")
+    return [kind(**row) for row in rows]
+
+
+def _meta(artifact: Path) -> Meta:
+    path = artifact / "meta.json"
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        chosen = {one.name: found[one.name] for one in fields(Meta) if one.name in found and one.name != "more"}
+        lacking = [one.name for one in fields(Meta) if _is_needed(one) and one.name not in chosen]
+    except (OSError, ValueError) as error:
+        raise _broken(path, str(error)) from error
+    if lacking:
+        raise _broken(path, f"it lacks {', '.join(lacking)}")
+    factor = chosen.get("packing_factor")
+    chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
+    return Meta(**chosen | {"notes": tuple(chosen.get("notes", ())), "more": found})
+
+
+def _is_needed(one: Any) -> bool:
+    return one.default is MISSING and one.default_factory is MISSING
+
+
+def _broken(path: Path, problem: str) -> ValueError:
+    return ValueError(
+        f"{path} cannot be read as the record of a served workload: {problem}. If it was damaged, remove the folder "
+        f"{path.parent} and run the same command again; nothing else is repeated."
+    )

@@ -1,0 +1,151 @@
+"""What is printed: titles, tables and labelled facts, as plain lines in a file and with rich on a terminal."""
+
+import shutil
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TextIO, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 100
+"""Columns of a line where no terminal says how wide it is."""
+_GAP = "  "
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells below headings, which may have two lines; the first `labels` columns say what a row is."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    labels: int = 1
+
+    def blocks(self, width: int) -> list["Table"]:
+        """The same table in as many as are needed so that each fits into `width`, with the labels in all of them."""
+        widths = [self._width(column) + len(_GAP) for column in range(len(self.headings))]
+        left = width + len(_GAP) - sum(widths[: self.labels])
+        groups: list[list[int]] = [[]]
+        for column in range(self.labels, len(self.headings)):
+            if groups[-1] and sum(widths[one] for one in groups[-1]) + widths[column] > left:
+                groups.append([])
+            groups[-1].append(column)
+        return [self._chosen([*range(self.labels), *group]) for group in groups]
+
+    def lines(self) -> list[str]:
+        """Labels to the left, all else to the right."""
+        widths = [self._width(column) for column in range(len(self.headings))]
+        depth = max(heading.count("\n") + 1 for heading in self.headings)
+        heads = [("\n" * (depth - 1 - heading.count("\n")) + heading).split("\n") for heading in self.headings]
+        rows = [*zip(*heads, strict=True), tuple("-" * one for one in widths), *self.rows]
+        return [_GAP.join(map(self._aligned, row, widths, range(len(widths)))).rstrip() for row in rows]
+
+    def _aligned(self, cell: str, width: int, column: int) -> str:
+        return cell.ljust(width) if column < self.labels else cell.rjust(width)
+
+    def _width(self, column: int) -> int:
+        return max(map(len, [*self.headings[column].split("\n"), *(row[column] for row in self.rows)]))
+
+    def _chosen(self, columns: Sequence[int]) -> "Table":
+        rows = tuple(tuple(row[column] for column in columns) for row in self.rows)
+        return replace(self, headings=tuple(self.headings[column] for column in columns), rows=rows)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Labelled texts, wrapped."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+    def lines(self, width: int) -> list[str]:
+        indent = max((len(label) for label, _ in self.pairs), default=0) + len(_GAP)
+        lines: list[str] = []
+        for label, text in self.pairs:
+            lines += textwrap.wrap(
+                text, width, initial_indent=label.ljust(indent), subsequent_indent=" " * indent, break_on_hyphens=False,
+                break_long_words=False,
+            )  # fmt: skip
+        return lines
+
+
+Part: TypeAlias = str | Table | Facts
+"""A title (str), a table, or facts."""
+
+
+def show(parts: Sequence[Part], file: TextIO) -> None:
+    """Print to `file`: plain lines, or with rich where it is a terminal."""
+    if file.isatty():
+        _show_rich(parts, file)
+    else:
+        print("\n".join(plain(parts)), file=file, flush=True)
+
+
+def plain(parts: Sequence[Part], width: int = WIDTH) -> list[str]:
+    """Lines of at most `width` columns, as far as words and columns allow."""
+    lines: list[str] = []
+    for part in parts:
+        lines += ["", part, "=" * len(part)] if isinstance(part, str) else _plain(part, width)
+    return lines
+
+
+def _plain(part: Table | Facts, width: int) -> list[str]:
+    if isinstance(part, Facts):
+        return ["", *part.lines(width)]
+    return [line for block in part.blocks(width) for line in ["", *block.lines()]]
+
+
+def _show_rich(parts: Sequence[Part], file: TextIO) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    width = shutil.get_terminal_size((WIDTH, 24)).columns
+    console = Console(file=file, width=width, highlight=False)
+    for part in parts:
+        if isinstance(part, str):
+            console.print(Text(f"\n{part}", style="bold"), soft_wrap=True)
+        elif isinstance(part, Facts):
+            _show_facts(part, console)
+        else:
+            for block in part.blocks(width):
+                _show_table(block, console)
+
+
+def _show_facts(facts: Facts, console: "Console") -> None:
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    grid = Grid.grid(padding=(0, len(_GAP), 0, 0))
+    grid.add_column(no_wrap=True, style="cyan")
+    grid.add_column()
+    for label, text in facts.pairs:
+        grid.add_row(label, Text(text))
+    console.print()
+    console.print(grid)
+
+
+def _show_table(table: Table, console: "Console") -> None:
+    for number, line in enumerate(["", *table.lines()]):
+        rule = set(line) <= {"-", " "}
+        console.print(line, markup=False, style="dim" if rule else "bold" if number == 1 else "", soft_wrap=True)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three significant digits, never an exponent; a dash for what is not known."""
+    if value is None:
+        return "-"
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:,.{max(0, min(digits, digits - whole))}f}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage with one digit behind the point."""
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in B, kB or MB (powers of ten)."""
+    for unit, scale in (("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= scale:
+            return f"{number(nbytes / scale)} {unit}"
+    return f"{number(nbytes)} B"

@@ -1,0 +1,25 @@
+"""How tokens are chosen, by both models alike."""
+
+from dataclasses import dataclass
+
+from serving.messages import Sampling
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Greedy at temperature 0; else a draw from the distribution cut to the `top_k` likeliest (0: all) and to `top_p`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"decoding.temperature is {self.temperature}; it is 0 (greedy) or more")
+        if self.top_k < 0:
+            raise ValueError(f"decoding.top_k is {self.top_k}; it is 0 (all tokens) or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"decoding.top_p is {self.top_p}; it is a share: more than 0, up to 1 (all tokens)")
+
+    def sampling(self, seed: int) -> Sampling | None:
+        return Sampling(self.temperature, self.top_k, self.top_p, seed) if self.temperature else None

@@ -1,0 +1,64 @@
+"""Tensors that executors of one process exchange by id: hidden states, and the distributions drafts were drawn from."""
+
+from collections.abc import Iterable
+
+import torch
+
+from serving.messages import Blob
+
+
+class Blobs:
+    """A bounded store; when it is full, the oldest tensors go.
+
+    Args:
+        capacity_nbytes: how much memory the tensors may hold together.
+    """
+
+    def __init__(self, capacity_nbytes: int = 1 << 28) -> None:
+        self.capacity_nbytes = capacity_nbytes
+        self.held_nbytes = 0
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def put(self, tensor: torch.Tensor, owner: str, nbytes: int) -> Blob:
+        """Keeps a tensor under a new id of this store; `nbytes` is what it weighs on a link."""
+        self._serial += 1
+        blob = Blob(f"{owner}/{self._serial}", nbytes)
+        self.add(blob, tensor)
+        return blob
+
+    def add(self, blob: Blob, tensor: torch.Tensor) -> None:
+        """Keeps a tensor under an id that another process gave it."""
+        self.discard((blob,))
+        self._tensors[blob.id] = tensor
+        self.held_nbytes += tensor.nbytes
+        while self.held_nbytes > self.capacity_nbytes and len(self._tensors) > 1:
+            self._forget(next(iter(self._tensors)))
+
+    def get(self, blob: Blob) -> torch.Tensor:
+        """Reads a tensor and keeps it. Raises KeyError when it was taken, or was so old that it had to go."""
+        try:
+            return self._tensors[blob.id]
+        except KeyError:
+            raise KeyError(
+                f"blob {blob.id!r} is not in the store: it was taken already, never arrived, or fell out of the "
+                f"{self.capacity_nbytes} bytes that the store may hold"
+            ) from None
+
+    def take(self, blob: Blob) -> torch.Tensor:
+        """Reads a tensor that nobody else will ask for. Raises KeyError as `get` does."""
+        tensor = self.get(blob)
+        self._forget(blob.id)
+        return tensor
+
+    def discard(self, blobs: Iterable[Blob]) -> None:
+        """Forgets tensors; those that are gone already do not matter."""
+        for blob in blobs:
+            if blob.id in self._tensors:
+                self._forget(blob.id)
+
+    def _forget(self, name: str) -> None:
+        self.held_nbytes -= self._tensors.pop(name).nbytes

@@ -1,0 +1,59 @@
+"""One model on one chip: executes the work that nodes start."""
+
+import torch
+
+from serving.engine.blobs import Blobs
+from serving.engine.cache import Cache
+from serving.engine.draft import generate
+from serving.engine.forward import forward
+from serving.engine.model import Model
+from serving.engine.stack import Stack
+from serving.latency import Load
+from serving.messages import Forward, Generate, Outcome
+
+
+class Engine:
+    """Drafts, verifies and runs spans of layers; every session has its own caches, told apart by what uses them.
+
+    Args:
+        model: from `open_model`.
+        blobs: the store shared by all engines of a process; its own where absent.
+        vocabulary: how many rows of the head are real tokens; the rest is padding and never written. All where absent.
+        probed: the layers whose attention gives "importance"; all where absent.
+
+    Raises ValueError for a vocabulary larger than the model's, or a probed layer that it does not have.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        blobs: Blobs | None = None,
+        vocabulary: int | None = None,
+        probed: frozenset[int] | None = None,
+    ) -> None:
+        depth = len(model.layers)
+        if vocabulary is not None and not 0 < vocabulary <= model.vocabulary:
+            raise ValueError(f"vocabulary is {vocabulary}; the head of {model.name} has {model.vocabulary} rows")
+        if probed is not None and not (probed and probed <= frozenset(range(depth))):
+            raise ValueError(f"probed layers are {sorted(probed)}; {model.name} has layers 0 to {depth - 1}")
+        self.model = model
+        self.blobs = Blobs() if blobs is None else blobs
+        self.cache = Cache(model)
+        self._stack = Stack(model, vocabulary or model.vocabulary)
+        self._probed = frozenset(range(depth)) if probed is None else probed
+
+    @torch.inference_mode()
+    def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
+        """Runs the work; beside the outcome, what each forward pass did.
+
+        Raises ValueError for work that says too little, CacheHoleError for work that begins behind the end of a cache.
+        """
+        if isinstance(work, Forward):
+            return forward(work, self._stack, self.cache, self.blobs)
+        slot = self.cache.open(work.session, None, len(self.model.layers), work.start)
+        return generate(work, self._stack, slot, self.blobs, self._probed)
+
+    def drop(self, session: str, first: int | None) -> None:
+        """Frees the cache of the span that begins at layer `first`, or the drafter's (None)."""
+        self.cache.drop(session, first)

@@ -1,0 +1,95 @@
+"""One hop for a batch of sessions: a span of layers in one packed pass, then verdicts or hidden states."""
+
+from collections.abc import Sequence
+
+import torch
+
+from serving.engine import verify
+from serving.engine.blobs import Blobs
+from serving.engine.cache import Cache
+from serving.engine.stack import Lot, Stack
+from serving.latency import Load, load
+from serving.messages import Forward, Result, Rows, Span, Verdict
+
+WIRE_NBYTES = 2
+"""Bytes of one number of a hidden state on a link: fp16 or bf16."""
+
+
+def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
+    """Runs the batch; a span without layers is the head alone, over hidden states that another hop computed.
+
+    Raises ValueError when rows come without their tokens or hidden states, CacheHoleError when a cache is too short.
+    """
+    span, inputs = work.span, [_input(rows, work.span, stack, blobs) for rows in work.rows]
+    hidden = stack.embed([t for r in work.rows for t in r.tokens]) if span.embed else torch.cat(inputs)
+    cached: list[tuple[int, int]] = []
+    if span.first < span.last:
+        lots = [_lot(rows, span, cache) for rows in work.rows]
+        cached = [(rows.start, rows.n) for rows in work.rows]
+        hidden = stack.run(hidden, lots, span.first, span.last)
+    parts = torch.split(
+        hidden, [rows.n if span.embed else len(given) for rows, given in zip(work.rows, inputs, strict=True)]
+    )
+    if not span.head:
+        results = tuple(_export(*each, span, stack, blobs) for each in zip(work.rows, parts, work.out, strict=True))
+        return results, (load(span.last - span.first, cached),)
+    asked = [part[-rows.check - 1 :] for rows, part in zip(work.rows, parts, strict=True) if rows.rule]
+    verdicts = iter(_verdicts([rows for rows in work.rows if rows.rule], asked, stack, blobs))
+    results = tuple(Result(next(verdicts) if rows.rule else None, None) for rows in work.rows)
+    return results, (load(span.last - span.first, cached, sum(len(part) for part in asked)),)
+
+
+def _input(rows: Rows, span: Span, stack: Stack, blobs: Blobs) -> torch.Tensor:
+    """The hidden states that came with the rows, of shape (rows, hidden); none where this hop embeds."""
+    if span.embed:
+        if len(rows.tokens) != rows.n:
+            raise ValueError(f"session {rows.session!r} has {rows.n} rows but {len(rows.tokens)} tokens to embed")
+        return torch.empty(0, stack.model.hidden)
+    if rows.blob is None:
+        raise ValueError(f"session {rows.session!r} has no hidden states for layers {span.first} to {span.last}")
+    hidden = blobs.take(rows.blob).to(device=stack.model.device, dtype=stack.model.dtype)
+    if span.first < span.last and len(hidden) != rows.n:
+        raise ValueError(f"session {rows.session!r} has {rows.n} rows but hidden states of {len(hidden)}")
+    return hidden
+
+
+def _lot(rows: Rows, span: Span, cache: Cache) -> Lot:
+    slot = cache.open(rows.session, span.first, span.last, rows.start, rows.keep)
+    plain = rows.n - rows.check
+    slot.drafts_at = rows.start + plain
+    if rows.parents is None:
+        return Lot(slot, rows.n)
+    tree = (plain - 1 if parent < 0 else plain + parent for parent in rows.parents)
+    return Lot(slot, rows.n, (*range(-1, plain - 1), *tree))
+
+
+def _export(rows: Rows, hidden: torch.Tensor, out: str, span: Span, stack: Stack, blobs: Blobs) -> Result:
+    sent = hidden if out == "all" else hidden[-rows.check - 1 :]
+    nbytes = sent.shape[0] * stack.model.hidden * WIRE_NBYTES
+    return Result(None, blobs.put(sent.clone(), f"hidden/{span.last}/{rows.session}", nbytes))
+
+
+def _verdicts(asked: Sequence[Rows], hidden: Sequence[torch.Tensor], stack: Stack, blobs: Blobs) -> list[Verdict]:
+    if not asked:
+        return []
+    logits = stack.logits(torch.cat(tuple(hidden)))
+    choices: list[int] = logits.argmax(-1).tolist()
+    verdicts, at = [], 0
+    for rows in asked:
+        end = at + rows.check + 1
+        verdicts.append(_verdict(rows, logits[at:end], choices[at:end], blobs))
+        at = end
+    return verdicts
+
+
+def _verdict(rows: Rows, logits: torch.Tensor, choices: Sequence[int], blobs: Blobs) -> Verdict:
+    drafts = rows.tokens[len(rows.tokens) - rows.check :]
+    if rows.rule == "sample":
+        if rows.sampling is None:
+            raise ValueError(f"session {rows.session!r} asks for the rule 'sample' without saying how tokens are drawn")
+        odds = [blobs.get(blob) for blob in rows.odds]
+        first = rows.start + rows.n - rows.check
+        return verify.sample(logits.cpu(), drafts, odds, rows.sampling, rows.session, first)
+    if rows.rule == "tree" and rows.parents is not None:
+        return verify.tree(choices, drafts, rows.parents)
+    return verify.greedy(choices, drafts)

@@ -1,0 +1,96 @@
+"""Runs spans of a model's layers over the packed rows of several sessions, each behind its own cache."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from serving.engine.attention import Packed, Segment
+from serving.engine.cache import Slot
+from serving.engine.importance import Importance
+from serving.engine.masks import Masks
+from serving.engine.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """The rows that one session adds to a pass."""
+
+    slot: Slot
+    n: int
+    parents: tuple[int, ...] | None = None
+    """Where the rows form a tree: each row's parent row, -1 for none. Absent: one row follows the other."""
+
+
+class Stack:
+    """One model's embedding, layers and head as three functions; hidden states have the shape (rows, hidden)."""
+
+    def __init__(self, model: Model, vocabulary: int) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self._masks = Masks(model.dtype, model.device)
+        self._windows = frozenset(model.windows)
+        self._open: dict[int | None, torch.Tensor | None] = dict.fromkeys(self._windows)
+
+    def embed(self, tokens: Sequence[int]) -> torch.Tensor:
+        hidden: torch.Tensor = self.model.embed(torch.tensor(tokens, device=self.model.device))
+        return hidden
+
+    def run(
+        self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, importance: Importance | None = None
+    ) -> torch.Tensor:
+        """Layers first..last-1 over rows that lie end to end in the order of `lots`; their slots grow by these rows."""
+        segments = [self._segment(lot) for lot in lots]
+        packed = Packed(segments, [lot.n for lot in lots], self.model.windows, importance)
+        rotary = self._rotary(lots)
+        hidden = hidden[None]
+        for layer in self.model.layers[first:last]:
+            hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=packed)
+        for lot in lots:
+            lot.slot.length += lot.n
+        if importance is not None:
+            importance.end_pass()
+        return hidden[0]
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The head over the rows given, in fp32 and without the vocabulary's padding; shape (rows, vocabulary)."""
+        logits: torch.Tensor = self.model.head(self.model.norm(hidden))
+        return logits[:, : self.vocabulary].float()
+
+    def _segment(self, lot: Lot) -> Segment:
+        slot, past, end = lot.slot, lot.slot.length, lot.slot.length + lot.n
+        slot.reserve(end)
+        single = lot.n == 1 and lot.parents is None  # needs no mask: what its window does not cover is left out
+        seen = {w: slot.views(max(0, end - w) if w and single else 0, end) for w in self._windows}
+        masks = self._open if single else {window: self._mask(lot, past, window) for window in self._windows}
+        return Segment(lot.n, slot.first, *slot.views(past, end), seen, masks)
+
+    def _mask(self, lot: Lot, past: int, window: int | None) -> torch.Tensor | None:
+        if lot.parents is not None:
+            return self._masks.tree(past, lot.parents, _depths(lot.parents), window)
+        plain = past == 0 and (window is None or lot.n <= window)
+        return None if plain else self._masks.causal(past, lot.n, window)
+
+    def _rotary(self, lots: Sequence[Lot]) -> tuple[torch.Tensor, torch.Tensor]:
+        rotary = self.model.rotary
+        if len(lots) == 1 and lots[0].parents is None:
+            past = lots[0].slot.length
+            return rotary.between(past, past + lots[0].n)
+        if rotary.original is None:
+            positions = [position for lot in lots for position in _positions(lot)]
+            return rotary.at(positions, max(positions) + 1)
+        each = [rotary.at(_positions(lot), max(_positions(lot)) + 1) for lot in lots]
+        return torch.cat([cos for cos, _ in each], 1), torch.cat([sin for _, sin in each], 1)
+
+
+def _positions(lot: Lot) -> list[int]:
+    past = lot.slot.length
+    if lot.parents is None:
+        return list(range(past, past + lot.n))
+    return [past + depth for depth in _depths(lot.parents)]
+
+
+def _depths(parents: tuple[int, ...]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+    return depths

@@ -1,0 +1,99 @@
+"""Text to tokens and back, and the check that two models of a pair speak the same tokens."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+_PROBE = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,000"
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer, as serving needs it.
+
+    Args:
+        path: the checkpoint, a directory or a Hub name.
+
+    Raises ValueError when `transformers` finds no tokenizer there.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self.hf = path, _load(path)
+        self.ends = _ends(path, self.hf)
+        """Tokens after which a model has nothing more to say."""
+
+    def __len__(self) -> int:
+        return len(self.hf)
+
+    def decode(self, tokens: tuple[int, ...] | list[int]) -> str:
+        """The text of tokens, without special ones."""
+        text: str = self.hf.decode(list(tokens), skip_special_tokens=True)
+        return text
+
+
+def same_tokenizer(a: str | Path, b: str | Path) -> None:
+    """Refuses two checkpoints whose tokens differ, because drafts of one would mean nothing to the other.
+
+    The padding of the vocabulary in the models, chat templates and names of special tokens may differ. Raises
+    ValueError with the first token that differs.
+    """
+    contents = [_content(path) for path in (a, b)]
+    if contents[0] is not None and contents[0] == contents[1]:
+        return
+    first, second = _load(a), _load(b)
+    _same_vocabulary(a, _by_id(first), b, _by_id(second))
+    if first.encode(_PROBE) != second.encode(_PROBE):
+        raise ValueError(
+            f"{a} and {b} have the same vocabulary but split text differently ({_PROBE!r}: {first.encode(_PROBE)} and "
+            f"{second.encode(_PROBE)}); a pair needs one tokenizer"
+        )
+
+
+def _content(path: str | Path) -> object:
+    """What decides how text becomes tokens, read without `transformers`; None where there is no tokenizer.json."""
+    file = Path(path) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text())
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); fetch or train the checkpoint again") from error
+    added = [(token["id"], token["content"]) for token in content.get("added_tokens", [])]
+    return [content.get(part) for part in _PARTS], added, content.get("post_processor")
+
+
+def _by_id(tokenizer: Any) -> dict[int, str]:
+    return {i: token for token, i in tokenizer.get_vocab().items()}
+
+
+def _same_vocabulary(a: str | Path, first: dict[int, str], b: str | Path, second: dict[int, str]) -> None:
+    for i in sorted(first.keys() | second.keys()):
+        if first.get(i) != second.get(i):
+            raise ValueError(
+                f"the tokenizers of {a} and {b} differ: token {i} is {_name(first, i)} in the one and "
+                f"{_name(second, i)} in the other ({len(first)} and {len(second)} tokens); a pair needs one tokenizer, "
+                "so choose two models of one family"
+            )
+
+
+def _name(vocabulary: dict[int, str], i: int) -> str:
+    return repr(vocabulary[i]) if i in vocabulary else "missing"
+
+
+def _load(path: str | Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"there is no tokenizer that transformers can open at {path}: {error}") from error
+
+
+def _ends(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
+    """The tokenizer's end token and those of generation_config.json, which chat models extend."""
+    ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
+    file = Path(path) / "generation_config.json"
+    if file.is_file():
+        named = json.loads(file.read_text()).get("eos_token_id") or []
+        ends.update([named] if isinstance(named, int) else named)
+    return tuple(sorted(ends))

@@ -1,0 +1,47 @@
+"""Runs a policy for what it decides, not for how long it takes: no hardware, no links, every piece of work a tick."""
+
+from collections.abc import Sequence
+
+from serving.device import Device
+from serving.messages import Begin, Outcome, Work
+from serving.policy import Policy
+from serving.progress import Progress
+from serving.recorder import Record, Recorder
+from serving.runtime import Models, Query
+from serving.simulator import Chip, Simulator
+from serving.timed import Engine
+from serving.worker import Worker
+
+TICK_S = 1.0
+CONCURRENT = 8
+"""Sessions at a time: enough to fill a batch, whatever the workload's number of devices."""
+
+
+class Untimed:
+    """An executor that takes a tick for everything."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        return self._engine.execute(work)[0], TICK_S
+
+    def drop(self, session: str, first: int | None) -> None:
+        self._engine.drop(session, first)
+
+
+def play(policy: Policy, models: Models, queries: Sequence[Query], seed: int, progress: Progress) -> dict[str, Record]:
+    """The records of all queries, dealt to a few devices that never wait for anything but their cloud."""
+    names = [f"device-{i}" for i in range(CONCURRENT)]
+    tiers = {"cloud": ("cloud-0",)}
+    recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
+    simulator = Simulator([recorder])
+    simulator.add("cloud-0", Worker("cloud-0", policy, tiers), Chip(Untimed(models.cloud)))
+    hops = policy.placement.route(models.cloud_layers)
+    for name in names:
+        simulator.add(name, Device(name, policy, hops, tiers, seed), Chip(Untimed(models.device)))
+    for i, query in enumerate(queries):
+        simulator.post(0.0, names[i % CONCURRENT], Begin(query.call))
+    simulator.on_end(lambda session, now: progress(next(ended), len(queries), ""))
+    simulator.run()
+    return recorder.records

@@ -1,0 +1,155 @@
+"""What a run leaves behind: a Parquet row a request, its time line, its draft chunks, and what one must know to read them."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from serving.cost import packing_factor
+from serving.emulated import modes_of
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import Chunk
+from serving.recorder import Record
+from serving.runtime import Query
+from serving.setup import Setup
+from serving.testbed import Fleet
+from serving.workload.dataset import quality_note
+from serving.workload.metrics import Rouge1
+
+Row = dict[str, Any]
+
+
+def write(
+    out: Path, setup: Setup, runtime: str, queries: Sequence[Query], records: Mapping[str, Record], tokenizer: Tokenizer
+) -> None:
+    """Fills the artifact folder of a `serve` stage."""
+    fleets = setup.hardware.deal(setup.devices)
+    modes = {s: m for i, fleet in enumerate(fleets) for s, m in modes_of(setup, i, fleet, queries).items()}
+    rows = []
+    for query in queries:
+        record = records[query.call.session]
+        rows.append(_request(setup, query, record, fleets[query.device], modes[record.session], tokenizer))
+    _parquet(out / "requests.parquet", rows)
+    _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
+    _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
+    meta = json.dumps(_meta(setup, runtime, fleets, rows), indent=1)
+    (out / "meta.json").write_text(meta, encoding="utf-8")
+
+
+def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str, tokenizer: Tokenizer) -> Row:
+    prompt, seen = query.prompt, record.seen_s
+    text = tokenizer.decode(record.tokens)
+    answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
+    judged = [c for c in record.chunks if c.accepted is not None]
+    ended_s = record.arrived_s if record.ended_s is None else record.ended_s
+    begun_s = record.arrived_s if record.begun_s is None else record.begun_s
+    own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
+    return {
+        "request": record.session,
+        "prompt_id": prompt.id,
+        "task": prompt.task,
+        "device": record.device,
+        "chip": fleet.chip.name,
+        "mode": mode,
+        "slo": query.slo.name if query.slo else None,
+        "slo_tokens_per_s": query.slo.tokens_per_s if query.slo else None,
+        "slo_ttft_s": query.slo.ttft_s if query.slo else None,
+        "ending": record.ending,
+        "finished": record.ending == "complete",
+        "prompt_tokens": record.prompt_tokens,
+        "tokens": record.tokens,
+        "text": text,
+        "origins": list(record.origins),
+        "arrived_s": record.arrived_s,
+        "begun_s": begun_s,
+        "ended_s": ended_s,
+        "seen_s": seen,
+        "ttft_s": seen[0] - record.arrived_s if seen else None,
+        "tbt_s": [b - a for a, b in pairwise(seen)],
+        "drafted": record.drafted,
+        "sent": sum(len(c.tokens) for c in judged),
+        "accepted": sum(c.accepted or 0 for c in judged),
+        "wasted": record.drafted - own,
+        "chunks": len(record.chunks),
+        "chunks_asked": len(judged),
+        "uplink_nbytes": record.uplink_nbytes,
+        "downlink_nbytes": record.downlink_nbytes,
+        "uplink_messages": record.uplink_messages,
+        "device_busy_s": record.device_busy_s,
+        "cloud_busy_s": record.cloud_busy_s,
+        "cloud_rows": record.cloud_rows,
+        "cloud_wait_s": record.cloud_wait_s,
+        "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
+        "cloud_energy_j": setup.hardware.cloud.joules(record.cloud_busy_s),
+        "quality": metrics[0].score(answer, prompt) if metrics else None,
+        "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
+    }
+
+
+def _line(record: Record) -> Iterator[Row]:
+    for lane, begin_s, end_s, amount in record.line:
+        yield {"request": record.session, "lane": lane, "begin_s": begin_s, "end_s": end_s, "amount": amount}
+
+
+def _chunk(chunk: Chunk) -> Row:
+    means = {name: sum(values) / len(values) for name, values in chunk.scores.items() if values}
+    return {
+        "request": chunk.session,
+        "at": chunk.at,
+        "n": len(chunk.tokens),
+        "accepted": chunk.accepted,
+        "confidence": means.get("confidence"),
+        "importance": means.get("importance"),
+    }
+
+
+def _meta(setup: Setup, runtime: str, fleets: Sequence[Fleet], rows: Sequence[Row]) -> dict[str, Any]:
+    metrics = setup.workload.dataset.metrics
+    factor, source = packing_factor(setup.pair.cloud.timing)
+    note = quality_note(setup.workload.dataset, setup.pair.embedded)
+    latencies = sorted({fleet.latency(setup.pair.device.timing).source for fleet in fleets})
+    return {
+        "policy": setup.policy.name,
+        "runtime": runtime,
+        "lossless": setup.policy.lossless,
+        "quality_metric": metrics[0].name if metrics else None,
+        "notes": [note] if note else [],
+        "timing": {
+            "device": "; ".join(latencies),
+            "cloud": setup.hardware.cloud.latency(setup.pair.cloud.timing).source,
+        },
+        "packing_factor": {"value": factor, "source": source},
+        "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
+        "seed": setup.seed,
+    }
+
+
+_LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
+_NULLABLE = {
+    "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
+    "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
+}  # fmt: skip
+"""Columns whose type the first row may not show."""
+_COLUMNS = {
+    "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount": "int64"},
+    "chunks.parquet": {
+        "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance": "double",
+    },
+}  # fmt: skip
+
+
+def _parquet(file: Path, rows: Sequence[Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(rows[0]) if rows else list(_COLUMNS.get(file.name, {}))
+    columns = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        if name in _LISTS:
+            columns[name] = pa.array(values, pa.list_(pa.type_for_alias(_LISTS[name])))
+        else:
+            kind = _NULLABLE.get(name) or _COLUMNS.get(file.name, {}).get(name)
+            columns[name] = pa.array(values, pa.type_for_alias(kind) if kind else None)
+    pq.write_table(pa.table(columns), file)

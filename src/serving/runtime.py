@@ -1,0 +1,46 @@
+"""What every runtime is given, whatever makes its time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from serving.messages import Call
+from serving.progress import Progress
+from serving.recorder import Record
+from serving.setup import Setup
+from serving.simulator import Observer
+from serving.timed import Engine
+from serving.workload.prompt import Prompt
+from serving.workload.slo import SloClass
+
+if TYPE_CHECKING:
+    from serving.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Query:
+    """One request of the workload, as tokens; `at_s` is None in a closed loop, where it follows the device's last answer."""
+
+    call: Call
+    prompt: Prompt
+    device: int
+    at_s: float | None
+    think_s: float
+    slo: SloClass | None
+
+
+@dataclass(frozen=True)
+class Models:
+    """The two models of a pair, opened, with their depths."""
+
+    device: Engine
+    device_layers: int
+    cloud: Engine
+    cloud_layers: int
+    tokenizer: "Tokenizer"
+
+
+class Runtime(Protocol):
+    def serve(
+        self, setup: Setup, models: Models, queries: Sequence[Query], progress: Progress, observers: Sequence[Observer] = ()
+    ) -> dict[str, Record]: ...

@@ -1,0 +1,50 @@
+"""What a run serves, on what, how: checked as a whole before any work."""
+
+from dataclasses import dataclass, field
+
+from serving.decoding import Decoding
+from serving.network import Link
+from serving.pair import Pair
+from serving.policy import Policy
+from serving.testbed import Testbed, check_fits
+from serving.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Raises ValueError when a model does not fit into the memory of the chip that is to run it."""
+
+    pair: Pair
+    hardware: Testbed
+    network: Link
+    workload: Workload
+    policy: Policy
+    decoding: Decoding = field(default_factory=Decoding)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
+        if self.policy.draft.source == "model":
+            for fleet in self.hardware.device_fleets:
+                check_fits(fleet, self.pair.device.timing, 1, tokens)
+        if self.placed:
+            check_fits(self.hardware.cloud, self.pair.cloud.timing, 1, tokens)
+
+    @property
+    def placed(self) -> bool:
+        """Does the policy place the large model anywhere?"""
+        return bool(self.policy.placement.route(self.pair.cloud.timing.layers))
+
+    @property
+    def devices(self) -> int:
+        """How many devices send requests."""
+        return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
+
+    @property
+    def cloud_cache_tokens(self) -> float:
+        """Cached tokens that one cloud node's memory holds beside the weights of the timed architecture."""
+        fleet, architecture = self.hardware.cloud, self.pair.cloud.timing
+        if fleet.memory_nbytes is None:
+            return float("inf")
+        rest = fleet.memory_nbytes - architecture.weights_nbytes(fleet.precision)
+        return max(0.0, rest // architecture.kv_nbytes_per_token(fleet.precision))

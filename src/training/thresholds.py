@@ -1,0 +1,68 @@
+"""Synera's offline profiling (section 5): with every draft verified, what do confidence and importance say about it?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from serving.messages import Chunk
+from serving.policy import Policy
+from serving.session import Session
+from serving.slots.dispatch import RoundRobin
+from serving.slots.draft import Draft
+from serving.slots.early_exit import NoExit
+from serving.slots.exchange import Tokens
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+from serving.slots.placement import Cloud
+from serving.slots.prefill import Whole
+from serving.slots.scheduler import Continuous
+from serving.slots.verify import Lossless
+from serving.slots.waiting import Idle
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Every draft is verified, and both scores are computed although nothing hangs on them."""
+
+    reach: ClassVar[Literal["all"]] = "all"
+    probes: ClassVar[tuple[str, ...]] = ("confidence", "importance")
+
+    def ask(self, s: Session) -> int:  # noqa: ARG002
+        return 1
+
+
+def profiling_policy(draft: Draft) -> Policy:
+    """The policy whose drafts are profiled: `draft` as it will be served, all else out of the way."""
+    return Policy(
+        name="profiling", draft=draft, offload=Scored(), waiting=Idle(), early_exit=NoExit(), verify=Lossless(),
+        prefill=Whole(), exchange=Tokens(), kv_cache=Reuse(), scheduler=Continuous(), placement=Cloud(),
+        dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
+    )  # fmt: skip
+
+
+def mean_score(chunk: Chunk, name: str) -> float:
+    values = chunk.scores[name]
+    return sum(values) / len(values)
+
+
+def cutoff(chunks: Sequence[Chunk], quantile: float) -> float:
+    """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
+    sure = sorted(mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens))
+    return sure[min(len(sure) - 1, int(quantile * len(sure)))] if sure else 1.0
+
+
+def acceptance(chunks: Sequence[Chunk]) -> float:
+    """alpha, from the mean number of tokens a verification yields: E = (1 - alpha^(gamma+1)) / (1 - alpha).
+
+    gamma is the longest draft, and the bonus token counts (Leviathan et al. 2023, Eq. 1). Solved by bisection.
+    """
+    if not chunks:
+        return 0.0
+    gamma = max(len(c.tokens) for c in chunks)
+    full = [c for c in chunks if len(c.tokens) == gamma]
+    mean = sum((c.accepted or 0) + 1 for c in full) / len(full)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**t for t in range(gamma + 1)) < mean else (low, middle)
+    return (low + high) / 2

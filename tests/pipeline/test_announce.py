@@ -1,0 +1,83 @@
+"""What people read while stages run, on a clock of the test's own."""
+
+import io
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.announce import Announce, Bar, Lines, Pace, clock, terminal
+from pipeline.stage import Stage
+
+STAGE = Stage("model", "training.fit", {})
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("pace", "done", "total", "note", "text"),
+    [
+        (Pace(0, 0.0), 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),
+        (Pace(100, 0.0), 120, 500, "", "120/500 (24 %), 2/s, 3:10 left"),
+        (Pace(120, 10.0), 120, 500, "", "120/500 (24 %)"),
+        (Pace(0, 0.0), 5, 0, "rows", "5, 0.5/s, rows"),
+    ],
+    ids=["from the start", "resumed", "first call", "unknown total"],
+)
+def test_pace(pace: Pace, done: int, total: int, note: str, text: str) -> None:
+    assert pace.text(done, total, note, 10.0) == text
+
+
+def ticks() -> Iterator[float]:
+    return iter(range(0, 1000, 4))
+
+
+def run(announce: Announce) -> None:
+    announce.stage_begin(STAGE)
+    for done in range(1, 7):
+        announce.progress(done, 6, "[loss]")
+    announce.stage_end(STAGE, 28.0)
+    announce.waiting(STAGE, "process 4711")
+
+
+def test_lines_come_now_and_then() -> None:
+    file, time = io.StringIO(), ticks()
+    run(Lines(file, every_s=10.0, now=lambda: next(time)))
+    assert file.getvalue().splitlines() == [
+        f"model: started ({STAGE.key})",
+        "model: 3/6 (50 %), 0.25/s, 0:12 left, [loss]",
+        "model: 6/6 (100 %), 0.25/s, 0:00 left, [loss]",
+        f"model: done in 0:28 ({STAGE.key})",
+        f"waiting for {STAGE.key}, which process 4711 is building",
+    ]
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_bar_shows_stage_and_pace_and_leaves_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "TERM", "xterm")
+    monkeypatch.setitem(os.environ, "COLUMNS", "120")
+    file, time = Tty(), ticks()
+    run(Bar(file, now=lambda: next(time)))
+    assert "model" in file.getvalue()
+    assert "6/6 (100 %), 0.25/s, 0:00 left, [loss]" in file.getvalue()
+    assert file.getvalue().endswith(f"waiting for {STAGE.key}, which process 4711 is building\n")
+
+
+def test_a_broken_stage_takes_the_bar_away() -> None:
+    file = Tty()
+    bar = Bar(file)
+    bar.stage_begin(STAGE)
+    bar.stage_broken(STAGE, "failed; nothing is kept")
+    bar.progress(1, 2, "late")
+    assert file.getvalue().endswith("model: failed; nothing is kept\n")
+
+
+def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
+    assert [type(terminal(file)) for file in (Tty(), io.StringIO())] == [Bar, Lines]
