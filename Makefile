@@ -1,0 +1,41 @@
+# make            what there is to do
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+ARGS   ?= +policy=synera hardware=jetson_orin
+
+help:           ## this list
+	@sed -n 's/^\([a-z-]*\): .*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+run: $(VENV)/.installed   ## set up and run the main job: ARGS="+policy=synera hardware=jetson_orin"
+	$(BIN)/python -m pipeline $(ARGS)
+
+test: $(VENV)/.installed-dev   ## set up, check style and types, and pass the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -m "not slow" -n 2
+
+test-all: $(VENV)/.installed-dev   ## the tests that take minutes too
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
+	$(BIN)/python -m benchmarks
+
+ui: $(VENV)/.installed   ## open the MLflow UI on this machine
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///outputs/mlflow.db
+
+clean:          ## remove caches; artifacts stay (python -m pipeline cache clean)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+.PHONY: help run test test-all bench ui clean
