@@ -39,15 +39,13 @@ class Job:
             raise ConfigError(f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}.")
         return found
 
-    def run(self, found: Plan, stop: str) -> Path | None:
-        """Builds what is missing up to `stop`; the folder of what was served, if that was asked for."""
+    def run(self, found: Plan, stop: str) -> tuple[Path, frozenset[str]]:
+        """Builds what is missing up to `stop`; the last artifact's folder, and the digests of what was built now."""
         self.store.prepare()
         runner = Runner(self.store, _call, self.announce, frozenset(self.data["force"]))
-        if stop == "all":
-            return runner.realise(found.serve)
-        for goal in found.goals(stop):
-            runner.realise(goal)
-        return None
+        goals = [found.serve] if stop == "all" else found.goals(stop)
+        folders = [runner.realise(goal) for goal in goals]
+        return folders[-1] if folders else self.store.root, runner.built
 
 
 def _call(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:

@@ -2,16 +2,13 @@
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pipeline import arguments
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-
-    from pipeline.job import Job
-    from pipeline.plan import Plan
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -76,18 +73,14 @@ def _refuse(problem: str) -> int:
 
 def _cache(argv: list[str]) -> int:
     from datetime import UTC, datetime
+    from pathlib import Path
 
-    from pipeline import cache
-    from pipeline.run import planned
+    from pipeline import api, cache
     from pipeline.store import Store
 
     outputs = arguments.chosen(argv, "outputs") or ["outputs"]
-    words = [word for word in argv if not word.startswith("outputs=")]
-    store = Store(arguments.Path(outputs[0]).absolute() / "artifacts")
+    store = Store(Path(outputs[0]).absolute() / "artifacts")
     try:
-        return cache.main(words, store, lambda overrides: planned(overrides), datetime.now(UTC))
+        return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
     except UserError as problem:
         return _refuse(str(problem))
-
-
-__all__ = ["main"]

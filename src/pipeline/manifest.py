@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import platform
-import subprocess
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pipeline import surroundings
 from pipeline.stage import Stage
 
 NAME = "stage.json"
@@ -64,7 +63,7 @@ def write(stage: Stage, out: Path, seconds: float) -> None:
     inputs = {name: needed.digest for name, needed in stage.inputs.items()}
     record = Manifest(
         stage.name, stage.digest, stage.target, stage.version, stage.identity, inputs, round(seconds, 3),
-        datetime.now(UTC).isoformat(timespec="seconds"), _revision(), _versions(), files,
+        datetime.now(UTC).isoformat(timespec="seconds"), surroundings.revision(), surroundings.versions(), files,
     )  # fmt: skip
     (out / NAME).write_text(json.dumps(asdict(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
@@ -107,25 +106,3 @@ def _file(path: Path) -> File:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _revision() -> str | None:
-    """The commit of the code, with `-dirty` if it was changed since; None outside git."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    found = {"python": platform.python_version(), "platform": platform.platform(terse=True)}
-    for package in ("torch", "transformers", "lightning", "numpy"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

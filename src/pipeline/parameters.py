@@ -9,7 +9,9 @@ KEY_CHARS = 250
 VALUE_CHARS = 6000
 MASK = "***"
 
-_SECRET = re.compile(r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)")
+_SECRET = re.compile(
+    r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
+)
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 

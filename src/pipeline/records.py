@@ -12,6 +12,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pipeline.errors import UserError
+
 ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
 """Who wrote a token: the device (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud in
 place of a rejected draft, after a fully accepted one, or without any draft."""
@@ -19,6 +21,10 @@ place of a rejected draft, after a fully accepted one, or without any draft."""
 LANES = ("draft", "uplink", "queue", "prefill", "verify", "decode", "downlink")
 
 Row = TypeVar("Row")
+
+
+class RecordsError(UserError):
+    """What was served cannot be read back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +144,16 @@ class Records:
 
     @classmethod
     def read(cls, artifact: Path) -> "Records":
-        """Raises ValueError where a file is missing, unreadable, empty of requests, or lacks a column."""
+        """Raises RecordsError where a file is missing, unreadable, empty of requests, or lacks a column."""
         requests = tuple(read_requests(artifact))
         if not requests:
-            raise ValueError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")
+            raise RecordsError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")
         timeline = _rows(artifact / "timeline.parquet", Piece)
         return cls(requests, tuple(timeline), tuple(_rows(artifact / "chunks.parquet", Chunk)), _meta(artifact))
 
 
 def read_requests(artifact: Path) -> list[Served]:
-    """The requests alone. Raises ValueError as `Records.read` does."""
+    """The requests alone. Raises RecordsError as `Records.read` does."""
     return _rows(artifact / "requests.parquet", Served)
 
 
@@ -186,8 +192,8 @@ def _is_needed(one: Any) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
 
 
-def _broken(path: Path, problem: str) -> ValueError:
-    return ValueError(
+def _broken(path: Path, problem: str) -> RecordsError:
+    return RecordsError(
         f"{path} cannot be read as the record of a served workload: {problem}. If it was damaged, remove the folder "
         f"{path.parent} and run the same command again; nothing else is repeated."
     )

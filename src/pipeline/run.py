@@ -1,51 +1,47 @@
 """What one composed configuration leads to: a printed plan, or built stages and a report."""
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
+from pipeline import surroundings
 from pipeline.announce import terminal
-from pipeline.compose import register_resolvers, resolved
+from pipeline.build import Schema, construct
+from pipeline.compose import resolved
+from pipeline.context import JobContext, StageRun
 from pipeline.errors import ConfigError
 from pipeline.job import Job
 from pipeline.library import Library
-from pipeline.plan import KINDS, Plan
-from pipeline.stage import Stage
+from pipeline.plan import Plan
+from pipeline.tracking import Tracking
 
 if TYPE_CHECKING:
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from pipeline.report import Report
 
 STOPS = ("all", "plan", "train", "profile")
 
 
-def run(cfg: DictConfig) -> None:
+def job_of(cfg: DictConfig) -> Job:
+    """The job that a composed configuration describes; raises ConfigError for what cannot be resolved."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    loader: Any = GlobalHydra.instance().config_loader()
+    return Job(resolved(cfg), Library(loader, cfg.libraries), terminal(sys.stderr))
+
+
+def run(cfg: DictConfig) -> "Report | None":
     """Plans, builds and reports one job; raises UserError for what a user can mend."""
-    job = Job(resolved(cfg), Library(_loader(), cfg.libraries), terminal(sys.stderr))
-    stop = _stop(cfg.stage)
-    plan = job.plan()
-    if stop == "plan":
+    job, stop = job_of(cfg), _stop(cfg.stage)
+    if stop != "all":
+        plan = job.plan()
+        if stop != "plan":
+            job.run(plan, stop)
         print(describe(job, plan))
-        return
-    served = job.run(plan, stop)
-    if served is None:
-        print(describe(job, plan))
-        return
-    print(served)
-
-
-def planned(overrides: Sequence[str]) -> list[Stage]:
-    """The stages that a command line asks for, inputs before what uses them."""
-    from hydra import compose, initialize_config_dir
-
-    from pipeline.arguments import conf_dir, rewritten
-
-    register_resolvers()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        cfg = compose("config", rewritten(list(overrides)))
-        job = Job(resolved(cfg), Library(_loader(), cfg.libraries), terminal(sys.stderr))
-        return list(job.plan().stages.values())
+        return None
+    return _reported(job)
 
 
 def describe(job: Job, plan: Plan) -> str:
@@ -55,14 +51,65 @@ def describe(job: Job, plan: Plan) -> str:
     return "\n".join(["stages, in the order in which they run:", *lines])
 
 
+def _reported(job: Job) -> "Report":
+    """Whatever becomes of the job, its folder and MLflow hear of it."""
+    from pipeline import report
+
+    context = _context(job)
+    report.begin(context)
+    try:
+        plan = job.plan()
+        context = replace(context, digest=plan.serve.digest)
+        served, built = job.run(plan, "all")
+    except Exception as problem:
+        report.failed(problem, context)
+        raise
+    return report.job(served, replace(context, stages=_stages(job, plan, built)))
+
+
+def _context(job: Job) -> JobContext:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    tracking = _tracking(job)
+    common = JobContext(
+        folder=Path(job.data["outputs"]).absolute(), tracking=tracking, config=job.data, versions=surroundings.versions(),
+        machine=surroundings.machine(), revision=surroundings.revision(),
+    )  # fmt: skip
+    if not HydraConfig.initialized():
+        return common
+    hydra = HydraConfig.get()
+    swept = hydra.mode == RunMode.MULTIRUN
+    return replace(
+        common,
+        folder=Path(hydra.runtime.output_dir),
+        overrides=tuple(hydra.overrides.task),
+        choices={str(group): str(choice) for group, choice in hydra.runtime.choices.items()},
+        number=int(hydra.job.num) if swept else None,
+        sweep=Path(hydra.sweep.dir).absolute() if swept else None,
+    )
+
+
+def _tracking(job: Job) -> Tracking:
+    schema: Schema = job.schema
+    node = {**job.data["tracking"], "outputs": job.data["outputs"]}
+    tracking = construct(schema.target(node, "tracking"), None)
+    assert isinstance(tracking, Tracking)
+    return tracking
+
+
+def _stages(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]:
+    found = []
+    for name, stage in plan.stages.items():
+        manifest = job.store.manifest(stage)
+        inputs = {needed: other.key for needed, other in stage.inputs.items()}
+        seconds = manifest.seconds if manifest else 0.0
+        cached = stage.digest not in built
+        found.append(StageRun(name, stage.key, plan.kinds[name], job.store.path(stage), seconds, cached, inputs))
+    return tuple(found)
+
+
 def _stop(asked: str) -> str:
     if asked not in STOPS:
-        raise ConfigError(f"stage is {asked!r}; allowed are {', '.join(STOPS)} ({', '.join(KINDS)} are kinds of stages).")
+        raise ConfigError(f"stage is {asked!r}; allowed are {', '.join(STOPS)}.")
     return asked
-
-
-def _loader() -> "ConfigLoaderImpl":
-    from hydra.core.global_hydra import GlobalHydra
-
-    loader = GlobalHydra.instance().config_loader()
-    return loader  # type: ignore[return-value]

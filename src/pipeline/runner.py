@@ -31,6 +31,11 @@ class Runner:
     force: frozenset[str] = frozenset()
     _built: set[str] = field(default_factory=set, init=False)
 
+    @property
+    def built(self) -> frozenset[str]:
+        """Digests of what this runner built; the rest was there."""
+        return frozenset(self._built)
+
     def realise(self, stage: Stage) -> Path:
         """The folder of the whole artifact, built now if need be.
 

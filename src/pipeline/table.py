@@ -16,7 +16,10 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below headings, which may have two lines; the first `labels` columns say what a row is."""
+    """Rows of cells below headings, which may have two lines; the first `labels` columns say what a row is.
+
+    A row with one cell behind its labels has a remark there instead of values.
+    """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -31,25 +34,35 @@ class Table:
             if groups[-1] and sum(widths[one] for one in groups[-1]) + widths[column] > left:
                 groups.append([])
             groups[-1].append(column)
-        return [self._chosen([*range(self.labels), *group]) for group in groups]
+        whole = [row for row in self.rows if not self._is_remark(row)]
+        rest = replace(self, rows=tuple(whole))  # a remark is made once
+        return [(rest if group is not groups[0] else self)._chosen([*range(self.labels), *group]) for group in groups]
 
-    def lines(self) -> list[str]:
-        """Labels to the left, all else to the right."""
+    def lines(self, width: int) -> list[str]:
+        """Labels and remarks to the left, all else to the right; remarks are cut at `width`."""
         widths = [self._width(column) for column in range(len(self.headings))]
         depth = max(heading.count("\n") + 1 for heading in self.headings)
         heads = [("\n" * (depth - 1 - heading.count("\n")) + heading).split("\n") for heading in self.headings]
         rows = [*zip(*heads, strict=True), tuple("-" * one for one in widths), *self.rows]
-        return [_GAP.join(map(self._aligned, row, widths, range(len(widths)))).rstrip() for row in rows]
+        return [_cut(_GAP.join(map(self._aligned, row, widths, range(len(row)))).rstrip(), width) for row in rows]
 
     def _aligned(self, cell: str, width: int, column: int) -> str:
-        return cell.ljust(width) if column < self.labels else cell.rjust(width)
+        return cell.ljust(width) if column < self.labels or len(cell) > width else cell.rjust(width)
 
     def _width(self, column: int) -> int:
-        return max(map(len, [*self.headings[column].split("\n"), *(row[column] for row in self.rows)]))
+        values = (row[column] for row in self.rows if column < self.labels or not self._is_remark(row))
+        return max(map(len, [*self.headings[column].split("\n"), *values]))
+
+    def _is_remark(self, row: tuple[str, ...]) -> bool:
+        return len(row) == self.labels + 1 < len(self.headings)
 
     def _chosen(self, columns: Sequence[int]) -> "Table":
-        rows = tuple(tuple(row[column] for column in columns) for row in self.rows)
+        rows = tuple(row if self._is_remark(row) else tuple(row[column] for column in columns) for row in self.rows)
         return replace(self, headings=tuple(self.headings[column] for column in columns), rows=rows)
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else line[: width - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -92,7 +105,7 @@ def plain(parts: Sequence[Part], width: int = WIDTH) -> list[str]:
 def _plain(part: Table | Facts, width: int) -> list[str]:
     if isinstance(part, Facts):
         return ["", *part.lines(width)]
-    return [line for block in part.blocks(width) for line in ["", *block.lines()]]
+    return [line for block in part.blocks(width) for line in ["", *block.lines(width)]]
 
 
 def _show_rich(parts: Sequence[Part], file: TextIO) -> None:
@@ -108,7 +121,7 @@ def _show_rich(parts: Sequence[Part], file: TextIO) -> None:
             _show_facts(part, console)
         else:
             for block in part.blocks(width):
-                _show_table(block, console)
+                _show_table(block, console, width)
 
 
 def _show_facts(facts: Facts, console: "Console") -> None:
@@ -124,8 +137,8 @@ def _show_facts(facts: Facts, console: "Console") -> None:
     console.print(grid)
 
 
-def _show_table(table: Table, console: "Console") -> None:
-    for number, line in enumerate(["", *table.lines()]):
+def _show_table(table: Table, console: "Console", width: int) -> None:
+    for number, line in enumerate(["", *table.lines(width)]):
         rule = set(line) <= {"-", " "}
         console.print(line, markup=False, style="dim" if rule else "bold" if number == 1 else "", soft_wrap=True)
 
@@ -134,6 +147,8 @@ def number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, never an exponent; a dash for what is not known."""
     if value is None:
         return "-"
+    if value == 0:
+        return "0"
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, min(digits, digits - whole))}f}"
 

@@ -1,0 +1,56 @@
+"""Tandem from Python: compose a configuration, run it, read its records.
+
+    from pipeline import api
+
+    with api.composed("policy=synera", "network=lte") as cfg:
+        report = api.run(cfg)
+    report.records.requests      # a pyarrow table, a row a request
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from pipeline.records import Records
+    from pipeline.report import Report
+    from pipeline.stage import Stage
+
+
+@contextmanager
+def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictConfig]":
+    """The configuration that a command line with these overrides would have; `config_dir` is a folder of your own."""
+    from hydra import compose, initialize_config_dir
+
+    from pipeline.arguments import conf_dir, rewritten
+    from pipeline.compose import register_resolvers
+
+    register_resolvers()
+    own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        yield compose("config", [*rewritten(overrides), *own])
+
+
+def stages(overrides: Sequence[str]) -> "list[Stage]":
+    """The stages that a command line asks for, inputs before what uses them."""
+    from pipeline.run import job_of
+
+    with composed(*overrides) as cfg:
+        return list(job_of(cfg).plan().stages.values())
+
+
+def run(cfg: "DictConfig") -> "Report | None":
+    """What `python -m pipeline` does with a configuration; None where it stops before serving."""
+    from pipeline import run as runs
+
+    return runs.run(cfg)
+
+
+def records(artifact: Path) -> "Records":
+    """The records in a served artifact's folder."""
+    from pipeline.records import Records
+
+    return Records.read(artifact)

@@ -1,0 +1,49 @@
+"""What a result may depend on besides its configuration: code, versions, machine."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+PACKAGES = ("torch", "transformers", "lightning", "mlflow", "hydra-core", "numpy", "pyarrow")
+
+
+def versions() -> dict[str, str]:
+    """Of Python, of this project, and of the packages that compute."""
+    found = {"python": platform.python_version()}
+    for package in ("tandem-llm", *PACKAGES):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> Mapping[str, str | int | float]:
+    """Processor, cores that this process may use, memory in GiB."""
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory_nbytes / 2**30, 1),
+        "system": platform.platform(terse=True),
+    }
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def revision() -> str | None:
+    """The commit of the code, with `-dirty` if it was changed since; None outside git."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None
