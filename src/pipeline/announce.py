@@ -1,5 +1,6 @@
 """What people see while stages run: one line with a bar on a terminal, a line now and then elsewhere."""
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def clock(seconds: float) -> str:
 
 
 class Lines:
-    """Plain lines: begin and end of each stage, and its progress every `every_s` seconds."""
+    """Plain lines: begin and end of each stage, its first progress, and more of it every `every_s` seconds."""
 
     def __init__(self, file: TextIO, every_s: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
         self._file, self._every_s, self._now = file, every_s, now
@@ -83,7 +84,7 @@ class Lines:
         self._said_s, self._name = 0.0, ""
 
     def stage_begin(self, stage: Stage) -> None:
-        self._pace, self._said_s, self._name = None, self._now(), stage.name
+        self._pace, self._said_s, self._name = None, -math.inf, stage.name
         self.note(f"{stage.name}: started ({stage.key})")
 
     def progress(self, done: int, total: int, note: str) -> None:

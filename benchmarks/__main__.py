@@ -1,0 +1,19 @@
+"""`make bench`: every benchmark, in one run, on the embedded pair. Exit status 1 if a limit is missed."""
+
+import sys
+
+from benchmarks import job, lossless, plan
+from benchmarks import engine as engine_speed
+from benchmarks.pair import artifacts
+
+
+def main() -> int:
+    found = artifacts()
+    large, small, corpus = found["cloud_model"], found["device_model"], found["corpus"]
+    passed = [plan.main(), job.main(), lossless.main(large, corpus)]
+    passed.append(engine_speed.main([str(large), str(small)]) == 0)
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
