@@ -2,8 +2,8 @@
 
 import sys
 
-from benchmarks import job, lossless, plan
 from benchmarks import engine as engine_speed
+from benchmarks import job, lossless, plan
 from benchmarks.pair import artifacts
 
 

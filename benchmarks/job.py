@@ -1,4 +1,6 @@
-"""The main job with everything but its serving cached: seconds from process start to the first answer, and peak memory."""
+"""The main job with everything but its serving cached: seconds from process start to the first answer, and peak
+memory.
+"""
 
 import resource
 import subprocess

@@ -13,7 +13,9 @@ LIMIT_S = 1.0
 def main() -> bool:
     seconds = sorted(_timed() for _ in range(RUNS))
     median = statistics.median(seconds)
-    print(f"stage=plan: median {median:.2f} s of {RUNS} runs ({seconds[0]:.2f} to {seconds[-1]:.2f}); limit {LIMIT_S} s")
+    print(
+        f"stage=plan: median {median:.2f} s of {RUNS} runs ({seconds[0]:.2f} to {seconds[-1]:.2f}); limit {LIMIT_S} s"
+    )
     return median <= LIMIT_S
 
 

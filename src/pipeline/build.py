@@ -1,8 +1,8 @@
 """From configuration to objects: the only place that knows `_target_`.
 
-A node with a `_target_` names a class or a function; its signature is the schema. `Schema.coerce` checks a node against it and
-returns canonical data (every option present, every type right, files by their content), which is what a stage's digest is made
-of; `construct` turns that data into objects.
+A node with a `_target_` names a class or a function; its signature is the schema. `Schema.coerce` checks a node
+against it and returns canonical data (every option present, every type right, files by their content), which is what a
+stage's digest is made of; `construct` turns that data into objects.
 """
 
 import importlib
@@ -35,7 +35,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Schema:
-    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name stands for (a chip, a link)."""
+    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name (of a chip, a link) stands for."""
 
     content: Callable[[Path], str]
     library: Callable[[str, str], Any]
@@ -68,7 +68,9 @@ class Schema:
         given = {key: value for key, value in node.items() if key != TARGET}
         unknown = sorted(set(given) - set(parameters))
         if unknown:
-            raise ConfigError(f"{where}: {path} has no option {unknown[0]!r}. Its options: {', '.join(parameters) or 'none'}.")
+            raise ConfigError(
+                f"{where}: {path} has no option {unknown[0]!r}. Its options: {', '.join(parameters) or 'none'}."
+            )
         data: dict[str, Any] = {TARGET: path}
         for name, parameter in parameters.items():
             if name in given:
@@ -91,7 +93,9 @@ class Schema:
         item = arguments[1] if len(arguments) == 2 and get_origin(bare) is not tuple else Any
         if get_origin(bare) in (dict, Mapping, types.MappingProxyType) or bare in (dict, Any) or _is_mapping(bare):
             return {str(key): self.coerce(value, item, f"{where}.{key}") for key, value in node.items()}
-        raise ConfigError(f"{where}: got a group of options {sorted(map(str, node))} without {TARGET}; a plain value is wanted here.")
+        raise ConfigError(
+            f"{where}: got a group of options {sorted(map(str, node))} without {TARGET}; a plain value is wanted here."
+        )
 
     def _any_of(self, node: Any, annotation: Any, where: str) -> Any:
         problems = []
@@ -108,7 +112,9 @@ class Schema:
             raise ConfigError(f"{where}: got {node!r}; a path is wanted here.")
         path = Path(node).expanduser().absolute()
         if not path.exists():
-            raise ConfigError(f"{where}: there is nothing at {path}. Check the path; a relative one is read from {Path.cwd()}.")
+            raise ConfigError(
+                f"{where}: there is nothing at {path}. Check the path; a relative one is read from {Path.cwd()}."
+            )
         return {CONTENT: self.content(path), "path": str(path)}
 
     def _sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
@@ -119,7 +125,9 @@ class Schema:
         items = arguments if fixed else [arguments[0] if arguments else Any] * len(node)
         if len(items) != len(node):
             raise ConfigError(f"{where}: got {len(node)} values; {len(items)} are wanted.")
-        return [self.coerce(value, item, f"{where}[{i}]") for i, (value, item) in enumerate(zip(node, items, strict=True))]
+        return [
+            self.coerce(value, item, f"{where}[{i}]") for i, (value, item) in enumerate(zip(node, items, strict=True))
+        ]
 
     def _named(self, node: str, annotation: Any, where: str) -> Any:
         try:
@@ -127,7 +135,9 @@ class Schema:
         except LookupError as problem:
             raise ConfigError(f"{where}: {problem.args[0]}") from None
         if found is None:
-            raise ConfigError(f"{where}: got {node!r}; options of {_name(annotation)} are wanted: {', '.join(_field_names(annotation))}.")
+            raise ConfigError(
+                f"{where}: got {node!r}; the options of {_name(annotation)} are wanted: {fields_of(annotation)}."
+            )
         return self.coerce(found, annotation, f"{where} ({node})")
 
 
@@ -163,7 +173,9 @@ def load(path: str, where: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as problem:
-        raise ConfigError(f"{where}: there is no {path} ({problem}). {TARGET} is module.name, importable from here.") from problem
+        raise ConfigError(
+            f"{where}: there is no {path} ({problem}). {TARGET} is module.name, importable from here."
+        ) from problem
     if not callable(found):
         raise ConfigError(f"{where}: {path} is a {type(found).__name__}; {TARGET} names a class or a function.")
     return found  # type: ignore[no-any-return]
@@ -186,7 +198,11 @@ def _parameters(path: str, where: str) -> dict[str, Parameter]:
     """The options of a target, by its signature."""
     target = load(path, where)
     hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
-    factories = {f.name: f.default_factory for f in fields(target) if callable(f.default_factory)} if is_dataclass(target) else {}
+    factories = (
+        {f.name: f.default_factory for f in fields(target) if callable(f.default_factory)}
+        if is_dataclass(target)
+        else {}
+    )
     found = {}
     for name, parameter in inspect.signature(target).parameters.items():
         if name in RUNNER_ARGUMENTS or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
@@ -241,7 +257,9 @@ def _plain(node: Any, where: str) -> Any:
         return {str(key): _plain(value, f"{where}.{key}") for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_plain(value, where) for value in node]
-    raise ConfigError(f"{where}: {type(node).__name__} cannot be part of a configuration; use numbers, text, lists and groups.")
+    raise ConfigError(
+        f"{where}: {type(node).__name__} cannot be part of a configuration; use numbers, text, lists and groups."
+    )
 
 
 def _name(annotation: Any) -> str:
@@ -249,5 +267,5 @@ def _name(annotation: Any) -> str:
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def _field_names(annotation: Any) -> list[str]:
-    return [f.name for f in fields(annotation) if f.init]
+def fields_of(annotation: Any) -> str:
+    return ", ".join(f.name for f in fields(annotation) if f.init)

@@ -65,7 +65,7 @@ def _split(override: str) -> tuple[str, str]:
 
 def _short(keys: Sequence[str]) -> dict[str, str]:
     """As few of a key's last parts as no other key ends with."""
-    return {key: next(name for name in _endings(key) if _is_alone(name, keys)) for key in keys}
+    return {key: next(name for name in _endings(key) if name == key or _is_alone(name, keys)) for key in keys}
 
 
 def _endings(key: str) -> list[str]:
@@ -74,7 +74,7 @@ def _endings(key: str) -> list[str]:
 
 
 def _is_alone(name: str, keys: Sequence[str]) -> bool:
-    return name in keys or sum(f".{key}".endswith(f".{name}") for key in keys) == 1
+    return sum(f".{key}".endswith(f".{name}") for key in keys) == 1
 
 
 def _scores(one: Outcome) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""A composed configuration as plain data: what describes stages gathered in one place, every reference replaced by its value."""
+"""A composed configuration as plain data: what describes stages gathered in one place, every reference replaced by its
+value.
+"""
 
 from typing import Any
 
@@ -24,7 +26,7 @@ def register_resolvers() -> None:
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain data, with all stages under `stages`; raises ConfigError for what refers to nothing."""
+    """The configuration as plain data, with all stages under `stages`; raises ConfigError for dangling references."""
     cfg = _gathered(cfg)
     try:
         data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -40,7 +42,9 @@ def _gathered(cfg: DictConfig) -> DictConfig:
         for group, key in STAGES.items():
             for name, node in _pop(cfg, group, key).items():
                 if name in cfg.stages:
-                    raise ConfigError(f"{group}.{key}.{name}: another stage has this name already; give it another one.")
+                    raise ConfigError(
+                        f"{group}.{key}.{name}: another stage has this name already; give it another one."
+                    )
                 cfg.stages[name] = node
         for group, key in MOVED.items():
             cfg[key] = _pop(cfg, group, key)

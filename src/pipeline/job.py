@@ -36,7 +36,9 @@ class Job:
         found = plan(self.data["stages"], self.schema)
         unknown = sorted(set(self.data["force"]) - set(found.stages))
         if unknown:
-            raise ConfigError(f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}.")
+            raise ConfigError(
+                f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
+            )
         return found
 
     def run(self, found: Plan, stop: str) -> tuple[Path, frozenset[str]]:

@@ -11,7 +11,9 @@ from omegaconf import OmegaConf
 
 @dataclass
 class Library:
-    """Groups of the search path, a user's own folders included; `groups` maps a class to the group that holds its names."""
+    """Groups of the search path, a user's own folders included; `groups` maps a class to the group that holds its
+    names.
+    """
 
     loader: ConfigLoaderImpl
     groups: Mapping[str, str]
@@ -68,5 +70,3 @@ def _read(root: str, name: str) -> str:
         entry = resources.files(rest).joinpath(name)
         return entry.read_text(encoding="utf-8") if entry.is_file() else ""
     return ""
-
-

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 
-HELP_WORDS = frozenset({"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"})
+HELP_WORDS = frozenset(
+    {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"}
+)
 
 
 def main() -> None:

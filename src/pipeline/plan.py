@@ -93,4 +93,7 @@ def _references(node: Any) -> Iterator[str]:
 
 def arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
     """The objects that a stage's function is called with."""
-    return {key: construct(value, artifact, f"{stage.name}.{key}") for key, value in {**stage.args, **stage.resources}.items()}
+    return {
+        key: construct(value, artifact, f"{stage.name}.{key}")
+        for key, value in {**stage.args, **stage.resources}.items()
+    }

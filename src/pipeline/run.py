@@ -47,7 +47,9 @@ def run(cfg: DictConfig) -> "Report | None":
 def describe(job: Job, plan: Plan) -> str:
     """A line a stage: what it is, and whether and why it would run."""
     width = max(len(stage.key) for stage in plan.stages.values())
-    lines = [f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.why(stage)}" for name, stage in plan.stages.items()]
+    lines = [
+        f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.why(stage)}" for name, stage in plan.stages.items()
+    ]
     return "\n".join(["stages, in the order in which they run:", *lines])
 
 
@@ -73,8 +75,8 @@ def _context(job: Job) -> JobContext:
 
     tracking = _tracking(job)
     common = JobContext(
-        folder=Path(job.data["outputs"]).absolute(), tracking=tracking, config=job.data, versions=surroundings.versions(),
-        machine=surroundings.machine(), revision=surroundings.revision(),
+        folder=Path(job.data["outputs"]).absolute(), tracking=tracking, config=job.data,
+        versions=surroundings.versions(), machine=surroundings.machine(), revision=surroundings.revision(),
     )  # fmt: skip
     if not HydraConfig.initialized():
         return common

@@ -74,11 +74,11 @@ class Tracking:
         """A client and the experiment's id. Creates what is missing, one process at a time: a database that several
         processes migrate at once is left broken.
         """
-        from mlflow.tracking import MlflowClient
+        with _quiet(), self._alone():
+            from mlflow.tracking import MlflowClient
 
-        for name in ("mlflow", "alembic"):  # both say on standard error what they do to the database
-            logging.getLogger(name).setLevel(logging.ERROR)
-        with self._alone():
+            for name in ("mlflow", "alembic"):  # both say on standard error what they do to the database
+                logging.getLogger(name).setLevel(logging.ERROR)
             client = MlflowClient(self.address, self.address)
             found = client.get_experiment_by_name(self.experiment)
             return client, found.experiment_id if found else self._create(client)
@@ -119,10 +119,7 @@ class Tracking:
 @contextmanager
 def guarded(tracking: Tracking, say: Callable[[str], None]) -> Iterator[None]:
     """Run what logs to MLflow without its chatter. What goes wrong is said once and loses nothing but the logging."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _quiet():
         try:
             yield
         except Exception as problem:  # whatever a store or server may raise: a finished job is not lost for it
@@ -133,6 +130,16 @@ def guarded(tracking: Tracking, say: Callable[[str], None]) -> Iterator[None]:
                 "Tables, records and figures are written all the same. Set tracking.uri to a store that works, or to "
                 f"{OFF}, and run the same command again: what was served is cached."
             )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """MLflow's settings, unless the user has set them, and none of the warnings of what it is built on."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def _listed(names: Sequence[str]) -> str:

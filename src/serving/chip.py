@@ -97,14 +97,14 @@ class Chip:
             bare += [f"{key}.{name}" for name in given if not self.source(name, key)]
         return tuple(bare)
 
-    def joules(self, mode: str | None, busy_s: float, idle_s: float = 0.0) -> float:
-        """Energy: the mode's whole power budget while busy, `idle_w` while not; NaN when either power is unknown.
+    def joules(self, mode: str | None, busy_s: float, idle_s: float = 0.0) -> float | None:
+        """Energy: the mode's whole power budget while busy, `idle_w` while not; None when either power is unknown.
 
         The budget is an upper bound: a forward that waits for memory draws less, and a link's radio is not counted.
         """
         power_w = self.mode(mode).power_w
         if power_w is None or self.idle_w is None:
-            return float("nan")
+            return None
         return power_w * busy_s + self.idle_w * idle_s
 
 

@@ -1,4 +1,4 @@
-"""Runtime `emulated`: the pair makes the tokens here, the named hardware and links make the time, on a virtual clock."""
+"""Runtime `emulated`: the pair makes the tokens here, the named hardware and links make a virtual time."""
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from serving.device import Device
 from serving.latency import Latency
 from serving.luck import key
-from serving.messages import Begin, Call
+from serving.messages import Begin
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
 from serving.setup import Setup
-from serving.simulator import Chip, Observer, Simulator, Stalled
+from serving.simulator import Chip, Observer, Simulator, StalledError
 from serving.testbed import Fleet
 from serving.timed import Timed
 from serving.worker import Worker
 
 if TYPE_CHECKING:
-    from serving.engine.engine import Engine
     from serving.runtime import Models, Query
 
 TIER = "cloud"
@@ -32,13 +31,18 @@ class Emulated:
         self, setup: Setup, models: "Models", queries: Sequence["Query"], progress: Progress = silent,
         observers: Sequence[Observer] = (),
     ) -> dict[str, Record]:  # fmt: skip
-        """The records by session; raises Stalled when a session never ended."""
+        """The records by session; raises StalledError when a session never ended."""
         return _Run(setup, models, queries, progress, observers).run()
 
 
 class _Run:
     def __init__(
-        self, setup: Setup, models: "Models", queries: Sequence["Query"], progress: Progress, observers: Sequence[Observer]
+        self,
+        setup: Setup,
+        models: "Models",
+        queries: Sequence["Query"],
+        progress: Progress,
+        observers: Sequence[Observer],
     ) -> None:
         self.setup, self.models, self.queries, self.progress = setup, models, queries, progress
         self.names = [f"device-{i}" for i in range(setup.devices)]
@@ -96,9 +100,7 @@ class _Run:
         modes = modes_of(self.setup, device, fleet, self.queries)
         latencies: dict[str, Latency] = {m: fleet.latency(architecture, m) for m in {*modes.values(), fleet.mode_name}}
         latency = {session: latencies[mode] for session, mode in modes.items()}
-        return Timed(
-            self.models.device, self.models.device_layers, architecture, fleet.precision, latency.__getitem__
-        )
+        return Timed(self.models.device, self.models.device_layers, architecture, fleet.precision, latency.__getitem__)
 
     def _ask_next(self, device: str, now: float) -> None:
         if self.next[device]:
@@ -114,7 +116,7 @@ class _Run:
     def _check(self) -> None:
         left = [q.call.session for q in self.queries if not self.recorder.records[q.call.session].ending]
         if left:
-            raise Stalled(f"nothing is left to happen, but {len(left)} sessions never ended: {', '.join(left[:5])}")
+            raise StalledError(f"nothing is left to happen, and {len(left)} sessions wait: {', '.join(left[:5])}")
 
 
 def modes_of(setup: Setup, device: int, fleet: Fleet, queries: Sequence["Query"]) -> dict[str, str]:

@@ -29,7 +29,8 @@ class Item:
         return self.request.value
 
     def part(self, rows: int) -> int:
-        """How many rows to run now where about `rows` fit: all, or what leaves the drafts and the row before them together.
+        """How many rows to run now where about `rows` fit: all, or what leaves the drafts and the row before them
+        together.
 
         Hidden states are not split.
         """

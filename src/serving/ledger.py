@@ -1,4 +1,6 @@
-"""What a worker knows of the caches on its chip: lengths per (session, first layer of the span), within a budget of tokens."""
+"""What a worker knows of the caches on its chip: lengths per (session, first layer of the span), within a budget of
+tokens.
+"""
 
 from collections.abc import Iterable
 
@@ -31,6 +33,7 @@ class Ledger:
         """Rows are about to run: until they are done only `start` is sure."""
         if span.first < span.last:
             key = rows.session, span.first
+            self.lengths.pop(key, None)  # to the end: the order is that of use
             self.lengths[key] = rows.start
             self._drafts_from[key] = rows.start + rows.n - rows.check
 

@@ -20,4 +20,6 @@ def key(seed: int, name: str) -> int:
 
 def luck(stream: int, position: int, purpose: str) -> float:
     """A uniform number in [0, 1) for one purpose at one position of a stream made by `key`."""
-    return (_mix((stream + (position + 1) * _GOLDEN + crc32(purpose.encode()) * 0xA0761D6478BD642F) & _MASK) >> 11) * 2.0**-53
+    return (
+        _mix((stream + (position + 1) * _GOLDEN + crc32(purpose.encode()) * 0xA0761D6478BD642F) & _MASK) >> 11
+    ) * 2.0**-53

@@ -1,7 +1,7 @@
 """The vocabulary: what nodes hear and say. Read this first.
 
-No clock, no I/O, no tensors and no randomness: a driver owns time, transport and compute, and a tensor is known here only
-by the id and the bytes of its `Blob`. Every participant is a `Node`: `handle(event, now) -> commands`.
+No clock, no I/O, no tensors and no randomness: a driver owns time, transport and compute, and a tensor is known here
+only by the id and the bytes of its `Blob`. Every participant is a `Node`: `handle(event, now) -> commands`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,8 +14,9 @@ Rule = Literal["", "greedy", "sample", "tree"]
 """How drafts are accepted; "" asks for no verdict (a part of a prefill)."""
 
 Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
-"""Who wrote a token: the device alone (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud
-in place of a rejected draft, after a fully accepted one, or without any draft."""
+"""Who wrote a token: the device alone (its own choice, or the cloud is gone); the device, accepted by the cloud; the
+cloud in place of a rejected draft, after a fully accepted one, or without any draft.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,9 @@ class Generate:
     ends: tuple[int, ...] = ()
     """Tokens after which there is nothing to write."""
     probes: tuple[str, ...] = ()
-    """Scores wanted per drafted token: confidence, margin, entropy, logit_std, importance, or a trained predictor's name."""
+    """Scores wanted per drafted token: confidence, margin, entropy, logit_std, importance, or a trained predictor's
+    name.
+    """
     sampling: Sampling | None = None
     exit: tuple[str, float] | None = None
     """Layer-wise early exit: (score, threshold)."""
@@ -176,7 +179,7 @@ Outcome: TypeAlias = Drafted | tuple[Result, ...]
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One stop of a route: a node's name or a tier's (a node is chosen when it is reached), its span, what it exports."""
+    """One stop of a route: a node or a tier (whose node is chosen on arrival), its span, and what it exports."""
 
     node: str
     span: Span

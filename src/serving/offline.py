@@ -42,6 +42,6 @@ def play(policy: Policy, models: Models, queries: Sequence[Query], seed: int, pr
         simulator.add(name, Device(name, policy, hops, tiers, seed), Chip(Untimed(models.device)))
     for i, query in enumerate(queries):
         simulator.post(0.0, names[i % CONCURRENT], Begin(query.call))
-    simulator.on_end(lambda session, now: progress(next(ended), len(queries), ""))
+    simulator.on_end(lambda _session, _now: progress(next(ended), len(queries), ""))
     simulator.run()
     return recorder.records

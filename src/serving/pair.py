@@ -14,8 +14,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 class Model:
     """A causal LM that `transformers` loads from `path` or, by name, from the Hub; it is timed as `timing`.
 
-    The timed architecture decides seconds, message bytes, KV bytes and whether a chip can hold it. Raises ValueError for a
-    directory that holds no causal LM.
+    The timed architecture decides seconds, message bytes, KV bytes and whether a chip can hold it. Raises ValueError
+    for a directory that holds no causal LM.
     """
 
     timing: Architecture
@@ -26,7 +26,9 @@ class Model:
 
     def __post_init__(self) -> None:
         if self.path is None and self.hub is None:
-            raise ValueError("model: neither path nor hub says where the checkpoint is; set model.device.path and model.cloud.path")
+            raise ValueError(
+                "model: neither path nor hub says where the checkpoint is; set model.device.path and model.cloud.path"
+            )
         if isinstance(self.path, Path):
             _check(self.path)
 

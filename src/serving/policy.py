@@ -45,14 +45,23 @@ class Policy:
         offload, draft = type(self.offload).__name__, self.draft.source
         return [
             (not hops and reach != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
-            (reach == "none" and not drafts, f"offload=never leaves the text to the device, and draft={draft} writes none"),
+            (
+                reach == "none" and not drafts,
+                f"offload=never leaves the text to the device, and draft={draft} writes none",
+            ),
             (
                 reach == "some" and not drafts,
-                f"offload={offload} decides on a draft, and draft={draft} makes none; choose a draft, always or handover",
+                f"offload={offload} decides on a draft, and draft={draft} makes none; choose draft, always or handover",
             ),
             (reach == "handover" and drafts, "offload=handover would throw every draft away; choose draft=none"),
-            (self.waiting.steps > 0 and not drafts, f"waiting={type(self.waiting).__name__} drafts ahead; draft={draft} cannot"),
-            (self.early_exit.has_tail and not drafts, f"early_exit leaves the tail to the device; draft={draft} cannot write it"),
+            (
+                self.waiting.steps > 0 and not drafts,
+                f"waiting={type(self.waiting).__name__} drafts ahead; draft={draft} cannot",
+            ),
+            (
+                self.early_exit.has_tail and not drafts,
+                f"early_exit leaves the tail to the device; draft={draft} cannot write it",
+            ),
             (
                 self.link_loss.action == "local" and not drafts,
                 f"link_loss=local needs a drafter on the device, and draft={draft}; choose wait or fail",

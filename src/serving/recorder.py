@@ -1,4 +1,6 @@
-"""What happened to each session, seen from outside: tokens and when the user got them, bytes, busy and waiting seconds."""
+"""What happened to each session, seen from outside: tokens and when the user got them, bytes, busy and waiting
+seconds.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +102,9 @@ class Recorder:
             else:
                 record.cloud_busy_s += share
                 record.cloud_rows += rows.n
-            record.line.append(("verify" if rows.check else "decode" if rows.n == 1 else "prefill", begin_s, end_s, rows.n))
+            record.line.append(
+                ("verify" if rows.check else "decode" if rows.n == 1 else "prefill", begin_s, end_s, rows.n)
+            )
 
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         session = message.rows.session if isinstance(message, Request) else getattr(message, "session", "")

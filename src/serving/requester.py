@@ -1,7 +1,7 @@
 """One session and its policy's device slots: hears events, says commands.
 
-`handle` settles what happened, then `_advance` asks the slots what comes next. Stale things are ignored by what they name:
-a job, a timer, a round, the position a reply answers.
+`handle` settles what happened, then `_advance` asks the slots what comes next. Stale things are ignored by what they
+name: a job, a timer, a round, the position a reply answers.
 """
 
 from collections.abc import Iterator
@@ -191,7 +191,9 @@ class Requester:
         """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
         if self.p.draft.source != "model":
             return False
-        return not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
+        return (
+            not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
+        )
 
     def _alone_stop(self) -> Stop | None:
         return None if self.s.draft else Stop(1)

@@ -1,4 +1,6 @@
-"""What a run leaves behind: a Parquet row a request, its time line, its draft chunks, and what one must know to read them."""
+"""What a run leaves behind: a Parquet row a request, its time line, its draft chunks, and what one must know to read
+them.
+"""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,12 +131,14 @@ _LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "
 _NULLABLE = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
+    "device_energy_j": "double", "cloud_energy_j": "double",
 }  # fmt: skip
 """Columns whose type the first row may not show."""
 _COLUMNS = {
-    "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount": "int64"},
-    "chunks.parquet": {
-        "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance": "double",
+    "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount":
+    "int64"}, "chunks.parquet": {
+        "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance":
+        "double",
     },
 }  # fmt: skip
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Query:
-    """One request of the workload, as tokens; `at_s` is None in a closed loop, where it follows the device's last answer."""
+    """One request of the workload, as tokens; `at_s` is None in a closed loop, where it follows the device's last
+    answer.
+    """
 
     call: Call
     prompt: Prompt
@@ -42,5 +44,10 @@ class Models:
 
 class Runtime(Protocol):
     def serve(
-        self, setup: Setup, models: Models, queries: Sequence[Query], progress: Progress, observers: Sequence[Observer] = ()
+        self,
+        setup: Setup,
+        models: Models,
+        queries: Sequence[Query],
+        progress: Progress,
+        observers: Sequence[Observer] = (),
     ) -> dict[str, Record]: ...

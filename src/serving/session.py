@@ -28,9 +28,9 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "flight", "flight_odds", "flight_scores", "guessed", "hits", "keep", "kv", "left", "odds",
-        "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s", "stopped", "stream",
-        "tokens", "tops", "uplink_mbps",
+        "branches", "call", "draft", "flight", "flight_odds", "flight_scores", "guessed", "hits", "keep", "kv", "left",
+        "odds", "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s",
+        "stopped", "stream", "tokens", "tops", "uplink_mbps",
     )  # fmt: skip
 
     def __init__(self, call: Call, seed: int) -> None:
@@ -113,7 +113,8 @@ class Session:
         )  # fmt: skip
 
     def settle(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
-        """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with them.
+        """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with
+        them.
 
         Returns the tokens that became agreed, and who wrote each.
         """

@@ -1,6 +1,7 @@
 """Virtual time: a heap of events, chips that run one thing at a time, links that keep their order.
 
-The heap key is (time, phase, serial): at one instant arrivals come before decisions, and what was posted first comes first.
+The heap key is (time, phase, serial): at one instant arrivals come before decisions, and what was posted first comes
+first.
 """
 
 import heapq
@@ -61,7 +62,7 @@ class Chip:
     busy_until_s: float = 0.0
 
 
-class Stalled(RuntimeError):
+class StalledError(RuntimeError):
     """Nothing is left to happen, but somebody still waits."""
 
 

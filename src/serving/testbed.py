@@ -98,9 +98,10 @@ class Fleet:
             raise ValueError(f"{fits.source} has no coefficients for {architecture.name}, and {error}") from None
         return replace(drawn, source=f"{drawn.source} ({self.timing} has no {architecture.name})")
 
-    def joules(self, busy_s: float, idle_s: float = 0.0, mode: str | None = None) -> float:
+    def joules(self, busy_s: float, idle_s: float = 0.0, mode: str | None = None) -> float | None:
         """Energy of one node, all its chips: see `Chip.joules`."""
-        return self.chip.joules(mode or self.mode, busy_s, idle_s) * self.tensor_parallel
+        one = self.chip.joules(mode or self.mode, busy_s, idle_s)
+        return None if one is None else one * self.tensor_parallel
 
     def _roofline(self, architecture: Architecture, mode: str | None) -> Latency:
         return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)

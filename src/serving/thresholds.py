@@ -1,8 +1,11 @@
 """Synera's profiled thresholds as an artifact that says what it was made from."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import ceil
 from pathlib import Path
+from typing import Any
 
 FILE = "thresholds.json"
 
@@ -11,8 +14,8 @@ FILE = "thresholds.json"
 class Thresholds:
     """Synera, section 5: the confidence cut-off, the acceptance probability, and the profiled chunks themselves.
 
-    `confidence` and `importance` are per-chunk averages, in the order the chunks were seen; a threshold is compared with
-    "above stays on the device" for confidence and "above is sent" for importance.
+    `confidence` and `importance` are per-chunk averages, in the order the chunks were seen; a threshold is compared
+    with "above stays on the device" for confidence and "above is sent" for importance.
     """
 
     c_th: float
@@ -24,18 +27,35 @@ class Thresholds:
 
     def importance_percentile(self, share: float) -> float:
         """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
-        if not self.importance:
-            return 0.0
-        ranked = sorted(self.importance)
-        return ranked[min(len(ranked) - 1, int(share * len(ranked)))]
+        return nearest_rank(self.importance, share) if self.importance else 0.0
 
     def save(self, folder: Path) -> None:
         (folder / FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
+def nearest_rank(values: Sequence[float], share: float) -> float:
+    """The smallest of `values` that at least `share` of them do not exceed."""
+    rank = ceil(share * len(values) - 1e-9)  # 0.3 x 10 is a little more than 3
+    return sorted(values)[max(0, rank - 1)]
+
+
 def load(path: Path) -> Thresholds:
-    """Reads the artifact that the stage `training.stages.profile_thresholds` wrote."""
-    fields = json.loads((path / FILE).read_text(encoding="utf-8"))
+    """Reads the artifact that the stage `training.stages.profile_thresholds` wrote.
+
+    Raises ValueError that names the file when it is missing, cut off, or not of this form.
+    """
+    file = path / FILE
+    try:
+        return _parsed(json.loads(file.read_text(encoding="utf-8")))
+    except OSError:
+        raise ValueError(
+            f"there is no {file}; policy.offload.thresholds.path names a folder that stage=profile made"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(f"thresholds {file} cannot be read ({problem!r}); profile again with stage=profile") from None
+
+
+def _parsed(fields: dict[str, Any]) -> Thresholds:
     return Thresholds(
         c_th=float(fields["c_th"]),
         alpha=float(fields["alpha"]),

@@ -20,8 +20,8 @@ class Engine(Protocol):
 class Timed:
     """An executor: outcomes from `engine`, a model of `layers` layers; seconds and bytes of the timed `architecture`.
 
-    Layer i of the model stands for layer round(i x L_timed / L). `latency` gives the coefficients for a session, because
-    a device may change its power mode between two of them.
+    Layer i of the model stands for layer round(i x L_timed / L). `latency` gives the coefficients for a session,
+    because a device may change its power mode between two of them.
     """
 
     def __init__(

@@ -1,9 +1,11 @@
-"""A worker: a queue, a scheduler and caches. It runs its hop for batches, hands on to the next, loops while a budget lasts.
+"""A worker: a queue, a scheduler and caches. It runs its hop for batches, hands on to the next, loops while a budget
+lasts.
 
 1. It decides on a timer of its own, never inside an arrival, so that every arrival of one instant is in view.
 2. One item per session and one span per batch, the deepest that waits: what has gone far finishes first.
 3. A request of an older round than the newest seen is dead; a cache shorter than a request needs is a `Miss`.
-4. With a free chip and a waiting item something runs, whatever a budget says: evict idle sessions, then preempt the youngest.
+4. With a free chip and a waiting item something runs, whatever a budget says: evict idle sessions, then preempt the
+   youngest.
 """
 
 from collections import deque
@@ -163,7 +165,9 @@ class Worker:
         return self.ledger.valid(item.rows, _span(item)) >= item.cached
 
     def _fit(self, picked: list[tuple[Item, int]], out: Commands) -> list[tuple[Item, int]]:
-        """Admits what the cache budget holds; makes room by evicting idle sessions, for the first one also waiting ones."""
+        """Admits what the cache budget holds; makes room by evicting idle sessions, for the first one also waiting
+        ones.
+        """
         ledger = self.ledger
         if ledger.capacity == INF or not ledger.keep:
             return picked
@@ -184,7 +188,9 @@ class Worker:
                 fit.append((item, rows))
             elif not fit:
                 need = item.cached + rows
-                raise RuntimeError(f"{self.name}: {item.rows.session} needs {need} cached tokens, the budget is {ledger.capacity}")
+                raise RuntimeError(
+                    f"{self.name}: {item.rows.session} needs {need} cached tokens, the budget is {ledger.capacity}"
+                )
         return fit
 
     def _waiting_caches(self, spared: Item) -> list[tuple[str, int]]:

@@ -1,5 +1,6 @@
-"""A pair without models: the next token is a function of the whole prefix that a cache really holds, so that a mistake in the
-bookkeeping becomes a wrong token, and a hole in a cache an error."""
+"""A pair without models: the next token is a function of the whole prefix that a cache really holds, so that a mistake
+in the bookkeeping becomes a wrong token, and a hole in a cache an error.
+"""
 
 from dataclasses import dataclass, field
 
@@ -64,7 +65,9 @@ class FakePair:
     def _cache(self, session: str, part: int | None, start: int) -> list[int]:
         cache = self.caches.setdefault((session, part), [1])
         if len(cache) <= start:
-            raise AssertionError(f"hole: the cache of {session}/{part} has {len(cache) - 1} tokens, the work starts at {start}")
+            raise AssertionError(
+                f"hole: the cache of {session}/{part} has {len(cache) - 1} tokens, the work starts at {start}"
+            )
         del cache[start + 1 :]
         return cache
 

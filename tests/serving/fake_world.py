@@ -29,9 +29,9 @@ LAYERS = 8
 THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {})
 
 _COMMON: dict[str, Any] = {
-    "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(), "prefill": Whole(),
-    "exchange": Tokens(), "kv_cache": Reuse(), "scheduler": Continuous(), "placement": Cloud(), "dispatch": RoundRobin(),
-    "link_loss": LinkLoss("wait"),
+    "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(),
+    "prefill": Whole(), "exchange": Tokens(), "kv_cache": Reuse(), "scheduler": Continuous(), "placement": Cloud(),
+    "dispatch": RoundRobin(), "link_loss": LinkLoss("wait"),
 }  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
     "edge_centric": {"draft": Window(1), "offload": Never(), "placement": DeviceOnly(), "exchange": Nothing()},

@@ -1,4 +1,4 @@
-"""The nodes as a whole: every policy, prompt shape, loss and ending, on a pair whose tokens betray wrong bookkeeping."""
+"""The nodes as a whole: every policy, prompt shape, loss and ending, on a pair whose tokens betray mistakes."""
 
 import pytest
 from fake_pair import own_text
@@ -60,7 +60,9 @@ def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLOUD)
-@pytest.mark.parametrize("scheduler", [StaticBatch(2, 0.02), Continuous(), Continuous(chunk=8), VerificationAware(chunk=8)])
+@pytest.mark.parametrize(
+    "scheduler", [StaticBatch(2, 0.02), Continuous(), Continuous(chunk=8), VerificationAware(chunk=8)]
+)
 @pytest.mark.parametrize("prefill", [Whole("lazy"), Whole("ahead"), Whole("first"), Parts(7)])
 def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: object, prefill: object) -> None:
     check_whole(world(policy(name, scheduler=scheduler, prefill=prefill), prompt=40).run(), name in LOSSLESS)
@@ -70,7 +72,10 @@ def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: obje
 def test_nothing_is_left_behind(name: str) -> None:
     w = world(policy(name), devices=3, calls_each=2).run()
     worker = w.nodes["cloud"]
-    assert not worker.queue and not worker.ledger.lengths and not worker.text and not worker.held  # type: ignore[attr-defined]
+    assert not worker.queue
+    assert not worker.ledger.lengths
+    assert not worker.text
+    assert not worker.held
     assert not any(chip.caches for chip in w.chips.values())
 
 
@@ -131,7 +136,8 @@ def test_a_lost_cloud_leaves_the_device_to_finish_and_to_say_so() -> None:
     w = lose_cloud(world(policy("sled", link_loss=LinkLoss("local")), limit=40), 0.3)
     assert set(w.endings().values()) == {"complete"}
     origins = [o for d in w.log.commands(Deliver) for o in d.origins]
-    assert origins.count("offline") > 0 and origins.count("accepted") > 0
+    assert origins.count("offline") > 0
+    assert origins.count("accepted") > 0
 
 
 def test_a_lost_cloud_fails_what_must_not_go_on_alone() -> None:
@@ -164,6 +170,7 @@ def test_chunks_tell_what_became_of_every_draft() -> None:
     w = world(policy("synera"), devices=4, limit=60).run()
     judged = [c for c in w.log.commands(Chunk) if c.accepted is not None]
     kept = [c for c in w.log.commands(Chunk) if c.accepted is None]
-    assert judged and kept
+    assert judged
+    assert kept
     asked = [c for c in w.log.commands(Send) if getattr(getattr(c.message, "rows", None), "check", 0)]
     assert len(asked) == len(judged)

@@ -42,7 +42,7 @@ class Packed:
     """All rows of one pass, laid end to end, and who they belong to."""
 
     segments: Sequence[Segment]
-    sizes: Sequence[int]
+    sizes: list[int]
     windows: tuple[int | None, ...]
     importance: Importance | None = None
 

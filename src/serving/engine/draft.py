@@ -1,5 +1,7 @@
 """Draft work: one session's continuation on the small model, token by token, with the scores that stop rules read."""
 
+from dataclasses import replace
+
 import torch
 
 from serving.engine.blobs import Blobs
@@ -10,7 +12,7 @@ from serving.engine.stack import Lot, Stack
 from serving.engine.statistics import check_scores, measure
 from serving.latency import Load, load
 from serving.luck import key, luck
-from serving.messages import Blob, Drafted, Generate
+from serving.messages import Blob, Drafted, Generate, Stop
 
 IMPORTANCE = "importance"
 
@@ -62,32 +64,32 @@ def generate(
 ) -> tuple[Drafted, tuple[Load, ...]]:
     """Feeds what the cache lacks, then writes up to the stop rule; the last token written is not fed back.
 
+    Scores and tops describe the model's own distribution, before temperature, top-k and top-p. Branches know no stop
+    rule.
+
     Raises ValueError for an unknown score, for early exit, and when there is nothing to feed.
     """
     if work.exit is not None:
         raise ValueError("layer-wise early exit was asked of an engine that has none; leave `exit` empty")
-    chunk = Chunk(work, blobs)
     importance = Importance(probed) if IMPORTANCE in work.probes else None
     if work.branches:
-        return _branches(chunk, stack, slot, importance)
-    return _continue(chunk, stack, slot, importance)
+        return _branches(Chunk(replace(work, stop=Stop(1)), blobs), stack, slot, importance)
+    return _continue(Chunk(work, blobs), stack, slot, importance)
 
 
 def _continue(
     chunk: Chunk, stack: Stack, slot: Slot, importance: Importance | None
 ) -> tuple[Drafted, tuple[Load, ...]]:
-    work, loads = chunk.work, []
-    if not work.feed and work.stop.cap:
-        raise ValueError(
-            f"session {work.session!r} asks for {work.stop.cap} tokens with nothing to feed; a model needs a row"
-        )
-    feed, more = work.feed, True
+    session, feed, cap = chunk.work.session, chunk.work.feed, chunk.work.stop.cap
+    if cap and not feed:
+        raise ValueError(f"session {session!r} asks for {cap} tokens with nothing to feed; a model needs a row")
+    loads = []
     while feed:
-        hidden = _pass(stack, slot, feed, importance if work.stop.cap else None)
-        loads.append(load(len(stack.model.layers), [(slot.length - len(feed), len(feed))], float(bool(work.stop.cap))))
-        more = bool(work.stop.cap) and chunk.write(stack.logits(hidden[-1:]), slot.length)
-        feed = (chunk.tokens[-1],) if more and len(chunk.tokens) < work.stop.cap else ()
-    scores = importance.chunk(len(chunk.tokens)) if importance and chunk.tokens else () if importance else None
+        hidden = _pass(stack, slot, feed, importance if cap else None)
+        loads.append(load(len(stack.model.layers), [(slot.length - len(feed), len(feed))], float(cap > 0)))
+        more = cap > 0 and chunk.write(stack.logits(hidden[-1:]), slot.length) and len(chunk.tokens) < cap
+        feed = (chunk.tokens[-1],) if more else ()
+    scores = importance.chunk(len(chunk.tokens)) if importance else None
     return chunk.drafted(slot.length, scores), tuple(loads)
 
 
@@ -100,7 +102,7 @@ def _pass(stack: Stack, slot: Slot, tokens: tuple[int, ...], importance: Importa
 def _branches(
     chunk: Chunk, stack: Stack, slot: Slot, importance: Importance | None
 ) -> tuple[Drafted, tuple[Load, ...]]:
-    """One token after each branch, all branches in one pass as a tree whose roots follow the cache."""
+    """One token after each branch, all branches in one pass: a forest whose roots follow the cache."""
     work, start = chunk.work, slot.length
     if not all(work.branches):
         raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a row")
@@ -114,7 +116,6 @@ def _branches(
     for logits, branch in zip(stack.logits(hidden.index_select(0, rows)), work.branches, strict=True):
         chunk.write(logits[None], start + len(branch))
     scores = importance.own([start + end for end in ends]) if importance else None
-    chunk.stopped = False
     return chunk.drafted(start, scores), (load(len(stack.model.layers), [(start, len(tokens))], len(ends)),)
 
 

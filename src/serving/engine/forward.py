@@ -18,8 +18,11 @@ WIRE_NBYTES = 2
 def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
     """Runs the batch; a span without layers is the head alone, over hidden states that another hop computed.
 
-    Raises ValueError when rows come without their tokens or hidden states, CacheHoleError when a cache is too short.
+    Raises ValueError when rows come without their tokens or hidden states, or twice for one session; CacheHoleError
+    when a cache is too short.
     """
+    if len({rows.session for rows in work.rows}) < len(work.rows):
+        raise ValueError("a session has rows twice in one forward, but its cache can only grow by one part at a time")
     span, inputs = work.span, [_input(rows, work.span, stack, blobs) for rows in work.rows]
     hidden = stack.embed([t for r in work.rows for t in r.tokens]) if span.embed else torch.cat(inputs)
     cached: list[tuple[int, int]] = []

@@ -25,8 +25,10 @@ class Importance:
     def look(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float, mask: torch.Tensor | None
     ) -> None:
-        """What the attention function shows: queries (1, heads, rows, size), keys (1, KV heads, columns, size), and the
-        mask."""
+        """Called per layer by the attention function with the queries, keys and mask of its one session.
+
+        Shapes: `query` (1, heads, rows, head size), `keys` (1, KV heads, columns, head size), `mask` (rows, columns).
+        """
         if layer not in self._layers:
             return
         chosen = query[0, :, -1:] if self._rows is None else query[0].index_select(1, self._rows)
@@ -47,9 +49,11 @@ class Importance:
         The first pass wrote the first token, each later one fed a token back. The last token is never fed back and gets
         the mean of the others; where nothing was fed back, the row that wrote the token, seen by itself, stands in.
         """
+        if not drafted:
+            return ()
         fed = drafted - 1
-        if fed < 1:
-            return (float(self.passes[0][-1, -1]),) * drafted
+        if not fed:
+            return (float(self.passes[0][-1, -1]),)
         sums = torch.zeros(fed)
         for i, seen in enumerate(self.passes[1 : fed + 1]):
             own = seen[-1, -(i + 1) :]

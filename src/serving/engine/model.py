@@ -47,6 +47,8 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") ->
 
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
     try:
         pretrained: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)

@@ -27,7 +27,9 @@ class Draft(Protocol):
 
 @dataclass(frozen=True)
 class Window:
-    """Up to `k` tokens, ended early by a score: SLED's window, Synera's gamma, WISP's first predicted rejection, HAT's eta."""
+    """Up to `k` tokens, ended early by a score: SLED's window, Synera's gamma, WISP's first predicted rejection, HAT's
+    eta.
+    """
 
     k: int
     score: str = ""
@@ -38,9 +40,13 @@ class Window:
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token (policy/draft=none drafts nothing)")
+            raise ValueError(
+                f"policy.draft.k is {self.k}; a window holds at least 1 token (policy/draft=none drafts nothing)"
+            )
         if bool(self.score) != (self.below > 0):
-            raise ValueError(f"policy.draft: score={self.score!r} and below={self.below} go together: name both or neither")
+            raise ValueError(
+                f"policy.draft: score={self.score!r} and below={self.below} go together: name both or neither"
+            )
 
     @property
     def probes(self) -> tuple[str, ...]:

@@ -22,7 +22,9 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids; under sampling also the drafter's whole distribution per draft (fp16), which lossless verification needs."""
+    """Token ids; under sampling also the drafter's whole distribution per draft (fp16), which lossless verification
+    needs.
+    """
 
     def nbytes(self, rows: Rows) -> int:
         return sum(blob.nbytes for blob in rows.odds)

@@ -23,7 +23,9 @@ class Reuse:
 
     def __post_init__(self) -> None:
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
-            raise ValueError(f"policy.kv_cache.capacity_tokens is {self.capacity_tokens}; give at least 1, or null for the chip's")
+            raise ValueError(
+                f"policy.kv_cache.capacity_tokens is {self.capacity_tokens}; give at least 1, or null for the chip's"
+            )
 
 
 @dataclass(frozen=True)

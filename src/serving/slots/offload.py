@@ -59,7 +59,9 @@ class Handover:
 
 
 def p_confidence(c: float, c_th: float, k: float) -> float:
-    """Synera, section 4.2, P_conf: 1 up to `c_th`, then falling; a `c_th` of 1 sends all (the printed norm divides by 0)."""
+    """Synera, section 4.2, P_conf: 1 up to `c_th`, then falling; a `c_th` of 1 sends all (the printed norm divides by
+    0).
+    """
     if c <= c_th or c_th >= 1.0:
         return 1.0
     return 1.0 / (1.0 + exp(k * ((c - c_th) / (1.0 - c_th) - 0.5)))
@@ -81,7 +83,8 @@ class ConfidenceImportance:
 
     The budget is the share of draft chunks that may be sent. `percentile` is the paper's rule (section 5): i_th is that
     percentile of the profiled importance, and the middle tier and the confidence filter make the achieved share differ.
-    `share` (default) chooses i_th so that the expected share over the profiled chunks is the budget.
+    `share` (default) chooses i_th so that the expected share over the profiled chunks is the budget, or all that the
+    confidence filter lets through where that is less. A budget of 0 sends nothing either way.
     """
 
     budget: float
@@ -100,13 +103,13 @@ class ConfidenceImportance:
             object.__setattr__(self, "i_th", self._cutoff())
 
     def _cutoff(self) -> float:
+        if self.budget == 0.0:
+            return INF
         if self.calibration == "percentile":
             return self.thresholds.importance_percentile(1.0 - self.budget)
         return self._cutoff_for_share()
 
     def _cutoff_for_share(self) -> float:
-        if self.budget == 0.0:
-            return INF
         low, high = 0.0, 2.0 * max(self.thresholds.importance, default=0.0) + 1e-9
         for _ in range(50):
             middle = (low + high) / 2

@@ -11,7 +11,9 @@ When = Literal["ahead", "first", "lazy"]
 class Prefill(Protocol):
     @property
     def when(self) -> When:
-        """ahead: beside the first drafts; first: before them, for the target's first token; lazy: with the first question."""
+        """ahead: beside the first drafts; first: before them, for the target's first token; lazy: with the first
+        question.
+        """
         ...
 
     def chunk(self, s: Session) -> int:

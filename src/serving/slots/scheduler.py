@@ -12,7 +12,7 @@ Batch = list[tuple[Item, int]]
 
 class Scheduler(Protocol):
     def pick(self, items: Sequence[Item], now: float, room: float) -> Batch | float:
-        """A batch, or the time until which to hold. `items`: one per session, oldest first; `room`: cache tokens free."""
+        """A batch, or the time to hold until. `items`: one per session, oldest first; `room`: cache tokens free."""
         ...
 
 
@@ -37,8 +37,9 @@ class StaticBatch:
 
 @dataclass(frozen=True)
 class Continuous:
-    """Whoever is there joins the next iteration; with `chunk` rows an iteration at most, so that a long prompt is run in
-    parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024)."""
+    """Whoever is there joins the next iteration; with `chunk` rows an iteration at most, so that a long prompt is run
+    in parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024).
+    """
 
     size: int = 64
     chunk: int | None = None
@@ -56,10 +57,11 @@ class Continuous:
 
 @dataclass(frozen=True)
 class VerificationAware:
-    """Synera, Algorithm 1: prefills in iterations of their own and first, cut into chunks; else all waiting verifications,
-    each a partial prefill of its uncached and its drafted tokens.
+    """Synera, Algorithm 1: prefills in iterations of their own and first, cut into chunks; else all waiting
+    verifications, each a partial prefill of its uncached and its drafted tokens.
 
-    What counts as a prefill: more rows left than a chunk holds. The printed loop ends after a prefill; this one goes on.
+    What counts as a prefill: more rows left than a chunk holds. The printed loop ends after a prefill; this one goes
+    on.
     """
 
     size: int = 64

@@ -21,11 +21,13 @@ _MOMENT = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
 @dataclass(frozen=True, kw_only=True)
 class LLQA(PublicDataset):
     """JSON Lines of questions (question, answers, answer_idx, date, start_time, end_time), and of `descriptions`
-    (desc, date), by default `descriptions.jsonl` beside the questions.
+    (desc, date), published as `descriptions.jsonl` beside the questions. Both files are named, so that both count
+    where results are told apart by what they were made from.
 
     A question is asked on top of the descriptions of its date whose [from-to] overlaps its own span, both ends
     included. A description that does not end in such times (41 of the 11,699 published do not) joins no question.
-    Accuracy without worked examples, as in Synera, Table 2. Not on the Hub.
+    Accuracy without worked examples, as in Synera, Table 2. Not on the Hub. Raises ValueError for questions without
+    descriptions.
     """
 
     descriptions: Path | None = None
@@ -34,6 +36,14 @@ class LLQA(PublicDataset):
     layout = "JSON Lines with question, answers, answer_idx, date, start_time and end_time"
     metrics = (ChoiceAccuracy(),)
     stop = ("\nQuestion:",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path is not None and self.descriptions is None:
+            raise ValueError(
+                f"LLQA also needs the descriptions of the days that {self.path} asks about: set "
+                f"workload.dataset.descriptions=FILE (published as {self.path.parent / 'descriptions.jsonl'})"
+            )
 
     def rows(self, path: Path) -> Iterable[Row]:
         return files.json_lines(path)
@@ -69,12 +79,12 @@ class LLQA(PublicDataset):
         return days
 
     def _descriptions(self) -> Path:
-        path = self.descriptions or (self.path.parent / "descriptions.jsonl" if self.path else None)
-        if path is None or not path.is_file():
+        if self.descriptions is None or not self.descriptions.is_file():
             raise ValueError(
-                f"LLQA also needs its log descriptions, not found at {path}; set workload.dataset.descriptions=FILE"
+                f"LLQA also needs its log descriptions, not found at {self.descriptions}; "
+                "set workload.dataset.descriptions=FILE"
             )
-        return path
+        return self.descriptions
 
 
 def _minute(row: Row, name: str) -> int:
