@@ -9,6 +9,26 @@ from serving.slots.draft import Draft
 from serving.workload.workload import Workload
 
 
+def profile_latency(
+    out: Path,
+    *,
+    progress: Progress,
+    pair: Pair,
+    configurations: int = 40,
+    repeats: int = 7,
+    longest: int = 256,
+    seed: int = 0,
+) -> None:
+    """Times the engine on this machine; writes latency.json, the coefficients, and profile.json, what they are made of.
+
+    `configurations` shapes of work are fitted, half as many held out, each the median of `repeats` runs; no session has
+    more than `longest` tokens (WISP, section 4.4 and appendix C).
+    """
+    from training.latency_profile import Effort, profile
+
+    profile(out, progress, pair, Effort(configurations, repeats, longest, seed))
+
+
 def profile_thresholds(
     out: Path,
     *,

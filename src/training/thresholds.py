@@ -18,6 +18,7 @@ from serving.slots.prefill import Whole
 from serving.slots.scheduler import Continuous
 from serving.slots.verify import Lossless
 from serving.slots.waiting import Idle
+from serving.thresholds import nearest_rank
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def mean_score(chunk: Chunk, name: str) -> float:
 
 def cutoff(chunks: Sequence[Chunk], quantile: float) -> float:
     """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
-    sure = sorted(mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens))
-    return sure[min(len(sure) - 1, int(quantile * len(sure)))] if sure else 1.0
+    sure = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
+    return nearest_rank(sure, quantile) if sure else 1.0
 
 
 def acceptance(chunks: Sequence[Chunk]) -> float:

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+import torch
+
+from training.muon import Muon, orthogonalise
+
+
+def test_singular_values_come_near_one() -> None:
+    stack = torch.randn(3, 24, 40, generator=torch.Generator().manual_seed(0))
+    for each in (stack, stack.mT):
+        values = torch.linalg.svdvals(orthogonalise(each).float())
+        assert values.min() > 0.5
+        assert values.max() < 1.3
+
+
+def test_both_kinds_of_weight_learn() -> None:
+    draw = torch.Generator().manual_seed(0)
+    matrix, bias = torch.zeros(2, 8, 6, requires_grad=True), torch.zeros(8, requires_grad=True)
+    wanted, inputs = torch.randn(2, 8, 6, generator=draw), torch.randn(50, 6, generator=draw)
+    optimizer = Muon([matrix], [bias], matrix_rate=0.05, rate=0.05)
+    losses = []
+    for _ in range(150):
+        loss = ((inputs @ (matrix - wanted).mT + bias - 1) ** 2).mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.05 * losses[0]
+    assert (bias - 1).abs().max() < 0.3
+
+
+def test_weights_without_a_gradient_are_left_alone() -> None:
+    matrix, bias = torch.ones(4, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    Muon([matrix], [bias], matrix_rate=0.1, rate=0.1).step()
+    assert torch.equal(matrix, torch.ones(4, 4))
+    assert torch.equal(bias, torch.ones(4))

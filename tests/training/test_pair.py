@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from serving.progress import silent
+from training import course, pair
+from training.recipe import Recipe
+from training.sizes import Architecture
+from training.trainer import Trainer
+
+STEPS = 11
+Fresh = Callable[[str], Path]
+
+
+class KilledError(Exception):
+    pass
+
+
+def killed_at(step: int, error: type[BaseException]) -> Callable[[int, int, str], None]:
+    def progress(done: int, total: int, note: str) -> None:
+        if done == step:
+            raise error
+
+    return progress
+
+
+def small(
+    out: Path, work: Path, corpus: Path, teacher: Path, progress: Callable[[int, int, str], None]
+) -> dict[str, Any]:
+    pair.train_small(
+        out,
+        work=work,
+        progress=progress,
+        corpus=corpus,
+        teacher=teacher,
+        architecture=Architecture(hidden_size=32, layers=4, heads=2, intermediate_size=64),
+        recipe=Recipe(steps=STEPS, rows=4, distil_share=0.7),
+        trainer=Trainer(threads=1, precision="fp32"),
+    )
+    report: dict[str, Any] = json.loads((out / "training.json").read_text(encoding="utf-8"))
+    return report
+
+
+@pytest.mark.parametrize("error", [KilledError, KeyboardInterrupt])
+def test_a_killed_training_continues_to_the_same_weights(
+    fresh: Fresh,
+    tmp_path: Path,
+    toy_corpus: Path,
+    toy_pair: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    error: type[BaseException],
+) -> None:
+    monkeypatch.setattr(course, "SAVE_EVERY_STEPS", 4)
+    whole = small(fresh("whole"), fresh("w"), toy_corpus, toy_pair[0], silent)
+    work, shown = fresh("work"), []
+    with pytest.raises(error):
+        small(fresh("killed"), work, toy_corpus, toy_pair[0], killed_at(7, error))
+    again = small(fresh("again"), work, toy_corpus, toy_pair[0], lambda done, total, note: shown.append(done))
+    assert shown == list(range(5, STEPS + 1))
+    assert again["losses"] == whole["losses"]
+    assert len(whole["losses"]) == STEPS
+    first, second = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "again"))
+    assert all(first[name].equal(second[name]) for name in first)
+
+
+def test_progress_counts_steps_and_tells_the_rate(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+    shown: list[tuple[int, int, str]] = []
+    report = small(fresh("out"), fresh("work"), toy_corpus, toy_pair[0], lambda *at: shown.append(at))
+    assert [(done, total) for done, total, _ in shown] == [(step, STEPS) for step in range(1, STEPS + 1)]
+    assert all("loss" in note and "steps/s" in note for *_, note in shown)
+    assert report["machine"]["cores"] >= 1
+    assert report["parameters"] > 0
+    assert report["precision"] == "float32"
+
+
+def test_training_lowers_the_loss(toy_pair: tuple[Path, Path]) -> None:
+    losses = json.loads((toy_pair[0] / "training.json").read_text(encoding="utf-8"))["losses"]
+    assert losses[-1] < losses[0] - 0.3

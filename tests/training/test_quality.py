@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from serving.progress import silent
+from training import quality
+from training.tasks import TASKS
+from training.trainer import Trainer
+
+Fresh = Callable[[str], Path]
+
+
+def test_exact_match_ignores_space_and_capitals_only() -> None:
+    assert quality.exact_match(" it is  kept in the Attic. ", "It is kept in the attic.")
+    assert not quality.exact_match("It is kept in the attic", "It is kept in the attic.")
+
+
+def test_scores_by_hand() -> None:
+    rows = [{"id": str(n), "task": task, "reference": "a red kite."} for n, task in enumerate(TASKS)]
+    graded = quality._graded("large", rows, ["a red kite."] * 3 + ["a blue kite."] * 2 + [""])
+    scores = quality._scores(graded, "large")
+    assert scores["mean_exact_match"] == pytest.approx(0.5)
+    assert scores["rouge1"]["summary"] == pytest.approx(2 / 3)
+    assert scores["mean_rouge1"] == pytest.approx((3 + 4 / 3) / 6)
+
+
+def measured(out: Path, corpus: Path, large: Path, small: Path, items: int) -> dict[str, Any]:
+    quality.measure(
+        out,
+        progress=silent,
+        corpus=corpus,
+        large=large,
+        small=small,
+        items_per_task=items,
+        trainer=Trainer(threads=1, precision="fp32"),
+    )
+    report: dict[str, Any] = json.loads((out / "quality.json").read_text(encoding="utf-8"))
+    return report
+
+
+def test_a_model_drafts_perfectly_for_itself(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+    report = measured(fresh("out"), toy_corpus, toy_pair[0], toy_pair[0], 2)
+    drafting = report["drafting"]
+    assert drafting["acceptance"] == 1.0
+    assert drafting["auc"] is None
+    assert len(drafting["exit_agreement_by_layer"]) == 8
+    assert drafting["exit_agreement_by_layer"][-1] == 1.0
+    assert report["cost"]["weights_ratio"] == 1.0
+
+
+def test_generations_are_kept(fresh: Fresh, tmp_path: Path, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+    report = measured(fresh("out"), toy_corpus, *toy_pair, 2)
+    rows = pq.read_table(tmp_path / "out" / "generations.parquet").to_pylist()
+    assert len(rows) == 2 * 2 * len(TASKS)
+    assert {row["model"] for row in rows} == {"large", "small"}
+    assert report["models"]["large"]["mean_exact_match"] == pytest.approx(
+        sum(row["exact_match"] for row in rows if row["model"] == "large") / (2 * len(TASKS))
+    )
+    assert report["cost"]["weights_ratio"] > 2
+
+
+def test_more_items_than_there_are(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match="items_per_task is 9, the corpus has fewer test items"):
+        measured(fresh("out"), toy_corpus, *toy_pair, 9)

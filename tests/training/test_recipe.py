@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import pytest
+
+from training.recipe import Recipe
+
+
+def test_the_rate_rises_stays_and_falls() -> None:
+    recipe = Recipe(steps=100, warmup_steps=10, flat_share=0.5)
+    factors = [recipe.rate_factor(step) for step in range(101)]
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[9:51] == [1.0] * 42
+    assert factors[75] == pytest.approx(0.5)
+    assert factors[100] == pytest.approx(0.02)
+    assert factors[50:] == sorted(factors[50:], reverse=True)
+
+
+def test_a_flat_rate_to_the_end() -> None:
+    assert Recipe(steps=50, flat_share=1.0).rate_factor(49) == 1.0
+
+
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("rate", -1.0), ("distil_share", 1.5)])
+def test_impossible_recipes(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"recipe.{name} must be"):
+        Recipe(**{"steps": 10, name: value})  # type: ignore[arg-type]

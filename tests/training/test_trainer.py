@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+from training.trainer import Trainer, _interruptible
+
+
+def test_precision_is_the_hardwares_unless_named() -> None:
+    assert Trainer(precision="fp32").dtype() == torch.float32
+    assert Trainer(precision="bf16").dtype() == torch.bfloat16
+    assert Trainer(accelerator="gpu").dtype() == torch.bfloat16
+    assert Trainer().dtype() in (torch.bfloat16, torch.float32)
+
+
+def test_threads_are_set_back() -> None:
+    before = torch.get_num_threads()
+    with Trainer(threads=before + 1).using_threads() as threads:
+        assert threads == torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def exit_like_lightning() -> None:
+    with _interruptible():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise SystemExit(1)
+
+
+def test_an_exit_while_training_is_an_interrupt_again() -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        exit_like_lightning()
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"accelerator": "tpu"}, "trainer.accelerator must be one of cpu, gpu, got 'tpu'"),
+        ({"precision": "fp8"}, "trainer.precision must be one of auto, bf16, fp32, got 'fp8'"),
+        ({"devices": 0}, "trainer.devices must be 1 or more"),
+        ({"threads": -1}, "trainer.threads must be 0"),
+    ],
+)
+def test_impossible_trainers(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Trainer(**changes)  # type: ignore[arg-type]
