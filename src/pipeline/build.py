@@ -197,7 +197,7 @@ def data_of(value: Any, where: str) -> Any:
 def _parameters(path: str, where: str) -> dict[str, Parameter]:
     """The options of a target, by its signature."""
     target = load(path, where)
-    hints = get_type_hints(target.__init__ if isinstance(target, type) else target)
+    hints = get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
     factories = (
         {f.name: f.default_factory for f in fields(target) if callable(f.default_factory)}
         if is_dataclass(target)

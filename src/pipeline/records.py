@@ -18,8 +18,6 @@ ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
 """Who wrote a token: the device (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud in
 place of a rejected draft, after a fully accepted one, or without any draft."""
 
-LANES = ("draft", "uplink", "queue", "prefill", "verify", "decode", "downlink")
-
 Row = TypeVar("Row")
 
 

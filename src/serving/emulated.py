@@ -74,11 +74,11 @@ class _Run:
         tiers = {TIER: tuple(cloud)}
         if hops:
             for name in cloud:
-                node = Worker(name, setup.policy, tiers, capacity_tokens=setup.cloud_cache_tokens)
-                self.simulator.add(name, node, Chip(self._cloud_executor()))
+                worker = Worker(name, setup.policy, tiers, capacity_tokens=setup.cloud_cache_tokens)
+                self.simulator.add(name, worker, Chip(self._cloud_executor()))
         for i, (name, fleet) in enumerate(zip(self.names, setup.hardware.deal(len(self.names)), strict=True)):
-            node = Device(name, setup.policy, hops, tiers, setup.seed)
-            self.simulator.add(name, node, Chip(self._device_executor(i, fleet)))
+            device = Device(name, setup.policy, hops, tiers, setup.seed)
+            self.simulator.add(name, device, Chip(self._device_executor(i, fleet)))
             self._connect(name, cloud, fleet)
 
     def _connect(self, device: str, cloud: Sequence[str], fleet: Fleet) -> None:

@@ -121,7 +121,8 @@ class Session:
         flight, at = self.flight or (), len(self.tokens)
         chosen = [flight[i] for i in verdict.keep] if verdict.keep is not None else list(flight[: verdict.accepted])
         last: Origin = "cloud" if not flight else "bonus" if verdict.accepted == len(flight) else "corrected"
-        new = self._agree([*chosen, verdict.token], ["accepted"] * len(chosen) + [last])
+        writers: list[Origin] = ["accepted" for _ in chosen]
+        new = self._agree([*chosen, verdict.token], [*writers, last])
         self.kv = min(self.kv, at + len(chosen), len(self.tokens))
         self.peer, self.keep = len(self.tokens) - 1, verdict.keep
         branches, self.branches, self.flight = self.branches, [], None

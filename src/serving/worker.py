@@ -250,7 +250,7 @@ class Worker:
     def _hand_on(self, m: Request, rows: Rows, blob: Blob | None) -> Send:
         hop = m.hop + 1
         path = m.path if len(m.path) > hop else (*m.path, self._bind(m, rows, hop))
-        to, tokens = path[hop], ()
+        to, tokens = path[hop], rows.tokens[:0]  # hidden states travel instead
         if rows.check:  # drafts go where the head is; if that is here, they never leave
             drafts = rows.tokens[-rows.check :]
             if m.route[-1].node == self.name:

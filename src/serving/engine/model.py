@@ -1,5 +1,7 @@
 """A Hugging Face causal LM taken apart: embedding, layers, norm and head, whatever its architecture calls them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") ->
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
     try:
-        pretrained: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
+        with _no_progress_bar():
+            pretrained: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(f"the checkpoint at {path} cannot be read ({error}); fetch or train it again") from error
     loaded, found = pretrained
@@ -60,6 +63,19 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") ->
             f"the checkpoint at {path} lacks weights ({len(missing)}, such as {missing[0]}); fetch it again"
         )
     return take_apart(loaded, device=device, name=str(path))
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def check_checkpoint(path: str | Path) -> None:
