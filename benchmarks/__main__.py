@@ -11,7 +11,7 @@ def main() -> int:
     found = artifacts()
     large, small, corpus = found["cloud_model"], found["device_model"], found["corpus"]
     passed = [plan.main(), job.main(), lossless.main(large, corpus)]
-    passed.append(engine_speed.main([str(large), str(small)]) == 0)
+    passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1
 
 

@@ -9,7 +9,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ def chat(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokens
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("large", type=Path, help="checkpoint directory of the model that verifies")
     parser.add_argument("small", type=Path, help="checkpoint directory of the model that drafts")
@@ -200,7 +200,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="at most so many new tokens a prompt")
     parser.add_argument("--draft", type=int, default=8, help="tokens drafted a round at most")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
 
     prompts, end = some_prompts(args)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from serving.engine.blobs import Blobs
 from serving.messages import Blob
 

@@ -4,8 +4,11 @@ import copy
 
 import pytest
 import torch
+
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
+from serving.engine.sampling import draw
+from serving.luck import key, luck
 from serving.messages import Generate, Sampling, Stop
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
@@ -98,9 +101,18 @@ def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling
     _draft(engine, stop=Stop(0))
     branches = ((11,), (12, 13, 14), (12, 50))
     drafted = _draft(
-        engine, start=7, feed=(), branches=branches, stop=Stop(1), probes=("confidence", "importance"), sampling=sampling
+        engine,
+        start=7,
+        feed=(),
+        branches=branches,
+        stop=Stop(1),
+        probes=("confidence", "importance"),
+        sampling=sampling,
     )
-    alone = [_draft(engine, start=7, feed=b, stop=Stop(1), probes=("confidence", "importance"), sampling=sampling) for b in branches]
+    alone = [
+        _draft(engine, start=7, feed=b, stop=Stop(1), probes=("confidence", "importance"), sampling=sampling)
+        for b in branches
+    ]
     assert drafted.tokens == tuple(one.tokens[0] for one in alone)
     assert drafted.tops == tuple(one.tops[0] for one in alone)
     assert drafted.cached == 7
@@ -109,14 +121,21 @@ def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling
     assert len(drafted.odds) == (3 if sampling else 0)
 
 
+def test_branches_know_no_stop_rule(engine):
+    drafted = _draft(engine, feed=(), branches=((11,), (12, 13)), stop=Stop(1, "confidence", 1.1, keep=False))
+    assert len(drafted.tokens) == 2
+    assert not drafted.stopped
+
+
 def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine):
     sampling = Sampling(0.8, 20, 0.95, seed=4)
     drafted = _draft(engine, stop=Stop(8), sampling=sampling)
     again = _draft(engine, stop=Stop(3), sampling=sampling)
     assert again.tokens == drafted.tokens[:3]  # luck is named by position, not by how often it was asked
     assert [blob.nbytes for blob in drafted.odds] == [2 * 97] * 8
-    for token, blob in zip(drafted.tokens, drafted.odds, strict=True):
+    for i, (token, blob) in enumerate(zip(drafted.tokens, drafted.odds, strict=True)):
         odds = engine.blobs.get(blob)
+        assert token == draw(odds, luck(key(4, "a"), len(PROMPT) + i, "draft"))
         assert odds.dtype == torch.float16
         assert odds[token] > 0
         assert int((odds > 0).sum()) <= 20

@@ -4,10 +4,13 @@ import copy
 
 import pytest
 import torch
-from serving.engine.cache import CacheHole
+from scipy.stats import chisquare
+
+from serving.engine.blobs import Blobs
+from serving.engine.cache import CacheHoleError
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
-from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.messages import Forward, Generate, Rows, Sampling, Span, Stop
 
 WHOLE = Span(0, 4, embed=True, head=True)
 
@@ -69,14 +72,43 @@ def test_no_prefix_is_ever_recomputed(llama, small, prompts):
     for name, model in models.items():
         model.model.layers[2].register_forward_hook(lambda _, args, __, rows=seen[name]: rows.append(args[0].shape[1]))
     engines = {name: Engine(take_apart(model)) for name, model in models.items()}
-    written, accepted, loads = _speculate(engines["draft"], engines["verify"], sessions, 20)
+    written, _, loads = _speculate(engines["draft"], engines["verify"], sessions, 20)
     for name in models:
         assert seen[name] == [load.rows for part, load in loads if part == name]
     first = sum(map(len, sessions.values())) + 4 * len(sessions)  # prompts and their first drafts
     later = [load.rows for part, load in loads if part == "verify"][1:]
     assert seen["verify"][0] == first
     assert all(rows in (5, 10) for rows in later)  # per session the last token agreed and four drafts
-    assert sum(seen["draft"]) <= sum(map(len, sessions.values())) + 2 * (sum(map(len, written.values())) + 5 * len(later))
+    assert sum(seen["draft"]) <= sum(map(len, sessions.values())) + 2 * (
+        sum(map(len, written.values())) + 5 * len(later)
+    )
+
+
+def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
+    sampling, prompt, rounds, batch = Sampling(1.2, 0, 1.0, seed=5), (5, 9, 17), 2400, 100
+    target_model, drafter_model = (causal("llama", seed, vocab_size=32, num_hidden_layers=1) for seed in (1, 2))
+    with torch.inference_mode():
+        odds = (target_model(torch.tensor([prompt])).logits[0, -1].double() / sampling.temperature).softmax(-1)
+    blobs, whole = Blobs(), Span(0, 1, embed=True, head=True)
+    drafter, target = (Engine(take_apart(model), blobs=blobs) for model in (drafter_model, target_model))
+    counts, accepted = torch.zeros(32, dtype=torch.float64), 0
+    for at in range(0, rounds, batch):
+        rows = []
+        for session in map(str, range(at, at + batch)):
+            drafted, _ = drafter.execute(Generate(session, 0, prompt, Stop(2), sampling=sampling))
+            rows.append(Rows(session, 0, 5, (*prompt, *drafted.tokens), 2, "sample", sampling, odds=drafted.odds))
+        results, _ = target.execute(Forward(whole, tuple(rows), ("last",) * batch))
+        for row, result in zip(rows, results, strict=True):
+            counts[row.tokens[3] if result.verdict.accepted else result.verdict.token] += 1
+            accepted += result.verdict.accepted
+            drafter.drop(row.session, None)
+            target.drop(row.session, 0)
+    rare = odds * rounds < 5
+    seen = [*counts[~rare].tolist(), float(counts[rare].sum())]
+    wanted = [*(odds[~rare] * rounds).tolist(), float((odds[rare] * rounds).sum())]
+    assert min(wanted) >= 5
+    assert 0.2 * rounds < accepted < 1.6 * rounds
+    assert 0.01 < chisquare(seen, wanted).pvalue < 0.999
 
 
 def test_loads_count_rows_pairs_cache_and_head(llama_copy):
@@ -106,9 +138,9 @@ def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_co
 def test_work_behind_the_end_of_a_cache_is_refused(llama_copy):
     engine = Engine(take_apart(llama_copy))
     engine.execute(Generate("a", 0, (5, 6, 7), Stop(0)))
-    with pytest.raises(CacheHole, match="session 'a' begins at token 4, but only 3 tokens are cached"):
+    with pytest.raises(CacheHoleError, match="session 'a' begins at token 4, but only 3 tokens are cached"):
         engine.execute(Generate("a", 4, (8,), Stop(1)))
-    with pytest.raises(CacheHole, match="session 'b' begins at token 1, but only 0"):
+    with pytest.raises(CacheHoleError, match="session 'b' begins at token 1, but only 0"):
         engine.execute(Forward(WHOLE, (Rows("b", 1, 1, (8,)),), ("last",)))
 
 

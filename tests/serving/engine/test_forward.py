@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+
 from serving.engine.blobs import Blobs
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
+from serving.engine.sampling import as_sent, distribution, draw
+from serving.luck import key, luck
 from serving.messages import Forward, Rows, Sampling, Span, Verdict
 
 WHOLE = Span(0, 4, embed=True, head=True)
@@ -47,7 +50,9 @@ def test_drafts_stand_up_to_the_first_that_the_target_would_not_have_written(eng
 
 def test_a_prefill_in_parts_then_a_check_rolls_back_and_goes_on(engine, written):
     assert _verdicts(engine, Rows("a", 0, 4, PROMPT[:4])) == [None]
-    assert _verdicts(engine, Rows("a", 4, 6, (*PROMPT[4:], _other(written[0])), 1, "greedy")) == [Verdict(0, written[0])]
+    assert _verdicts(engine, Rows("a", 4, 6, (*PROMPT[4:], _other(written[0])), 1, "greedy")) == [
+        Verdict(0, written[0])
+    ]
     assert _verdicts(engine, Rows("a", 9, 3, written[:3], 2, "greedy")) == [Verdict(2, written[3])]
 
 
@@ -59,7 +64,15 @@ def test_three_engines_of_one_process_pass_hidden_states_by_id(llama, written):
     def ask(rows, outs):
         for engine, span, out in zip(parts, spans, outs, strict=True):
             (result,), _ = engine.execute(Forward(span, (rows,), (out,)))
-            rows = Rows(rows.session, rows.start, rows.n, rows.tokens[-rows.check :] if rows.check else (), rows.check, rows.rule, blob=result.blob)
+            rows = Rows(
+                rows.session,
+                rows.start,
+                rows.n,
+                rows.tokens[-rows.check :] if rows.check else (),
+                rows.check,
+                rows.rule,
+                blob=result.blob,
+            )
         return result.verdict
 
     assert ask(Rows("a", 0, 4, PROMPT[:4]), ("all", "last", "last")) is None
@@ -93,6 +106,23 @@ def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):
     with torch.inference_mode():
         likeliest = int(llama(torch.tensor([PROMPT])).logits[0, -1].argmax())
     assert _verdicts(engine, Rows("a", 0, 9, PROMPT, 0, "sample", sampling)) == [Verdict(0, likeliest)]
+
+
+@pytest.mark.parametrize("check", [0, 1, 2])
+def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
+    sampling = Sampling(1.5, 0, 1.0, seed=8)
+    with torch.inference_mode():
+        rows = distribution(llama(torch.tensor([PROMPT])).logits[0, -check - 1 :], sampling)
+    own = tuple(engine.blobs.put(as_sent(row), "test", 2 * 97) for row in rows[:-1])
+    (verdict,) = _verdicts(engine, Rows("a", 0, 9, PROMPT, check, "sample", sampling, odds=own))
+    assert verdict == Verdict(
+        check, draw(rows[-1], luck(key(8, "a"), 9, "residual"))
+    )  # drawn from the target: accepted
+
+
+def test_a_session_cannot_have_two_parts_in_one_forward(engine):
+    with pytest.raises(ValueError, match="a session has rows twice"):
+        _verdicts(engine, Rows("a", 0, 1, (5,)), Rows("a", 1, 1, (6,)))
 
 
 def test_rows_without_what_they_need_are_refused(engine):

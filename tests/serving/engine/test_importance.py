@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
 from serving.messages import Generate, Stop

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from serving.engine.masks import Masks
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import transformers
+
 from serving.engine.engine import Engine
 from serving.engine.model import check_checkpoint, open_model, take_apart
 from serving.messages import Generate, Stop
@@ -68,7 +69,7 @@ def test_models_that_are_not_causal_are_refused(tmp_path):
 
 def test_other_architectures_are_refused_with_those_that_work(tmp_path):
     transformers.GPT2Config(architectures=["GPT2LMHeadModel"]).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="architecture 'gpt2'.*it knows llama, qwen2, qwen3, mistral, phi3, gpt_neox"):
+    with pytest.raises(ValueError, match=r"architecture 'gpt2'.*it knows llama, qwen2, qwen3, mistral, phi3, gpt_neox"):
         check_checkpoint(tmp_path)
 
 
@@ -91,6 +92,20 @@ def test_missing_weights_are_not_made_up(saved):
     (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="lacks weights"):
         open_model(saved)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused(saved):
+    with pytest.raises(ValueError, match="torch sees no GPU here"):
+        open_model(saved, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_the_same_tokens_are_written(llama, saved):
+    engine = Engine(open_model(saved, device="cuda"))
+    out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    work = Generate("a", 0, PROMPT, Stop(12), probes=("confidence", "importance"))
+    assert engine.execute(work)[0].tokens == tuple(out[0, 4:].tolist())
 
 
 def test_unknown_precisions_are_refused(saved):

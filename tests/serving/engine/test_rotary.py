@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from serving.engine.rotary import Rotary
 
 

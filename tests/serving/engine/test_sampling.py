@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
 from serving.engine.sampling import as_received, as_sent, distribution, draw, residual
 from serving.messages import Sampling
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -40,7 +41,7 @@ def test_a_draw_inverts_the_cumulated_weights_and_skips_zeros(uniform, token):
 
 
 def test_there_is_nothing_to_draw_from_no_weight():
-    with pytest.raises(ValueError, match="weights sum to 0.0"):
+    with pytest.raises(ValueError, match=r"weights sum to 0\.0"):
         draw(torch.zeros(3), 0.5)
 
 

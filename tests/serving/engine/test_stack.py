@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+
 from serving.engine.cache import Slot
 from serving.engine.model import Model, take_apart
 from serving.engine.stack import Lot, Stack
@@ -79,9 +80,9 @@ def test_stale_entries_behind_a_rollback_do_not_matter(causal):
     model = take_apart(copy.deepcopy(whole))
     stack, slot = Stack(model, model.vocabulary), Slot(model, 0, 4)
     right, wrong = _tokens((30, 50))
-    for keys, values in zip(slot.keys, slot.values, strict=True):
-        keys.fill_(float("nan"))
-        values.fill_(float("nan"))
+    for layers in slot.views(0, slot.capacity):
+        for layer in layers:
+            layer.fill_(float("nan"))
     stack.run(stack.embed(right[:11]), [Lot(slot, 11)], 0, 4)
     stack.run(stack.embed(wrong), [Lot(slot, 50)], 0, 4)
     slot.truncate(11, "a")

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from serving.engine.statistics import SCORES, measure
 
 ROWS = {
@@ -49,5 +50,7 @@ def test_half_precision_logits_are_measured_in_single():
 
 
 def test_an_unknown_score_is_refused():
-    with pytest.raises(ValueError, match="score 'luck' is not known; choose among confidence, margin, entropy, logit_std"):
+    with pytest.raises(
+        ValueError, match="score 'luck' is not known; choose among confidence, margin, entropy, logit_std"
+    ):
         measure(torch.zeros(1, 4), ("luck",))

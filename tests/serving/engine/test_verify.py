@@ -3,6 +3,7 @@
 import pytest
 import torch
 from scipy.stats import chisquare
+
 from serving.engine import verify
 from serving.engine.sampling import as_received, as_sent, distribution, draw
 from serving.luck import key, luck
@@ -105,5 +106,7 @@ def test_a_draft_never_outside_the_targets_support():
 
 def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
     odds = as_sent(torch.tensor([0.0, 0.5, 0.0, 0.5]))
-    verdicts = {verify.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)}
+    verdicts = {
+        verify.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)
+    }
     assert verdicts <= {0, 1, 2}

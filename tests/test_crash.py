@@ -1,0 +1,82 @@
+"""The main job at toy size, killed in each of its stages, and started four times at once."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+STAGES = ("corpus", "cloud_model", "device_model", "thresholds", "serve")
+JOB = ("-m", "pipeline", "+policy=synera", "model=toy", "workload=smoke", "tracking.uri=none")
+
+pytestmark = pytest.mark.slow
+
+
+def start(outputs: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, *JOB, f"outputs={outputs}", *more]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def told(process: "subprocess.Popen[str]") -> Iterator[str]:
+    assert process.stderr
+    yield from process.stderr
+
+
+def killed_in(stage: str, outputs: Path, how: signal.Signals) -> int:
+    """Kills the job when the stage says that it has started; its exit status."""
+    with start(outputs) as process:
+        for line in told(process):
+            if line.startswith(f"{stage}: started"):
+                os.kill(process.pid, how)
+                break
+        process.communicate()
+        return process.returncode
+
+
+def finished(outputs: Path) -> tuple[int, str]:
+    with start(outputs) as process:
+        _, errors = process.communicate()
+        return process.returncode, errors
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_job_that_is_killed_in_every_stage_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+    for i, stage in enumerate(STAGES):
+        assert killed_in(stage, tmp_path, how) == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+        done = {path.name for path in (tmp_path / "artifacts").iterdir() if not path.name.startswith(".")}
+        assert done - {"." + stage} <= set(STAGES[: i + 1])
+    code, errors = finished(tmp_path)
+    assert code == 0, errors
+    assert [stage for stage in STAGES if f"{stage}: started" in errors] in ([], ["serve"])
+    check = subprocess.run(
+        [sys.executable, "-m", "pipeline", "cache", "list", "--check", f"outputs={tmp_path}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "damaged" not in check.stdout
+
+
+def test_four_processes_of_one_sweep_build_each_artifact_once(tmp_path: Path) -> None:
+    sweep = ("-m", "policy=sled,synera")
+    processes = [start(tmp_path, *sweep) for _ in range(4)]
+    told_by = [process.communicate()[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, told_by
+    whole = "".join(told_by)
+    for stage in STAGES[:-1]:
+        assert whole.count(f"{stage}: done") == 1
+    assert whole.count("serve: done") == 2
+    assert "waiting for " in whole
+
+
+def test_a_sweep_goes_on_after_a_failed_job_and_later_does_only_that_one(tmp_path: Path) -> None:
+    sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timing=llama2_70b,llama2_13b", "stage=all")
+    with start(tmp_path, *sweep) as process:
+        table, errors = process.communicate()
+    assert process.returncode == 1
+    assert "does not fit" in errors
+    assert "3 of 4 jobs complete" in table
+    with start(tmp_path, *sweep) as process:
+        _, errors = process.communicate()
+    assert "done in" not in errors
