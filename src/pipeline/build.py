@@ -35,7 +35,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Schema:
-    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name (of a chip, a link) stands for."""
+    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name of a chip stands for."""
 
     content: Callable[[Path], str]
     library: Callable[[str, str], Any]

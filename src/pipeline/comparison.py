@@ -10,11 +10,11 @@ from typing import TextIO
 from pipeline import atomic, bootstrap, outcome
 from pipeline.bootstrap import Interval
 from pipeline.errors import UserError
-from pipeline.figures import Point
 from pipeline.outcome import Outcome
 from pipeline.records import read_requests
 from pipeline.sheet import SEED
 from pipeline.table import Facts, Part, Table, number, show
+from pipeline.tradeoff import Point
 
 KILLED = "no result: the job was killed or is still running"
 

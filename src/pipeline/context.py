@@ -10,7 +10,7 @@ from pipeline.tracking import Tracking
 
 @dataclass(frozen=True)
 class StageRun:
-    """One stage of the job: its artifact, and whether it was built now, in `seconds`, or found; `inputs`: name: key."""
+    """One stage of the job: its artifact, built in `seconds`, now or (`cached`) earlier, from `inputs` (name: key)."""
 
     name: str
     key: str

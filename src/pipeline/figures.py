@@ -1,20 +1,18 @@
-"""Figures of a job and of a sweep, as PNG; the same records give the same file."""
+"""Figures of a job: how its latencies are distributed, and the time line of one request."""
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pipeline import canvas
+from pipeline.canvas import COLOURS, FAINT, INK
 from pipeline.records import Piece, Records, Served
 from pipeline.spread import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-INK, FAINT = "#1f2933", "#9aa5b1"
-COLOURS = ("#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#c2417c", "#1fa3b8")
 LANES = {
     "draft": ("device drafts", "#3366cc"),
     "uplink": ("uplink", "#c79a1b"),
@@ -31,17 +29,17 @@ _MARKED = (0.5, 0.9, 0.99)
 
 def latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
-    figure = _figure(9.0, 3.4)
+    figure = canvas.blank(9.0, 3.4)
     ttfts, tbts = ([getattr(request, name) for request in records.requests] for name in ("ttft_s", "mean_tbt_s"))
     _ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
     _ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
-    return _saved(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
+    return canvas.save(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
 def _ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
     ranked = sorted(1000 * value for value in values_s if value is not None)
     axes.set_title(title, loc="left", fontsize=10, color=INK)
-    _plain(axes, "ms", "share of requests")
+    canvas.label(axes, "ms", "share of requests")
     axes.set_ylim(0, 1.04)
     if not ranked:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=FAINT)
@@ -63,7 +61,7 @@ def timeline(records: Records, path: Path) -> Path:
     pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_begin)
     until_s = _shown_until(pieces, request)
     lanes = [lane for lane in LANES if any(piece.lane == lane for piece in pieces)]
-    figure = _figure(9.5, 1.5 + 0.42 * (len(lanes) + 1))
+    figure = canvas.blank(9.5, 1.5 + 0.42 * (len(lanes) + 1))
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         _lane(axes, row, [piece for piece in pieces if piece.lane == lane], request, until_s)
@@ -71,9 +69,9 @@ def timeline(records: Records, path: Path) -> Path:
     axes.set_yticks(range(len(lanes) + 1), [LANES[lane][0] for lane in lanes] + [_SEEN])
     axes.set_ylim(len(lanes) + 0.6, -0.6)
     axes.set_xlim(0, 1000 * (until_s - request.arrived_s))
-    _plain(axes, "ms since the request arrived", "")
+    canvas.label(axes, "ms since the request arrived", "")
     axes.grid(visible=False, axis="y")
-    return _saved(figure, path, _story(records, request, until_s))
+    return canvas.save(figure, path, _story(records, request, until_s))
 
 
 def typical(records: Records) -> Served:
@@ -92,10 +90,10 @@ def _begin(piece: Piece) -> tuple[float, str]:
 def _shown_until(pieces: Sequence[Piece], request: Served) -> float:
     """The end, or where a long story has shown enough rounds with the cloud (without any: drafts) to be read."""
     ends_s = [*(piece.end_s for piece in pieces), *request.seen_s]
-    ends_s += [request.ended_s] if request.ended_s is not None else []
+    ends_s.append(request.ended_s or request.arrived_s)
     lane = "downlink" if any(piece.lane == "downlink" for piece in pieces) else "draft"
     rounds = [piece for piece in pieces if piece.lane == lane]
-    whole_s = max(ends_s, default=request.arrived_s + 0.001)
+    whole_s = max(*ends_s, request.arrived_s + 0.001)
     return rounds[_ROUNDS_SHOWN - 1].end_s if len(rounds) > _ROUNDS_SHOWN else whole_s
 
 
@@ -134,86 +132,3 @@ def _story(records: Records, request: Served, until_s: float) -> str:
     part = f", its first {shown_s:.2f} s of {total_s:.2f}" if shown_s < 0.99 * total_s else ""
     tokens = f"{request.prompt_tokens} tokens in, {len(request.tokens)} out"
     return f"{records.meta.policy}: request {request.request} ({tokens}){part}"
-
-
-@dataclass(frozen=True)
-class Point:
-    """One job of a sweep; `low` and `high` bound its mean quality. Jobs of one `group` are one line."""
-
-    group: str
-    label: str
-    quality: float
-    low: float | None = None
-    high: float | None = None
-    token_share: float | None = None
-    tbt_s: float | None = None
-    cost_s: float | None = None
-
-
-_AXES = (
-    ("token_share", 100.0, "tokens that the cloud judged or wrote, %"),
-    ("tbt_s", 1000.0, "mean time between tokens, ms"),
-    ("cost_s", 1000.0, "cloud cost per token, ms (W = tokens verified)"),
-)
-
-
-def tradeoff(points: Sequence[Point], path: Path, metric: str = "quality") -> Path:
-    """Quality against the share offloaded, the time between tokens and the cloud's cost; an axis without data is left
-    out. Raises ValueError without any point.
-    """
-    if not points:
-        raise ValueError("a trade-off needs one complete job with a quality at least.")
-    axes = [axis for axis in _AXES if any(getattr(point, axis[0]) is not None for point in points)] or [_AXES[0]]
-    figure = _figure(4.4 * len(axes), 4.0)
-    first = None
-    for column, (name, scale, title) in enumerate(axes):
-        first = panel = figure.add_subplot(1, len(axes), column + 1, sharey=first)
-        _quality_against(panel, points, name, scale)
-        _plain(panel, title, metric if column == 0 else "")
-        panel.margins(x=0.12, y=0.12)
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(labels)), frameon=False, fontsize=9)
-    return _saved(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
-
-
-def _quality_against(axes: "Axes", points: Sequence[Point], name: str, scale: float) -> None:
-    groups = list(dict.fromkeys(point.group for point in points))
-    for group, colour in zip(groups, COLOURS * (1 + len(groups) // len(COLOURS)), strict=False):
-        known = [point for point in points if point.group == group and getattr(point, name) is not None]
-        xs, ys = [scale * getattr(point, name) for point in known], [point.quality for point in known]
-        spans = [[_below(point) for point in known], [_above(point) for point in known]]
-        axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=5.5,
-                      linewidth=1.4, capsize=2, label=group)  # fmt: skip
-        for x, point in zip(xs, known, strict=True):
-            axes.annotate(point.label, (x, point.quality), (6, -11), textcoords="offset points", fontsize=8, color=INK)
-
-
-def _below(point: Point) -> float:
-    return 0.0 if point.low is None else max(0.0, point.quality - point.low)
-
-
-def _above(point: Point) -> float:
-    return 0.0 if point.high is None else max(0.0, point.high - point.quality)
-
-
-def _figure(width: float, height: float) -> "Figure":
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def _plain(axes: "Axes", x: str, y: str) -> None:
-    axes.set_xlabel(x, fontsize=9, color=INK)
-    axes.set_ylabel(y, fontsize=9, color=INK)
-    axes.tick_params(labelsize=8.5, colors=INK, length=3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.grid(visible=True, color="#e4e7eb", linewidth=0.7)
-    axes.set_axisbelow(True)
-
-
-def _saved(figure: "Figure", path: Path, title: str) -> Path:
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=INK)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
-    return path

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _PARAMS_AT_ONCE = 100
 _METRICS_AT_ONCE = 1000
 _SMALL_NBYTES = 1 << 20
+_KEPT_NBYTES = 1 << 28
 _SMALL = {".json", ".csv", ".yaml", ".txt", ".md", ".png", ".svg", ".html"}
 _FIGURES = ("metrics.json", "quality.json", "training.json")
 """Files of a trained or profiled artifact whose numbers become metrics of its run."""
@@ -99,11 +100,10 @@ def _log_stage(book: Logbook, stage: StageRun, parent: str) -> None:
     book.metrics(run_id, _numbers(stage.path) | {"seconds": stage.seconds})
     if found:
         book.params(run_id, flat(found.args))
-        book.metrics(run_id, {"build_seconds": found.seconds})
         files = {name: asdict(file) for name, file in found.files.items()}
         book.text(run_id, "files.json", json.dumps(files, indent=1))
     if stage.kind != "serve":  # what was served lies in the job's own run
-        book.files(run_id, _small(stage.path), "artifact")
+        book.files(run_id, _small(stage.path) if stage.cached else _own_files(stage.path), "artifact")
     book.end(run_id)
 
 
@@ -120,9 +120,14 @@ def _own(tags: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def _small(folder: Path) -> list[Path]:
-    """Reports, plots and settings; weights stay where they are, named by path and digest."""
-    found = (path for path in sorted(folder.iterdir()) if path.suffix in _SMALL and path.name != manifest.NAME)
-    return [path for path in found if path.is_file() and path.stat().st_size <= _SMALL_NBYTES]
+    """Reports, plots and settings of what was there already; its weights are in the run that built it."""
+    return [path for path in _own_files(folder) if path.suffix in _SMALL and path.stat().st_size <= _SMALL_NBYTES]
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """All that a stage made, trained models too, but for what is too large to be kept twice."""
+    found = (path for path in sorted(folder.iterdir()) if path.is_file() and path.name != manifest.NAME)
+    return [path for path in found if path.stat().st_size <= _KEPT_NBYTES]
 
 
 def _numbers(folder: Path) -> dict[str, float]:

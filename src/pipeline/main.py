@@ -2,6 +2,7 @@
 
 import os
 import sys
+import traceback
 from typing import TYPE_CHECKING
 
 from pipeline import arguments
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BAD_INPUT = 2
+BROKEN = 1
 INTERRUPTED = 130
 
 HELP_WORDS = frozenset(
@@ -63,8 +65,11 @@ def _job(cfg: "DictConfig") -> int:
         return INTERRUPTED
     except UserError as problem:
         if os.environ.get("TANDEM_DEBUG"):
-            raise
+            traceback.print_exc()
         return _refuse(str(problem))
+    except Exception:  # ours to mend: said in full, and the sweep's other jobs go on
+        traceback.print_exc()
+        return BROKEN
     return 0
 
 

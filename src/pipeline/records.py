@@ -1,9 +1,9 @@
 """What a job served, read back from its `serve` artifact: requests, their time lines, their chunks, and what was set.
 
-    requests.parquet   one row a request        -> Served
-    timeline.parquet   one row a piece of work  -> Piece
-    chunks.parquet     one row a draft          -> Chunk
-    meta.json          what they stand for      -> Meta
+requests.parquet   one row a request        -> Served
+timeline.parquet   one row a piece of work  -> Piece
+chunks.parquet     one row a draft          -> Chunk
+meta.json          what they stand for      -> Meta
 """
 
 import json
@@ -122,7 +122,7 @@ class Meta:
 
     policy: str
     lossless: bool
-    quality_metric: str
+    quality_metric: str | None
     notes: tuple[str, ...] = ()
     timing: Mapping[str, str] = field(default_factory=dict)
     packing_factor: PackingFactor | None = None

@@ -51,7 +51,7 @@ def job(artifact: Path, context: JobContext, file: TextIO | None = None) -> Repo
     run_id, link = _log(artifact, context, summary, text, drawn, file)
     result = replace(
         outcome.begun(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
-        quality_metric=records.meta.quality_metric, metrics=summary.metrics(), run_id=run_id,
+        quality_metric=records.meta.quality_metric or "", metrics=summary.metrics(), run_id=run_id,
     )  # fmt: skip
     result.write(context.folder)
     if link and context.sweep is None:
@@ -65,7 +65,7 @@ def failed(error: BaseException, context: JobContext, file: TextIO | None = None
     result = replace(outcome.begun(context), status="failed", error=reason)
     result.write(context.folder)
     with guarded(context.tracking, lambda text: print(text, file=file or sys.stdout)):
-        if _is_tracked(context):
+        if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
             run_id = logbook.log_job(book, context, sweep.parent(context), reason)
             book.end(run_id, failed=True)
@@ -84,7 +84,7 @@ def _log(
     """The run's id and the line that opens it; None for both where it could not be logged."""
     run_id = link = None
     with guarded(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
-        if _is_tracked(context):
+        if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
             run = logbook.log_job(book, context, sweep.parent(context))
             book.metrics(run, summary.metrics())
@@ -94,8 +94,3 @@ def _log(
             book.end(run)
             run_id, link = run, context.tracking.link(book.experiment_id, [run])
     return run_id, link
-
-
-def _is_tracked(context: JobContext) -> bool:
-    """Not where the sweep's own run could not be logged: it said so for all its jobs."""
-    return context.tracking.is_on and (context.sweep is None or sweep.parent(context) is not None)

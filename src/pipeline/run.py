@@ -63,10 +63,10 @@ def _reported(job: Job) -> "Report":
         plan = job.plan()
         context = replace(context, digest=plan.serve.digest)
         served, built = job.run(plan, "all")
+        return report.job(served, replace(context, stages=_stages(job, plan, built)))
     except Exception as problem:
         report.failed(problem, context)
         raise
-    return report.job(served, replace(context, stages=_stages(job, plan, built)))
 
 
 def _context(job: Job) -> JobContext:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hydra.experimental.callback import Callback
 
-from pipeline import atomic, comparison, figures
-from pipeline.comparison import Row
+from pipeline import atomic
 from pipeline.context import JobContext
-from pipeline.logbook import Logbook
 from pipeline.parameters import masked_override
 from pipeline.tracking import Tracking, guarded
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from pipeline.comparison import Row
 
 NAME = "sweep.json"
 FAILED = 1
@@ -29,13 +29,21 @@ FAILED = 1
 
 def parent(context: JobContext) -> str | None:
     """The MLflow run of the sweep that the job is in, if there is one."""
-    if context.sweep is None:
-        return None
+    return _noted(context.sweep).get("run_id") if context.sweep else None
+
+
+def is_tracked(context: JobContext) -> bool:
+    """Whether the job should log to MLflow: not where the sweep's own run failed, which was said for all its jobs."""
+    gave_up = context.sweep is not None and _noted(context.sweep).get("run_id", "") is None
+    return context.tracking.is_on and not gave_up
+
+
+def _noted(folder: Path) -> dict[str, Any]:
     try:
-        found = json.loads((context.sweep / NAME).read_text(encoding="utf-8")).get("run_id")
+        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return None
-    return str(found) if found else None
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class SweepCallback(Callback):
@@ -64,6 +72,8 @@ class SweepCallback(Callback):
 
 def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
     """Note the sweep in `folder` and in MLflow; its run's id."""
+    from pipeline.logbook import Logbook
+
     run_id = None
     with guarded(tracking, lambda text: print(text, file=file, flush=True)):
         if tracking.is_on:
@@ -74,22 +84,26 @@ def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) 
     return run_id
 
 
-def end(folder: Path, tracking: Tracking, file: TextIO) -> list[Row]:
+def end(folder: Path, tracking: Tracking, file: TextIO) -> "list[Row]":
     """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, MLflow, and the line that opens it."""
+    from pipeline import comparison, tradeoff
+
     rows = comparison.print_table(folder, file)
     made = [comparison.write(rows, folder / "comparison.csv")]
     points = comparison.points(rows)
     if len(points) > 1:
         metric = next(row.outcome.quality_metric for row in rows if row.quality)
-        made.append(figures.tradeoff(points, folder / "tradeoff.png", metric))
+        made.append(tradeoff.draw(points, folder / "tradeoff.png", metric))
     print(f"\nwritten: {', '.join(map(str, made))}", file=file, flush=True)
     with guarded(tracking, lambda text: print(text, file=file, flush=True)):
         _log(folder, rows, made, tracking, file)
     return rows
 
 
-def _log(folder: Path, rows: list[Row], made: list[Path], tracking: Tracking, file: TextIO) -> None:
-    run_id = json.loads((folder / NAME).read_text(encoding="utf-8")).get("run_id")
+def _log(folder: Path, rows: "list[Row]", made: list[Path], tracking: Tracking, file: TextIO) -> None:
+    from pipeline.logbook import Logbook
+
+    run_id = _noted(folder).get("run_id")
     if not tracking.is_on or not run_id:
         return
     book = Logbook.open(tracking)

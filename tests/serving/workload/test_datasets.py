@@ -44,10 +44,15 @@ def written(tmp_path: Path, *rows: object) -> Path:
     return path
 
 
+def beside(data: Path, kind: type) -> dict[str, Path]:
+    """The further file that a data set comes with."""
+    return {"descriptions": data / "llqa/descriptions.jsonl"} if kind is LLQA else {}
+
+
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
 def test_real_files_load_and_the_right_answer_scores_one(data, kind):
     name, count = REAL[kind]
-    prompts = kind(path=data / name).prompts()
+    prompts = kind(path=data / name, **beside(data, kind)).prompts()
     assert len(prompts) == count == len({prompt.id for prompt in prompts})
     for prompt in prompts[:20]:
         right = prompt.answer or prompt.references[:1]
@@ -61,7 +66,7 @@ def test_another_data_sets_file_is_refused_by_line(data, kind):
     for other, (name, _) in REAL.items():
         if other is not kind:
             with pytest.raises(ValueError, match=rf"{name} line \d.*\. {kind.name} needs "):
-                kind(path=data / name).prompts()
+                kind(path=data / name, **beside(data, kind)).prompts()
 
 
 def test_commonsense_qa_in_both_published_forms(tmp_path):
@@ -112,9 +117,12 @@ def test_llqa_joins_descriptions_by_date_and_time(tmp_path):
         ("no time", "2015-03-11"),
         (" ", "2015-03-11"),
     ]
-    (tmp_path / "descriptions.jsonl").write_text("\n".join(json.dumps({"desc": d, "date": day}) for d, day in logs))
-    (prompt,) = LLQA(path=written(tmp_path, ask | times)).prompts()
+    days = tmp_path / "descriptions.jsonl"
+    days.write_text("\n".join(json.dumps({"desc": d, "date": day}) for d, day in logs))
+    (prompt,) = LLQA(path=written(tmp_path, ask | times), descriptions=days).prompts()
     assert prompt.text.split("\n\n")[0].split("\n") == ["Log of the day:", "into. [07:10-07:30]", "moment. [07:35]"]
+    with pytest.raises(ValueError, match=r"LLQA also needs the descriptions.*descriptions=FILE \(published as .*jsonl"):
+        LLQA(path=tmp_path / "data")
     with pytest.raises(ValueError, match=r"LLQA also needs its log descriptions, not found at .*gone"):
         LLQA(path=written(tmp_path, ask | times), descriptions=tmp_path / "gone").prompts()
     with pytest.raises(ValueError, match=r'data line 1: no field "desc".*descriptions are JSON Lines'):

@@ -1,0 +1,58 @@
+"""The conf files of chips, architectures, links and testbeds, built by hand: serving is tested without the pipeline."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serving.architecture import Architecture
+from serving.chip import Chip, Mode
+from serving.latency import Fits, Latency
+from serving.network import Link
+from serving.testbed import Fleet, Schedule, Testbed
+
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def names(folder: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / folder).glob("*.yaml"))
+
+
+def fields(folder: str, name: str) -> dict[str, Any]:
+    node = yaml.safe_load((CONF / folder / f"{name}.yaml").read_text(encoding="utf-8"))
+    node.pop("_target_")
+    return dict(node)
+
+
+def architecture(name: str) -> Architecture:
+    return Architecture(**fields("model/architecture", name))
+
+
+def chip(name: str) -> Chip:
+    node = fields("hardware/chip", name)
+    modes = {key: Mode(**mode) for key, mode in node.pop("modes").items()}
+    node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
+    return Chip(modes=modes, fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}, **node)
+
+
+def fits(source: str, latencies: dict[str, dict[str, Any]]) -> Fits:
+    return Fits(source, {name: Latency(**coefficients) for name, coefficients in latencies.items()})
+
+
+def link(name: str) -> Link:
+    return Link(**fields("network", name))
+
+
+def fleet(chip_name: str, **node: Any) -> Fleet:
+    if schedule := node.pop("schedule", None):
+        node["schedule"] = Schedule(**{**schedule, "modes": tuple(schedule["modes"])})
+    if network := node.pop("network", None):
+        node["network"] = Link(**network)
+    return Fleet(chip(chip_name), **node)
+
+
+def bed(name: str) -> Testbed:
+    node = fields("hardware", name)
+    fleets = [fleet(each.pop("chip"), **each) for each in (node["cloud"], *node.get("fleets", ()))]
+    device = fleet(node["device"].pop("chip"), **node["device"]) if "device" in node else None
+    return Testbed(fleets[0], device, tuple(fleets[1:]))

@@ -1,0 +1,15 @@
+"""A process that connects to the MLflow store below a folder and says which experiment it got."""
+
+import sys
+
+from pipeline.tracking import Tracking, guarded
+
+
+def main(outputs: str) -> None:
+    tracking = Tracking(outputs=outputs, experiment="template")
+    with guarded(tracking, print):
+        print(tracking.connect()[1])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

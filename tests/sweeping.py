@@ -1,0 +1,46 @@
+"""`sweeping.py ARTIFACT -m ...`: a Hydra application whose jobs report; policy=bad fails, killed says nothing."""
+
+import os
+import sys
+from pathlib import Path
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from pipeline import report
+from pipeline.context import JobContext
+from pipeline.tracking import Tracking
+
+ARTIFACT = Path(sys.argv.pop(1))
+CONFIG = {
+    "policy": "synera",
+    "outputs": "outputs",
+    "tracking": {"_target_": "pipeline.tracking.Tracking", "outputs": "${outputs}"},
+    "hydra": {
+        "callbacks": {"sweep": {"_target_": "pipeline.sweep.SweepCallback", "tracking": "${tracking}"}},
+        "sweep": {"dir": "${outputs}/sweep", "subdir": "${hydra.job.num}"},
+        "job_logging": {"disable_existing_loggers": False},
+    },
+}
+ConfigStore.instance().store("config", CONFIG)
+
+
+@hydra.main(version_base="1.3", config_path=None, config_name="config")
+def main(cfg: DictConfig) -> None:
+    job = HydraConfig.get()
+    context = JobContext(
+        Path(job.runtime.output_dir), Tracking(outputs=cfg.outputs), {"policy": {"name": cfg.policy}},
+        tuple(job.overrides.task), number=job.job.num, sweep=Path(job.sweep.dir),
+    )  # fmt: skip
+    report.begin(context)
+    if cfg.policy == "bad":
+        report.failed(ValueError("there is no such thing"), context)
+    elif cfg.policy != "killed":
+        with open(os.devnull, "w") as nowhere:
+            report.job(ARTIFACT, context, nowhere)
+
+
+if __name__ == "__main__":
+    main()
