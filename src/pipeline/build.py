@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -78,8 +79,13 @@ class Schema:
             elif parameter.default is inspect.Parameter.empty:
                 raise ConfigError(f"{where}: {path} needs the option {name!r}.")
             else:
-                data[name] = data_of(parameter.default, f"{where}.{name}")
+                data[name] = self._default(parameter, f"{where}.{name}")
         return data
+
+    def _default(self, parameter: Parameter, where: str) -> Any:
+        """As if it had been written out: an unwritten option and its default are one identity."""
+        default = data_of(parameter.default, where)
+        return default if default is None else self.coerce(default, parameter.annotation, where)
 
     def _mapping(self, node: Mapping[str, Any], annotation: Any, where: str) -> Any:
         if REFERENCE in node:
@@ -115,7 +121,10 @@ class Schema:
             raise ConfigError(
                 f"{where}: there is nothing at {path}. Check the path; a relative one is read from {Path.cwd()}."
             )
-        return {CONTENT: self.content(path), "path": str(path)}
+        try:
+            return {CONTENT: self.content(path), "path": str(path)}
+        except (ValueError, OSError) as problem:
+            raise ConfigError(f"{where}: {problem}") from problem
 
     def _sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
         arguments = [a for a in get_args(annotation) if a is not Ellipsis]
@@ -247,10 +256,15 @@ def _scalar(node: Any, annotation: Any, where: str) -> Any:
         if type(node) is annotation:
             return _plain(node, where)
         raise ConfigError(f"{where}: got {node!r}; {_name(annotation)} is wanted.")
-    raise ConfigError(f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_name(annotation)}).")
+    raise ConfigError(
+        f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_name(annotation)}); "
+        "a file of conf is chosen with a slash, as in policy/draft=window."
+    )
 
 
 def _plain(node: Any, where: str) -> Any:
+    if isinstance(node, float) and not isfinite(node):
+        raise ConfigError(f"{where}: got {node}; a finite number is wanted.")
     if node is None or isinstance(node, bool | int | float | str):
         return node
     if isinstance(node, Mapping):

@@ -18,11 +18,17 @@ MOVED = {"workload": "profiling"}
 
 
 def register_resolvers() -> None:
-    """`${stage:NAME}` stands for the artifact of a stage, `${process:}` for this process's number."""
+    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: what it runs on."""
     import os
+
+    from pipeline.surroundings import machine
+
+    def facts() -> str:
+        return ", ".join(f"{key} {value}" for key, value in machine().items())
 
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
     OmegaConf.register_new_resolver("process", os.getpid, replace=True)
+    OmegaConf.register_new_resolver("machine", facts, replace=True)
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

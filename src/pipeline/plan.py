@@ -53,7 +53,8 @@ class _Planner:
         if name in path:
             raise ConfigError(f"stages need each other in a circle: {' -> '.join((*path, name))}.")
         if name not in self.nodes:
-            raise ConfigError(f"stage {path[-1]!r} needs {name!r}, which is none of: {', '.join(sorted(self.nodes))}.")
+            who = f"stage {path[-1]!r} needs" if path else "asked for is"
+            raise ConfigError(f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}.")
         if name not in self.done:
             self.done[name] = self._make(name, path)
         return self.done[name]
@@ -69,7 +70,10 @@ class _Planner:
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
         construct(args, None, name)
         where = {key: data[key] for key in resources}
-        return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
+        try:
+            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
+        except (ValueError, TypeError) as problem:
+            raise ConfigError(f"stages.{name}: {problem}") from problem
 
 
 def _kind(node: Mapping[str, Any], name: str) -> str:

@@ -114,7 +114,8 @@ class _Run:
             self._ask_next(device, now + self.next[device][0].think_s)
 
     def _check(self) -> None:
-        left = [q.call.session for q in self.queries if not self.recorder.records[q.call.session].ending]
+        ended = {session for session, record in self.recorder.records.items() if record.ending}
+        left = [q.call.session for q in self.queries if q.call.session not in ended]
         if left:
             raise StalledError(f"nothing is left to happen, and {len(left)} sessions wait: {', '.join(left[:5])}")
 

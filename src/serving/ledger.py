@@ -29,6 +29,10 @@ class Ledger:
             return self._drafts_from[key] + len(rows.keep)
         return self.lengths.get(key, 0)
 
+    def beyond(self, rows: Rows, span: Span, length: int) -> int:
+        """Tokens cached beyond `length`: what a question that starts there truncates."""
+        return max(0, self.lengths.get((rows.session, span.first), 0) - length)
+
     def started(self, rows: Rows, span: Span) -> None:
         """Rows are about to run: until they are done only `start` is sure."""
         if span.first < span.last:

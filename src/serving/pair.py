@@ -64,7 +64,7 @@ def _check(path: Path) -> None:
         raise ValueError(f"{path} holds no config.json; give the directory of a Hugging Face checkpoint")
     try:
         names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
-    except ValueError as problem:
+    except (ValueError, AttributeError) as problem:
         raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
-    if names and not any(name.endswith("ForCausalLM") for name in names):
+    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")

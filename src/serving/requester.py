@@ -214,7 +214,9 @@ class Requester:
         return self._look_ahead() if self.p.waiting.steps else []
 
     def _hold(self, budget: int) -> Commands:
-        """The cloud is gone and the policy waits: the question stands, and is sent when the cloud is back."""
+        """The cloud is gone: fail, or let the question stand until it is back."""
+        if self.p.link_loss.action == "fail":
+            return self._end("failed")
         self.s.ask(self.p.verify.send, self.p.verify.rule(self.s))
         self.s.left = budget
         return []

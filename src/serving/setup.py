@@ -10,9 +10,14 @@ from serving.testbed import Testbed, check_fits
 from serving.workload.workload import Workload
 
 
+TIERS = ("here", "cloud")
+"""What a hop may name: the device itself, and the testbed's cloud."""
+
+
 @dataclass(frozen=True)
 class Setup:
-    """Raises ValueError when a model does not fit into the memory of the chip that is to run it."""
+    """Raises ValueError when a model does not fit into the memory of the chip that is to run it, a request not into the
+    cloud's cache, or when the policy names a tier that the testbed does not have."""
 
     pair: Pair
     hardware: Testbed
@@ -23,12 +28,27 @@ class Setup:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._check_tiers()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
+        self._check_cache(tokens)
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
                 check_fits(fleet, self.pair.device.timing, 1, tokens)
         if self.placed:
             check_fits(self.hardware.cloud, self.pair.cloud.timing, 1, tokens)
+
+    def _check_tiers(self) -> None:
+        for hop in self.policy.placement.route(self.pair.cloud.timing.layers):
+            if hop.node not in TIERS:
+                raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {', '.join(TIERS)}")
+
+    def _check_cache(self, tokens: int) -> None:
+        capacity = self.policy.kv_cache.capacity_tokens
+        if self.placed and capacity is not None and capacity < tokens:
+            raise ValueError(
+                f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {tokens} "
+                "(workload.max_prompt_tokens + max_new_tokens); allow more, or shorter requests"
+            )
 
     @property
     def placed(self) -> bool:

@@ -176,6 +176,7 @@ class Worker:
         for item, rows in picked:
             if not self._cached(item):
                 continue  # evicted for the first one: it will miss
+            used -= ledger.beyond(item.rows, _span(item), item.cached)
             victims = ledger.idle(self.queue) + ([] if fit else self._waiting_caches(item))
             for key in victims:
                 if used + rows <= ledger.capacity:

@@ -12,7 +12,7 @@ from serving.latency import PROFILE_FILE, Latency
 from serving.pair import Model, Pair
 from serving.progress import Progress
 from serving.timed import Engine
-from training.latency_fit import Fit, fit, terms
+from training.latency_fit import FEWEST, Fit, fit, terms
 from training.shape import Shape, draft_shapes, forward_shapes
 from training.stopwatch import Stopwatch, Timing, Works, drafts, forwards
 
@@ -33,7 +33,7 @@ class Effort:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, least in (("configurations", 12), ("repeats", 1), ("longest", 128)):
+        for name, least in (("configurations", FEWEST), ("repeats", 1), ("longest", 128)):
             if (value := getattr(self, name)) < least:
                 raise ValueError(f"latency profile: {name}={value} must be at least {least}.")
 
@@ -81,7 +81,7 @@ def _check_names(pair: Pair) -> None:
 
 
 def _timings(side: Side, effort: Effort, progress: Progress) -> tuple[list[Timing], list[Timing]]:
-    """Of the shapes to fit, and of others of the same kinds: measured together, so that neither has the quieter time."""
+    """Of the shapes to fit, and of others of the same kinds; measured together, so that neither has a quieter time."""
     shapes = side.shapes(effort.configurations, effort.longest, effort.seed)
     unseen = side.shapes(effort.configurations // 2, effort.longest, effort.seed + 1)
     runs = effort.repeats * (len(shapes) + len(unseen))
@@ -99,11 +99,10 @@ def _latency(side: Side, found: Fit, processor: str) -> Latency:
 
 
 def _report(found: Fit, timed: list[Timing], held_out: list[Timing]) -> dict[str, Any]:
-    """`processor_share` near 1: nobody else wanted this machine meanwhile; far below, the times are not its own."""
-    every = [*timed, *held_out]
-    share = sum(sum(each.processor_s) for each in every) / sum(sum(each.runs_s) for each in every)
+    """`quiet_share` near 1: nobody else wanted this machine meanwhile; near 0, the times are not its own."""
+    runs = [run for timing in (*timed, *held_out) for run in timing.runs]
     rows = [_row(timing, "fitted") for timing in timed] + [_row(timing, "held out") for timing in held_out]
-    return {**asdict(found), "processor_share": share, "measurements": rows}
+    return {**asdict(found), "quiet_share": sum(run.quiet for run in runs) / len(runs), "measurements": rows}
 
 
 def _row(timing: Timing, use: str) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def _row(timing: Timing, use: str) -> dict[str, Any]:
         "parts": [part._asdict() for part in timing.shape.parts],
         "terms": terms(timing.loads),
         "median_s": timing.median_s,
-        "runs_s": timing.runs_s,
+        "runs": [run._asdict() for run in timing.runs],
     }
 
 

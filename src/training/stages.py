@@ -17,12 +17,15 @@ def profile_latency(
     configurations: int = 40,
     repeats: int = 7,
     longest: int = 256,
+    machine: str = "",  # noqa: ARG001
     seed: int = 0,
 ) -> None:
     """Times the engine on this machine; writes latency.json, the coefficients, and profile.json, what they are made of.
 
-    `configurations` shapes of work are fitted, half as many held out, each the median of `repeats` runs; no session has
-    more than `longest` tokens (WISP, section 4.4 and appendix C).
+    `machine` only names it, so that outputs shared by two machines keep a profile of each.
+
+    `configurations` shapes of work are fitted, half as many held out, each the median of those of `repeats`
+    runs that nobody disturbed; no session has more than `longest` tokens (WISP, section 4.4 and appendix C).
     """
     from training.latency_profile import Effort, profile
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,20 +23,37 @@ Works = Callable[[Shape, str, Tokens], tuple[list[Work], Work]]
 WARM_UPS = 10
 """Runs whose times are thrown away: WISP, appendix C."""
 
+QUIET = 0.95
+
+
+class Run(NamedTuple):
+    wall_s: float
+    processor_s: float
+    """What this process had of the processor meanwhile."""
+
+    @property
+    def share(self) -> float:
+        return self.processor_s / self.wall_s
+
+    @property
+    def quiet(self) -> bool:
+        """Did nobody else take the processor away for a while?"""
+        return self.share >= QUIET
+
 
 @dataclass
 class Timing:
-    """One shape's passes, as the engine counts them, and the seconds of each run."""
+    """One shape's passes, as the engine counts them, and its runs."""
 
     shape: Shape
     loads: tuple[Load, ...] = ()
-    runs_s: list[float] = field(default_factory=list)
-    processor_s: list[float] = field(default_factory=list)
-    """What this process had of a processor in each run; less than the run where others took it away."""
+    runs: list[Run] = field(default_factory=list)
 
     @property
     def median_s(self) -> float:
-        return median(self.runs_s)
+        """Wall time of the middle one of the quiet runs; of the least disturbed one, where none was quiet."""
+        least_disturbed = max(self.runs, key=lambda run: run.share)
+        return median(run.wall_s for run in self.runs if run.quiet or run is least_disturbed)
 
 
 class Stopwatch:
@@ -67,8 +85,7 @@ class Stopwatch:
             self._engine.execute(fill)
         began, had = time.perf_counter(), time.process_time()
         _, timing.loads = self._engine.execute(work)
-        timing.runs_s.append(time.perf_counter() - began)
-        timing.processor_s.append(time.process_time() - had)
+        timing.runs.append(Run(time.perf_counter() - began, time.process_time() - had))
         self._forget(work)
 
     def _tokens(self, count: int) -> tuple[int, ...]:

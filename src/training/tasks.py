@@ -20,7 +20,6 @@ from training.world import (
     DEEDS,
     NAMES,
     OBJECTS,
-    PLACES,
     PRAISE,
     RELATIONS,
     SHOWS,
@@ -169,26 +168,27 @@ def summary(rng: random.Random, _: World) -> Item:
 
 
 # Each value stands right after a word that is nowhere else in the prompt but in the question's own entry: what one
-# induction head can follow. With a grammatical sentence in between, neither model learns to bind in minutes.
-_ENTRY = "{name} {colour} {thing} {place}"
+# induction head can follow. With a sentence's words between them, neither model learns the binding in minutes.
+# Things are kept in towns: in a place, what is known of the thing (see facts) overrules what the register says.
+_ENTRY = "{name} {colour} {thing} {town}"
 _FOUND = f"The register says {_ENTRY}. Answer: {{answer}}."
 _QUESTIONS = {
-    "place": "Where does {name} keep the {thing}?",
+    "town": "Where does {name} keep the {thing}?",
     "colour": "What colour is the {thing} of {name}?",
     "thing": "What does {name} keep?",
 }
 
 
 def context(rng: random.Random, _: World) -> Item:
-    """A question about one entry of a register of three or four; held out by the entry's name, thing and place."""
+    """A question about one entry of a register of three or four; held out by the entry's name, thing and town."""
     count = rng.choice((3, 4))
-    slots = {"name": NAMES, "colour": COLOURS, "thing": OBJECTS, "place": PLACES}
+    slots = {"name": NAMES, "colour": COLOURS, "thing": OBJECTS, "town": TOWNS}
     columns = zip(*(rng.sample(values, count) for values in slots.values()), strict=True)
     entries = [dict(zip(slots, column, strict=True)) for column in columns]
     entry, (asked, question) = rng.choice(entries), rng.choice(list(_QUESTIONS.items()))
     register = "; ".join(_ENTRY.format(**each) for each in entries)
     prompt = f"Register: {register}. Question: {question.format(**entry)}"
-    key = f"context {entry['name']} {entry['thing']} {entry['place']}"
+    key = f"context {entry['name']} {entry['thing']} {entry['town']}"
     return Item("context", prompt, _FOUND.format(**entry, answer=entry[asked]), entry[asked], key)
 
 

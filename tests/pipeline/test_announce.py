@@ -48,8 +48,8 @@ def test_lines_come_now_and_then() -> None:
     run(Lines(file, every_s=10.0, now=lambda: next(time)))
     assert file.getvalue().splitlines() == [
         f"model: started ({STAGE.key})",
-        "model: 3/6 (50 %), 0.25/s, 0:12 left, [loss]",
-        "model: 6/6 (100 %), 0.25/s, 0:00 left, [loss]",
+        "model: 1/6 (16 %), [loss]",
+        "model: 4/6 (66 %), 0.25/s, 0:08 left, [loss]",
         f"model: done in 0:28 ({STAGE.key})",
         f"waiting for {STAGE.key}, which process 4711 is building",
     ]

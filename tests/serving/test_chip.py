@@ -1,5 +1,4 @@
 from dataclasses import replace
-from math import isnan
 
 import pytest
 from catalogue import chip, names
@@ -106,4 +105,4 @@ def test_energy_is_budget_while_busy_and_idle_power_else():
     orin = chip("jetson_agx_orin_32gb")
     assert orin.joules("15W", 2.0, idle_s=3.0) == pytest.approx(2 * 15 + 3 * orin.idle_w)
     assert orin.joules(None, 1.0) == pytest.approx(30)
-    assert isnan(chip("local").joules(None, 1.0))
+    assert chip("local").joules(None, 1.0) is None

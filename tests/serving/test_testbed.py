@@ -81,6 +81,7 @@ def test_a_chip_of_unknown_memory_refuses_nothing():
 def test_energy_counts_every_chip_of_a_node():
     assert fleet("a100_80gb", tensor_parallel=2).joules(3.0, idle_s=1.0) == pytest.approx(2 * (3 * 400 + 50))
     assert fleet("jetson_agx_orin_32gb").joules(1.0, mode="15W") == pytest.approx(15)
+    assert fleet("local").joules(1.0) is None
 
 
 def test_fitted_coefficients_are_used_by_name_and_the_roofline_where_there_are_none():

@@ -83,7 +83,7 @@ def test_sentiment_follows_the_clause_that_counts() -> None:
 
 
 def test_content_is_what_templates_do_not_explain() -> None:
-    text = "The register says Mara red lantern attic. Answer: attic."
-    assert [text[begin:end] for begin, end in content_spans(text)] == ["Mara", "red", "lantern", "attic", "attic"]
+    text = "The register says Mara red lantern Kelm. Answer: Kelm."
+    assert [text[begin:end] for begin, end in content_spans(text)] == ["Mara", "red", "lantern", "Kelm", "Kelm"]
     assert {"register", "answer", "order"} <= template_words()
     assert not template_words() & {"positive", "negative", *OBJECTS}

@@ -32,9 +32,10 @@ def targets(node) -> Iterator[dict]:
 @pytest.mark.parametrize("arrivals", ["closed_loop", "poisson", "azure"])
 def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
     node = OmegaConf.to_container(composed(f"+workload={name}", f"workload/arrivals={arrivals}"), resolve=False)
+    profiling = node["workload"].pop("profiling")
     found = list(targets(node["workload"]))
     assert len(found) == 3
-    for one in found:
+    for one in [*found, *targets(profiling)]:
         module, _, kind = one["_target_"].rpartition(".")
         assert set(one) - {"_target_"} <= {field.name for field in fields(getattr(import_module(module), kind))}
 

@@ -1,0 +1,105 @@
+"""What schedulers pick, by table: rows as `session: left` or `session: left/check`."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from serving.item import Item
+from serving.messages import INF, Blob, Request, Rows
+from serving.slots.scheduler import Continuous, Scheduler, StaticBatch, VerificationAware
+
+
+def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: Blob | None = None) -> Item:
+    rows = Rows(session, 0, left, tuple(range(left)), check, "greedy", blob=blob)
+    return Item(Request(0, rows, (), 0, (), "device"), rows, arrived, left)
+
+
+def items(rows: Mapping[str, tuple[int, int]]) -> list[Item]:
+    return [item(session, *sizes, arrived=i * 0.01) for i, (session, sizes) in enumerate(rows.items())]
+
+
+def picked(scheduler: Scheduler, waiting: list[Item], now: float = 1.0) -> dict[str, int] | float:
+    found = scheduler.pick(waiting, now, INF)
+    return {i.rows.session: n for i, n in found} if isinstance(found, list) else found
+
+
+FOUR = {"a": (5, 4), "b": (100, 0), "c": (5, 4), "d": (1, 0)}
+PREFILLS = {"a": (100, 0), "b": (5, 4), "c": (40, 4)}
+
+TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] = {
+    "static batch: the oldest, whole": (StaticBatch(2, 0.0), FOUR, {"a": 5, "b": 100}),
+    "static batch: overdue and not full": (StaticBatch(9, 0.5), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
+    "continuous: everybody, whole": (Continuous(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
+    "continuous: the oldest up to its size": (Continuous(size=2), FOUR, {"a": 5, "b": 100}),
+    "chunked: decodes first, the prompt gets the rest": (
+        Continuous(chunk=32), FOUR, {"a": 5, "c": 5, "d": 1, "b": 21},
+    ),
+    "chunked: decodes spend it all": (Continuous(chunk=11), FOUR, {"a": 5, "c": 5, "d": 1}),
+    "chunked: a verification is not cut": (Continuous(chunk=7), {"a": (5, 4), "c": (5, 4)}, {"a": 5}),
+    "chunked: one that cannot be cut leads its own iteration": (Continuous(chunk=3), {"a": (5, 4), "c": (5, 4)}, {"a": 5}),
+    "chunked: what fits beside one that does not": (Continuous(chunk=7), {"a": (5, 4), "b": (5, 4), "c": (1, 0)}, {"a": 5, "c": 1}),
+    "aware: prefills apart and first, in chunks": (VerificationAware(), PREFILLS, {"a": 32, "c": 32}),
+    "aware: drafts and the row before them stay together": (VerificationAware(), {"c": (34, 4)}, {"c": 29}),
+    "aware: without prefills, every verification": (
+        VerificationAware(), {"a": (5, 4), "b": (32, 4), "d": (1, 0)}, {"a": 5, "b": 32, "d": 1},
+    ),
+    "aware: up to its size": (VerificationAware(size=1), PREFILLS, {"a": 32}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_what_is_picked(case: str) -> None:
+    scheduler, waiting, expected = TABLE[case]
+    assert picked(scheduler, items(waiting)) == expected
+
+
+def test_a_static_batch_waits_until_it_is_full_or_due() -> None:
+    scheduler, waiting = StaticBatch(3, 0.05), items({"a": (5, 4), "b": (5, 4)})
+    assert picked(scheduler, waiting, now=0.02) == 0.05
+    assert picked(scheduler, waiting, now=0.05) == {"a": 5, "b": 5}
+    assert picked(scheduler, [*waiting, item("c", 5, 4)], now=0.02) == {"a": 5, "b": 5, "c": 5}
+
+
+def test_a_prefill_in_parts_ends_with_its_question() -> None:
+    """Chunk by chunk as a worker does it: every row once, the verdict's rows last and together."""
+    scheduler, one, sizes = VerificationAware(chunk=32), item("a", 104, check=4), []
+    while one.left:
+        ((_, n),) = scheduler.pick([one], 0.0, INF)  # type: ignore[misc]
+        sizes.append(n)
+        one.done += n
+        one.left -= n
+    assert sizes == [32, 32, 32, 8]
+    assert sum(sizes) == 104
+
+
+@pytest.mark.parametrize("left", range(1, 45))
+@pytest.mark.parametrize("check", [0, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 32])
+def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None:
+    one = item("a", max(left, check + 1), check)
+    while one.left:
+        n = one.part(chunk)
+        assert 1 <= n <= one.left
+        rest = one.left - n
+        assert rest == 0 or rest > check, "the row before the drafts went without them"
+        one.done, one.left = one.done + n, rest
+
+
+def test_hidden_states_are_not_cut() -> None:
+    assert item("a", 100, blob=Blob("h", 800)).part(32) == 100
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: StaticBatch(0, 0.1), "policy.scheduler.size is 0; it must be at least 1"),
+        (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; it cannot be negative"),
+        (lambda: Continuous(size=0), "policy.scheduler.size is 0"),
+        (lambda: Continuous(chunk=0), "policy.scheduler.chunk is 0"),
+        (lambda: VerificationAware(size=0), "policy.scheduler.size is 0"),
+        (lambda: VerificationAware(chunk=0), "policy.scheduler.chunk is 0"),
+    ],
+)
+def test_sizes_are_at_least_one(build: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
