@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 STAGES = ("corpus", "cloud_model", "device_model", "thresholds", "serve")
-JOB = ("-m", "pipeline", "+policy=synera", "model=toy", "workload=smoke", "tracking.uri=none")
+JOB = ("-m", "pipeline", "+policy=synera", "model=toy", "workload=smoke", "trainer.threads=1", "tracking.uri=none")
 
 pytestmark = pytest.mark.slow
 

@@ -1,0 +1,86 @@
+"""A setup from the conf files' own hardware, with a data set and models that need no file."""
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from catalogue import architecture, bed, link
+from fake_pair import FakePair
+from fake_world import policy
+
+from serving.latency import Load, load
+from serving.messages import Call, Generate, Outcome, Work
+from serving.pair import Model, Pair
+from serving.runtime import Models, Query
+from serving.setup import Setup
+from serving.workload.metrics import ExactMatch, Metric, Rouge1
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Workload
+
+LAYERS = 8
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A data set of made-up questions."""
+
+    name: ClassVar[str] = "made-up questions"
+    metrics: ClassVar[tuple[Metric, ...]] = (ExactMatch(), Rouge1())
+    measures_quality_of: ClassVar[Any] = "pretrained"
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(f"p{i}", "Where?", ("In the attic.",), "choice", "attic") for i in range(50)]
+
+
+@dataclass
+class FakeEngine:
+    """The fake pair behind the engine's interface: an outcome and what was computed for it."""
+
+    pair: FakePair = field(default_factory=FakePair)
+
+    def execute(self, work: Work) -> tuple[Outcome, tuple[Load, ...]]:
+        outcome, _ = self.pair.execute(work)
+        if isinstance(work, Generate):
+            return outcome, (load(LAYERS, [(work.start, max(1, len(work.feed)))], 1),)
+        return outcome, (load(LAYERS, [(rows.start, rows.n) for rows in work.rows], len(work.rows)),)
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.pair.drop(session, first)
+
+
+class Words:
+    """A tokenizer of numbered words."""
+
+    def __len__(self) -> int:
+        return 997
+
+    def decode(self, tokens: Any) -> str:
+        return " ".join(f"w{t}" for t in tokens)
+
+
+def pair(device: str = "tinyllama_1_1b", cloud: str = "llama2_13b") -> Pair:
+    return Pair(Model(architecture(device), hub="a/small"), Model(architecture(cloud), hub="a/large"))
+
+
+def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | None = 2, **how: Any) -> Setup:
+    limits = {"max_prompt_tokens": 16, "max_new_tokens": 24} | how.pop("limits", {})
+    override = how.pop("override", {})
+    how.setdefault("pair", pair())
+    return Setup(
+        hardware=bed(hardware) if isinstance(hardware, str) else hardware,
+        network=link("wifi"),
+        workload=Workload(dataset=Questions(), devices=devices, **limits),
+        policy=policy(name, **override),
+        **how,
+    )
+
+
+def models(alpha: float = 0.7) -> Models:
+    return Models(FakeEngine(FakePair(alpha)), LAYERS, FakeEngine(FakePair(alpha)), LAYERS, Words())  # type: ignore[arg-type]
+
+
+def queries(n: int, devices: int = 2, at_s: float | None = None, think_s: float = 0.0, limit: int = 24) -> list[Query]:
+    made = Questions().prompts()
+    return [
+        Query(Call(f"r{i:05d}", tuple(range(i + 1, i + 13)), limit), made[i], i % devices, at_s, think_s, None)
+        for i in range(n)
+    ]

@@ -1,0 +1,129 @@
+"""A setup on virtual time: the same tokens as without clocks, the named hardware's seconds, nothing left waiting."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from fake_pair import own_text
+from fake_setup import Words, models, queries, setup
+from fake_world import ROWS
+
+from serving.emulated import Emulated
+from serving.offline import CONCURRENT, play
+from serving.recorder import Record
+from serving.results import write
+from serving.simulator import StalledError
+
+
+def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, Record]:
+    asked = queries(n, devices, how.pop("at_s", None), how.pop("think_s", 0.0))
+    return Emulated().serve(setup(name, devices=devices, **how), models(), asked)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_query_is_answered(name: str) -> None:
+    records = serve(name)
+    assert [r.ending for r in records.values()] == ["complete"] * 6
+    if name in ("sled", "cloud_centric"):
+        for i, record in enumerate(records[f"r{i:05d}"] for i in range(6)):
+            assert tuple(record.tokens) == own_text(tuple(range(i + 1, i + 13)), 24)
+
+
+def test_one_seed_one_record() -> None:
+    assert serve(seed=3) == serve(seed=3)
+
+
+def test_a_closed_loop_asks_again_after_thinking() -> None:
+    records = serve("edge_centric", n=3, devices=1, think_s=2.0)
+    a, b, c = (records[f"r{i:05d}"] for i in range(3))
+    assert (b.arrived_s, c.arrived_s) == (a.ended_s + 2.0, b.ended_s + 2.0)  # type: ignore[operator]
+
+
+def test_open_arrivals_come_when_they_come() -> None:
+    records = serve("edge_centric", n=2, devices=1, at_s=1.5)
+    assert [r.arrived_s for r in records.values()] == [1.5, 1.5]
+    assert records["r00001"].begun_s == records["r00000"].ended_s
+
+
+def test_the_clock_is_the_named_hardwares() -> None:
+    """A decode of TinyLlama-1.1B reads its weights once: 2.2 GB at 60 % of the Orin's bandwidth, and the launch."""
+    record = serve("edge_centric", n=1, devices=1)["r00000"]
+    tbt = [b - a for a, b in zip(record.seen_s, record.seen_s[1:], strict=False)]
+    assert min(tbt) == pytest.approx(0.0219, rel=0.1)
+    slower = Emulated().serve(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
+    assert slower["r00000"].device_busy_s > 1.3 * record.device_busy_s
+
+
+def test_who_never_ends_is_named() -> None:
+    """Also where later calls of the closed loop never began."""
+    from serving.messages import Event
+    from serving.simulator import Simulator
+
+    class Deaf(Simulator):
+        def post(self, at: float, node: str, event: Event, phase: Any = 0) -> None:
+            if node != "cloud-0":
+                super().post(at, node, event, phase)
+
+    import serving.emulated
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serving.emulated, "Simulator", Deaf)
+        with pytest.raises(StalledError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
+            serve("cloud_centric", n=4)
+
+
+def test_offline_play_decides_the_same() -> None:
+    timed = serve("sled", n=CONCURRENT + 3)
+    played = play(setup("sled").policy, models(), queries(CONCURRENT + 3), 0, lambda done, total, note: None)
+    assert {n: r.tokens for n, r in played.items()} == {n: r.tokens for n, r in timed.items()}
+    chunks = {n: [c.accepted for c in r.chunks] for n, r in played.items()}
+    assert chunks == {n: [c.accepted for c in r.chunks] for n, r in timed.items()}
+
+
+def test_offline_play_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    play(setup("sled").policy, models(), queries(3), 0, lambda done, total, note: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+@pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Record]]:
+    made, asked = setup(request.param), queries(5)
+    records = Emulated().serve(made, models(), asked)
+    write(tmp_path, made, "emulated", asked, records, Words())  # type: ignore[arg-type]
+    return tmp_path, records
+
+
+def test_a_row_a_request(written: tuple[Path, dict[str, Record]]) -> None:
+    folder, records = written
+    rows = pq.read_table(folder / "requests.parquet").to_pylist()
+    assert [row["request"] for row in rows] == [f"r{i:05d}" for i in range(5)]
+    for row in rows:
+        record = records[row["request"]]
+        assert row["tokens"] == record.tokens
+        assert row["text"] == Words().decode(record.tokens)
+        assert row["ttft_s"] == record.seen_s[0] - record.arrived_s
+        assert len(row["tbt_s"]) == len(record.tokens) - 1
+        assert sum(row["tbt_s"]) == pytest.approx(record.seen_s[-1] - record.seen_s[0])
+        assert row["sent"] >= row["accepted"]
+        assert row["wasted"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
+        assert row["quality"] == 0.0
+        assert row["device_energy_j"] >= 0
+
+
+def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Record]]) -> None:
+    schema = pq.read_schema(written[0] / "requests.parquet")
+    assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "wasted")} == {
+        "slo": "string", "slo_ttft_s": "double", "ttft_s": "double", "tokens": "list<element: int32>", "wasted": "int64",
+    }  # fmt: skip
+    assert pq.read_schema(written[0] / "chunks.parquet").names == ["request", "at", "n", "accepted", "confidence", "importance"]
+
+
+def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]) -> None:
+    meta = json.loads((written[0] / "meta.json").read_text())
+    assert meta["runtime"] == "emulated"
+    assert "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16" in meta["timing"]["device"]
+    assert meta["packing_factor"] == {"value": 6.0, "source": "Synera, Table 3"}
+    assert meta["horizon_s"] == max(r.ended_s or 0.0 for r in written[1].values())

@@ -1,0 +1,119 @@
+"""What a run's record says, checked against the log of the same run."""
+
+from typing import Any
+
+import pytest
+from fake_world import ROWS, Log, World, policy, world
+
+from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Request, Rows, Send, Start
+from serving.recorder import Record, Recorder, origins
+
+
+def recorded(name: str, **how: Any) -> tuple[World, dict[str, Record]]:
+    """A run whose simulator tells a recorder beside the log."""
+    w = world(policy(name), **how)
+    recorder = Recorder([n for n in w.nodes if n != "cloud"])
+    w.simulator._observers = (w.log, recorder)
+    w.run()
+    return w, recorder.records
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
+    w, records = recorded(name, devices=2, calls_each=2, limit=30)
+    for call in w.calls:
+        record = records[call.session]
+        seen = [now for _, _, now, c in w.log.entries for d in c if isinstance(d, Deliver) and d.session == call.session
+                for _ in d.tokens]  # fmt: skip
+        assert tuple(record.tokens) == w.text(call.session)
+        assert record.seen_s == seen == sorted(seen)
+        assert len(record.origins) == len(record.tokens) == sum(origins(record).values())
+        assert record.ending == "complete"
+        assert record.begun_s is not None
+        assert record.ended_s is not None
+        assert record.arrived_s <= record.begun_s <= seen[0] <= seen[-1] <= record.ended_s
+
+
+def test_a_call_waits_for_the_one_before_it() -> None:
+    _, records = recorded("edge_centric", devices=1, calls_each=2)
+    first, second = records["s0.0"], records["s0.1"]
+    assert (second.arrived_s, second.begun_s) == (0.0, first.ended_s)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_bytes_and_busy_seconds_add_up(name: str) -> None:
+    w, records = recorded(name, devices=3, limit=30)
+    ups = [(s.message, s.nbytes) for n, _, _, c in w.log.entries if n != "cloud" for s in c if isinstance(s, Send)]
+    downs = [s.nbytes for n, _, _, c in w.log.entries if n == "cloud" for s in c if isinstance(s, Send)]
+    assert sum(r.uplink_nbytes for r in records.values()) == sum(n for _, n in ups)
+    assert sum(r.downlink_nbytes for r in records.values()) == sum(downs)
+    assert sum(r.uplink_messages for r in records.values()) == len(ups)
+    works = [s.work for s in w.log.commands(Start)]
+    rows = sum(rows.n for work in works if isinstance(work, Forward) for rows in work.rows)
+    assert sum(r.cloud_rows for r in records.values()) == rows == w.chips["cloud"].rows_run
+    batches = [work for work in works if isinstance(work, Forward)]
+    assert sum(r.cloud_busy_s for r in records.values()) == pytest.approx(0.015 * len(batches) + 2e-4 * rows)
+    for record in records.values():
+        drafting = [end - begin for lane, begin, end, _ in record.line if lane == "draft"]
+        assert record.device_busy_s == pytest.approx(sum(drafting))
+
+
+def test_drafted_tokens_are_those_of_the_drafter() -> None:
+    _, records = recorded("sled", limit=30)
+    for record in records.values():
+        sent = sum(len(c.tokens) for c in record.chunks)
+        accepted = sum(c.accepted or 0 for c in record.chunks)
+        assert record.drafted == sent
+        assert origins(record)["accepted"] == accepted
+
+
+def test_a_batch_is_shared_out_by_rows() -> None:
+    recorder = Recorder(["d"])
+    recorder.records = {name: Record(name, "d", 1, 0.0) for name in "ab"}
+    rows = tuple(Rows(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
+    recorder.ran("cloud", Forward(None, rows, ("last",) * 2), (), 1.0, 2.0)  # type: ignore[arg-type]
+    assert [recorder.records[n].cloud_busy_s for n in "ab"] == [0.25, 0.75]
+    assert [recorder.records[n].line[0][0] for n in "ab"] == ["decode", "prefill"]
+
+
+def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
+    w, records = recorded("sled", devices=3, limit=20)
+    since: dict[str, float] = {}
+    waited = dict.fromkeys(records, 0.0)
+    for node, event, now, commands in w.log.entries:
+        if node != "cloud":
+            continue
+        message = getattr(event, "message", None)
+        if isinstance(message, Request):
+            since[message.rows.session] = now
+        for start in commands:
+            if isinstance(start, Start) and isinstance(start.work, Forward):
+                for rows in start.work.rows:
+                    waited[rows.session] += now - since[rows.session]
+    assert {n: r.cloud_wait_s for n, r in records.items()} == pytest.approx(waited)
+    assert all(r.cloud_wait_s > 0 for r in records.values())
+
+
+def test_every_piece_of_the_time_line_has_a_lane_and_does_not_end_before_it_begins() -> None:
+    _, records = recorded("synera", limit=40)
+    pieces = [piece for r in records.values() for piece in r.line]
+    assert {lane for lane, *_ in pieces} == {"draft", "uplink", "downlink", "queue", "verify"}
+    assert all(begin <= end for _, begin, end, _ in pieces)
+
+
+def test_who_left_before_his_turn_never_began() -> None:
+    w = world(policy("edge_centric"), devices=1, calls_each=2)
+    recorder = Recorder(["device-0"])
+    w.simulator._observers = (Log(), recorder)
+    w.simulator.post(0.0, "device-0", Cancelled("s0.1"))
+    w.run()
+    record = recorder.records["s0.1"]
+    assert (record.ending, record.begun_s, record.tokens) == ("cancelled", None, [])
+
+
+def test_chunks_are_kept_in_order() -> None:
+    w, records = recorded("synera", limit=40)
+    for session, record in records.items():
+        assert record.chunks == [c for c in w.log.commands(Chunk) if c.session == session]
+        assert [c.at for c in record.chunks] == sorted(c.at for c in record.chunks)
+    assert not [s for s in w.log.commands(Start) if isinstance(s.work, Generate) and s.work.session not in records]

@@ -1,0 +1,78 @@
+"""What is refused before any work, with the arithmetic."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from catalogue import bed
+from fake_setup import pair, setup
+
+from serving.decoding import Decoding
+from serving.slots.kv_cache import Reuse
+from serving.slots.placement import Cloud
+
+
+def test_a_setup_of_the_default_hardware_fits() -> None:
+    made = setup()
+    assert made.placed
+    assert made.devices == 2
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
+    with pytest.raises(ValueError, match=r"llama2_70b does not fit into rtx_a6000 \(48.00 GB\) in fp16: weights 128.48 GB \+ KV"):
+        setup(pair=pair(cloud="llama2_70b"))
+    with pytest.raises(ValueError, match="llama2_13b does not fit into jetson_orin_nano_8gb"):
+        setup(hardware="jetson_orin_nano", pair=pair(device="llama2_13b"))
+
+
+def test_only_what_runs_must_fit() -> None:
+    assert not setup("edge_centric", pair=pair(cloud="llama2_70b")).placed
+    assert setup("cloud_centric", hardware="jetson_orin_nano", pair=pair(device="llama2_13b")).placed
+
+
+def test_the_cloud_caches_what_its_memory_leaves_beside_the_weights() -> None:
+    tokens = setup().cloud_cache_tokens
+    weights, a_token = 26_031_728_640, 2 * 40 * 5120 * 2
+    assert tokens == (48 * 2**30 - weights) // a_token
+
+
+def test_an_unknown_memory_is_no_limit() -> None:
+    cloud = replace(bed("jetson_orin").cloud, chip=replace(bed("jetson_orin").cloud.chip, memory_gb=None))
+    assert setup(hardware=replace(bed("jetson_orin"), cloud=cloud)).cloud_cache_tokens == float("inf")
+
+
+def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"capacity_tokens is 30, and one request may need 40 \(workload.max_prompt_tokens"):
+        setup(override={"kv_cache": Reuse(30.0)})
+    assert setup(override={"kv_cache": Reuse(40.0)}).placed
+
+
+def test_a_tier_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy.placement: there is no tier 'edge' in the testbed; there are here, cloud"):
+        setup(override={"placement": Cloud("edge")})
+
+
+def test_devices_are_the_workloads_or_the_testbeds() -> None:
+    assert setup(devices=7).devices == 7
+    assert setup(hardware="hat", devices=None).devices == 30
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"temperature": -0.1}, r"decoding.temperature is -0.1; it is 0 \(greedy\) or more"),
+        ({"top_k": -1}, r"decoding.top_k is -1; it is 0 \(all tokens\) or more"),
+        ({"top_p": 0.0}, "decoding.top_p is 0.0; it is a share"),
+        ({"top_p": 1.5}, "decoding.top_p is 1.5"),
+    ],
+)
+def test_decoding_out_of_range_is_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Decoding(**how)
+
+
+def test_greedy_is_the_absence_of_sampling() -> None:
+    assert Decoding().sampling(3) is None
+    drawn = Decoding(0.8, 50, 0.9).sampling(3)
+    assert drawn is not None
+    assert (drawn.temperature, drawn.top_k, drawn.top_p, drawn.seed) == (0.8, 50, 0.9, 3)

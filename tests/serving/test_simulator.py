@@ -1,0 +1,151 @@
+"""Virtual time: the order of what happens at one instant, chips that are busy, links that keep their order."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import pytest
+
+from serving.messages import (
+    Begin,
+    Call,
+    Command,
+    Deliver,
+    Drafted,
+    Drop,
+    Event,
+    Finished,
+    Generate,
+    Outcome,
+    Received,
+    Release,
+    Send,
+    Start,
+    Stop,
+    Wake,
+    Woke,
+    Work,
+)
+from serving.network import Link
+from serving.simulator import Chip, Phase, Simulator
+
+WORK = Generate("s", 0, (1,), Stop(1))
+DRAFTED = Drafted((1,), {}, ((1,),), False, 1)
+
+
+@dataclass
+class Script:
+    """A node that says what it was told to say at each event, and remembers what it heard when."""
+
+    says: dict[int, list[Command]] = field(default_factory=dict)
+    heard: list[tuple[float, Event]] = field(default_factory=list)
+
+    def handle(self, event: Event, now: float) -> Iterable[Command]:
+        self.heard.append((now, event))
+        return self.says.get(len(self.heard), [])
+
+
+@dataclass
+class Second:
+    """Everything takes a second."""
+
+    ran: list[Work] = field(default_factory=list)
+    dropped: list[tuple[str, int | None]] = field(default_factory=list)
+
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        self.ran.append(work)
+        return DRAFTED, 1.0
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.dropped.append((session, first))
+
+
+def begin(name: str = "s") -> Begin:
+    return Begin(Call(name, (1,), 1))
+
+
+def one(says: dict[int, list[Command]] | None = None) -> tuple[Simulator, Script, Second]:
+    simulator, node, executor = Simulator(), Script(says or {}), Second()
+    simulator.add("a", node, Chip(executor))
+    return simulator, node, executor
+
+
+def test_at_one_instant_arrivals_come_before_decisions_and_else_who_was_first() -> None:
+    simulator, node, _ = one()
+    simulator.post(1.0, "a", Woke(1), Phase.DECISION)
+    for name in "pqr":
+        simulator.post(1.0, "a", begin(name))
+    simulator.post(0.5, "a", Woke(2), Phase.DECISION)
+    simulator.run()
+    assert node.heard == [(0.5, Woke(2)), (1.0, begin("p")), (1.0, begin("q")), (1.0, begin("r")), (1.0, Woke(1))]
+
+
+def test_a_wake_at_now_comes_after_what_arrives_now() -> None:
+    simulator, node, _ = one({1: [Wake(1.0, 7)]})
+    simulator.post(1.0, "a", begin("p"))
+    simulator.post(1.0, "a", begin("q"))
+    simulator.run()
+    assert [event for _, event in node.heard] == [begin("p"), begin("q"), Woke(7)]
+
+
+def test_nothing_happens_in_the_past() -> None:
+    simulator, node, _ = one({1: [Wake(0.2, 7)]})
+    simulator.post(1.0, "a", begin())
+    simulator.run()
+    assert node.heard[-1] == (1.0, Woke(7))
+
+
+def test_a_busy_chip_runs_one_thing_after_the_other() -> None:
+    simulator, node, _ = one({1: [Start(1, WORK), Start(2, WORK)]})
+    simulator.post(0.5, "a", begin())
+    simulator.run()
+    assert node.heard[1:] == [(1.5, Finished(1, DRAFTED)), (2.5, Finished(2, DRAFTED))]
+
+
+def test_nodes_of_one_host_share_its_chip() -> None:
+    simulator, a, executor = one({1: [Start(1, WORK)]})
+    b, shared = Script({1: [Start(1, WORK)]}), Chip(executor)
+    simulator.add("a", a, shared)
+    simulator.add("b", b, shared)
+    simulator.post(0.0, "a", begin())
+    simulator.post(0.0, "b", begin())
+    simulator.run()
+    assert [now for now, _ in (a.heard[-1], b.heard[-1])] == [1.0, 2.0]
+
+
+def test_a_link_is_first_in_first_out_and_charges_bytes() -> None:
+    big, small = Send("b", Release("big"), 1_000_000), Send("b", Release("small"), 1)
+    simulator, _, _ = one({1: [big, small]})
+    b = Script()
+    simulator.add("b", b, Chip(Second()))
+    simulator.connect("a", "b", Link(8.0, 8.0, delay_ms=100).channel("up", 0))
+    simulator.post(0.0, "a", begin())
+    simulator.run()
+    assert [(pytest.approx(now), event) for now, event in b.heard] == [
+        (1.1, Received(Release("big"))),
+        (1.100001, Received(Release("small"))),
+    ]
+
+
+def test_without_a_link_a_message_arrives_at_once() -> None:
+    simulator, _, _ = one({1: [Send("a", Release("s"), 9)]})
+    simulator.post(2.0, "a", begin())
+    simulator.run()
+    assert simulator.now == 2.0
+
+
+def test_a_drop_reaches_the_executor_and_an_ending_whoever_listens() -> None:
+    simulator, _, executor = one({1: [Drop("s", None), Deliver("s", (1,), ("cloud",)), Deliver("s", (), (), "complete")]})
+    ended: list[tuple[str, float]] = []
+    simulator.on_end(lambda session, now: ended.append((session, now)))
+    simulator.post(3.0, "a", begin())
+    simulator.run()
+    assert (executor.dropped, ended) == ([("s", None)], [("s", 3.0)])
+
+
+def test_a_run_can_be_interrupted_and_taken_up() -> None:
+    simulator, node, _ = one({1: [Start(1, WORK)]})
+    simulator.post(0.0, "a", begin())
+    simulator.run(until=0.5)
+    assert len(node.heard) == 1
+    simulator.run()
+    assert len(node.heard) == 2
