@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 
 def tokenizer_json(words: str) -> str:
     """The text of a tokenizer that knows these words and nothing else."""
@@ -35,10 +33,8 @@ def save(path: Path, words: str = "where is the red key it a box in on", layers:
     return path
 
 
-@pytest.fixture(scope="session")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(root: Path) -> dict[str, Path]:
     """device and cloud: a pair; stranger: a causal LM with other words; encoder: no causal LM."""
-    root = tmp_path_factory.mktemp("checkpoints")
     found = {
         "device": save(root / "device"),
         "cloud": save(root / "cloud", layers=8, seed=1),

@@ -1,5 +1,6 @@
 """The command line before Hydra sees it: what people write, made into what Hydra takes."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -67,6 +68,23 @@ def missing_policy(argv: Sequence[str]) -> str | None:
     if not asked and not chosen(argv, "experiment"):
         return f"which policy? Choose one with +policy=NAME:\n{_lines(known)}"
     return None
+
+
+def unwritable(argv: Sequence[str]) -> str | None:
+    """What to tell somebody whose `outputs` cannot be written, before Hydra logs there; None if all is well."""
+    for name in chosen(argv, "outputs") or ["outputs"]:
+        folder = Path(name).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            allowed = os.access(folder, os.W_OK | os.X_OK)
+        except OSError as problem:
+            return f"cannot write below {folder}: {problem.strerror}. {_ELSEWHERE}"
+        if not allowed:
+            return f"cannot write below {folder}: permission denied. {_ELSEWHERE}"
+    return None
+
+
+_ELSEWHERE = "Nothing was run. Give this user write permission there, or choose another folder with outputs=DIR."
 
 
 def _lines(known: dict[str, str]) -> str:

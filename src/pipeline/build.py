@@ -129,7 +129,7 @@ class Schema:
     def _sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
         arguments = [a for a in get_args(annotation) if a is not Ellipsis]
         if not arguments and annotation not in (list, tuple, Sequence):
-            raise ConfigError(f"{where}: got a list of {len(node)}; one {_name(annotation)} is wanted here.")
+            raise ConfigError(f"{where}: got a list of {len(node)}; {_name(annotation)} is wanted.")
         fixed = get_origin(annotation) is tuple and Ellipsis not in get_args(annotation)
         items = arguments if fixed else [arguments[0] if arguments else Any] * len(node)
         if len(items) != len(node):
@@ -198,7 +198,7 @@ def data_of(value: Any, where: str) -> Any:
     if isinstance(value, Mapping):
         return {str(key): data_of(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple | frozenset):
-        return [data_of(item, where) for item in value]
+        return [data_of(item, f"{where}[{i}]") for i, item in enumerate(value)]
     return _plain(value, where)
 
 
@@ -270,7 +270,7 @@ def _plain(node: Any, where: str) -> Any:
     if isinstance(node, Mapping):
         return {str(key): _plain(value, f"{where}.{key}") for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_plain(value, where) for value in node]
+        return [_plain(value, f"{where}[{i}]") for i, value in enumerate(node)]
     raise ConfigError(
         f"{where}: {type(node).__name__} cannot be part of a configuration; use numbers, text, lists and groups."
     )

@@ -31,10 +31,16 @@ class Job:
     def schema(self) -> Schema:
         return Schema(self.store.content, self.library.node)
 
+    @property
+    def force(self) -> frozenset[str]:
+        """Stages to build again: a list, or one name."""
+        names = self.data["force"] or ()
+        return frozenset([names] if isinstance(names, str) else names)
+
     def plan(self) -> Plan:
         """The stages; raises ConfigError for what cannot work."""
         found = plan(self.data["stages"], self.schema)
-        unknown = sorted(set(self.data["force"]) - set(found.stages))
+        unknown = sorted(self.force - set(found.stages))
         if unknown:
             raise ConfigError(
                 f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
@@ -44,7 +50,7 @@ class Job:
     def run(self, found: Plan, stop: str) -> tuple[Path, frozenset[str]]:
         """Builds what is missing up to `stop`; the last artifact's folder, and the digests of what was built now."""
         self.store.prepare()
-        runner = Runner(self.store, _call, self.announce, frozenset(self.data["force"]))
+        runner = Runner(self.store, _call, self.announce, self.force)
         goals = [found.serve] if stop == "all" else found.goals(stop)
         folders = [runner.realise(goal) for goal in goals]
         return folders[-1] if folders else self.store.root, runner.built

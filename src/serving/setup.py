@@ -9,7 +9,6 @@ from serving.policy import Policy
 from serving.testbed import Testbed, check_fits
 from serving.workload.workload import Workload
 
-
 TIERS = ("here", "cloud")
 """What a hop may name: the device itself, and the testbed's cloud."""
 
@@ -40,7 +39,8 @@ class Setup:
     def _check_tiers(self) -> None:
         for hop in self.policy.placement.route(self.pair.cloud.timing.layers):
             if hop.node not in TIERS:
-                raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {', '.join(TIERS)}")
+                known = ", ".join(TIERS)
+                raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {known}")
 
     def _check_cache(self, tokens: int) -> None:
         capacity = self.policy.kv_cache.capacity_tokens

@@ -1,4 +1,4 @@
-"""Random compositions of slots, on random prompts, limits, caches and mishaps: drawn from a seed, so a failure repeats."""
+"""Random rows of slot choices on random prompts, limits, caches and mishaps: from a seed, so that a failure repeats."""
 
 import random
 from typing import Any
@@ -25,13 +25,25 @@ from serving.worker import Worker
 
 SLOTS: dict[str, list[Any]] = {
     "draft": [Window(4), Window(1), Window(8, "margin", 0.5, keep=False), Window(12, "confidence", 0.6), NoDraft()],
-    "offload": [Always(), Handover(), Never(), ConfidenceImportance(0.5, THRESHOLDS), ConfidenceImportance(0.0, THRESHOLDS)],
+    "offload": [
+        Always(),
+        Handover(),
+        Never(),
+        ConfidenceImportance(0.5, THRESHOLDS),
+        ConfidenceImportance(0.0, THRESHOLDS),
+    ],
     "waiting": [Idle()],
     "early_exit": [NoExit(), Tail(0.8), Tail(0.0)],
     "verify": [Lossless(), Replace()],
     "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Parts(1, "lazy"), Parts(9, "first")],
     "kv_cache": [Reuse(), NoReuse(), Reuse(100.0)],
-    "scheduler": [StaticBatch(4, 0.01), StaticBatch(1, 0.0), Continuous(), Continuous(2, 16), VerificationAware(chunk=8)],
+    "scheduler": [
+        StaticBatch(4, 0.01),
+        StaticBatch(1, 0.0),
+        Continuous(),
+        Continuous(2, 16),
+        VerificationAware(chunk=8),
+    ],
     "placement": [Cloud(), Cloud(), DeviceOnly()],
     "link_loss": [LinkLoss("wait"), LinkLoss("local"), LinkLoss("fail")],
 }
@@ -94,7 +106,12 @@ def check(w: World, p: Policy, calm: bool) -> None:
 def nothing_left(w: World) -> None:
     worker = w.nodes["cloud"]
     assert isinstance(worker, Worker)
-    assert not (worker.queue or worker.running or worker.text or worker.held or worker.sent or worker.ledger.lengths)
+    assert not (worker.queue)
+    assert not (worker.running)
+    assert not (worker.text)
+    assert not (worker.held)
+    assert not (worker.sent)
+    assert not (worker.ledger.lengths)
     assert not any(chip.caches for chip in w.chips.values())
     for node in w.nodes.values():
         assert not isinstance(node, Device) or not node.waiting

@@ -1,5 +1,6 @@
 """Which drafts are sent: Synera's two probabilities by hand, and its budget."""
 
+from itertools import pairwise
 from math import exp
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_both_curves_are_monotone_and_jump_by_less_than_a_hundredth() -> None:
     assert falling == sorted(falling, reverse=True)
     assert rising == sorted(rising)
     for curve in (falling, rising):
-        assert max(abs(b - a) for a, b in zip(curve, curve[1:], strict=False)) < 0.02
+        assert max(abs(b - a) for a, b in pairwise(curve)) < 0.02
 
 
 @pytest.mark.parametrize("c", [0.0, 0.5, 1.0])

@@ -20,7 +20,9 @@ def folder(path: Path, config: object = None, tokenizer: str | None = None) -> P
 
 
 def test_a_model_is_somewhere() -> None:
-    with pytest.raises(ValueError, match=r"neither path nor hub says where .* set model.device.path and model.cloud.path"):
+    with pytest.raises(
+        ValueError, match=r"neither path nor hub says where .* set model.device.path and model.cloud.path"
+    ):
         Model(TIMING)
 
 
@@ -31,7 +33,7 @@ def test_a_path_wins_over_a_name_on_the_hub(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no config.json; give the directory of a Hugging Face checkpoint"):
+    with pytest.raises(ValueError, match=r"holds no config.json; give the directory of a Hugging Face checkpoint"):
         Model(TIMING, path=tmp_path)
 
 

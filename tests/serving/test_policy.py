@@ -11,7 +11,7 @@ from serving.slots.draft import NoDraft, Window
 from serving.slots.early_exit import Tail
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always, Handover, Never
+from serving.slots.offload import Handover, Never
 from serving.slots.placement import DeviceOnly
 from serving.slots.prefill import Parts
 from serving.slots.verify import Replace
@@ -33,26 +33,56 @@ class UShape:
     """A route that begins on the device and comes back to it."""
 
     def route(self, layers: int) -> tuple[Hop, ...]:
-        return Hop("here", Span(0, 2, embed=True)), Hop("cloud", Span(2, layers)), Hop("here", Span(layers, layers, head=True))
+        return (
+            Hop("here", Span(0, 2, embed=True)),
+            Hop("cloud", Span(2, layers)),
+            Hop("here", Span(layers, layers, head=True)),
+        )
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "no target, but somebody is asked": (
-        "sled", {"placement": DeviceOnly()}, "no target is placed anywhere, so offload must be never; it is Always",
+        "sled",
+        {"placement": DeviceOnly()},
+        "no target is placed anywhere, so offload must be never; it is Always",
     ),
-    "nobody writes": ("edge_centric", {"draft": NoDraft()}, "offload=never leaves the text to the device, and draft=none writes none"),
+    "nobody writes": (
+        "edge_centric",
+        {"draft": NoDraft()},
+        "offload=never leaves the text to the device, and draft=none writes none",
+    ),
     "no draft to decide on": ("synera", {"draft": NoDraft()}, "decides on a draft, and draft=none makes none"),
-    "drafts thrown away": ("cloud_centric", {"draft": Window(4)}, "offload=handover would throw every draft away; choose draft=none"),
-    "look-ahead without a drafter": ("cloud_centric", {"waiting": Ahead()}, "waiting=Ahead drafts ahead; draft=none cannot"),
+    "drafts thrown away": (
+        "cloud_centric",
+        {"draft": Window(4)},
+        "offload=handover would throw every draft away; choose draft=none",
+    ),
+    "look-ahead without a drafter": (
+        "cloud_centric",
+        {"waiting": Ahead()},
+        "waiting=Ahead drafts ahead; draft=none cannot",
+    ),
     "a tail without a drafter": (
-        "cloud_centric", {"early_exit": Tail(0.8)}, "early_exit leaves the tail to the device; draft=none cannot write it",
+        "cloud_centric",
+        {"early_exit": Tail(0.8)},
+        "early_exit leaves the tail to the device; draft=none cannot write it",
     ),
     "alone without a drafter": (
-        "cloud_centric", {"link_loss": LinkLoss("local")}, "link_loss=local needs a drafter on the device, and draft=none",
+        "cloud_centric",
+        {"link_loss": LinkLoss("local")},
+        "link_loss=local needs a drafter on the device, and draft=none",
     ),
-    "no cache for hidden states": ("sled", {"placement": UShape()}, "kv_cache=none computes a session anew from its tokens"),
-    "a loop over the device": ("cloud_centric", {"placement": UShape()}, "offload=handover needs a route that does not come back"),
-}  # fmt: skip
+    "no cache for hidden states": (
+        "sled",
+        {"placement": UShape()},
+        "kv_cache=none computes a session anew from its tokens",
+    ),
+    "a loop over the device": (
+        "cloud_centric",
+        {"placement": UShape()},
+        "offload=handover needs a route that does not come back",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

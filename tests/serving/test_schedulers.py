@@ -32,19 +32,31 @@ TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] =
     "continuous: everybody, whole": (Continuous(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
     "continuous: the oldest up to its size": (Continuous(size=2), FOUR, {"a": 5, "b": 100}),
     "chunked: decodes first, the prompt gets the rest": (
-        Continuous(chunk=32), FOUR, {"a": 5, "c": 5, "d": 1, "b": 21},
+        Continuous(chunk=32),
+        FOUR,
+        {"a": 5, "c": 5, "d": 1, "b": 21},
     ),
     "chunked: decodes spend it all": (Continuous(chunk=11), FOUR, {"a": 5, "c": 5, "d": 1}),
     "chunked: a verification is not cut": (Continuous(chunk=7), {"a": (5, 4), "c": (5, 4)}, {"a": 5}),
-    "chunked: one that cannot be cut leads its own iteration": (Continuous(chunk=3), {"a": (5, 4), "c": (5, 4)}, {"a": 5}),
-    "chunked: what fits beside one that does not": (Continuous(chunk=7), {"a": (5, 4), "b": (5, 4), "c": (1, 0)}, {"a": 5, "c": 1}),
+    "chunked: one that cannot be cut leads its own iteration": (
+        Continuous(chunk=3),
+        {"a": (5, 4), "c": (5, 4)},
+        {"a": 5},
+    ),
+    "chunked: what fits beside one that does not": (
+        Continuous(chunk=7),
+        {"a": (5, 4), "b": (5, 4), "c": (1, 0)},
+        {"a": 5, "c": 1},
+    ),
     "aware: prefills apart and first, in chunks": (VerificationAware(), PREFILLS, {"a": 32, "c": 32}),
     "aware: drafts and the row before them stay together": (VerificationAware(), {"c": (34, 4)}, {"c": 29}),
     "aware: without prefills, every verification": (
-        VerificationAware(), {"a": (5, 4), "b": (32, 4), "d": (1, 0)}, {"a": 5, "b": 32, "d": 1},
+        VerificationAware(),
+        {"a": (5, 4), "b": (32, 4), "d": (1, 0)},
+        {"a": 5, "b": 32, "d": 1},
     ),
     "aware: up to its size": (VerificationAware(size=1), PREFILLS, {"a": 32}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", TABLE)

@@ -20,7 +20,11 @@ def session(limit: int = 20, ends: tuple[int, ...] = (END,)) -> Session:
 def drafted(s: Session, tokens: tuple[int, ...] = DRAFT, stopped: bool = False) -> Session:
     tops = tuple((t, t + 100, t + 200) for t in tokens)
     odds = tuple(Blob(f"odds {t}", 8) for t in tokens)
-    s.drafted(Drafted(tokens, {"confidence": tuple(0.5 for _ in tokens)}, tops, stopped, len(s.tokens) + len(tokens) - 1, odds))
+    s.drafted(
+        Drafted(
+            tokens, {"confidence": tuple(0.5 for _ in tokens)}, tops, stopped, len(s.tokens) + len(tokens) - 1, odds
+        )
+    )
     s.kv = len(s.tokens) + len(tokens) - 1
     return s
 
@@ -215,7 +219,11 @@ def test_a_new_question_forgets_the_guesses_of_the_last_one() -> None:
 def test_luck_depends_on_seed_session_position_and_purpose_only() -> None:
     a, b = session(), session(limit=3)
     assert a.luck("draft") == b.luck("draft") == luck(key(0, "s"), 3, "draft")
-    others: list[Any] = [Session(Call("t", PROMPT, 20), 0), Session(Call("s", PROMPT, 20), 1), Session(Call("s", (1,), 20), 0)]
+    others: list[Any] = [
+        Session(Call("t", PROMPT, 20), 0),
+        Session(Call("s", PROMPT, 20), 1),
+        Session(Call("s", (1,), 20), 0),
+    ]
     draws = {a.luck("draft"), a.luck("accept"), *(s.luck("draft") for s in others)}
     assert len(draws) == 5
 
@@ -223,5 +231,6 @@ def test_luck_depends_on_seed_session_position_and_purpose_only() -> None:
 def test_luck_is_a_number_that_other_processes_draw_too() -> None:
     assert (key(0, "r00000"), luck(key(0, "r00000"), 3, "accept")) == (16603851439083592244, 0.0055091020158380966)
     draws = [luck(key(7, f"r{i}"), j, "accept") for i in range(40) for j in range(50)]
-    assert 0 <= min(draws) and max(draws) < 1
+    assert min(draws) >= 0
+    assert max(draws) < 1
     assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.02)

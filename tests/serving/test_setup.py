@@ -19,7 +19,9 @@ def test_a_setup_of_the_default_hardware_fits() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
-    with pytest.raises(ValueError, match=r"llama2_70b does not fit into rtx_a6000 \(48.00 GB\) in fp16: weights 128.48 GB \+ KV"):
+    with pytest.raises(
+        ValueError, match=r"llama2_70b does not fit into rtx_a6000 \(48.00 GB\) in fp16: weights 128.48 GB \+ KV"
+    ):
         setup(pair=pair(cloud="llama2_70b"))
     with pytest.raises(ValueError, match="llama2_13b does not fit into jetson_orin_nano_8gb"):
         setup(hardware="jetson_orin_nano", pair=pair(device="llama2_13b"))
@@ -42,13 +44,17 @@ def test_an_unknown_memory_is_no_limit() -> None:
 
 
 def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"capacity_tokens is 30, and one request may need 40 \(workload.max_prompt_tokens"):
+    with pytest.raises(
+        ValueError, match=r"capacity_tokens is 30, and one request may need 40 \(workload.max_prompt_tokens"
+    ):
         setup(override={"kv_cache": Reuse(30.0)})
     assert setup(override={"kv_cache": Reuse(40.0)}).placed
 
 
 def test_a_tier_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ValueError, match="policy.placement: there is no tier 'edge' in the testbed; there are here, cloud"):
+    with pytest.raises(
+        ValueError, match=r"policy.placement: there is no tier 'edge' in the testbed; there are here, cloud"
+    ):
         setup(override={"placement": Cloud("edge")})
 
 

@@ -134,7 +134,9 @@ def test_without_a_link_a_message_arrives_at_once() -> None:
 
 
 def test_a_drop_reaches_the_executor_and_an_ending_whoever_listens() -> None:
-    simulator, _, executor = one({1: [Drop("s", None), Deliver("s", (1,), ("cloud",)), Deliver("s", (), (), "complete")]})
+    simulator, _, executor = one(
+        {1: [Drop("s", None), Deliver("s", (1,), ("cloud",)), Deliver("s", (), (), "complete")]}
+    )
     ended: list[tuple[str, float]] = []
     simulator.on_end(lambda session, now: ended.append((session, now)))
     simulator.post(3.0, "a", begin())

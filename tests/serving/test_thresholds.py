@@ -22,7 +22,9 @@ def test_a_broken_artifact_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no .*thresholds.json; policy.offload.thresholds.path names a folder"):
+    with pytest.raises(
+        ValueError, match=r"there is no .*thresholds.json; policy.offload.thresholds.path names a folder"
+    ):
         load(tmp_path)
 
 

@@ -67,6 +67,14 @@ class Workload:
         if isinstance(self.arrivals, AzureTrace) and self.arrivals.lengths and self.truncate == "refuse":
             raise ValueError("workload.arrivals.lengths=true cuts prompts: set workload.truncate=left or middle")
         slo.check(self.slo)
+        self._check_files()
+
+    def _check_files(self) -> None:
+        """A broken record of the user's files is refused before anything is trained; artifacts may not be there yet."""
+        if isinstance(getattr(self.dataset, "path", None), Path):
+            self.calls(1)
+        elif isinstance(getattr(self.arrivals, "path", None), Path):
+            self.arrivals.times(self.prompts, self.devices or 1, self.seed)
 
     def calls(self, devices: int | None = None) -> list[Asked]:
         """The requests in the order they were drawn; `devices` is the testbed's number, used if none is set here.

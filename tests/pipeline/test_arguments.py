@@ -1,0 +1,79 @@
+"""What people write on the command line, and what they are told when it names no policy."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import arguments
+
+POLICIES = ["cloud_centric", "edge_centric", "sled", "synera"]
+
+
+@pytest.mark.parametrize(
+    ("written", "hydra"),
+    [
+        ("policy=synera", "policy=synera"),
+        ("+policy=synera", "policy=synera"),
+        ("+policy=sled,synera", "policy=sled,synera"),
+        ("experiment=x", "+experiment=x"),
+        ("+experiment=x", "+experiment=x"),
+        ("policy/draft=window", "policy/draft=window"),
+        ("+policy.extra=1", "+policy.extra=1"),
+        ("-m", "-m"),
+    ],
+)
+def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
+    assert arguments.rewritten(["a=b", written]) == ["a=b", hydra]
+
+
+@pytest.mark.parametrize(
+    ("argv", "found"),
+    [
+        (["policy=synera"], ["synera"]),
+        (["+policy=sled, synera"], ["sled", "synera"]),
+        (["policy='synera'"], ["synera"]),
+        (["policy/draft=window", "policy.name=x"], []),
+        ([], []),
+    ],
+)
+def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
+    assert arguments.chosen(argv, "policy") == found
+
+
+@pytest.mark.parametrize(
+    "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=x"], ["policy=glob(*)", "-m"]]
+)
+def test_all_is_well(argv: list[str]) -> None:
+    assert arguments.missing_policy(argv) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "first"),
+    [
+        ([], "which policy? Choose one with +policy=NAME:"),
+        (["hardware=pixel7"], "which policy? Choose one with +policy=NAME:"),
+        (["policy=synra"], "there is no policy 'synra'. Choose one with +policy=NAME:"),
+        (["-m", "+policy=sled,synra"], "there is no policy 'synra'. Choose one with +policy=NAME:"),
+        (["policy=unset"], "there is no policy 'unset'. Choose one with +policy=NAME:"),
+    ],
+)
+def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None:
+    said = (arguments.missing_policy(argv) or "").splitlines()
+    assert said[0] == first
+    assert [line.split()[0] for line in said[1:]] == POLICIES
+    assert all(len(line.split()) > 3 for line in said[1:])
+
+
+@pytest.mark.parametrize(
+    "how", ["--config-dir={}", "--config-dir {}", "-cd {}", "hydra.searchpath=[file://{}]", "+hydra.searchpath=[{}]"]
+)
+def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "mine.yaml").write_text("# My own.\nname: mine\n")
+    argv = how.format(tmp_path).split()
+    assert arguments.choices(argv, "policy")["mine"] == "My own."
+    assert arguments.missing_policy([*argv, "policy=mine"]) is None
+
+
+def test_the_projects_own_configuration_is_found() -> None:
+    assert (arguments.conf_dir() / "config.yaml").is_file()

@@ -1,0 +1,251 @@
+"""From a node to canonical data, to objects; what is wrong is said with its place."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import pytest
+
+from pipeline.build import Pending, Schema, construct, data_of, load
+from pipeline.errors import ConfigError
+
+
+class Shape(Protocol):
+    def area(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Square:
+    side: float
+    name: str = "square"
+
+    def __post_init__(self) -> None:
+        if self.side < 0:
+            raise ValueError(f"square.side is {self.side}; it cannot be negative")
+
+    def area(self) -> float:
+        return self.side**2
+
+
+@dataclass(frozen=True)
+class Everything:
+    number: float
+    count: int = 1
+    on: bool = False
+    kind: Literal["a", "b"] = "a"
+    text: str | None = None
+    shape: Shape | None = None
+    square: Square | None = None
+    squares: tuple[Square, ...] = ()
+    names: list[str] = field(default_factory=list)
+    pair: tuple[int, str] | None = None
+    by_name: dict[str, Square] = field(default_factory=dict)
+    by_text: Mapping[str, float] = field(default_factory=dict)
+    either: int | str = 0
+    file: Path | None = None
+    anything: Any = None
+    whole: float = 1
+    best: Square = field(default=Square(2.0))
+    order: Sequence[int] = ()
+    later: int = field(init=False, default=7)
+
+
+def shape_of(side: float, scale: int = 2) -> Square:
+    return Square(side * scale)
+
+
+def library(target: str, name: str) -> Any:
+    if not target.endswith(".Square"):
+        return None
+    if name != "unit":
+        raise LookupError(f"there is no {name!r} in squares. There are: unit.")
+    return {"side": 1}
+
+
+SCHEMA = Schema(lambda path: f"sha of {path.read_text()}", library)
+ME = __name__
+
+
+def coerced(**options: Any) -> dict[str, Any]:
+    data = SCHEMA.target({"_target_": f"{ME}.Everything", "number": 1, **options}, "top")
+    assert isinstance(data, dict)
+    return data
+
+
+def square(side: float, name: str = "square") -> dict[str, Any]:
+    return {"_target_": f"{ME}.Square", "side": side, "name": name}
+
+
+def test_defaults_are_filled_in_as_if_they_had_been_written() -> None:
+    assert coerced() == {
+        "_target_": f"{ME}.Everything",
+        "number": 1.0,
+        "count": 1,
+        "on": False,
+        "kind": "a",
+        "text": None,
+        "shape": None,
+        "square": None,
+        "squares": [],
+        "names": [],
+        "pair": None,
+        "by_name": {},
+        "by_text": {},
+        "either": 0,
+        "file": None,
+        "anything": None,
+        "whole": 1.0,
+        "best": square(2.0),
+        "order": [],
+    }
+    written = {k: v for k, v in coerced().items() if k not in ("_target_", "number")}
+    assert repr(coerced(**written)) == repr(coerced())  # 1 and 1.0 print differently
+
+
+TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
+    "a whole number where a number is wanted": ({"number": 3}, 3.0),
+    "one of the allowed": ({"kind": "b"}, "b"),
+    "nothing": ({"text": None}, None),
+    "text": ({"text": "x"}, "x"),
+    "a node for a protocol": ({"shape": {"_target_": f"{ME}.Square", "side": 2}}, square(2.0)),
+    "a function's node": (
+        {"shape": {"_target_": f"{ME}.shape_of", "side": 2}},
+        {"_target_": f"{ME}.shape_of", "side": 2.0, "scale": 2},
+    ),
+    "a group for a dataclass": ({"square": {"side": 2, "name": "x"}}, square(2.0, "x")),
+    "a name of the library": ({"square": "unit"}, square(1.0)),
+    "names and groups in a list": ({"squares": ["unit", {"side": 3}]}, [square(1.0), square(3.0)]),
+    "a list": ({"names": ["x", "y"]}, ["x", "y"]),
+    "a pair": ({"pair": [1, "x"]}, [1, "x"]),
+    "a dict of groups": ({"by_name": {"x": {"side": 1}}}, {"x": square(1.0)}),
+    "a mapping with keys that are no text": ({"by_text": {5: 1}}, {"5": 1.0}),
+    "the first of several types": ({"either": 3}, 3),
+    "the second of several types": ({"either": "x"}, "x"),
+    "anything": ({"anything": {"x": [1, {"y": None}]}}, {"x": [1, {"y": None}]}),
+    "an artifact": ({"file": {"_stage_": "corpus"}}, {"_stage_": "corpus"}),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_is_taken(case: str) -> None:
+    options, expected = TAKEN[case]
+    ((name, _),) = options.items()
+    found = coerced(**options)[name]
+    assert (found, repr(found)) == (expected, repr(expected))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "text for a number": ({"number": "x"}, r"^top.number: got 'x'; a number is wanted.$"),
+    "true for a number": ({"number": True}, r"^top.number: got True; a number is wanted.$"),
+    "a fraction for a whole number": ({"count": 1.5}, r"^top.count: got 1.5; a whole number is wanted.$"),
+    "a number for true or false": ({"on": 1}, r"^top.on: got 1; true or false is wanted.$"),
+    "a number for text": ({"text": 1}, r"^top.text: got 1; text is wanted.$"),
+    "nothing where something must be": ({"count": None}, r"^top.count: got null; a whole number is wanted.$"),
+    "none of the allowed": ({"kind": "c"}, r"^top.kind: got 'c'; allowed are a, b.$"),
+    "no number at all": ({"number": float("nan")}, r"^top.number: got nan; a finite number is wanted.$"),
+    "an infinite number": ({"anything": [float("inf")]}, r"^top.anything\[0\]: got inf; a finite number is wanted.$"),
+    "text for a choice": ({"shape": "window"}, r"^top.shape: got 'window'; a group of options .*policy/draft=window"),
+    "an unknown name": ({"square": "big"}, r"^top.square: there is no 'big' in squares. There are: unit.$"),
+    "an unknown name in a list": ({"squares": ["unit", "big"]}, r"^top.squares\[1\]: there is no 'big'"),
+    "a list for one": ({"count": [1, 2]}, r"^top.count: got a list of 2; a whole number is wanted.$"),
+    "one for a list": ({"names": 3}, r"^top.names: got 3;"),
+    "a wrong type in a list": ({"names": ["x", 3]}, r"^top.names\[1\]: got 3; text is wanted.$"),
+    "too many for a pair": ({"pair": [1, "x", 2]}, r"^top.pair: got 3 values; 2 are wanted.$"),
+    "a group for a number": ({"count": {"x": 1}}, r"^top.count: got a group of options \['x'\] without _target_"),
+    "a group for one of several": ({"either": {"x": 1}}, r"^top.either: got a group of options"),
+    "a wrong type deep inside": (
+        {"by_name": {"x": {"side": "y"}}},
+        r"^top.by_name.x.side: got 'y'; a number is wanted.$",
+    ),
+    "an unknown option": ({"nmber": 1}, rf"^top: {ME}.Everything has no option 'nmber'. Its options: number, count,"),
+    "what is set inside": ({"later": 1}, r"has no option 'later'"),
+    "an unknown option deep inside": (
+        {"square": {"side": 1, "sid": 2}},
+        r"^top.square: .*Square has no option 'sid'. Its options: side, name.$",
+    ),
+    "a missing option": ({"square": {"name": "x"}}, r"^top.square: .*Square needs the option 'side'.$"),
+    "an unknown class": ({"shape": {"_target_": f"{ME}.Circle"}}, rf"^top.shape: there is no {ME}.Circle \("),
+    "an unknown module": (
+        {"shape": {"_target_": "no.such.Thing"}},
+        r"^top.shape: there is no no.such.Thing \(No module named 'no'",
+    ),
+    "no module": ({"shape": {"_target_": "Thing"}}, r"^top.shape: there is no Thing"),
+    "no class": ({"shape": {"_target_": f"{ME}.ME"}}, r"is a str; _target_ names a class or a function.$"),
+    "a file that is not there": (
+        {"file": "/no/such/file"},
+        r"^top.file: there is nothing at /no/such/file. Check the path",
+    ),
+    "a number for a path": ({"file": 3}, r"^top.file: got 3; a path is wanted here.$"),
+    "an object": ({"anything": object()}, r"^top.anything: object cannot be part of a configuration"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_is_named_with_its_place(case: str) -> None:
+    options, message = REFUSED[case]
+    with pytest.raises(ConfigError, match=message):
+        coerced(**options)
+
+
+def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    for path in (one, other):
+        path.write_text("same")
+    assert coerced(file=str(one))["file"] == {"_content_": "sha of same", "path": str(one)}
+    assert coerced(file=str(other))["file"]["_content_"] == coerced(file=str(one))["file"]["_content_"]
+
+
+@pytest.mark.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
+def test_a_file_that_cannot_be_read_is_named(problem: Exception, tmp_path: Path) -> None:
+    def content(path: Path) -> str:
+        raise problem
+
+    with pytest.raises(ConfigError, match=f"^top.file: {problem}$"):
+        Schema(content, library).target({"_target_": f"{ME}.Everything", "number": 1, "file": str(tmp_path)}, "top")
+
+
+def test_the_runners_arguments_are_no_options() -> None:
+    with pytest.raises(ConfigError, match=r"has no option 'out'. Its options: seed.$"):
+        SCHEMA.target({"_target_": f"{ME}.stage", "out": "x"}, "s")
+    assert SCHEMA.target({"_target_": f"{ME}.stage"}, "s") == {"_target_": f"{ME}.stage", "seed": 0}
+
+
+def stage(out: Path, *, work: Path, progress: Any, seed: int = 0) -> None: ...
+
+
+# Objects.
+
+
+def test_data_becomes_objects() -> None:
+    made = construct(coerced(squares=["unit"], by_name={"x": "unit"}, pair=[1, "x"]), None)
+    assert made == Everything(
+        1.0, squares=(Square(1.0),), by_name={"x": Square(1.0)}, pair=(1, "x"), names=(), order=()
+    )  # type: ignore[arg-type]
+
+
+def test_an_artifact_is_its_folder_or_not_there_yet() -> None:
+    data = coerced(file={"_stage_": "corpus"})
+    assert construct(data, {"corpus": Path("/store/corpus")}.__getitem__).file == Path("/store/corpus")
+    assert isinstance(construct(data, None).file, Pending)
+
+
+def test_what_a_function_makes_of_a_missing_artifact_is_missing_too() -> None:
+    data = {"_target_": f"{ME}.shape_of", "side": {"_stage_": "corpus"}, "scale": 2}
+    assert isinstance(construct(data, None), Pending)
+
+
+def test_a_value_that_a_class_refuses_is_said_in_its_words() -> None:
+    with pytest.raises(ConfigError, match=r"^square.side is -1.0; it cannot be negative$"):
+        construct(coerced(square={"side": -1}), None)
+
+
+def test_data_of_an_object_is_what_would_be_written() -> None:
+    assert data_of(Square(2.0), "x") == square(2.0)
+    assert data_of({"a": (Square(1.0), None)}, "x") == {"a": [square(1.0), None]}
+    with pytest.raises(ConfigError, match=r"^x.a: object cannot be part"):
+        data_of({"a": object()}, "x")
+
+
+def test_targets_are_found_by_their_path() -> None:
+    assert load(f"{ME}.Square", "x") is Square

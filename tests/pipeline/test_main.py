@@ -1,0 +1,312 @@
+"""Command lines as people type them: what they lead to, and what bad ones are told, before any work."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import checkpoints
+import pytest
+
+from pipeline import api
+from pipeline.errors import UserError
+from pipeline.main import main
+
+TOY = ("model=toy", "workload=smoke", "stage=plan")
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def refusal(self) -> str:
+        """The one line of an error; fails on anything else, a traceback most of all."""
+        assert "Traceback" not in self.err, self.err
+        assert (self.code, self.err.count("error: ")) == (2, 1), self
+        return self.err.partition("error: ")[2].strip()
+
+
+Say = Callable[..., Said]
+
+
+@pytest.fixture
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Say:
+    """Runs a command line in this process, with its outputs in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    # Its set-up of logs closes every handler there is; absl's, once loaded, takes pytest's captured stream with it.
+    monkeypatch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+
+    def say(*argv: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["pipeline", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        captured = capfd.readouterr()
+        assert not list(Path("outputs").glob("artifacts/[!.]*"))
+        return Said(code if isinstance(code, int) else int(bool(code)), captured.out, captured.err)
+
+    return say
+
+
+def planned(said: Said) -> list[str]:
+    assert said.code == 0, said
+    return [line.split()[1].rpartition("-")[0] for line in said.out.splitlines() if line.startswith("  ")]
+
+
+# Policies.
+
+
+def test_both_ways_of_naming_a_policy_are_one(say: Say) -> None:
+    assert say("policy=synera", *TOY).out == say("+policy=synera", *TOY).out
+
+
+@pytest.mark.parametrize("word", ["policy=sled,edge_centric", "+policy=sled,edge_centric"])
+def test_a_sweep_over_policies(say: Say, word: str) -> None:
+    said = say("-m", word, *TOY)
+    assert said.code == 0
+    assert said.out.count("stages, in the order in which they run:") == 2
+
+
+@pytest.mark.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
+def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) -> None:
+    lines = say(*argv).refusal.splitlines()
+    assert lines[0].endswith("Choose one with +policy=NAME:")
+    assert [line.split()[0] for line in lines[1:]] == ["cloud_centric", "edge_centric", "sled", "synera"]
+
+
+def test_a_plan_says_what_would_run_and_why(say: Say) -> None:
+    said = say("+policy=synera", *TOY)
+    assert planned(said) == ["corpus", "cloud_model", "device_model", "thresholds", "serve"]
+    assert said.out.count("  new") == 5
+
+
+def test_an_experiment_takes_a_policy_on_the_command_line(say: Say, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nseed: 7\n")
+    mine = f"--config-dir={tmp_path / 'conf'}"
+    plain = say("policy=edge_centric", *TOY).out
+    for words in (("experiment=mine", "+policy=edge_centric"), ("+experiment=mine", "policy=edge_centric")):
+        said = say(mine, *words, *TOY)
+        assert said.code == 0
+        assert said.out != plain
+
+
+# What is refused, with the words that help.
+
+REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
+    "a mode": (
+        ("hardware.device.mode=17W",),
+        "chip jetson_agx_orin_32gb has no mode '17W'. Its modes: MAXN, 15W, 30W, 40W",
+    ),
+    "a mode of another chip": (
+        ("hardware=jetson_orin_nano", "hardware.device.mode=40W"),
+        "chip jetson_orin_nano_8gb has no mode '40W'. Its modes: 15W, 7W",
+    ),
+    "a chip": (
+        ("hardware.device.chip=orin",),
+        "hardware.device.chip: there is no 'orin' in hardware/chip. There are: a100_80gb,",
+    ),
+    "an architecture": (("model.cloud.timing=llama9",), "model/architecture. There are: falcon_40b,"),
+    "no bandwidth": (("network.uplink_mbps=0",), "network.uplink_mbps=0.0 Mbit/s must be more than 0"),
+    "negative bandwidth": (("network.downlink_mbps=-2",), "network.downlink_mbps=-2.0 Mbit/s must be more than 0"),
+    "bandwidth in words": (("network.uplink_mbps=fast",), "network.uplink_mbps: got 'fast'; a number is wanted"),
+    "no number": (("decoding.temperature=nan",), "decoding.temperature: got nan; a finite number is wanted"),
+    "a model too large": (
+        ("model.cloud.timing=llama2_70b",),
+        "llama2_70b does not fit into rtx_a6000 (48.00 GB) in fp16: weights",
+    ),
+    "a model too large for the device": (
+        ("hardware=jetson_orin_nano", "model.device.timing=llama2_13b"),
+        "llama2_13b does not fit into jetson_orin_nano_8gb",
+    ),
+    "a checkpoint that is not there": (
+        ("model.device.path=/no/such",),
+        "pair.device.path: there is nothing at /no/such",
+    ),
+    "a stage to force": (("force=[fly]",), "force: there is no stage 'fly' in this run; there are corpus,"),
+    "an option's range": (("policy.draft.k=0",), "policy.draft.k is 0; a window holds at least 1 token"),
+    "a choice written as an option": (
+        ("policy.draft=window",),
+        "a file of conf is chosen with a slash, as in policy/draft=window",
+    ),
+    "choices that do not go together": (
+        ("policy/draft=none",),
+        "policy synera: offload=ConfidenceImportance decides on a draft",
+    ),
+    "thresholds that are none": (
+        ("policy.offload.thresholds.path={tmp}",),
+        "thresholds.json; policy.offload.thresholds.path names a folder",
+    ),
+    "a tier": (("policy.placement.tier=edge",), "policy.placement: there is no tier 'edge' in the testbed"),
+    "a cache too small": (
+        ("policy.kv_cache.capacity_tokens=50",),
+        "policy.kv_cache.capacity_tokens is 50, and one request may need",
+    ),
+    "a data set that is not there": (
+        ("workload=gsm8k", "workload.path=/no/such.jsonl"),
+        "there is nothing at /no/such.jsonl",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_told_so_before_any_work(case: str, tmp_path: Path) -> None:
+    words, message = REFUSED[case]
+    (tmp_path / "notes.txt").write_text("no thresholds here")
+    given = (word.format(tmp=tmp_path) for word in words)
+    with pytest.raises(UserError, match=re.escape(message)):
+        api.stages(["+policy=synera", *TOY, f"outputs={tmp_path / 'outputs'}", *given])
+    assert not list(tmp_path.glob("outputs/artifacts/[!.]*"))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("stage=fly", "stage is 'fly'; allowed are all, plan, train, profile"),
+        ("network.uplink_mbps=0", "network.uplink_mbps=0.0 Mbit/s must be more than 0"),
+    ],
+)
+def test_what_is_refused_ends_in_one_line(say: Say, word: str, message: str) -> None:
+    assert message in say("+policy=synera", *TOY, word).refusal
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("policy/offload=sinera", "Available options in 'policy/offload'"),
+        ("policy/offlod=synera", "policy/offlod"),
+        ("network.uplnk_mbps=3", "Key 'uplnk_mbps' is not in struct"),
+        ("network=ltee", "Available options in 'network'"),
+        ("experiment=none_such", "none_such"),
+        ("policy=", "policy"),
+    ],
+)
+def test_what_hydra_refuses_itself_is_plain_too(say: Say, word: str, message: str) -> None:
+    words = [word] if word == "policy=" else ["+policy=synera", word]
+    said = say(*words, *TOY)
+    assert said.code == 1
+    assert message in said.err
+    assert "Traceback" not in said.err
+
+
+def test_one_stage_may_be_forced_by_its_name_alone(say: Say) -> None:
+    assert say("+policy=edge_centric", *TOY, "force=serve").code == 0
+
+
+@pytest.mark.parametrize("outputs", ["/proc/nowhere", "{tmp}/a file/below"])
+def test_outputs_that_cannot_be_written(say: Say, outputs: str, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    refusal = say("+policy=synera", *TOY, "outputs=" + outputs.format(tmp=tmp_path)).refusal
+    assert refusal.startswith("cannot write below /")
+    assert refusal.endswith("choose another folder with outputs=DIR.")
+
+
+def test_a_failed_job_does_not_take_the_others_with_it(say: Say) -> None:
+    said = say("-m", "+policy=edge_centric", *TOY, "network.uplink_mbps=0,8,-1")
+    assert said.code == 2
+    assert said.out.count("stages, in the order") == 1
+    assert said.err.count("must be more than 0") == 2
+
+
+# Own checkpoints and data.
+
+
+@pytest.fixture(scope="module")
+def brought(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Checkpoints that a user might bring."""
+    return checkpoints.made(tmp_path_factory.mktemp("checkpoints"))
+
+
+def own(folders: dict[str, Path], device: str, cloud: str) -> tuple[str, ...]:
+    return f"model.device.path={folders[device]}", f"model.cloud.path={folders[cloud]}"
+
+
+def data_file(tmp_path: Path, *lines: str) -> tuple[str, ...]:
+    file = tmp_path / "gsm8k.jsonl"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return (
+        "workload=gsm8k",
+        f"workload.path={file}",
+        "workload.dataset.shots=0",
+        "workload.prompts=2",
+        "workload.profiling.prompts=1",
+    )
+
+
+GOOD = [json.dumps({"question": f"{i} and {i}?", "answer": f"It is {2 * i}. #### {2 * i}"}) for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("device", "cloud", "message"),
+    [
+        ("device", "stranger", "differ: token 5 is 'red' in the one and 'blue' in the other"),
+        ("encoder", "cloud", "holds BertForMaskedLM, which is not a causal LM; give a ...ForCausalLM checkpoint"),
+        ("device", "empty", "holds no file, so nothing identifies it; name the folder with the files"),
+        ("device", "words", "holds no config.json; give the directory of a Hugging Face checkpoint"),
+    ],
+)
+def test_what_is_no_pair(
+    brought: dict[str, Path],
+    tmp_path: Path,
+    device: str,
+    cloud: str,
+    message: str,
+) -> None:
+    folders = {**brought, "empty": tmp_path / "empty", "words": tmp_path / "words"}
+    for name in ("empty", "words"):
+        folders[name].mkdir()
+    (folders["words"] / "notes.txt").write_text("no model here")
+    words = [
+        "+policy=edge_centric",
+        f"outputs={tmp_path / 'o'}",
+        *own(folders, device, cloud),
+        *data_file(tmp_path, *GOOD),
+    ]
+    with pytest.raises(UserError, match=re.escape(message)):
+        api.stages(words)
+
+
+def test_with_checkpoints_of_ones_own_nothing_is_trained(say: Say, brought: dict[str, Path], tmp_path: Path) -> None:
+    words = ("model=tiny", "stage=plan", *own(brought, "device", "cloud"), *data_file(tmp_path, *GOOD))
+    assert planned(say("+policy=sled", *words)) == ["serve"]
+    assert planned(say("+policy=synera", *words)) == ["thresholds", "serve"]
+
+
+def test_a_broken_row_is_named_by_its_line(say: Say, tmp_path: Path) -> None:
+    lines = data_file(tmp_path, *GOOD[:2], '{"question": "cut o', *GOOD[2:])
+    refusal = say("+policy=edge_centric", "model=toy", "stage=plan", *lines).refusal
+    assert "gsm8k.jsonl line 3" in refusal
+
+
+def test_too_few_rows_are_said_before_any_work(say: Say, tmp_path: Path) -> None:
+    lines = data_file(tmp_path, *GOOD[:1])
+    assert "1" in say("+policy=edge_centric", "model=toy", "stage=plan", *lines).refusal
+
+
+# A process of its own.
+
+
+def test_a_real_process_says_no_in_one_line(tmp_path: Path) -> None:
+    words = [
+        "+policy=synera",
+        "model=toy",
+        "workload=smoke",
+        "hardware.device.mode=17W",
+        f"outputs={tmp_path / 'o'}",
+        "tracking.uri=none",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, cwd=tmp_path, env=env
+    )
+    assert done.returncode == 2
+    assert "error: chip jetson_agx_orin_32gb has no mode '17W'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((tmp_path / "o").glob("artifacts/[!.]*"))

@@ -1,0 +1,136 @@
+"""Which stages are planned, what changes whose identity, and what is refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.build import Schema, construct
+from pipeline.errors import ConfigError
+from pipeline.plan import Plan, arguments, plan
+
+ME = __name__
+
+
+def corpus(out: Path, *, seed: int = 0) -> None: ...
+
+
+def model(out: Path, *, corpus: Path, rate: float = 0.1, threads: int = 0) -> None: ...
+
+
+def thresholds(out: Path, *, model: Path) -> None: ...
+
+
+def serve(out: Path, *, setup: dict[str, Any], progress: Any) -> None: ...
+
+
+SCHEMA = Schema(lambda path: "sha", lambda target, name: None)
+
+
+def nodes(**change: Any) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {
+        "unused": {"_target_": f"{ME}.corpus", "seed": 9},
+        "serve": {
+            "_target_": f"{ME}.serve",
+            "_kind_": "serve",
+            "setup": {"network": 8, "model": {"_stage_": "model"}, "thresholds": [{"_stage_": "thresholds"}]},
+        },
+        "thresholds": {"_target_": f"{ME}.thresholds", "_kind_": "profile", "model": {"_stage_": "model"}},
+        "model": {"_target_": f"{ME}.model", "_resources_": {"threads": 2}, "corpus": {"_stage_": "corpus"}},
+        "corpus": {"_target_": f"{ME}.corpus"},
+    }
+    for path, value in change.items():
+        *parents, last = path.split("__")
+        node: Any = found
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+    return found
+
+
+def planned(**change: Any) -> Plan:
+    return plan(nodes(**change), SCHEMA)
+
+
+def changed(**change: Any) -> set[str]:
+    before, after = planned(), planned(**change)
+    return {name for name in after.stages if after.stages[name].digest != before.stages[name].digest}
+
+
+def test_only_what_is_needed_is_planned_inputs_first() -> None:
+    assert list(planned().stages) == ["corpus", "model", "thresholds", "serve"]
+
+
+def test_kinds() -> None:
+    assert planned().kinds == {"corpus": "train", "model": "train", "thresholds": "profile", "serve": "serve"}
+    with pytest.raises(ConfigError, match=r"stages.corpus._kind_ is 'fly'; allowed are train, profile, serve."):
+        planned(corpus___kind_="fly")
+
+
+@pytest.mark.parametrize(
+    ("stop", "names"),
+    [
+        ("train", ["corpus", "model"]),
+        ("profile", ["corpus", "model", "thresholds"]),
+        ("all", ["corpus", "model", "thresholds", "serve"]),
+    ],
+)
+def test_where_to_stop(stop: str, names: list[str]) -> None:
+    assert [stage.name for stage in planned().goals(stop)] == names
+    assert planned().serve.name == "serve"
+
+
+def test_what_a_change_makes_anew() -> None:
+    assert changed(serve__setup__network=9) == {"serve"}
+    assert changed(model__rate=0.2) == {"model", "thresholds", "serve"}
+    assert changed(corpus__seed=1) == {"corpus", "model", "thresholds", "serve"}
+    assert changed(thresholds___version_=2) == {"thresholds", "serve"}
+    assert changed(model___version_=1) == set()
+
+
+def test_what_is_no_change() -> None:
+    assert changed(model__rate=0.1) == changed(corpus__seed=0) == set()
+    assert changed(model___resources_={"threads": 16}) == set()
+    assert changed(unused__seed=3) == set()
+    assert changed(model___kind_="train") == set()
+
+
+def test_resources_reach_the_function_all_the_same() -> None:
+    stage = planned().stages["model"]
+    assert (stage.args, stage.resources) == ({"corpus": {"_stage_": "corpus"}, "rate": 0.1}, {"threads": 2})
+    folder = {"corpus": Path("/store/corpus")}
+    assert arguments(stage, folder.__getitem__) == {"corpus": Path("/store/corpus"), "rate": 0.1, "threads": 2}
+
+
+def test_a_circle_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^stages need each other in a circle: serve -> model -> corpus -> model.$"):
+        planned(corpus={"_target_": f"{ME}.model", "corpus": {"_stage_": "model"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"model__corpus": {"_stage_": "corpse"}},
+            r"^stage 'model' needs 'corpse', which is none of: corpus, model, serve,",
+        ),
+        ({"corpus": {"seed": 1}}, r"^stages.corpus: no _target_ says which function makes it.$"),
+        ({"corpus__sed": 1}, r"^corpus: .*corpus has no option 'sed'. Its options: seed.$"),
+        ({"model__rate": "fast"}, r"^model.rate: got 'fast'; a number is wanted.$"),
+        ({"corpus___version_": "new"}, r"^stages.corpus: invalid literal"),
+    ],
+)
+def test_what_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(**change)
+
+
+def test_a_goal_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^asked for is 'fly', which is none of: corpus"):
+        plan(nodes(), SCHEMA, ("fly",))
+
+
+def test_a_plan_is_plain_data_that_can_be_made_into_objects_later() -> None:
+    stage = planned().stages["serve"]
+    made = construct(stage.args["setup"], lambda name: Path("/store", name))
+    assert made == {"network": 8, "model": Path("/store/model"), "thresholds": (Path("/store/thresholds"),)}

@@ -1,0 +1,61 @@
+"""What a run leaves behind, read back."""
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from fake_setup import Words, models, queries, setup
+
+from serving.emulated import Emulated
+from serving.recorder import Record
+from serving.results import write
+
+
+@pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Record]]:
+    made, asked = setup(request.param), queries(5)
+    records = Emulated().serve(made, models(), asked)
+    write(tmp_path, made, "emulated", asked, records, Words())  # type: ignore[arg-type]
+    return tmp_path, records
+
+
+def test_a_row_a_request(written: tuple[Path, dict[str, Record]]) -> None:
+    folder, records = written
+    rows = pq.read_table(folder / "requests.parquet").to_pylist()
+    assert [row["request"] for row in rows] == [f"r{i:05d}" for i in range(5)]
+    for row in rows:
+        record = records[row["request"]]
+        assert row["tokens"] == record.tokens
+        assert row["text"] == Words().decode(record.tokens)
+        assert row["ttft_s"] == record.seen_s[0] - record.arrived_s
+        assert len(row["tbt_s"]) == len(record.tokens) - 1
+        assert sum(row["tbt_s"]) == pytest.approx(record.seen_s[-1] - record.seen_s[0])
+        assert row["sent"] >= row["accepted"]
+        assert row["wasted"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
+        assert row["quality"] == 0.0
+        assert row["device_energy_j"] >= 0
+
+
+def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Record]]) -> None:
+    schema = pq.read_schema(written[0] / "requests.parquet")
+    assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "wasted")} == {
+        "slo": "string", "slo_ttft_s": "double", "ttft_s": "double", "tokens": "list<element: int32>",
+        "wasted": "int64",
+    }  # fmt: skip
+    assert pq.read_schema(written[0] / "chunks.parquet").names == [
+        "request",
+        "at",
+        "n",
+        "accepted",
+        "confidence",
+        "importance",
+    ]
+
+
+def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]) -> None:
+    meta = json.loads((written[0] / "meta.json").read_text())
+    assert meta["runtime"] == "emulated"
+    assert "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16" in meta["timing"]["device"]
+    assert meta["packing_factor"] == {"value": 6.0, "source": "Synera, Table 3"}
+    assert meta["horizon_s"] == max(r.ended_s or 0.0 for r in written[1].values())

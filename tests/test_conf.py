@@ -1,0 +1,99 @@
+"""Every file of conf/ composes, says what it is, and is reachable."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from pipeline.compose import register_resolvers, resolved
+
+CONF = Path(__file__).parents[1] / "conf"
+SLOTS = [
+    "draft",
+    "offload",
+    "waiting",
+    "early_exit",
+    "verify",
+    "prefill",
+    "exchange",
+    "kv_cache",
+    "scheduler",
+    "placement",
+    "dispatch",
+    "link_loss",
+    "artifacts",
+]
+POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
+FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
+GROUPS = [name for name in FOLDERS if not name.startswith(("experiment", "hardware/chip", "model/architecture"))]
+"""Experiments have tests of their own; chips and architectures are named in nodes, not chosen as groups."""
+
+
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml") if path.stem != "unset")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hydra() -> Iterator[None]:
+    register_resolvers()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        yield
+
+
+def defaults_of(policy: str) -> dict[str, str]:
+    node = yaml.safe_load((CONF / "policy" / f"{policy}.yaml").read_text(encoding="utf-8"))
+    return {slot: choice for entry in node["defaults"] if isinstance(entry, dict) for slot, choice in entry.items()}
+
+
+def composed(*overrides: str) -> dict[str, Any]:
+    named = any(word.startswith("policy=") for word in overrides)
+    return resolved(compose("config", list(overrides) if named else ["policy=synera", *overrides]))
+
+
+@pytest.mark.parametrize("turn", range(max(len(choices(group)) for group in GROUPS)))
+def test_every_choice_composes(turn: int) -> None:
+    """One of each group at a time: what goes together is the policy's matter, not the composition's."""
+    words = [f"{group}={names[turn % len(names)]}" for group in GROUPS if (names := choices(group))]
+    assert composed(*words)["stages"]["serve"]["setup"]["policy"]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_names_every_slot(name: str) -> None:
+    assert list(defaults_of(name)) == SLOTS
+    assert composed(f"policy={name}")["policy"]["name"] == name
+
+
+def test_every_slot_is_a_group() -> None:
+    assert sorted(path.name for path in (CONF / "policy").iterdir() if path.is_dir()) == sorted(SLOTS)
+
+
+def test_every_slot_choice_is_used_by_a_policy_or_says_what_it_is_for() -> None:
+    used = {(slot, choice) for name in POLICIES for slot, choice in defaults_of(name).items()}
+    spare = {(slot, choice) for slot in SLOTS for choice in choices(f"policy/{slot}")} - used
+    for slot, choice in sorted(spare):
+        first = (CONF / "policy" / slot / f"{choice}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+        assert len(first.split()) > 3, f"policy/{slot}={choice} is used by no policy and does not say what it is for"
+
+
+@pytest.mark.parametrize(
+    "group",
+    ["policy", "network", "hardware", "workload", "model", "runtime", "trainer", *(f"policy/{s}" for s in SLOTS)],
+)
+def test_every_choice_begins_with_a_line_that_says_what_it_is(group: str) -> None:
+    for name in choices(group):
+        first = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").partition("\n")[0]
+        assert first.startswith("# "), f"{group}/{name}.yaml"
+        assert len(first) < 140, f"{group}/{name}.yaml"
+
+
+def test_every_library_is_a_group_of_nodes_of_its_class() -> None:
+    libraries = OmegaConf.to_container(compose("config", ["policy=synera"]).libraries)
+    assert isinstance(libraries, dict)
+    for target, group in libraries.items():
+        for name in choices(str(group)):
+            node = yaml.safe_load((CONF / str(group) / f"{name}.yaml").read_text(encoding="utf-8"))
+            assert node["_target_"] == target, f"{group}/{name}.yaml"
