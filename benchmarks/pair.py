@@ -7,7 +7,7 @@ from pipeline import api
 
 def artifacts(outputs: str = "outputs") -> dict[str, Path]:
     """The folders of corpus, cloud_model and device_model."""
-    from pipeline.store import Store
+    from pipeline.artifacts.store import Store
 
     overrides = ("policy=synera", f"outputs={outputs}")
     with api.composed(*overrides, "stage=train", "tracking.uri=none") as cfg:

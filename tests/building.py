@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pipeline.announce import Lines, Progress
-from pipeline.runner import Runner
-from pipeline.stage import Stage
-from pipeline.store import Store
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
 
 
 def graph(steps: int = 3) -> Stage:

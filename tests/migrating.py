@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.tracking import Tracking, guarded
+from pipeline.report.tracking import Tracking, guarded
 
 
 def main(outputs: str) -> None:

@@ -9,17 +9,17 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import report
-from pipeline.context import JobContext
-from pipeline.tracking import Tracking
+from pipeline.report import job as report
+from pipeline.report.context import JobContext
+from pipeline.report.tracking import Tracking
 
 ARTIFACT = Path(sys.argv.pop(1))
 CONFIG = {
     "policy": "synera",
     "outputs": "outputs",
-    "tracking": {"_target_": "pipeline.tracking.Tracking", "outputs": "${outputs}"},
+    "tracking": {"_target_": "pipeline.report.tracking.Tracking", "outputs": "${outputs}"},
     "hydra": {
-        "callbacks": {"sweep": {"_target_": "pipeline.sweep.SweepCallback", "tracking": "${tracking}"}},
+        "callbacks": {"sweep": {"_target_": "pipeline.report.sweep.SweepCallback", "tracking": "${tracking}"}},
         "sweep": {"dir": "${outputs}/sweep", "subdir": "${hydra.job.num}"},
         "job_logging": {"disable_existing_loggers": False},
     },

@@ -1,4 +1,4 @@
-"""Every experiment of conf/ composes, and runs at toy size; a policy on the command line goes before the experiment's."""
+"""Every experiment of conf/ composes, and runs at toy size; a policy on the command line wins."""
 
 import subprocess
 import sys

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from pipeline.stage import Stage
+from pipeline.artifacts.stage import Stage
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

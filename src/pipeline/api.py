@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from pipeline.records import Records
-    from pipeline.report import Report
-    from pipeline.stage import Stage
+    from pipeline.artifacts.stage import Stage
+    from pipeline.report.job import Report
+    from pipeline.report.records import Records
 
 
 @contextmanager
@@ -51,6 +51,6 @@ def run(cfg: "DictConfig") -> "Report | None":
 
 def records(artifact: Path) -> "Records":
     """The records in a served artifact's folder."""
-    from pipeline.records import Records
+    from pipeline.report.records import Records
 
     return Records.read(artifact)

@@ -15,8 +15,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from pipeline.artifacts.stage import CONTENT, REFERENCE
 from pipeline.errors import ConfigError
-from pipeline.stage import CONTENT, REFERENCE
 
 TARGET = "_target_"
 RUNNER_ARGUMENTS = frozenset({"out", "work", "progress"})

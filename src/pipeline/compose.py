@@ -7,8 +7,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.artifacts.stage import REFERENCE
 from pipeline.errors import ConfigError
-from pipeline.stage import REFERENCE
 
 STAGES = {"model": "stages", "hardware": "stages", "policy": "artifacts"}
 """Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs."""
@@ -18,7 +18,7 @@ MOVED = {"workload": "profiling"}
 
 
 def register_resolvers() -> None:
-    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: what it runs on."""
+    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine."""
     import os
 
     from pipeline.surroundings import machine

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.announce import Announce, Progress
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
 from pipeline.build import Schema, load
 from pipeline.errors import ConfigError
 from pipeline.library import Library
 from pipeline.plan import Plan, arguments, plan
-from pipeline.runner import Runner
-from pipeline.stage import Stage
-from pipeline.store import Store
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,9 @@ def _cache(argv: list[str]) -> int:
     from datetime import UTC, datetime
     from pathlib import Path
 
-    from pipeline import api, cache
-    from pipeline.store import Store
+    from pipeline import api
+    from pipeline.artifacts import cache
+    from pipeline.artifacts.store import Store
 
     outputs = arguments.chosen(argv, "outputs") or ["outputs"]
     store = Store(Path(outputs[0]).absolute() / "artifacts")

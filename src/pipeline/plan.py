@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.artifacts.stage import REFERENCE, Stage
 from pipeline.build import TARGET, Schema, construct
 from pipeline.errors import ConfigError
-from pipeline.stage import REFERENCE, Stage
 
 KINDS = ("train", "profile", "serve")
 """In the order in which they run; `stage=profile` stops before the first of a later kind."""

@@ -11,15 +11,15 @@ from pipeline import surroundings
 from pipeline.announce import terminal
 from pipeline.build import Schema, construct
 from pipeline.compose import resolved
-from pipeline.context import JobContext, StageRun
 from pipeline.errors import ConfigError
 from pipeline.job import Job
 from pipeline.library import Library
 from pipeline.plan import Plan
-from pipeline.tracking import Tracking
+from pipeline.report.context import JobContext, StageRun
+from pipeline.report.tracking import Tracking
 
 if TYPE_CHECKING:
-    from pipeline.report import Report
+    from pipeline.report.job import Report
 
 STOPS = ("all", "plan", "train", "profile")
 
@@ -55,17 +55,18 @@ def describe(job: Job, plan: Plan) -> str:
 
 def _reported(job: Job) -> "Report":
     """Whatever becomes of the job, its folder and MLflow hear of it."""
-    from pipeline import report
+    from pipeline.report import job as report
 
     context = _context(job)
-    report.begin(context)
     try:
         plan = job.plan()
         context = replace(context, digest=plan.serve.digest)
+        report.begin(context)
         served, built = job.run(plan, "all")
         return report.job(served, replace(context, stages=_stages(job, plan, built)))
     except Exception as problem:
-        report.failed(problem, context)
+        if context.digest or context.sweep:  # a lone job that could not even be planned left nothing to note
+            report.failed(problem, context)
         raise
 
 

@@ -7,7 +7,7 @@ from serving.messages import Sampling
 
 @dataclass(frozen=True)
 class Decoding:
-    """Greedy at temperature 0; else drawn from the distribution cut to the `top_k` likeliest (0: all) and to `top_p`."""
+    """Greedy at temperature 0; else drawn from the distribution cut to the `top_k` likeliest (0: all) and `top_p`."""
 
     temperature: float = 0.0
     top_k: int = 0

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from serving.architecture import Architecture
+from serving.engine.architectures import ARCHITECTURES
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 
@@ -63,8 +64,12 @@ def _check(path: Path) -> None:
     if not file.is_file():
         raise ValueError(f"{path} holds no config.json; give the directory of a Hugging Face checkpoint")
     try:
-        names = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+        config = json.loads(file.read_text(encoding="utf-8"))
+        names, kind = config.get("architectures") or [], config.get("model_type")
     except (ValueError, AttributeError) as problem:
         raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
         raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
+    if kind not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")

@@ -6,6 +6,7 @@ from serving.decoding import Decoding
 from serving.network import Link
 from serving.pair import Pair
 from serving.policy import Policy
+from serving.scores import KNOWN
 from serving.testbed import Testbed, check_fits
 from serving.workload.workload import Workload
 
@@ -28,6 +29,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         self._check_tiers()
+        self._check_probes()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
         self._check_cache(tokens)
         if self.policy.draft.source == "model":
@@ -41,6 +43,11 @@ class Setup:
             if hop.node not in TIERS:
                 known = ", ".join(TIERS)
                 raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {known}")
+
+    def _check_probes(self) -> None:
+        for name in self.policy.probes:
+            if name not in KNOWN:
+                raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(KNOWN)}")
 
     def _check_cache(self, tokens: int) -> None:
         capacity = self.policy.kv_cache.capacity_tokens

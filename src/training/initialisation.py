@@ -25,9 +25,9 @@ def initialise(model: Llama, start: Start, seed: int) -> None:
     common /= common.norm()
     model.embedding.normal_(std=d**-0.5, generator=draw)
     model.embedding.add_(torch.outer(start.shared - model.embedding @ common, common))
-    for block in model.layers():
+    for number, block in enumerate(model.layers()):
         _small(block, model.sizes.layers, draw)
-        _copy(block, start.copying, common, draw)
+        _copy(block, start.copying * (start.deeper if number > 1 else 1.0), common, draw)
     for head, distance in enumerate(start.look_back):
         _look_back(model, head, distance, common, start)
     if start.induction:
@@ -94,6 +94,7 @@ def _induce(model: Llama, start: Start) -> None:
         told = teller * size + (turn % 2) * (size // 2) + torch.arange(size // 2)
         second.qkv[0, head * size + slow] = gain * read[told]
         second.qkv[1, head * size + slow] = gain * written[told]
+    second.out *= 2
 
 
 def _gain(start: Start, size: int, d: int) -> float:

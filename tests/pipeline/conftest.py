@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.tracking import Tracking
+from pipeline.report.tracking import Tracking
 
 MIGRATING = Path(__file__).parents[1] / "migrating.py"
 

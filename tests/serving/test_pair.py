@@ -10,11 +10,12 @@ from checkpoints import tokenizer_json
 from serving.pair import Model, Pair
 
 TIMING = architecture("tinyllama_1_1b")
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 
 
 def folder(path: Path, config: object = None, tokenizer: str | None = None) -> Path:
     path.mkdir()
-    (path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]} if config is None else config))
+    (path / "config.json").write_text(json.dumps(LLAMA if config is None else config))
     (path / "tokenizer.json").write_text(tokenizer or tokenizer_json("a b c"))
     return path
 

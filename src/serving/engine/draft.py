@@ -13,8 +13,7 @@ from serving.engine.statistics import check_scores, measure
 from serving.latency import Load, load
 from serving.luck import key, luck
 from serving.messages import Blob, Drafted, Generate, Stop
-
-IMPORTANCE = "importance"
+from serving.scores import IMPORTANCE
 
 
 class Chunk:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from serving.engine.architectures import ARCHITECTURES
 from serving.engine.attention import NAME as ATTENTION
 from serving.engine.attention import register
 from serving.engine.rotary import Rotary
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

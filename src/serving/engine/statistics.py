@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-SCORES = ("confidence", "margin", "entropy", "logit_std")
-"""confidence: the top-1 probability; margin: top-1 minus top-2 probability; entropy in nats; logit_std: standard
-deviation of the logits over the vocabulary (n - 1)."""
+from serving.scores import SCORES
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,8 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left to others.
+    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left to
+    others.
 
     `devices` None means as many as the testbed has. `path` is where `workload.path=` arrives; the configuration
     hands it to the data set. Raises ValueError for a value out of range.

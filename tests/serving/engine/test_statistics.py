@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from serving.engine.statistics import SCORES, measure
+from serving.engine.statistics import measure
+from serving.scores import SCORES
 
 ROWS = {
     "wide": lambda g: torch.randn(5, 1300, generator=g) * 4,

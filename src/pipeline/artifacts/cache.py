@@ -1,0 +1,185 @@
+"""`python -m pipeline cache list | clean | why`: what is stored, what can go, and why a stage would run."""
+
+import argparse
+import shutil
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from pipeline.artifacts import manifest as record
+from pipeline.artifacts.claim import census, claimed
+from pipeline.artifacts.manifest import Manifest
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+
+_DAY_S = 86400
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact: its folder, record, and the keys of what it was built from and of what was built from it."""
+
+    folder: Path
+    manifest: Manifest
+    built_from: tuple[str, ...]
+    used_by: tuple[str, ...]
+
+    def age_s(self, now: datetime) -> float:
+        """Seconds since it was built."""
+        return (now - datetime.fromisoformat(self.manifest.built)).total_seconds()
+
+
+def entries(store: Store) -> list[Entry]:
+    """Every artifact whose record can be read, by name and then by age, oldest first."""
+    found = [(folder, manifest) for folder, manifest in store.manifests() if manifest]
+    found.sort(key=lambda pair: (pair[1].name, pair[1].built))
+    return [Entry(folder, one, _inputs(one), _users(one, found)) for folder, one in found]
+
+
+def _inputs(manifest: Manifest) -> tuple[str, ...]:
+    return tuple(f"{name}-{digest[:12]}" for name, digest in manifest.inputs.items())
+
+
+def _users(manifest: Manifest, found: Iterable[tuple[Path, Manifest]]) -> tuple[str, ...]:
+    return tuple(user.key for _, user in found if manifest.digest in user.inputs.values())
+
+
+def table(store: Store, now: datetime, thorough: bool = False) -> str:
+    """Name, digest, size, age, what it was built from and what uses it; `thorough` compares the contents as well."""
+    rows: list[tuple[str, ...]] = [("NAME", "DIGEST", "SIZE", "AGE", "BUILT FROM", "USED BY", "")]
+    rows += [_row(entry, now, thorough) for entry in entries(store)]
+    rows += [(folder.parent.name, folder.name[:12], *"----", "DAMAGED") for folder, one in store.manifests() if not one]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _row(entry: Entry, now: datetime, thorough: bool) -> tuple[str, ...]:
+    one = entry.manifest
+    problem = record.damage(entry.folder, one, thorough)
+    built_from, used_by = (" ".join(keys) or "-" for keys in (entry.built_from, entry.used_by))
+    return (one.name, one.digest[:12], size(one.nbytes), _age(entry.age_s(now)), built_from, used_by,
+            f"DAMAGED: {problem}" if problem else "")  # fmt: skip
+
+
+def chosen(
+    found: Sequence[Entry], names: Collection[str], keep: Collection[str], older_than_days: float | None, now: datetime
+) -> list[Entry]:
+    """What `clean` may remove: of these names or keys (all if none), that old, and not needed for those to keep.
+
+    Raises ValueError for a name that nothing stored has: a misspelt one to keep would let everything go.
+    """
+    known = sorted({entry.manifest.name for entry in found})
+    for name in [*names, *keep]:
+        if not any(_is_named(entry, [name]) for entry in found):
+            raise ValueError(f"nothing stored is called {name!r}; stored are {', '.join(known) or 'no artifacts'}.")
+    needed = _reachable(found, keep)
+    return [
+        entry
+        for entry in found
+        if (not names or _is_named(entry, names))
+        and (older_than_days is None or entry.age_s(now) > older_than_days * _DAY_S)
+        and entry.manifest.digest not in needed
+    ]
+
+
+def _is_named(entry: Entry, names: Collection[str]) -> bool:
+    return entry.manifest.name in names or entry.manifest.key in names
+
+
+def _reachable(found: Sequence[Entry], names: Collection[str]) -> set[str]:
+    inputs = {entry.manifest.digest: set(entry.manifest.inputs.values()) for entry in found}
+    reached: set[str] = set()
+    ahead = {entry.manifest.digest for entry in found if _is_named(entry, names)}
+    while ahead:
+        reached |= ahead
+        ahead = {digest for one in ahead for digest in inputs.get(one, ())} - reached
+    return reached
+
+
+def leftovers(store: Store) -> dict[str, Path]:
+    """What no plan can use: damaged artifacts, and work of unfinished builds, from which they could have gone on."""
+    unreadable = {f"{folder.parent.name}-{folder.name[:12]}": folder for folder, one in store.manifests() if not one}
+    folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
+    return unreadable | {folder.name: folder for folder in folders}
+
+
+def clean(store: Store, doomed: Mapping[str, Path], delete: bool) -> list[str]:
+    """Remove (or only name, unless `delete`) folders of the store given by key; a line for each and one for the sum.
+
+    What is being built, and what that needs, stays: nobody can start to build while this looks and renames.
+    """
+    store.prepare()
+    lines, freed_nbytes = [], 0
+    with census(store.locks):
+        busy = claimed(store.locks)
+        for key, folder in doomed.items():
+            nbytes = 0 if key in busy else _nbytes(folder)
+            freed_nbytes += nbytes
+            lines.append(f"{size(nbytes):>9}  {key}{'  stays: it is being built or needed for that' * (key in busy)}")
+            if delete and key not in busy:
+                store.retire(folder)
+    if delete:
+        shutil.rmtree(store.root / ".trash", ignore_errors=True)
+    return [*lines, f"{size(freed_nbytes):>9}  " + ("freed" if delete else "would be freed; add --yes to do it")]
+
+
+def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]], now: datetime) -> int:
+    """Run one command and return its exit code; `plan` makes stages of `why`'s arguments, a run's own overrides."""
+    parser = _parser()
+    asked, rest = parser.parse_known_args(argv)
+    if rest and asked.command != "why":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        print("\n".join(_lines(asked, rest, store, plan, now)))
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
+
+
+def _lines(
+    asked: argparse.Namespace, rest: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]],
+    now: datetime,
+) -> list[str]:  # fmt: skip
+    if asked.command == "list":
+        return [table(store, now, asked.check)]
+    if asked.command == "why":
+        return [f"{stage.key}: {store.why(stage)}" for stage in plan(rest)]
+    if not (asked.names or asked.keep or asked.older_than is not None):
+        return clean(store, leftovers(store), asked.yes)
+    doomed = chosen(entries(store), asked.names, asked.keep, asked.older_than, now)
+    return clean(store, {entry.manifest.key: entry.folder for entry in doomed}, asked.yes)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m pipeline cache", description="What is stored, and what of it can go.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="artifacts: size, age, what they were built from, what uses them")
+    listing.add_argument("--check", action="store_true", help="read every file and compare its content")
+    cleaning = commands.add_parser("clean", help="remove artifacts; without a choice, damaged and unfinished ones")
+    cleaning.add_argument("names", nargs="*", metavar="NAME", help="a stage's name, or NAME-DIGEST as listed")
+    cleaning.add_argument("--keep", nargs="+", default=[], metavar="NAME", help="these and all they were built from")
+    cleaning.add_argument("--older-than", type=float, metavar="DAYS", help="only what was built longer ago")
+    cleaning.add_argument("--yes", action="store_true", help="do it; without this, only say what would be freed")
+    commands.add_parser("why", help="why each stage of a run would run; takes the run's own arguments", add_help=False)
+    return parser
+
+
+def size(nbytes: float) -> str:
+    """Bytes for people: 512 B, 1.5 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if nbytes < 1000:
+            return f"{nbytes:.{0 if unit == 'B' else 1}f} {unit}"
+        nbytes /= 1000
+    return f"{nbytes:.1f} TB"
+
+
+def _age(seconds: float) -> str:
+    for unit, length_s in (("d", _DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= length_s:
+            return f"{seconds // length_s:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _nbytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,96 @@
+"""Who builds an artifact: one process at a time, by a lock of the operating system that a killed process leaves free.
+
+A claim is two files: NAME.lock, which is never deleted (deleting a locked file would let two processes lock it), and
+NAME.json, the note that says who holds it and what it needs, so that cleaning leaves that alone.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.artifacts import atomic
+from pipeline.artifacts.stage import Stage
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+
+_ASK_AGAIN_S = 2.0
+_POLL_S = 0.1
+
+
+@contextmanager
+def claim(folder: Path, stage: Stage, waiting: Callable[[str], None]) -> Iterator[None]:
+    """Hold the right to build `stage`; `waiting(who)` is called when another process has it, and for each new one."""
+    lock, note = _lock(folder, stage.key), _note(folder, stage.key)
+    _acquire(lock, note, waiting)
+    try:
+        with census(folder):
+            needs = [needed.key for needed in stage.ancestors.values()]
+            atomic.replace(note, json.dumps({"pid": os.getpid(), "needs": needs}))
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+@contextmanager
+def census(folder: Path) -> Iterator[None]:
+    """While this is held nobody starts to build: what `claimed` says stays a complete list."""
+    with _lock(folder, ".census"):
+        yield
+
+
+def claimed(folder: Path) -> set[str]:
+    """Keys of what is being built now and of what that needs."""
+    held = [path for path in folder.glob("[!.]*.lock") if _is_held(path)]
+    needs = (_read(_note(folder, path.stem)).get("needs", ()) for path in held)
+    return {path.stem for path in held}.union(*needs)
+
+
+def _acquire(lock: "BaseFileLock", note: Path, waiting: Callable[[str], None]) -> None:
+    from filelock import Timeout
+
+    told = None
+    while True:
+        try:
+            lock.acquire(timeout=_ASK_AGAIN_S if told else 0, poll_interval=_POLL_S)
+            return
+        except Timeout:
+            pid = _read(note).get("pid")
+            who = f"process {pid}" if pid else "another process"
+            if who != told:
+                waiting(who)
+            told = who
+
+
+def _lock(folder: Path, name: str) -> "BaseFileLock":
+    from filelock import FileLock
+
+    return FileLock(folder / f"{name}.lock")
+
+
+def _is_held(path: Path) -> bool:
+    from filelock import Timeout
+
+    lock = _lock(path.parent, path.stem)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def _note(folder: Path, key: str) -> Path:
+    return folder / f"{key}.json"
+
+
+def _read(note: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,102 @@
+"""A stage is data: what to run. How, where and when are the runner's and the store's business.
+
+canonical JSON of (name, target, version, args) --sha256--> digest
+    {"_stage_": "corpus"}             in args stands for that input's digest
+    {"_content_": sha, "path": ...}   in args stands for the content; where it lies is not identity
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from pipeline.artifacts.fingerprint import canonical
+
+REFERENCE = "_stage_"
+CONTENT = "_content_"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of the plan, identified by what it would compute.
+
+    `args` is canonical plain data; every `{"_stage_": name}` in it has its stage in `inputs` under that name, and the
+    reverse. `version` is raised when the target's code changes its meaning. `resources` says where it runs and is
+    outside identity. Raises TypeError for data without a canonical form, ValueError for the rest.
+    """
+
+    name: str
+    target: str
+    args: Mapping[str, Any]
+    version: int = 1
+    inputs: Mapping[str, "Stage"] = field(default_factory=dict)
+    resources: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"stage name {self.name!r} must be letters, digits, '_', '-' and '.', a letter first.")
+        canonical(dict(self.args), f"{self.name}.args")
+        self._check_inputs(set(_references(dict(self.args))))
+
+    def _check_inputs(self, referenced: set[str]) -> None:
+        for name in sorted(referenced ^ set(self.inputs)):
+            problem = "refers to" if name in referenced else "does not refer to"
+            raise ValueError(
+                f"stage {self.name!r} {problem} {name!r} in its args, but its inputs are {sorted(self.inputs)}; "
+                f"each input belongs into args once as {{{REFERENCE}: name}}, since only args are identity."
+            )
+        for name, stage in self.inputs.items():
+            if name != stage.name:
+                raise ValueError(f"stage {self.name!r} calls its input {stage.name!r} by another name, {name!r}.")
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The args that count: inputs by name, contents without their path."""
+        kept: dict[str, Any] = _rewrite(dict(self.args), lambda name: name)
+        return kept
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 in hex, equal in every process and for every store."""
+        args = _rewrite(self.identity, lambda name: self.inputs[name].digest)
+        whole = {"name": self.name, "target": self.target, "version": self.version, "args": args}
+        return hashlib.sha256(canonical(whole, self.name).encode()).hexdigest()
+
+    @property
+    def key(self) -> str:
+        """Name and the start of the digest: short enough to print, long enough to be the only one."""
+        return f"{self.name}-{self.digest[:12]}"
+
+    @cached_property
+    def ancestors(self) -> dict[str, "Stage"]:
+        """Everything this is built from, by digest, inputs before what uses them."""
+        found: dict[str, Stage] = {}
+        for stage in self.inputs.values():
+            found |= stage.ancestors | {stage.digest: stage}
+        return found
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _references(item)
+    elif isinstance(node, dict) and REFERENCE in node:
+        if len(node) > 1 or not isinstance(node[REFERENCE], str):
+            raise ValueError(f"a reference is {{{REFERENCE}: name}} and nothing else, not {node!r:.80}.")
+        yield node[REFERENCE]
+    elif isinstance(node, dict):
+        for item in node.values():
+            yield from _references(item)
+
+
+def _rewrite(node: Any, reference: Callable[[str], str]) -> Any:
+    if isinstance(node, list):
+        return [_rewrite(item, reference) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if REFERENCE in node:
+        return {REFERENCE: reference(node[REFERENCE])}
+    return {key: _rewrite(item, reference) for key, item in node.items() if not (key == "path" and CONTENT in node)}

@@ -1,0 +1,154 @@
+"""Where artifacts live, each whole or absent, and why one that is wanted is not there.
+
+root/NAME/DIGEST/       an artifact: its files and stage.json, the record written last
+root/.work/KEY/out      one being built; renamed into place when it is whole
+root/.work/KEY/state    what a build can go on from after a crash; removed after success
+root/.locks/            claims (claim.py)
+root/.damaged/          artifacts that lost or changed a file, moved aside
+root/.trash/            what is being deleted
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from pipeline.artifacts import fingerprint
+from pipeline.artifacts import manifest as record
+from pipeline.artifacts.changes import changes
+from pipeline.artifacts.manifest import Manifest
+from pipeline.artifacts.stage import Stage
+from pipeline.errors import UserError
+
+
+class StoreError(UserError):
+    """The store cannot do what is needed; the message tells people what, where and what to do."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """The artifacts below one folder, which need not exist until something is built."""
+
+    root: Path
+
+    def path(self, stage: Stage) -> Path:
+        """Where the artifact is or would be."""
+        return self.root / stage.name / stage.digest[:16]
+
+    def has(self, stage: Stage) -> bool:
+        """Whether the artifact is there and whole, by names and sizes of its files."""
+        return self.path(stage).is_dir() and self.damage(stage) is None
+
+    def damage(self, stage: Stage, thorough: bool = False) -> str | None:
+        """What is wrong with an artifact that is there, or None; `thorough` reads the contents too."""
+        if not self.path(stage).is_dir():
+            return None
+        found = self.manifest(stage)
+        if found is not None and found.digest != stage.digest:
+            return f"{record.NAME} describes another artifact, {found.key}"
+        return record.damage(self.path(stage), found, thorough)
+
+    def manifest(self, stage: Stage) -> Manifest | None:
+        """The record of the artifact, or None if it is absent or unreadable."""
+        return record.read(self.path(stage))
+
+    def manifests(self) -> Iterator[tuple[Path, Manifest | None]]:
+        """Every artifact folder with its record, None where that is unreadable."""
+        for folder in sorted(self.root.glob("[!.]*/[!.]*")):
+            if folder.is_dir():
+                yield folder, record.read(folder)
+
+    def why(self, stage: Stage) -> str:
+        """Why the stage would run or not: cached, damaged, new, or changed and in which keys."""
+        found = self.manifest(stage)
+        problem = self.damage(stage)
+        if found and not problem:
+            return f"cached ({found.when})"
+        reason = f"damaged: {problem}" if problem else self._against_latest(stage)
+        return f"{reason}; goes on from its unfinished state" if self.unfinished(stage) else reason
+
+    def _against_latest(self, stage: Stage) -> str:
+        records = (self.root / stage.name).glob(f"[!.]*/{record.NAME}")
+        folders = [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+        latest = next(filter(None, map(record.read, folders)), None)
+        return f"changed: {changes(latest, stage)} (against the latest, {latest.when})" if latest else "new"
+
+    def content(self, path: Path) -> str:
+        """The sha256 of a user's file or folder, remembered here (`fingerprint.content`)."""
+        return fingerprint.content(path, self.root / ".content.json")
+
+    @property
+    def locks(self) -> Path:
+        """The folder of the claims."""
+        return self.root / ".locks"
+
+    def prepare(self) -> None:
+        """Make sure that artifacts can be written here, before any work. Raises StoreError if they cannot."""
+        try:
+            for folder in (".work", ".locks"):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+            probe = self.root / ".work" / f".probe-{os.getpid()}"
+            probe.write_bytes(b"1")
+            probe.unlink()
+        except OSError as error:
+            raise StoreError(
+                f"cannot write artifacts below {self.root}: {error.strerror or error}. Nothing was run. Give this user "
+                "write permission there, free some space if the disk is full, or choose another folder."
+            ) from error
+
+    def unfinished(self, stage: Stage) -> bool:
+        """Whether an earlier attempt left state to go on from."""
+        state = self.root / ".work" / stage.key / "state"
+        return state.is_dir() and any(state.iterdir())
+
+    def workspace(self, stage: Stage, afresh: bool = False) -> tuple[Path, Path]:
+        """An empty `out` and the kept `state` (emptied too if `afresh`) for building `stage`."""
+        out, state = (self.root / ".work" / stage.key / name for name in ("out", "state"))
+        for folder in (out, state) if afresh else (out,):
+            shutil.rmtree(folder, ignore_errors=True)
+        out.mkdir(parents=True)
+        state.mkdir(exist_ok=True)
+        return out, state
+
+    def commit(self, stage: Stage, out: Path, seconds: float) -> Path:
+        """Record what is in `out` and rename it into place, over an older attempt if there is one."""
+        record.write(stage, out, seconds)
+        _flush(out)
+        final = self.path(stage)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        older = self.retire(final) if final.exists() else None
+        os.rename(out, final)
+        for leftover in filter(None, (older, out.parent)):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return final
+
+    def abandon(self, stage: Stage) -> bool:
+        """Drop what a failed build wrote; the state stays if there is any, and the answer says whether there is."""
+        work = self.root / ".work" / stage.key
+        kept = self.unfinished(stage)
+        shutil.rmtree(work / "out" if kept else work, ignore_errors=True)
+        return kept
+
+    def set_aside(self, stage: Stage) -> Path:
+        """Move a damaged artifact to .damaged, where it can be looked at, and say where it is now."""
+        aside = self.root / ".damaged"
+        aside.mkdir(exist_ok=True)
+        places = (aside / f"{stage.key}-{number}" for number in count(1))
+        return self.path(stage).rename(next(place for place in places if not place.exists()))
+
+    def retire(self, folder: Path) -> Path:
+        """Take `folder` out of the store with one rename, for the caller to delete where it is then."""
+        trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}-{os.getpid()}"
+        trash.parent.mkdir(exist_ok=True)
+        shutil.rmtree(trash, ignore_errors=True)
+        return folder.rename(trash)
+
+
+def _flush(folder: Path) -> None:
+    """Push the files to the disk before the rename, or a power cut could leave a whole name on empty files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())

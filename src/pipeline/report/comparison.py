@@ -1,0 +1,220 @@
+"""Jobs of a sweep side by side: what differs between them, what came of it, and how sure their differences are."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from pipeline.artifacts import atomic
+from pipeline.errors import UserError
+from pipeline.report import bootstrap, outcome
+from pipeline.report.bootstrap import Interval
+from pipeline.report.outcome import Outcome
+from pipeline.report.records import read_requests
+from pipeline.report.sheet import SEED
+from pipeline.report.table import Facts, Part, Table, number, show
+from pipeline.report.tradeoff import Point
+
+KILLED = "no result: the job was killed or is still running"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job: what sets it apart (`choices`), its mean quality, and that minus the first job's on the same prompts."""
+
+    outcome: Outcome
+    choices: Mapping[str, str]
+    quality: Interval | None = None
+    difference: Interval | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why there is no result, on one line; None where there is one."""
+        if self.outcome.status == "complete":
+            return None
+        words = " ".join((self.outcome.error or "").split())
+        return f"failed: {words or 'no reason was given'}" if self.outcome.status == "failed" else KILLED
+
+
+def compare(sweep: Path) -> list[Row]:
+    """A row for each job that ever started below the folder of a multirun, in the jobs' order."""
+    found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := outcome.read(folder))]
+    found.sort(key=lambda one: (one.number is None, one.number or 0))
+    choices = differences([one.overrides for one in found])
+    scores = [_scores(one) for one in found]
+    first = next((one for one in scores if one), {})
+    return [
+        Row(one, chosen, _interval(own), _paired(own, first) if own is not first else None)
+        for one, chosen, own in zip(found, choices, scores, strict=True)
+    ]
+
+
+def differences(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Per job the overrides in which the jobs differ, under the shortest names that tell them apart."""
+    given = [dict(_split(one) for one in job) for job in overrides]
+    keys = dict.fromkeys(key for job in given for key in job)
+    differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
+    return [{name: job.get(key, "-") for key, name in _short(differing).items()} for job in given]
+
+
+def _split(override: str) -> tuple[str, str]:
+    key, _, value = override.lstrip("+~").partition("=")
+    return key, value
+
+
+def _short(keys: Sequence[str]) -> dict[str, str]:
+    """As few of a key's last parts as no other key ends with."""
+    return {key: next(name for name in _endings(key) if name == key or _is_alone(name, keys)) for key in keys}
+
+
+def _endings(key: str) -> list[str]:
+    parts = key.split(".")
+    return [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+
+
+def _is_alone(name: str, keys: Sequence[str]) -> bool:
+    return sum(f".{key}".endswith(f".{name}") for key in keys) == 1
+
+
+def _scores(one: Outcome) -> dict[str, float]:
+    """Mean quality by prompt; of nothing where the records are gone, which the caller then lacks an interval for."""
+    if one.status != "complete" or not one.artifact:
+        return {}
+    try:
+        requests = read_requests(Path(one.artifact))
+    except UserError:
+        return {}
+    scored: dict[str, list[float]] = {}
+    for request in requests:
+        if request.quality is not None:
+            scored.setdefault(request.prompt_id, []).append(request.quality)
+    return {prompt: sum(values) / len(values) for prompt, values in sorted(scored.items())}
+
+
+def _interval(scores: Mapping[str, float]) -> Interval | None:
+    return bootstrap.mean_interval(list(scores.values()), seed=SEED) if scores else None
+
+
+def _paired(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Interval | None:
+    """None unless both served the same prompts: only those can be matched."""
+    if not ours or ours.keys() != theirs.keys():
+        return None
+    return bootstrap.paired_interval(list(ours.values()), list(theirs.values()), seed=SEED)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_COLUMNS: tuple[tuple[str, str, float], ...] = (
+    ("TTFT ms\nmedian", "latency/ttft_s/median", 1000),
+    ("TBT ms\nmean", "latency/tbt_s/mean", 1000),
+    ("tokens\noffl. %", "offloading/token_share", 100),
+    ("chunks\nasked %", "offloading/chunk_share", 100),
+    ("cost ms\nverified", "cost/verified_s", 1000),
+    ("cost ms\nwritten", "cost/written_s", 1000),
+    ("J/token\ndevice", "resources/device_j_per_token", 1),
+    ("J/token\ncloud", "resources/cloud_j_per_token", 1),
+    ("accepted\n%", "speculation/acceptance_rate", 100),
+    ("accept.\nlength", "speculation/acceptance_length", 1),
+    ("with\nbonus", "speculation/acceptance_length_with_bonus", 1),
+    ("goodput\ntokens/s", "throughput/goodput_tokens_per_s", 1),
+    ("TBT ms\np99", "latency/tbt_s/p99", 1000),
+)
+
+
+def parts(rows: Sequence[Row]) -> list[Part]:
+    """What is printed: the table, and what its columns mean."""
+    metrics = {row.outcome.quality_metric for row in rows if row.quality}
+    quality = metrics.pop() if len(metrics) == 1 else "quality"
+    names = list(rows[0].choices) if rows else []
+    first = next((row.outcome.number for row in rows if row.quality), 0)
+    headings = (
+        "job",
+        *names,
+        f"{quality}\n95 % interval",
+        f"minus job {first}\n95 % interval",
+        *(one[0] for one in _COLUMNS),
+    )
+    table = Table(headings, tuple(_cells(row) for row in rows), labels=1 + len(names))
+    complete = sum(row.problem is None for row in rows)
+    return [f"{complete} of {len(rows)} jobs complete", table, Facts(_LEGEND)]
+
+
+_LEGEND = (
+    (
+        "minus job",
+        "mean difference of quality, prompt by prompt (paired bootstrap); only where the prompts are the same",
+    ),
+    ("tokens offl.", "tokens of the text that the cloud judged or wrote; chunks asked: of the draft chunks"),
+    ("cost", "c = T W / Pf (Synera, section 6.1) per token, W as tokens verified and as tokens written by the LLM"),
+)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    number_ = "-" if row.outcome.number is None else str(row.outcome.number)
+    labels = (number_, *row.choices.values())
+    if row.problem:
+        return (*labels, row.problem)
+    metrics = row.outcome.metrics
+    values = (number(scale * metrics[key]) if key in metrics else "-" for _, key, scale in _COLUMNS)
+    return (*labels, _span(row.quality, ""), _span(row.difference, "+"), *values)
+
+
+def _span(interval: Interval | None, sign: str) -> str:
+    if interval is None:
+        return "-"
+    return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
+
+
+def print_table(sweep: Path, file: TextIO) -> list[Row]:
+    """Print the comparison of the jobs below `sweep`, also of one that was interrupted; its rows."""
+    rows = compare(sweep)
+    show(parts(rows), file)
+    return rows
+
+
+def write(rows: Sequence[Row], path: Path) -> Path:
+    """comparison.csv: a row a job with its status, choices, intervals and every metric."""
+    records = [_record(row) for row in rows]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    atomic.replace(path, text.getvalue())
+    return path
+
+
+def _record(row: Row) -> dict[str, object]:
+    one = row.outcome
+    spans = {"quality": row.quality, "difference": row.difference}
+    bounds = {
+        f"{name}_{end}": getattr(span, end) for name, span in spans.items() if span for end in ("mean", "low", "high")
+    }
+    head = {"job": one.number, "status": one.status, "problem": row.problem, "policy": one.policy}
+    return {**head, **row.choices, **bounds, **one.metrics, "digest": one.digest, "run_id": one.run_id}
+
+
+def points(rows: Sequence[Row]) -> list[Point]:
+    """The complete jobs that have a quality, for the trade-off figure.
+
+    Choices that are numbers (a budget) are points on one line, all others (a policy, a link) are lines of their own.
+    """
+    return [_point(row, row.quality) for row in rows if row.quality]
+
+
+def _point(row: Row, quality: Interval) -> Point:
+    given = [value for name, value in row.choices.items() if name != "policy" and value != "-"]
+    group = ", ".join([row.outcome.policy, *(value for value in given if not _is_number(value))])
+    label = ", ".join(filter(_is_number, given))
+    metrics = row.outcome.metrics
+    return Point(
+        group, label, quality.mean, quality.low, quality.high, metrics.get("offloading/token_share"),
+        metrics.get("latency/tbt_s/mean"), metrics.get("cost/verified_s"),
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""A multirun around its jobs, as a Hydra callback: an MLflow run for them to be in, and one table at the end.
+
+    hydra.callbacks.sweep: {_target_: pipeline.report.sweep.SweepCallback, tracking: ${tracking}}
+
+The jobs may run in other processes and on other hosts (joblib, submitit): sweep.json and their job.json connect them.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from hydra.experimental.callback import Callback
+
+from pipeline.artifacts import atomic
+from pipeline.report.context import JobContext
+from pipeline.report.parameters import masked_override
+from pipeline.report.tracking import Tracking, guarded
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from pipeline.report.comparison import Row
+
+NAME = "sweep.json"
+FAILED = 1
+"""Exit status of a sweep of which a job has no result."""
+
+
+def parent(context: JobContext) -> str | None:
+    """The MLflow run of the sweep that the job is in, if there is one."""
+    return _noted(context.sweep).get("run_id") if context.sweep else None
+
+
+def is_tracked(context: JobContext) -> bool:
+    """Whether the job should log to MLflow: not where the sweep's own run failed, which was said for all its jobs."""
+    gave_up = context.sweep is not None and _noted(context.sweep).get("run_id", "") is None
+    return context.tracking.is_on and not gave_up
+
+
+def _noted(folder: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((folder / NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+class SweepCallback(Callback):
+    """Begins and ends what a sweep's jobs have in common."""
+
+    def __init__(self, tracking: Tracking, file: TextIO | None = None) -> None:
+        self.tracking, self.file = tracking, file
+
+    def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
+        """Create the store once, before any job could, and the run that the jobs' runs are nested in."""
+        if config.get("stage", "all") == "all":
+            overrides = [masked_override(one) for one in config.hydra.overrides.task]
+            begin(Path(config.hydra.sweep.dir), overrides, self.tracking, self._out)
+
+    def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
+        """Print and log the comparison. Raises SystemExit where a job has no result."""
+        if config.get("stage", "all") == "all":
+            rows = end(Path(config.hydra.sweep.dir), self.tracking, self._out)
+            if any(row.problem for row in rows):
+                sys.exit(FAILED)
+
+    @property
+    def _out(self) -> TextIO:
+        return self.file or sys.stdout
+
+
+def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
+    """Note the sweep in `folder` and in MLflow; its run's id."""
+    from pipeline.report.logbook import Logbook
+
+    run_id = None
+    with guarded(tracking, lambda text: print(text, file=file, flush=True)):
+        if tracking.is_on:
+            book = Logbook.open(tracking)
+            run_id = book.begin(f"sweep {' '.join(overrides)}"[:250], tags={"tandem.kind": "sweep"})
+            book.text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
+    atomic.replace(folder / NAME, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n")
+    return run_id
+
+
+def end(folder: Path, tracking: Tracking, file: TextIO) -> "list[Row]":
+    """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, MLflow, and the line that opens it."""
+    from pipeline.report import comparison, tradeoff
+
+    rows = comparison.print_table(folder, file)
+    made = [comparison.write(rows, folder / "comparison.csv")]
+    points = comparison.points(rows)
+    if len(points) > 1:
+        metric = next(row.outcome.quality_metric for row in rows if row.quality)
+        made.append(tradeoff.draw(points, folder / "tradeoff.png", metric))
+    print(f"\nwritten: {', '.join(map(str, made))}", file=file, flush=True)
+    with guarded(tracking, lambda text: print(text, file=file, flush=True)):
+        _log(folder, rows, made, tracking, file)
+    return rows
+
+
+def _log(folder: Path, rows: "list[Row]", made: list[Path], tracking: Tracking, file: TextIO) -> None:
+    from pipeline.report.logbook import Logbook
+
+    run_id = _noted(folder).get("run_id")
+    if not tracking.is_on or not run_id:
+        return
+    book = Logbook.open(tracking)
+    book.files(run_id, made)
+    complete = sum(row.problem is None for row in rows)
+    book.metrics(run_id, {"jobs": len(rows), "jobs_complete": complete})
+    book.end(run_id, failed=complete < len(rows))
+    runs = [row.outcome.run_id for row in rows if row.outcome.run_id]
+    print(tracking.link(book.experiment_id, runs or [run_id]), file=file, flush=True)

@@ -1,0 +1,155 @@
+"""Where MLflow keeps what was run: SQLite below `outputs` by default, or a server or another database."""
+
+import logging
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from pipeline.report.parameters import masked
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from mlflow.tracking import MlflowClient
+
+OFF = "none"
+_SQLITE = "sqlite:///"
+_SERVERS = ("http://", "https://")
+_SCHEMES = (_SQLITE, *_SERVERS, "postgresql", "mysql", "mssql")
+_COMPARED_AT_MOST = 24
+"""Runs that one address names; a longer one is refused by browsers and terminals."""
+
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # 7 by default: minutes of silence where a server is down
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """An MLflow store and the experiment in it. `uri`: null is mlflow.db below `outputs`; `none` logs nothing.
+
+    Raises ValueError for an address that MLflow has no store for, and for an experiment without a name.
+    """
+
+    uri: str | None = None
+    experiment: str = "tandem"
+    outputs: str = "outputs"
+
+    def __post_init__(self) -> None:
+        if self.uri not in (None, OFF) and not str(self.uri).startswith(_SCHEMES):
+            raise ValueError(
+                f"tracking.uri is {masked(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log nothing), "
+                "the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, mysql://, "
+                "mssql://. MLflow no longer has a store of plain files."
+            )
+        if not self.experiment.strip():
+            raise ValueError("tracking.experiment is empty; name the MLflow experiment that the runs go to.")
+
+    @property
+    def is_on(self) -> bool:
+        return self.uri != OFF
+
+    @property
+    def address(self) -> str:
+        """What MLflow is given; the path of a SQLite file is made absolute."""
+        uri = self.uri or f"{_SQLITE}{self.outputs}/mlflow.db"
+        return _SQLITE + str(Path(uri.removeprefix(_SQLITE)).absolute()) if uri.startswith(_SQLITE) else uri
+
+    @property
+    def database(self) -> Path | None:
+        """The SQLite file, if it is one."""
+        return Path(self.address.removeprefix(_SQLITE)) if self.address.startswith(_SQLITE) else None
+
+    def connect(self) -> "tuple[MlflowClient, str]":
+        """A client and the experiment's id. Creates what is missing, one process at a time: a database that several
+        processes migrate at once is left broken.
+        """
+        with _quiet(), self._alone():
+            from mlflow.tracking import MlflowClient
+
+            for name in ("mlflow", "alembic"):  # both say on standard error what they do to the database
+                logging.getLogger(name).setLevel(logging.ERROR)
+            client = MlflowClient(self.address, self.address)
+            found = client.get_experiment_by_name(self.experiment)
+            return client, found.experiment_id if found else self._create(client)
+
+    def _create(self, client: "MlflowClient") -> str:
+        from mlflow.exceptions import MlflowException
+
+        place = None if self.address.startswith(_SERVERS) else (Path(self.outputs).absolute() / "mlflow").as_uri()
+        try:
+            return str(client.create_experiment(self.experiment, place))
+        except MlflowException:
+            found = client.get_experiment_by_name(self.experiment)  # on a server, another user may have been faster
+            if not found:
+                raise
+            return str(found.experiment_id)
+
+    def _alone(self) -> "AbstractContextManager[Any]":
+        from filelock import FileLock
+
+        if not self.database:
+            return nullcontext()
+        self.database.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{self.database}.lock")
+
+    def link(self, experiment_id: str, run_ids: Sequence[str]) -> str:
+        """The line that tells how to open the MLflow UI on exactly these runs."""
+        place = f"/#/experiments/{experiment_id}/runs"
+        if len(run_ids) == 1:
+            place += f"/{run_ids[0]}"
+        elif 1 < len(run_ids) <= _COMPARED_AT_MOST:
+            place = f"/#/compare-runs?runs={_listed(run_ids)}&experiments={_listed([experiment_id])}"
+        if self.address.startswith(_SERVERS):
+            return f"MLflow: open {masked(self.address).rstrip('/')}{place}"
+        command = f"{_mlflow()} ui --backend-store-uri {shlex.quote(masked(self.address))} --host 127.0.0.1 --port 5000"
+        return f"MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command} # then open http://127.0.0.1:5000{place}"
+
+
+@contextmanager
+def guarded(tracking: Tracking, say: Callable[[str], None]) -> Iterator[None]:
+    """Run what logs to MLflow without its chatter. What goes wrong is said once and loses nothing but the logging."""
+    with _quiet():
+        try:
+            yield
+        except Exception as problem:  # whatever a store or server may raise: a finished job is not lost for it
+            lines = str(problem).strip().splitlines()
+            reason = f"{type(problem).__name__}: {masked(lines[0])[:300]}" if lines else type(problem).__name__
+            say(
+                f"MLflow: could not log to {masked(tracking.address)} ({reason}). "
+                "Tables, records and figures are written all the same. Set tracking.uri to a store that works, or to "
+                f"{OFF}, and run the same command again: what was served is cached."
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """MLflow's settings, unless the user has set them, and none of the warnings of what it is built on."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _listed(names: Sequence[str]) -> str:
+    return quote("[" + ",".join(f'"{name}"' for name in names) + "]")
+
+
+def _mlflow() -> str:
+    """The command beside this Python, which need not be on the PATH."""
+    beside = Path(sys.executable).with_name("mlflow")
+    if not beside.exists():
+        return "mlflow"
+    inside = beside.is_relative_to(Path.cwd())
+    return shlex.quote(str(beside.relative_to(Path.cwd()) if inside else beside))

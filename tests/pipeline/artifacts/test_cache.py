@@ -1,0 +1,139 @@
+"""Listing, choosing and removing artifacts; what is in use stays."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from building import graph
+
+from pipeline.announce import Progress, Silent
+from pipeline.artifacts import cache
+from pipeline.artifacts.claim import claim
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+
+LATER = datetime.now(UTC) + timedelta(days=3)
+REPORT, OTHER = graph(), graph(steps=4)
+MODEL = REPORT.inputs["model"]
+CORPUS = MODEL.inputs["corpus"]
+
+
+def build(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+    (out / "weights").write_bytes(b"x" * 1500)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """Holds one corpus, and model and report of two configurations."""
+    store = Store(tmp_path)
+    for stage in (REPORT, OTHER):
+        Runner(store, build, Silent()).realise(stage)
+    return store
+
+
+def run(store: Store, *argv: str) -> int:
+    return cache.main(argv, store, lambda overrides: [CORPUS, Stage("new", "t", {"of": list(overrides)})], LATER)
+
+
+def left(store: Store) -> list[str]:
+    return [entry.manifest.key for entry in cache.entries(store)]
+
+
+def test_list_tells_size_age_and_relations(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(store, "list") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["NAME", "DIGEST", "SIZE", "AGE", "BUILT", "FROM", "USED", "BY"]
+    users = sorted([MODEL.key, OTHER.inputs["model"].key])
+    assert lines[1].split()[:7] == ["corpus", CORPUS.digest[:12], "1.5", "kB", *lines[1].split()[4:6], "-"]
+    assert sorted(lines[1].split()[7:]) == users
+    (model,) = (line for line in lines if MODEL.digest[:12] in line.split()[1])
+    assert model.split()[6:] == [CORPUS.key, REPORT.key]
+    assert len(lines) == 6
+
+
+def test_list_names_damage(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    (store.path(REPORT) / "weights").write_text("short")
+    (store.path(MODEL) / "stage.json").unlink()
+    (store.path(CORPUS) / "weights").write_bytes(b"y" * 1500)
+    run(store, "list")
+    said = capsys.readouterr().out
+    assert "DAMAGED: weights has 5 bytes instead of 1500" in said
+    assert any(line.startswith("model") and line.endswith("DAMAGED") for line in said.splitlines())
+    assert "another content" not in said
+    run(store, "list", "--check")
+    assert "DAMAGED: weights has another content than was written" in capsys.readouterr().out
+
+
+def test_clean_only_says_unless_told(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    before = left(store)
+    run(store, "clean", "report")
+    assert "would be freed; add --yes" in capsys.readouterr().out
+    assert left(store) == before
+
+
+def test_clean_by_name_and_by_key(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run(store, "clean", "report", MODEL.key, "--yes")
+    assert left(store) == [CORPUS.key, OTHER.inputs["model"].key]
+    assert "freed" in capsys.readouterr().out.splitlines()[-1]
+    assert not (store.root / ".trash").exists()
+
+
+def test_clean_keeps_what_kept_names_were_built_from(store: Store) -> None:
+    run(store, "clean", "--keep", MODEL.key, "--yes")
+    assert left(store) == [CORPUS.key, MODEL.key]
+
+
+@pytest.mark.parametrize(("days", "number"), [("2", 0), ("4", 5)])
+def test_clean_by_age(store: Store, days: str, number: int) -> None:
+    run(store, "clean", "--older-than", days, "--yes")
+    assert len(left(store)) == number
+
+
+def test_clean_leaves_what_is_being_built_and_what_that_needs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    store.prepare()
+    (store.workspace(REPORT)[1] / "state").write_text("x")
+    with claim(store.locks, REPORT, print):
+        run(store, "clean", "corpus", "model", "report", "--yes")
+        run(store, "clean", "--yes")
+    assert sorted(left(store)) == sorted([CORPUS.key, MODEL.key, REPORT.key])
+    assert f"{MODEL.key}  stays: it is being built or needed for that" in capsys.readouterr().out
+    assert store.unfinished(REPORT)
+
+
+def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
+    (store.workspace(graph(steps=5))[1] / "state").write_text("x")
+    (store.path(REPORT) / "weights").unlink()
+    store.set_aside(REPORT)
+    (store.path(MODEL) / "stage.json").unlink()
+    run(store, "clean", "--yes")
+    assert sorted(left(store)) == sorted([CORPUS.key, OTHER.inputs["model"].key, OTHER.key])
+    assert not store.path(MODEL).exists()
+    assert not [*(store.root / ".damaged").iterdir(), *(store.root / ".work").iterdir()]
+
+
+@pytest.mark.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
+def test_a_misspelt_name_removes_nothing(store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(store, *argv)
+    assert "nothing stored is called 'reprot'; stored are corpus, model, report." in capsys.readouterr().err
+    assert len(left(store)) == 5
+
+
+def test_an_unknown_option_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        run(store, "clean", "--al")
+    assert "unrecognized arguments: --al" in capsys.readouterr().err
+
+
+def test_why_takes_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run(store, "why", "+policy=synera", "network=lte")
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith(f"{CORPUS.key}: cached (built 2")
+    assert said[1] == f"{Stage('new', 't', {'of': ['+policy=synera', 'network=lte']}).key}: new"
+
+
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
+def test_size(nbytes: float, text: str) -> None:
+    assert cache.size(nbytes) == text

@@ -1,0 +1,29 @@
+"""Notes of claims: what they say while one is held, and that a broken one does no harm."""
+
+from pathlib import Path
+
+from building import graph
+
+from pipeline.artifacts.claim import census, claim, claimed
+
+
+def never(who: str) -> None:
+    raise AssertionError(f"waited for {who}")
+
+
+def test_a_claim_names_what_it_needs_while_it_is_held(tmp_path: Path) -> None:
+    needed = {one.key for one in graph().ancestors.values()}
+    with claim(tmp_path, graph(), never):
+        assert claimed_elsewhere(tmp_path) == {graph().key, *needed}
+    assert claimed_elsewhere(tmp_path) == set()
+
+
+def claimed_elsewhere(folder: Path) -> set[str]:
+    with census(folder):
+        return claimed(folder)
+
+
+def test_a_broken_note_does_no_harm(tmp_path: Path) -> None:
+    with claim(tmp_path, graph(), never):
+        (tmp_path / f"{graph().key}.json").write_text("{")
+        assert claimed(tmp_path) == {graph().key}

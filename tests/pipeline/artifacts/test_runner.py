@@ -1,0 +1,232 @@
+"""Crash, Ctrl-C and four at once, with real processes; what is built, in which order, and what is kept."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from building import graph
+
+from pipeline.announce import Progress, Silent
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store, StoreError
+
+SCRIPT = Path(__file__).parents[2] / "building.py"
+Building = subprocess.Popen[str]
+Start = Callable[..., Building]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `building.py` on this test's store, stopping at a stage if one is named."""
+    begun: list[Building] = []
+
+    def start(stop_at: str = "") -> Building:
+        command = [sys.executable, str(SCRIPT), str(tmp_path), stop_at]
+        pipe = subprocess.PIPE
+        begun.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        process.kill()
+        process.communicate()
+
+
+def read_until(process: Building, text: str) -> str:
+    """The first line with `text`; fails with all that was said instead."""
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if text in line:
+            return line.strip()
+    pytest.fail(f"no {text!r} in {said}")
+
+
+def rest_of(process: Building) -> str:
+    """What it says from here on, after being told to go on."""
+    said, errors = process.communicate("go on\n", timeout=60)
+    return said + errors
+
+
+def calls(said: str) -> list[str]:
+    return re.findall(r"^call (.*)$", said, re.MULTILINE)
+
+
+STOPS = [signal.SIGKILL, signal.SIGINT]
+AFTERWARDS = {
+    "corpus": ["corpus from step 2", "model from step 0", "report from step 0"],
+    "model": ["model from step 2", "report from step 0"],
+    "report": ["report from step 2"],
+}
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
+@pytest.mark.parametrize("stage", AFTERWARDS)
+def test_stopped_anywhere_it_goes_on_from_there(start: Start, tmp_path: Path, stage: str, stop: signal.Signals) -> None:
+    first = start(stage)
+    read_until(first, "stopped")
+    first.send_signal(stop)
+    assert first.wait(60) != 0
+    whole = [one.name for one in [*graph().ancestors.values(), graph()] if Store(tmp_path).has(one)]
+    assert whole == ["corpus", "model", "report"][: list(AFTERWARDS).index(stage)]
+    said = rest_of(start())
+    assert calls(said) == AFTERWARDS[stage]
+    assert "have report model corpus" in said
+    assert not list(tmp_path.rglob("stray"))
+    assert not list((tmp_path / ".work").iterdir())
+
+
+def test_interrupted_it_says_what_is_kept(start: Start) -> None:
+    process = start("model")
+    read_until(process, "stopped")
+    process.send_signal(signal.SIGINT)
+    said = rest_of(process)
+    assert re.search(
+        r"^model: interrupted; what it has done so far and all finished stages are kept", said, re.MULTILINE
+    )
+    assert "KeyboardInterrupt" in said
+
+
+def test_four_at_once_build_once(start: Start) -> None:
+    builder = start("model")
+    read_until(builder, "stopped")
+    others = [start() for _ in range(3)]
+    waiting = f"waiting for {graph().key}, which process {builder.pid} is building"
+    assert [read_until(other, "waiting") for other in others] == [waiting] * 3
+    assert calls(rest_of(builder)) == ["report from step 0"]
+    assert [rest_of(other) for other in others] == ["have report model corpus\n"] * 3
+
+
+def test_who_waits_takes_over_from_a_killed_builder(start: Start) -> None:
+    builder = start("model")
+    read_until(builder, "stopped")
+    other = start()
+    read_until(other, "waiting")
+    builder.kill()
+    assert calls(rest_of(other)) == AFTERWARDS["model"]
+
+
+@dataclass
+class Recorder(Silent):
+    """Builds every stage by writing one file, and remembers what happened."""
+
+    calls: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    states: list[str] = field(default_factory=list)
+    problem: BaseException | None = None
+
+    def __call__(self, stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+        self.calls.append(stage.name)
+        self.states += [path.read_text() for path in work.iterdir()]
+        (out / "weights").write_text(f"{stage.name} {len(self.calls)}")
+        if self.problem:
+            (work / "state").write_text("kept")
+            raise self.problem
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def stage_broken(self, stage: Stage, message: str) -> None:
+        self.notes.append(message)
+
+
+def runner(root: Path, recorder: Recorder, *force: str) -> Runner:
+    return Runner(Store(root), recorder, recorder, frozenset(force))
+
+
+def test_inputs_come_first_and_nothing_runs_twice(tmp_path: Path) -> None:
+    recorder = Recorder()
+    for _ in range(2):
+        path = runner(tmp_path, recorder).realise(graph())
+    assert recorder.calls == ["corpus", "model", "report"]
+    assert path == Store(tmp_path).path(graph())
+
+
+def test_a_cached_end_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
+    recorder = Recorder()
+    runner(tmp_path, recorder).realise(graph())
+    (tmp_path / "model").rename(tmp_path / "gone")
+    runner(tmp_path, recorder).realise(graph())
+    assert recorder.calls == ["corpus", "model", "report"]
+
+
+def test_only_what_changed_runs(tmp_path: Path) -> None:
+    recorder = Recorder()
+    runner(tmp_path, recorder).realise(graph(steps=3))
+    runner(tmp_path, recorder).realise(graph(steps=4))
+    assert recorder.calls[3:] == ["model", "report"]
+
+
+def test_forced_stages_and_what_is_built_from_them_run_once_more(tmp_path: Path) -> None:
+    recorder = Recorder()
+    runner(tmp_path, recorder).realise(graph())
+    again = runner(tmp_path, recorder, "model")
+    paths = {again.realise(graph()) for _ in range(2)}
+    assert recorder.calls[3:] == ["model", "report"]
+    assert (paths.pop() / "weights").read_text() == "report 5"
+
+
+def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
+    recorder = Recorder()
+    path = runner(tmp_path, recorder).realise(graph())
+    (path / "weights").write_text("rep")
+    runner(tmp_path, recorder).realise(graph())
+    assert recorder.calls[3:] == ["report"]
+    (note,) = recorder.notes
+    assert re.match(rf"{graph().key} is damaged: weights has 3 bytes instead of 8\. It was moved to .*\.damaged", note)
+
+
+def test_after_an_error_only_the_state_is_kept(tmp_path: Path) -> None:
+    recorder = Recorder(problem=RuntimeError("loss is nan"))
+    with pytest.raises(RuntimeError, match="loss is nan"):
+        runner(tmp_path, recorder).realise(graph())
+    assert [path.name for path in (tmp_path / ".work").rglob("*") if path.is_file()] == ["state"]
+    assert recorder.notes == [
+        "failed; what it has done so far and all finished stages are kept, and the same command goes on from there."
+    ]
+    recorder.problem = None
+    runner(tmp_path, recorder).realise(graph())
+    assert recorder.states == ["kept"]
+
+
+def test_force_does_not_go_on_from_old_state(tmp_path: Path) -> None:
+    recorder = Recorder(problem=RuntimeError("loss is nan"))
+    with pytest.raises(RuntimeError, match="loss is nan"):
+        runner(tmp_path, recorder).realise(graph())
+    recorder.problem = None
+    runner(tmp_path, recorder, "corpus").realise(graph())
+    assert recorder.states == []
+
+
+def write_to_full_disk(stage: Stage, out: Path, *_: object) -> None:
+    (out / "weights").symlink_to("/dev/full")
+    (out / "weights").write_text("x")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
+def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"no space left on the disk of .* while building corpus-.*cache clean"):
+        Runner(Store(tmp_path), write_to_full_disk, Silent()).realise(graph())
+    assert not list((tmp_path / ".work").iterdir())
+
+
+def test_an_unwritable_root_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    recorder = Recorder()
+    with pytest.raises(StoreError, match="Nothing was run"):
+        runner(tmp_path / "outputs", recorder).realise(graph())
+    assert recorder.calls == []
+
+
+def test_what_is_cached_needs_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder()
+    path = runner(tmp_path, recorder).realise(graph())
+    monkeypatch.delattr(Store, "prepare")
+    assert runner(tmp_path, recorder).realise(graph()) == path

@@ -1,0 +1,192 @@
+"""Whole or absent, and why: what the store says of artifacts that are there, broken, or of another configuration."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.artifacts import manifest
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store, StoreError
+
+
+def corpus(seed: int = 1) -> Stage:
+    return Stage("corpus", "training.corpus.build", {"seed": seed})
+
+
+def model(data: Stage | None = None, **args: Any) -> Stage:
+    data = data or corpus()
+    return Stage("model", "training.fit", {"corpus": {"_stage_": "corpus"}, **args}, inputs={"corpus": data})
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "artifacts")
+
+
+def put(store: Store, stage: Stage, text: str = "twelve bytes", seconds: float = 188.2) -> Path:
+    store.prepare()
+    out, _ = store.workspace(stage)
+    (out / "deep").mkdir()
+    (out / "deep" / "weights.safetensors").write_text(text)
+    return store.commit(stage, out, seconds)
+
+
+def test_absent_until_committed(store: Store) -> None:
+    store.prepare()
+    out, _ = store.workspace(corpus())
+    (out / "half").write_text("x")
+    assert not store.has(corpus())
+    assert put(store, corpus()) == store.path(corpus()) == store.root / "corpus" / corpus().digest[:16]
+    assert store.has(corpus())
+
+
+def test_manifest_records_what_the_artifact_is(store: Store) -> None:
+    put(store, corpus())
+    put(store, model(lr=0.1))
+    found = store.manifest(model(lr=0.1))
+    assert found is not None
+    assert found.args == {"corpus": {"_stage_": "corpus"}, "lr": 0.1}
+    assert found.inputs == {"corpus": corpus().digest}
+    assert (found.key, found.seconds, found.nbytes) == (model(lr=0.1).key, 188.2, 12)
+    assert found.versions.keys() >= {"python", "torch"}
+
+
+def test_the_same_artifact_in_every_store(tmp_path: Path) -> None:
+    a, b = (put(Store(tmp_path / name), corpus()) for name in "ab")
+    assert a.relative_to(tmp_path / "a") == b.relative_to(tmp_path / "b")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 5)
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "said"),
+    [
+        ("deep/weights.safetensors", truncate, r"deep/weights.safetensors has 5 bytes instead of 12"),
+        ("deep/weights.safetensors", Path.unlink, r"deep/weights.safetensors is missing"),
+        ("stage.json", truncate, r"stage.json is missing or unreadable"),
+        ("stage.json", Path.unlink, r"stage.json is missing or unreadable"),
+    ],
+)
+def test_damage_is_noticed(store: Store, file: str, harm: Any, said: str) -> None:
+    harm(put(store, corpus()) / file)
+    assert not store.has(corpus())
+    assert store.damage(corpus()) == said
+    assert store.why(corpus()) == f"damaged: {said}"
+
+
+def test_changed_content_of_the_same_size_is_noticed_on_demand(store: Store) -> None:
+    (put(store, corpus()) / "deep" / "weights.safetensors").write_text("TWELVE BYTES")
+    assert store.has(corpus())
+    assert store.damage(corpus(), thorough=True) == "deep/weights.safetensors has another content than was written"
+
+
+def test_a_copied_artifact_is_not_taken_for_another(store: Store) -> None:
+    put(store, corpus(1)).rename(store.path(corpus(2)))
+    assert store.damage(corpus(2)) == f"stage.json describes another artifact, {corpus(1).key}"
+
+
+def test_large_files_are_not_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "HASHED_BELOW_NBYTES", 10)
+    record = json.loads((put(store, corpus()) / "stage.json").read_text())
+    assert record["files"] == {"deep/weights.safetensors": {"nbytes": 12, "sha256": None}}
+
+
+def test_damaged_artifacts_are_moved_aside_one_by_one(store: Store) -> None:
+    places = []
+    for _ in range(2):
+        truncate(put(store, corpus()) / "stage.json")
+        places.append(store.set_aside(corpus()).name)
+    assert places == [f"{corpus().key}-1", f"{corpus().key}-2"]
+    assert store.why(corpus()) == "new"
+
+
+def test_a_new_attempt_replaces_the_old(store: Store) -> None:
+    put(store, corpus(), "old")
+    assert (put(store, corpus(), "new") / "deep" / "weights.safetensors").read_text() == "new"
+    assert not any((store.root / ".trash").iterdir())
+    assert not any((store.root / ".work").iterdir())
+
+
+def test_why_new_and_cached(store: Store) -> None:
+    assert store.why(corpus()) == "new"
+    assert not store.root.exists()
+    put(store, corpus())
+    built = json.loads((store.path(corpus()) / "stage.json").read_text())["built"]
+    assert store.why(corpus()) == f"cached (built {built[:16].replace('T', ' ')}, 188 s)"
+
+
+@pytest.mark.parametrize(
+    ("stage", "said"),
+    [
+        (model(steps=400, lr=0.1), "steps 500 -> 400 (against"),
+        (model(steps=500.0, lr=0.1), "steps 500 -> 500.0 (against"),
+        (model(steps=500), "lr removed (was 0.1) (against"),
+        (model(steps=500, lr=0.1, seed=3), "seed added (3) (against"),
+        (model(corpus(2), steps=500, lr=0.1), "its input corpus changed (against"),
+        (model(corpus(2), steps=400, lr=0.1), "steps 500 -> 400, its input corpus changed (against"),
+        (model(steps={"up": 1}, lr=0.1), 'steps 500 -> {"up":1} (against'),
+        (model(None, steps=500, **dict.fromkeys("abcdefg", 0)), "e added (0), f added (0), and 2 more (against"),
+    ],
+)
+def test_why_names_the_changed_keys(store: Store, stage: Stage, said: str) -> None:
+    put(store, model(steps=500, lr=0.1))
+    assert store.why(stage).startswith("changed: ")
+    assert f" {said} the latest, built 2" in store.why(stage)
+
+
+def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
+    def of(sha: str, layers: list[int], kind: str) -> Stage:
+        return model(init={"_content_": sha, "path": "/x"}, net={"layers": layers, "kind": kind})
+
+    put(store, of("aa", [1, 2], "x"))
+    said = store.why(of("bb", [1, 3], "y"))
+    assert said.startswith('changed: the content of init changed, net.kind "x" -> "y", net.layers[1] 2 -> 3 (against')
+
+
+def test_why_compares_with_the_latest(store: Store) -> None:
+    for index, stage in enumerate((model(steps=1), model(steps=2))):
+        os.utime(put(store, stage) / "stage.json", ns=(index, index))
+    assert store.why(model(steps=3)).startswith("changed: steps 2 -> 3 ")
+
+
+def test_why_says_that_a_build_goes_on(store: Store) -> None:
+    store.prepare()
+    _, state = store.workspace(corpus())
+    (state / "step").write_text("7")
+    assert store.why(corpus()) == "new; goes on from its unfinished state"
+    assert store.abandon(corpus())
+    _, state = store.workspace(corpus())
+    assert (state / "step").read_text() == "7"
+
+
+def test_target_and_version_are_named(store: Store) -> None:
+    put(store, corpus())
+    said = store.why(Stage("corpus", "mine.build", {"seed": 1}, version=2))
+    assert said.startswith("changed: target training.corpus.build -> mine.build, version 1 -> 2 (")
+
+
+@pytest.mark.parametrize("files", [[], ["stage.json"]])
+def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
+    store.prepare()
+    out, _ = store.workspace(corpus())
+    for name in files:
+        (out / name).write_text("{}")
+    with pytest.raises(RuntimeError, match=r"training\.corpus\.build .*must fill its folder `out`"):
+        store.commit(corpus(), out, 0.0)
+
+
+def test_content_is_remembered_in_the_store(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("x")
+    assert len(store.content(tmp_path / "weights")) == 64
+    assert (store.root / ".content.json").exists()
+
+
+def test_unwritable_root_is_said_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file where the folder should be")
+    with pytest.raises(StoreError, match=r"cannot write artifacts below .*outputs.*: .* Nothing was run\. Give"):
+        Store(tmp_path / "outputs" / "artifacts").prepare()

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+
+from pipeline.report.bootstrap import mean_interval, paired_interval
+
+
+def test_one_seed_gives_one_interval_and_another_a_near_one():
+    values = np.random.default_rng(1).normal(size=200).tolist()
+    assert mean_interval(values, seed=3) == mean_interval(values, seed=3)
+    assert mean_interval(values, seed=3).low == pytest.approx(mean_interval(values, seed=4).low, abs=0.03)
+
+
+def test_the_interval_is_near_the_normal_one():
+    values = np.random.default_rng(1).normal(5, 2, size=400)
+    interval = mean_interval(values.tolist(), seed=0)
+    half = 1.96 * values.std() / 20
+    assert interval.low == pytest.approx(values.mean() - half, abs=0.03)
+    assert interval.high == pytest.approx(values.mean() + half, abs=0.03)
+
+
+def test_intervals_cover_the_true_mean_about_as_often_as_they_say():
+    rng = np.random.default_rng(7)
+    samples = rng.binomial(1, 0.6, size=(200, 120)).astype(float)
+    intervals = [mean_interval(sample.tolist(), seed=0, level=0.9, resamples=400) for sample in samples]
+    covered = np.mean([interval.low <= 0.6 <= interval.high for interval in intervals])
+    assert 0.84 <= covered <= 0.96
+
+
+def test_chunks_do_not_change_the_result(monkeypatch):
+    values = list(range(50))
+    whole = mean_interval(values, seed=0)
+    monkeypatch.setattr("pipeline.report.bootstrap._INDICES_AT_ONCE", 64)
+    assert mean_interval(values, seed=0) == whole
+
+
+def test_a_paired_difference_is_surer_than_two_means():
+    base = np.random.default_rng(2).normal(size=300)
+    ours, theirs = (base + 0.1).tolist(), base.tolist()
+    paired = paired_interval(ours, theirs, seed=0)
+    assert paired.low == pytest.approx(0.1)
+    assert paired.high == pytest.approx(0.1)
+    assert mean_interval(ours, seed=0).low < mean_interval(theirs, seed=0).high
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        ([], {}, "finite values, at least one, got 0"),
+        ([1.0, float("nan")], {}, "finite values"),
+        ([1.0], {"level": 1.0}, "0 < level < 1"),
+        ([1.0], {"resamples": 10}, "100 resamples or more, got 0.95 and 10"),
+    ],
+)
+def test_what_cannot_be_resampled_is_refused(values, options, message):
+    with pytest.raises(ValueError, match=message):
+        mean_interval(values, seed=0, **options)
+
+
+def test_unpaired_sides_are_refused():
+    with pytest.raises(ValueError, match="same prompts on both sides, got 2 and 1"):
+        paired_interval([1, 2], [1], seed=0)

@@ -1,0 +1,51 @@
+import pytest
+from served import drawn, request, write
+
+from pipeline.report import figures
+from pipeline.report.records import Records
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def records(tmp_path):
+    return Records.read(drawn(tmp_path / "serve", n=6))
+
+
+@pytest.mark.parametrize("draw", [figures.latency, figures.timeline])
+def test_the_same_records_give_the_same_file(draw, records, tmp_path):
+    first, second = (draw(records, tmp_path / name / "x.png").read_bytes() for name in "ab")
+    assert first.startswith(PNG)
+    assert first == second
+
+
+def test_one_token_without_gaps_or_cloud_can_be_drawn(tmp_path):
+    records = Records.read(write(tmp_path, [request("a", ["device"], [0.5])]))
+    assert figures.latency(records, tmp_path / "latency.png").exists()
+    assert figures.timeline(records, tmp_path / "timeline.png").exists()
+
+
+def test_the_typical_request_used_the_cloud_and_is_the_median_of_those(tmp_path):
+    requests = [request(f"r{end}", ["cloud"], [float(end)]) for end in range(1, 6)]
+    pieces = [{"request": f"r{n}", "lane": "verify", "begin_s": 0, "end_s": 1, "amount": 1} for n in (2, 3, 5)]
+    assert figures.typical(Records.read(write(tmp_path / "a", requests, pieces))).request == "r3"
+    assert figures.typical(Records.read(write(tmp_path / "b", requests[:4]))).request == "r2"
+    failed = [one | {"ending": "failed"} for one in requests]
+    assert figures.typical(Records.read(write(tmp_path / "c", failed))).request == "r3"
+
+
+def test_a_long_story_ends_after_twelve_rounds(tmp_path):
+    pieces = [
+        {"request": "r", "lane": lane, "begin_s": n + at, "end_s": n + at + 0.5, "amount": 1}
+        for n in range(20)
+        for lane, at in (("verify", 0.0), ("downlink", 0.5))
+    ]
+    request_ = request("r", ["cloud"] * 20, [n + 1.0 for n in range(20)])
+    records = Records.read(write(tmp_path, [request_], pieces))
+    assert figures._shown_until(records.timeline, records.requests[0]) == 12.0
+    assert figures._shown_until(records.timeline[:10], records.requests[0]) == 20.0
+
+
+def test_a_request_that_ended_at_once_can_be_drawn(tmp_path):
+    nothing = request("a", [], [0.0], ending="failed", ttft_s=None) | {"seen_s": []}
+    assert figures.timeline(Records.read(write(tmp_path, [nothing])), tmp_path / "timeline.png").exists()

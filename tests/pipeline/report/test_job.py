@@ -1,0 +1,187 @@
+"""A job from its records to the table, the figures, job.json and MLflow."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from served import drawn, request, write
+
+from pipeline.artifacts import manifest
+from pipeline.artifacts.stage import Stage
+from pipeline.report import job as report
+from pipeline.report.context import JobContext, StageRun
+from pipeline.report.outcome import read
+from pipeline.report.records import RecordsError
+from pipeline.report.tracking import Tracking
+
+SECRET = "s3cret-value"
+CONFIG = {
+    "policy": {
+        "_target_": "serving.policy.Policy",
+        "name": "synera",
+        "draft": {"_target_": "serving.slots.draft.Window", "size": 4},
+        "offload": {"_target_": "serving.slots.offload.ConfidenceImportance", "budget": 0.2, "calibration": "share"},
+        "waiting": {"_target_": "serving.slots.waiting.Idle"},
+    },
+    "model": {"device": {"timing": "tinyllama_1_1b"}, "cloud": {"timing": "llama2_13b", "api_key": SECRET}},
+    "hardware": {"cloud": {"chip": "rtx_a6000"}},
+    "network": {"uplink_mbps": 3.9, "downlink_mbps": 4.8, "delay_ms": 40, "loss": 0.01},
+    "seed": 7,
+}
+
+
+@pytest.fixture
+def artifact(tmp_path):
+    return drawn(tmp_path / "serve", n=12)
+
+
+def trained(folder: Path) -> StageRun:
+    """A stage's artifact: a report, weights, and its record."""
+    stage = Stage("device_model", "training.pair.train_small", {"steps": 500, "hub_token": SECRET})
+    folder.mkdir()
+    (folder / "training.json").write_text(json.dumps({"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small"}))
+    (folder / "model.safetensors").write_bytes(bytes(64))
+    manifest.write(stage, folder, 12.5)
+    return StageRun(stage.name, stage.key, "train", folder, 12.5, True)
+
+
+def context(tmp_path: Path, tracking: Tracking, **changes: object) -> JobContext:
+    known: dict[str, object] = {
+        "overrides": ("+policy=synera", "network=lte", f"model.cloud.api_key={SECRET}"),
+        "choices": {"hardware": "jetson_orin", "network": "lte", "policy/draft": "window", "policy/offload": "synera"},
+        "digest": "d1g3st",
+        "revision": "abc",
+        "versions": {"torch": "2.13.0"},
+        "machine": {"cores": 2},
+    }
+    return JobContext(tmp_path / "job", tracking, CONFIG, **known | changes)  # type: ignore[arg-type]
+
+
+OFF = Tracking(uri="none")
+
+
+def test_the_table_says_what_was_run_and_what_came_of_it(artifact, tmp_path):
+    file = io.StringIO()
+    report.job(artifact, context(tmp_path, OFF), file)
+    text = file.getvalue()
+    for part in (
+        "synera | jetson_orin | lte | 12 requests",
+        "tinyllama_1_1b on 4 x orin 30W; time: roofline, derived",
+        "llama2_13b on rtx_a6000",
+        "3.9 Mbit/s up, 4.8 Mbit/s down, 40 ms delay, 1.0% lost",
+        "draft window (size=4), offload synera (budget=0.2, calibration=share), waiting Idle",
+        "seed 0, code abc, torch 2.13.0",
+        "exact match 0.667, 95 % interval",
+        "(budget 20.0 %)",
+        "with the cloud's own token",
+        "Pf 6 (Synera, Table 3)",
+        "tokens: the embedded pair; time: emulated",
+    ):
+        assert part in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 100
+    assert SECRET not in text
+
+
+def test_without_tracking_the_rest_is_there(artifact, tmp_path):
+    done = report.job(artifact, context(tmp_path, OFF), io.StringIO())
+    assert (done.link, done.outcome.run_id) == (None, None)
+    assert read(tmp_path / "job") == done.outcome
+    assert done.outcome.metrics["quality/mean"] == pytest.approx(2 / 3)
+    assert [path.name for path in done.figures if path.exists()] == ["latency.png", "timeline.png"]
+    assert not list(tmp_path.rglob("*.db"))
+
+
+def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tracking):
+    file = io.StringIO()
+    stage = trained(tmp_path / "device_model")
+    done = report.job(artifact, context(tmp_path, tracking, stages=(stage,)), file)
+    client, experiment_id = tracking.connect()
+    job = client.get_run(done.outcome.run_id)
+    assert file.getvalue().splitlines()[-1].endswith(f"/#/experiments/{experiment_id}/runs/{done.outcome.run_id}")
+    assert job.info.status == "FINISHED"
+    assert job.info.run_name == "synera network=lte model.cloud.api_key=***"
+    assert job.data.params["policy.offload.budget"] == "0.2"
+    assert job.data.params["model.cloud.api_key"] == "***"
+    assert job.data.metrics["latency/tbt_s/p99"] == done.summary.latency.tbt_s.p99
+    assert job.data.tags["tandem.digest"] == "d1g3st"
+    found = {item.path for item in client.list_artifacts(job.info.run_id)}
+    assert found == {"records", "figures", "config.yaml", "overrides.txt", "environment.json", "report.txt"}
+    assert len(client.list_artifacts(job.info.run_id, "records")) == 4
+    environment = json.loads(next((tmp_path / "mlflow").rglob("environment.json")).read_text())
+    assert environment["seeds"]["seed"] == 7
+    assert environment["machine"] == {"cores": 2}
+
+
+def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
+    stage = trained(tmp_path / "device_model")
+    done = report.job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
+    client, experiment_id = tracking.connect()
+    (run,) = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{done.outcome.run_id}'")
+    assert run.info.run_name == stage.key
+    assert run.data.params == {"steps": "500", "hub_token": "***"}
+    numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
+    assert run.data.metrics == numbers
+    assert run.data.tags["tandem.cached"] == "True"
+    assert run.data.tags["tandem.target"] == "training.pair.train_small"
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "artifact")] == ["artifact/training.json"]
+    files = json.loads(next((tmp_path / "mlflow").rglob("files.json")).read_text())
+    assert files["model.safetensors"]["nbytes"] == 64
+
+
+def test_no_secret_reaches_any_file_of_the_report(artifact, tmp_path, tracking, monkeypatch):
+    monkeypatch.setenv("SOME_KEY", "environment-value")
+    report.job(artifact, context(tmp_path, tracking), io.StringIO())
+    report.failed(OSError(f"refused by http://me:{SECRET}@host"), context(tmp_path, tracking), io.StringIO())
+    written = [*(tmp_path / "job").rglob("*"), *(tmp_path / "mlflow").rglob("*"), tmp_path / "mlflow.db"]
+    contents = b"".join(path.read_bytes() for path in written if path.is_file())
+    assert b"llama2_13b" in contents
+    assert SECRET.encode() not in contents
+    assert b"environment-value" not in contents
+
+
+def test_a_store_that_fails_loses_no_result(artifact, tmp_path):
+    (tmp_path / "file").write_text("")
+    file = io.StringIO()
+    done = report.job(artifact, context(tmp_path, Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")), file)
+    assert done.link is None
+    assert "exact match 0.667" in file.getvalue()
+    assert f"MLflow: could not log to sqlite:///{tmp_path}/file/x.db" in file.getvalue()
+    assert read(tmp_path / "job").status == "complete"
+
+
+def test_a_failed_job_is_noted_with_its_reason(tmp_path, tracking):
+    failed = report.failed(ValueError("llama2_70b does not fit"), context(tmp_path, tracking), io.StringIO())
+    run = tracking.connect()[0].get_run(failed.run_id)
+    assert (run.info.status, run.data.tags["tandem.error"]) == ("FAILED", "llama2_70b does not fit")
+    assert read(tmp_path / "job") == failed
+    assert failed.error == "llama2_70b does not fit"
+
+
+def test_a_damaged_record_is_refused(artifact, tmp_path):
+    (artifact / "requests.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RecordsError, match="cannot be read as the record"):
+        report.job(artifact, context(tmp_path, OFF), io.StringIO())
+
+
+def test_an_emulated_run_says_so(tmp_path):
+    file = io.StringIO()
+    report.job(
+        write(tmp_path / "x", [request("a", ["cloud"], [0.5])], runtime="emulated"), context(tmp_path, OFF), file
+    )
+    assert "emulated: tokens come from the models, run here; time from the chips" in file.getvalue()
+
+
+def test_unknown_energy_cost_and_quality_are_said_to_be_so(tmp_path):
+    lone = request("a", ["cloud"], [0.5])
+    file = io.StringIO()
+    report.job(write(tmp_path / "lone", [lone], packing_factor=None, lossless=True), context(tmp_path, OFF), file)
+    text = " ".join(file.getvalue().split())
+    for part in (
+        "quality not measured",
+        "drafts none",
+        "- J a token",
+        "for want of a packing factor",
+        "lossless every",
+    ):
+        assert part in text

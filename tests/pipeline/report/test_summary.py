@@ -1,0 +1,114 @@
+"""Two requests, small enough to add up by hand."""
+
+import pytest
+from served import request, write
+
+from pipeline.report.records import Records
+from pipeline.report.slo import SloOutcome
+from pipeline.report.spread import Spread
+from pipeline.report.summary import summarise
+
+# Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
+SPECULATED = request(
+    "a", ["accepted", "accepted", "corrected", "device", "device"], [1.0, 1.0, 1.0, 1.2, 1.4],
+    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, sent=4, accepted=2, wasted=2, chunks=2, chunks_asked=1,
+    uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_rows=9, device_busy_s=0.6, cloud_busy_s=0.25,
+    cloud_wait_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
+)  # fmt: skip
+# Arrives at 0.5, and its device writes three tokens alone.
+ALONE = request(
+    "b", ["device"] * 3, [0.75, 1.75, 2.5], task="sort", slo="slow", slo_tokens_per_s=1.0, arrived_s=0.5, ttft_s=0.25,
+    drafted=3, chunks=3, device_busy_s=0.75, device_energy_j=2.0, cloud_energy_j=0.0, quality=0.0, rouge_1=0.5,
+)  # fmt: skip
+
+
+@pytest.fixture
+def summary(tmp_path):
+    return summarise(Records.read(write(tmp_path, [SPECULATED, ALONE])))
+
+
+def test_latency(summary):
+    assert summary.latency.ttft_s == Spread(0.625, 0.625, pytest.approx(0.925), pytest.approx(0.9925))
+    # mean gaps: (0 + 0 + 0.2 + 0.2) / 4 and (1 + 0.75) / 2
+    assert summary.latency.tbt_s.mean == pytest.approx((0.1 + 0.875) / 2)
+    # all gaps, ranked: 0, 0, 0.2, 0.2, 0.75, 1
+    assert summary.latency.gap_s.median == pytest.approx(0.2)
+    assert summary.latency.end_to_end_s.mean == pytest.approx((1.4 + 2.0) / 2)
+    assert summary.latency.cloud_wait_s.mean == 0.0625
+
+
+def test_throughput_and_goodput(summary):
+    # eight tokens from 0 to 2.5 s; a's speed is 4 gaps in 0.4 s, b's 2 in 1.75 s: both above their classes
+    assert summary.throughput.tokens_per_s == pytest.approx(8 / 2.5)
+    assert summary.throughput.requests_per_s == pytest.approx(2 / 2.5)
+    assert summary.throughput.goodput_tokens_per_s == pytest.approx(8 / 2.5)
+    assert summary.slo == {"fast": SloOutcome(1, 0.0), "slow": SloOutcome(1, 0.0)}
+
+
+def test_goodput_leaves_out_who_missed_the_class(tmp_path):
+    late = ALONE | {"slo_tokens_per_s": 2.0}
+    summary = summarise(Records.read(write(tmp_path, [SPECULATED, late])))
+    assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
+
+
+def test_goodput_without_classes_is_of_complete_requests(tmp_path):
+    free = {"slo": None, "slo_tokens_per_s": None}
+    broken = ALONE | free | {"ending": "failed"}
+    summary = summarise(Records.read(write(tmp_path, [SPECULATED | free, broken])))
+    assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
+    assert (summary.complete, summary.slo) == (1, {})
+
+
+def test_speculation(summary):
+    drafts = summary.speculation
+    assert (drafts.drafted, drafts.judged, drafts.accepted, drafts.verifications) == (9, 4, 2, 1)
+    assert drafts.acceptance_rate == 0.5
+    assert (drafts.acceptance_length, drafts.acceptance_length_with_bonus) == (2.0, 3.0)
+    assert drafts.wasted_share == pytest.approx(2 / 9)
+
+
+def test_offloading(summary):
+    assert summary.offloading.chunk_share == pytest.approx(1 / 5)
+    assert summary.offloading.token_share == pytest.approx(3 / 8)
+    assert summary.offloading.tokens_by_origin == {
+        "device": 5, "offline": 0, "accepted": 2, "corrected": 1, "bonus": 0, "cloud": 0
+    }  # fmt: skip
+
+
+def test_resources(summary):
+    use = summary.resources
+    assert (use.uplink_nbytes, use.downlink_nbytes, use.uplink_messages, use.cloud_rows) == (100, 20, 1, 9)
+    assert (use.device_busy_s, use.cloud_busy_s, use.cloud_wait_s) == (pytest.approx(1.35), 0.25, 0.125)
+    assert (use.device_j_per_token, use.cloud_j_per_token) == (1.0, 6.25)
+
+
+def test_cost_under_both_readings(summary):
+    assert summary.cost.w_verified == pytest.approx(5 / 8)
+    assert summary.cost.w_written == pytest.approx(1 / 8)
+    assert summary.cost.verified_s == pytest.approx(0.4875 / 6 * 5 / 8)
+
+
+def test_quality(summary):
+    assert (summary.quality.mean, summary.quality.rouge_1) == (0.5, 0.75)
+    assert summary.quality.by_task == {"copy": 1.0, "sort": 0.0}
+
+
+def test_metrics_are_flat_numbers_that_are_known(summary):
+    metrics = summary.metrics()
+    assert metrics["latency/ttft_s/median"] == 0.625
+    assert metrics["slo/fast/violation_rate"] == 0.0
+    assert metrics["offloading/tokens_by_origin/corrected"] == 1.0
+    assert all(isinstance(value, float) for value in metrics.values())
+
+
+def test_without_drafts_energy_or_scores_nothing_is_made_up(tmp_path):
+    lone = request("c", ["cloud"], [0.5], device_energy_j=None, cloud_energy_j=3.0)
+    summary = summarise(Records.read(write(tmp_path, [lone], packing_factor=None)))
+    assert summary.latency.tbt_s is None
+    assert summary.speculation.acceptance_rate is None
+    assert summary.offloading.chunk_share is None
+    assert summary.offloading.token_share == 1.0
+    assert summary.resources.device_j_per_token is None
+    assert summary.resources.cloud_j_per_token == 3.0
+    assert (summary.quality.mean, summary.cost.verified_s) == (None, None)
+    assert "speculation/acceptance_rate" not in summary.metrics()

@@ -1,0 +1,64 @@
+"""A multirun in a process of its own: the jobs meet in files, one table ends it."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from served import drawn
+
+from pipeline.report import sweep
+from pipeline.report.context import JobContext
+from pipeline.report.tracking import Tracking
+
+SWEEPING = Path(__file__).parents[2] / "sweeping.py"
+
+
+def run(artifact: Path, outputs: Path, policies: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SWEEPING), str(artifact), "-m", f"policy={policies}", f"outputs={outputs}"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+
+
+def test_a_sweep_nests_its_jobs_compares_them_and_outlives_one_that_fails(tracking, tmp_path):
+    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,bad,killed,sled")
+    assert done.returncode == sweep.FAILED, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert "2 of 4 jobs complete" in lines
+    assert any(line.startswith("1    bad     failed: there is no such thing") for line in lines)
+    assert any(line.startswith("2    killed  no result: the job was killed") for line in lines)
+    assert lines[-1].startswith("MLflow: ")
+    assert "/#/compare-runs?runs=" in lines[-1]
+    assert (tmp_path / "sweep" / "comparison.csv").exists()
+    check_runs(tracking, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"], lines[-1])
+
+
+def check_runs(tracking: Tracking, parent: str, last: str) -> None:
+    client, experiment_id = tracking.connect()
+    jobs = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
+    assert sorted(job.info.status for job in jobs) == ["FAILED", "FINISHED", "FINISHED"]
+    assert all(job.info.run_id in last for job in jobs)
+    whole = client.get_run(parent)
+    assert whole.info.status == "FAILED"
+    assert whole.data.metrics == {"jobs": 4.0, "jobs_complete": 2.0}
+    assert {item.path for item in client.list_artifacts(parent)} == {"comparison.csv", "tradeoff.png", "overrides.txt"}
+
+
+def test_a_store_that_fails_is_told_once_and_the_jobs_do_not_try(tmp_path):
+    (tmp_path / "file").write_text("")
+    broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")
+    file = io.StringIO()
+    assert sweep.begin(tmp_path / "sweep", ["policy=a,b"], broken, file) is None
+    assert "MLflow: could not log" in file.getvalue()
+    job = JobContext(tmp_path, broken, {}, sweep=tmp_path / "sweep")
+    assert (sweep.parent(job), sweep.is_tracked(job)) == (None, False)
+    assert sweep.end(tmp_path / "sweep", broken, file) == []
+    assert file.getvalue().count("could not log") == 1
+
+
+def test_a_job_of_its_own_has_no_parent(tmp_path):
+    for job in (JobContext(tmp_path, Tracking(), {}), JobContext(tmp_path, Tracking(), {}, sweep=tmp_path)):
+        assert (sweep.parent(job), sweep.is_tracked(job)) == (None, True)

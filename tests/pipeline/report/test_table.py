@@ -1,0 +1,74 @@
+import io
+
+import pytest
+
+from pipeline.report.table import Facts, Table, number, percent, plain, show, size
+
+TABLE = Table(
+    ("job", "policy", "TBT ms\nmean", "quality"), (("0", "sled", "12.5", "0.9"), ("1", "edge", "failed: no")), 2
+)
+
+
+def test_labels_stand_left_values_right_and_a_remark_takes_the_rest():
+    assert TABLE.lines(80) == [
+        "             TBT ms",
+        "job  policy    mean  quality",
+        "---  ------  ------  -------",
+        "0    sled      12.5      0.9",
+        "1    edge    failed: no",
+    ]
+
+
+def test_a_remark_is_cut_at_the_width():
+    assert TABLE.lines(20)[-1] == "1    edge    failed…"
+
+
+def test_what_does_not_fit_goes_below_with_its_labels_and_without_remarks():
+    first, second = TABLE.blocks(22)
+    assert first.headings == ("job", "policy", "TBT ms\nmean")
+    assert second.headings == ("job", "policy", "quality")
+    assert [len(one.rows) for one in (first, second)] == [2, 1]
+
+
+def test_facts_are_wrapped_behind_their_labels():
+    assert Facts((("link", "3.9 Mbit/s up"), ("a", "b"))).lines(18) == ["link  3.9 Mbit/s", "      up", "a     b"]
+
+
+def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
+    class Tty(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    parts = ["title [x]", TABLE, Facts((("link", "[up]"),))]
+    file, terminal = io.StringIO(), Tty()
+    show(parts, file)
+    show(parts, terminal)
+    assert file.getvalue().splitlines() == plain(parts)
+    assert "\x1b" not in file.getvalue()
+    assert "\x1b" in terminal.getvalue()
+    for text in ("title [x]", "failed: no", "[up]"):
+        assert text in terminal.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0"),
+        (0.01234, "0.012"),
+        (1.5, "1.50"),
+        (-23.45, "-23.4"),
+        (170.4, "170"),
+        (12345.6, "12,346"),
+    ],
+)
+def test_numbers(value, text):
+    assert number(value) == text
+
+
+def test_shares_and_sizes():
+    assert [percent(None), percent(0.1234)] == ["-", "12.3 %"]
+    assert [size(999), size(1200), size(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]

@@ -1,0 +1,67 @@
+import io
+import warnings
+
+import pytest
+
+from pipeline.report.tracking import Tracking, guarded
+
+
+def test_two_processes_create_one_store_without_a_word(fresh):
+    assert fresh[1] == [("1\n", ""), ("1\n", "")]
+
+
+@pytest.mark.parametrize("uri", ["file:./mlruns", "mlruns", "ftp://host"])
+def test_addresses_without_a_store_are_refused(uri):
+    with pytest.raises(ValueError, match=r"tracking.uri is .* allowed are null .* none .* http"):
+        Tracking(uri=uri)
+
+
+def test_an_experiment_has_a_name():
+    with pytest.raises(ValueError, match=r"tracking\.experiment is empty"):
+        Tracking(experiment=" ")
+
+
+def test_addresses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert Tracking().address == f"sqlite:///{tmp_path}/outputs/mlflow.db"
+    assert Tracking(uri="sqlite:///own.db").database == tmp_path / "own.db"
+    assert Tracking(uri="http://127.0.0.1:5000").database is None
+    assert [Tracking().is_on, Tracking(uri="none").is_on] == [True, False]
+
+
+def test_files_go_below_outputs(tracking, tmp_path):
+    client, experiment_id = tracking.connect()
+    assert client.get_experiment(experiment_id).artifact_location == f"file://{tmp_path}/mlflow"
+    assert tracking.connect()[1] == experiment_id
+
+
+def test_one_run_is_opened_and_several_are_compared(tmp_path):
+    tracking = Tracking(outputs=str(tmp_path))
+    one, two = tracking.link("1", ["a"]), tracking.link("1", ["a", "b"])
+    assert one.startswith("MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false ")
+    assert f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db --host 127.0.0.1" in one
+    assert one.endswith("http://127.0.0.1:5000/#/experiments/1/runs/a")
+    assert two.endswith("/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%221%22%5D")
+    assert tracking.link("1", [str(n) for n in range(99)]).endswith("/#/experiments/1/runs")
+
+
+def test_a_server_needs_no_command_and_its_login_stays_secret():
+    link = Tracking(uri="https://me:s3cret@mlflow.example/").link("7", ["a"])
+    assert link == "MLflow: open https://***@mlflow.example/#/experiments/7/runs/a"
+
+
+def test_what_goes_wrong_is_said_once_and_ends_nothing():
+    said = io.StringIO()
+    with guarded(Tracking(uri="http://me:s3cret@127.0.0.1:1"), said.write):
+        warnings.warn("chatter", FutureWarning, stacklevel=1)
+        raise OSError("refused by http://me:s3cret@127.0.0.1:1\nand a long story")
+    assert said.getvalue().startswith(
+        "MLflow: could not log to http://***@127.0.0.1:1 (OSError: refused by http://***@"
+    )
+    assert "what was served is cached" in said.getvalue()
+    assert "long story" not in said.getvalue()
+
+
+def test_an_interrupt_is_passed_on():
+    with pytest.raises(KeyboardInterrupt), guarded(Tracking(), print):
+        raise KeyboardInterrupt
