@@ -13,7 +13,7 @@ def main(large: Path, corpus: Path) -> bool:
     with api.composed("policy=sled", "tracking.uri=none", f"workload.prompts={PROMPTS}") as cfg:
         report = api.run(cfg)
     assert report is not None
-    served = {row["prompt_id"]: row["tokens"] for row in report.records.requests.to_pylist()}
+    served = {request.prompt_id: list(request.tokens) for request in report.records.requests}
     own = _generated(large, corpus, set(served))
     equal = sum(own[name] == tokens for name, tokens in served.items())
     print(f"lossless: sled equals generate token for token on {equal} of {len(served)} held-out prompts")

@@ -61,6 +61,7 @@ META = {
     "quality_metric": "exact match",
     "notes": ["tokens: the embedded pair; time: emulated on the named hardware"],
     "timing": {"device": "roofline, derived", "cloud": "roofline, derived"},
+    "links": ["3.9 Mbit/s up, 4.8 Mbit/s down, 40 ms delay, 1.0% lost"],
     "packing_factor": {"value": 6.0, "source": "Synera, Table 3"},
     "horizon_s": 10.0,
     "seed": 0,

@@ -1,10 +1,9 @@
 """Tandem from Python: compose a configuration, run it, read its records.
 
-from pipeline import api
-
 with api.composed("policy=synera", "network=lte") as cfg:
     report = api.run(cfg)
-report.records.requests      # a pyarrow table, a row a request
+report.summary.metrics()["quality/mean"]
+report.records.requests      # one `Served` a request
 """
 
 from collections.abc import Iterator, Sequence

@@ -51,23 +51,31 @@ def choices(argv: Sequence[str], group: str) -> dict[str, str]:
     """The choices of `group`, each with the first line of its file; what only stands in for a choice is left out."""
     found: dict[str, str] = {}
     for folder in folders(argv):
-        for file in sorted((folder / group).glob("*.yaml")):
-            first = file.read_text(encoding="utf-8").partition("\n")[0]
-            found.setdefault(file.stem, first.lstrip("# "))
+        place = folder / group
+        for file in sorted(place.rglob("*.yaml") if group == "experiment" else place.glob("*.yaml")):
+            lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @"))
+            found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
     found.pop("unset", None)
     return found
 
 
-def missing_policy(argv: Sequence[str]) -> str | None:
-    """What to tell somebody who named no policy, or one that does not exist; None if all is well."""
-    known, asked = choices(argv, "policy"), chosen(argv, "policy")
-    plain = all(name.isidentifier() for name in asked)  # globs and the like are Hydra's business
-    unknown = [name for name in asked if plain and name not in known]
-    if unknown:
-        return f"there is no policy {unknown[0]!r}. Choose one with +policy=NAME:\n{_lines(known)}"
-    if not asked and not chosen(argv, "experiment"):
-        return f"which policy? Choose one with +policy=NAME:\n{_lines(known)}"
+def misspelt(argv: Sequence[str]) -> str | None:
+    """What to tell somebody who named no policy, or a choice that no group has; None if all is well."""
+    for word in argv:
+        group, equals, value = word.lstrip("+").partition("=")
+        known = choices(argv, group) if equals and "." not in group and "hydra" not in group else {}
+        unknown = [name for name in chosen(argv, group) if _is_plain(value) and name not in known]
+        if known and unknown:
+            plus = "+" if group in ("policy", "experiment") else ""
+            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_lines(known)}"
+    if not chosen(argv, "policy") and not chosen(argv, "experiment"):
+        return f"which policy? Choose one with +policy=NAME:\n{_lines(choices(argv, 'policy'))}"
     return None
+
+
+def _is_plain(value: str) -> bool:
+    """Names alone: globs, ranges and null are Hydra's business."""
+    return value != "null" and not any(sign in value for sign in "()[]{}*$@")
 
 
 def unwritable(argv: Sequence[str]) -> str | None:

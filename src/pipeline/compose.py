@@ -2,6 +2,7 @@
 value.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,7 +19,9 @@ MOVED = {"workload": "profiling"}
 
 
 def register_resolvers() -> None:
-    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine."""
+    """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine;
+    `${trained_here:PATHS}`: are all these paths artifacts?
+    """
     import os
 
     from pipeline.surroundings import machine
@@ -27,8 +30,13 @@ def register_resolvers() -> None:
         return ", ".join(f"{key} {value}" for key, value in machine().items())
 
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
+    OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
     OmegaConf.register_new_resolver("process", os.getpid, replace=True)
     OmegaConf.register_new_resolver("machine", facts, replace=True)
+
+
+def _is_stage(value: Any) -> bool:
+    return isinstance(value, Mapping | DictConfig) and REFERENCE in value
 
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """One job: plan it, realise its stages, report. It has never heard of the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,9 @@ class Job:
         names = self.data["force"] or ()
         return frozenset([names] if isinstance(names, str) else names)
 
-    def plan(self) -> Plan:
-        """The stages; raises ConfigError for what cannot work."""
-        found = plan(self.data["stages"], self.schema)
+    def plan(self, goal: str = "serve") -> Plan:
+        """The stages that `goal` needs; raises ConfigError for what cannot work."""
+        found = plan(self.data["stages"], self.schema, (goal,))
         unknown = sorted(self.force - set(found.stages))
         if unknown:
             raise ConfigError(
@@ -47,11 +47,10 @@ class Job:
             )
         return found
 
-    def run(self, found: Plan, stop: str) -> tuple[Path, frozenset[str]]:
-        """Builds what is missing up to `stop`; the last artifact's folder, and the digests of what was built now."""
+    def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
+        """Builds what is missing up to `goals`; the last one's folder, and the digests of what was built now."""
         self.store.prepare()
-        runner = Runner(self.store, _call, self.announce, self.force)
-        goals = [found.serve] if stop == "all" else found.goals(stop)
+        runner = Runner(self.store, _call, self.announce, frozenset(self.data["force"]))
         folders = [runner.realise(goal) for goal in goals]
         return folders[-1] if folders else self.store.root, runner.built
 

@@ -24,7 +24,7 @@ def main() -> None:
     argv = arguments.rewritten(sys.argv[1:])
     if argv[:1] == ["cache"]:
         sys.exit(_cache(argv[1:]))
-    problem = None if HELP_WORDS & set(argv) else arguments.missing_policy(argv) or arguments.unwritable(argv)
+    problem = None if HELP_WORDS & set(argv) else arguments.misspelt(argv) or arguments.unwritable(argv)
     if problem:
         sys.exit(_refuse(problem))
     _hydra(argv)

@@ -27,8 +27,8 @@ class Plan:
     kinds: Mapping[str, str]
 
     def goals(self, stop: str) -> list[Stage]:
-        """What must exist after `stage=train`, `stage=profile` or `stage=all`."""
-        last = len(KINDS) if stop == "all" else KINDS.index(stop) + 1
+        """What must exist after `stage=train` or `stage=profile`."""
+        last = KINDS.index(stop) + 1
         return [stage for name, stage in self.stages.items() if self.kinds[name] in KINDS[:last]]
 
     @property

@@ -34,14 +34,31 @@ def job_of(cfg: DictConfig) -> Job:
 
 def run(cfg: DictConfig) -> "Report | None":
     """Plans, builds and reports one job; raises UserError for what a user can mend."""
-    job, stop = job_of(cfg), _stop(cfg.stage)
-    if stop != "all":
+    stop = str(cfg.stage)
+    job = job_of(cfg)
+    if stop == "all":
+        return _reported(job)
+    if stop == "plan":
+        print(describe(job, job.plan()))
+    elif stop in ("train", "profile"):
         plan = job.plan()
-        if stop != "plan":
-            job.run(plan, stop)
+        job.run(plan.goals(stop))
         print(describe(job, plan))
-        return None
-    return _reported(job)
+    else:
+        _build_one(job, stop)
+    return None
+
+
+def _build_one(job: Job, name: str) -> None:
+    """A stage by its name, whether serving needs it or not; what it says in text files is printed."""
+    if name not in job.data["stages"]:
+        known = ", ".join([*STOPS, *sorted(job.data["stages"])])
+        raise ConfigError(f"stage is {name!r}; allowed are {known}.")
+    plan = job.plan(name)
+    folder, _ = job.run([plan.stages[name]])
+    print(describe(job, plan))
+    for file in sorted(folder.glob("*.txt")):
+        print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
 
 
 def describe(job: Job, plan: Plan) -> str:
@@ -62,12 +79,18 @@ def _reported(job: Job) -> "Report":
         plan = job.plan()
         context = replace(context, digest=plan.serve.digest)
         report.begin(context)
-        served, built = job.run(plan, "all")
-        return report.job(served, replace(context, stages=_stages(job, plan, built)))
+        served, built = job.run([plan.serve])
+        return report.job(served, _as_served(replace(context, stages=_stages(job, plan, built)), job, plan))
     except Exception as problem:
         if context.digest or context.sweep:  # a lone job that could not even be planned left nothing to note
             report.failed(problem, context)
         raise
+
+
+def _as_served(context: JobContext, job: Job, plan: Plan) -> JobContext:
+    """With the code and versions that served, which for a cached result are not today's."""
+    manifest = job.store.manifest(plan.serve)
+    return replace(context, revision=manifest.revision, versions=manifest.versions) if manifest else context
 
 
 def _context(job: Job) -> JobContext:
@@ -110,9 +133,3 @@ def _stages(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]
         cached = stage.digest not in built
         found.append(StageRun(name, stage.key, plan.kinds[name], job.store.path(stage), seconds, cached, inputs))
     return tuple(found)
-
-
-def _stop(asked: str) -> str:
-    if asked not in STOPS:
-        raise ConfigError(f"stage is {asked!r}; allowed are {', '.join(STOPS)}.")
-    return asked

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from zlib import crc32
 
 from serving.messages import INF, Backlog
 from serving.slots.dispatch import Dispatch
@@ -14,8 +15,8 @@ _NOMINAL_ROW_S = 0.001
 
 
 class Chooser:
-    def __init__(self, tiers: Tiers, dispatch: Dispatch) -> None:
-        self._tiers, self._dispatch = tiers, dispatch
+    def __init__(self, tiers: Tiers, dispatch: Dispatch, owner: str) -> None:
+        self._tiers, self._dispatch, self._turn = tiers, dispatch, crc32(owner.encode())
         self.dead: set[str] = set()
         nodes = [node for tier in tiers.values() for node in tier]
         self.backlogs = {node: Backlog(node, 0.0, _NOMINAL_ROW_S, INF) for node in nodes}
@@ -24,12 +25,13 @@ class Chooser:
         """Is a node of that tier alive?"""
         return any(node not in self.dead for node in self._tiers.get(name, (name,)))
 
-    def choose(self, name: str, key: int, rows: int) -> str:
+    def choose(self, name: str, rows: int) -> str:
         """A living node of the tier `name`, or `name` itself where nothing is left to choose."""
         nodes = [node for node in self._tiers.get(name, (name,)) if node not in self.dead]
         if len(nodes) < 2:
             return nodes[0] if nodes else name
-        node = self._dispatch.choose(key, rows, [self.backlogs[n] for n in nodes])
+        node = self._dispatch.choose(self._turn, rows, [self.backlogs[n] for n in nodes])
+        self._turn += 1
         backlog = self.backlogs[node]
         self.backlogs[node] = replace(backlog, queued_s=backlog.queued_s + rows * backlog.row_s)
         return node

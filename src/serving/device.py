@@ -30,7 +30,7 @@ class Device:
         self, name: str, policy: Policy, hops: tuple[Hop, ...], tiers: Tiers, seed: int, timeout_s: float = INF
     ) -> None:
         self.name, self.policy, self.hops, self.seed, self.timeout_s = name, policy, hops, seed, timeout_s
-        self.chooser, self.numbers = Chooser(tiers, policy.dispatch), Numbers()
+        self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name), Numbers()
         self.waiting: deque[Call] = deque()
         self.current: Requester | None = None
 

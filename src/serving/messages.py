@@ -358,7 +358,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What became of a draft: judged by the target (`accepted` of it stand), or kept unasked (`accepted` is None)."""
+    """What was decided of a draft: it was judged (`accepted` of it stand), or kept unasked (`accepted` is None)."""
 
     session: str
     at: int

@@ -73,6 +73,14 @@ class Link:
         if self.jitter_shape not in ("uniform", "half_normal"):
             raise ValueError(f"network.jitter_shape={self.jitter_shape!r} must be uniform or half_normal.")
 
+    @property
+    def described(self) -> str:
+        """The figures in a line."""
+        return (
+            f"{self.uplink_mbps:g} Mbit/s up, {self.downlink_mbps:g} Mbit/s down, {self.delay_ms:g} ms delay, "
+            f"{self.jitter_ms:g} ms jitter, {self.loss:.1%} lost"
+        )
+
     def rate(self, direction: Direction) -> Rate:
         return Constant(self.uplink_mbps if direction == "up" else self.downlink_mbps)
 

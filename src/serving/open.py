@@ -2,12 +2,12 @@
 
 from serving.decoding import Decoding
 from serving.messages import INF, Call
-from serving.pair import Model
+from serving.pair import Checkpoint
 from serving.runtime import Models, Query
 from serving.workload.workload import Workload
 
 
-def open_models(device: Model, cloud: Model, accelerator: str = "cpu") -> Models:
+def open_models(device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu") -> Models:
     """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves."""
     import torch
 

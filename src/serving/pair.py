@@ -11,15 +11,13 @@ from serving.engine.architectures import ARCHITECTURES
 Dtype = Literal["fp32", "bf16", "fp16"]
 
 
-@dataclass(frozen=True)
-class Model:
-    """A causal LM that `transformers` loads from `path` or, by name, from the Hub; it is timed as `timing`.
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A causal LM that `transformers` loads from a directory, or from the Hub, where its name is all its identity.
 
-    The timed architecture decides seconds, message bytes, KV bytes and whether a chip can hold it. Raises ValueError
-    for a directory that holds no causal LM.
+    Raises ValueError for a directory that holds no causal LM.
     """
 
-    timing: Architecture
     path: Path | None = None
     hub: str | None = None
     dtype: Dtype = "fp32"
@@ -30,6 +28,8 @@ class Model:
             raise ValueError(
                 "model: neither path nor hub says where the checkpoint is; set model.device.path and model.cloud.path"
             )
+        if self.path is not None and self.hub is not None:
+            raise ValueError(f"model: both a path and hub={self.hub} are given; set path=null to take the Hub's")
         if isinstance(self.path, Path):
             _check(self.path)
 
@@ -37,6 +37,13 @@ class Model:
     def where(self) -> str:
         """What `transformers` is given."""
         return str(self.path or self.hub)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(Checkpoint):
+    """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory."""
+
+    timing: Architecture
 
 
 @dataclass(frozen=True)

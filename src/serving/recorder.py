@@ -65,6 +65,8 @@ class Recorder:
         self.records: dict[str, Record] = {}
         self._devices = frozenset(devices)
         self._waits_since: dict[tuple[str, str], float] = {}
+        self._queued: set[tuple[str, str]] = set()
+        """What has arrived at a worker and was in no batch since."""
         self._running: dict[str, tuple[str, ...]] = {}
         """Worker -> the sessions of the batch on its chip."""
 
@@ -73,7 +75,7 @@ class Recorder:
             case Begin(call):
                 self.records[call.session] = Record(call.session, node, len(call.prompt), now)
             case Received(Request() as request):
-                self._waits_since[node, request.rows.session] = now
+                self._arrives(node, request.rows.session, now)
             case Finished(_, tuple()):
                 self._reopen(node, now)
         for command in commands:
@@ -128,10 +130,17 @@ class Recorder:
         self._running[node] = tuple(rows.session for rows in work.rows)
         for rows in work.rows:
             since = self._waits_since.pop((node, rows.session), now)
+            self._queued.discard((node, rows.session))
             record = self.records[rows.session]
             record.cloud_wait_s += now - since
             if now > since:
                 record.line.append(("queue", since, now, rows.n))
+
+    def _arrives(self, node: str, session: str, now: float) -> None:
+        """A later part of a request that waits already does not begin its wait anew."""
+        if (node, session) not in self._queued:
+            self._queued.add((node, session))
+            self._waits_since[node, session] = now
 
     def _reopen(self, node: str, now: float) -> None:
         """A batch is done: what is left of its requests, or their next token, waits from here."""

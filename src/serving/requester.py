@@ -126,7 +126,7 @@ class Requester:
             return self._again(now, forget=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
         s.path, s.left = reply.path, reply.left
-        chunk = self._chunk(s.flight, s.flight_scores, reply.verdict.accepted)
+        chunk = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
         out = chunk + self._show(*s.settle(reply.verdict), now)
         if reply.left and not s.ended:
             s.flight = ()
@@ -222,9 +222,9 @@ class Requester:
         return []
 
     def _stand(self, now: float) -> Commands:
-        s = self.s
-        chunk = self._chunk(tuple(s.draft), s.scores, None)
-        return chunk + self._show(*s.stand(), now)
+        """The draft is shown unasked; where nobody could be asked there was no decision, and no chunk to count."""
+        chunk = [] if self._alone() else self._chunk(None)
+        return chunk + self._show(*self.s.stand(), now)
 
     def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
         self.state, self.job = ending, None
@@ -237,11 +237,12 @@ class Requester:
         self.s.seen_s = now
         return [Deliver(self.s.call.session, tokens, origins)]
 
-    def _chunk(self, tokens: tuple[int, ...], scores: dict[str, list[float]], accepted: int | None) -> Commands:
-        if not tokens:
-            return []
+    def _chunk(self, accepted: int | None) -> Commands:
         s = self.s
-        return [Chunk(s.call.session, len(s.tokens), tokens, {k: tuple(v) for k, v in scores.items()}, accepted)]
+        if not s.draft:
+            return []
+        scores = {name: tuple(values) for name, values in s.scores.items()}
+        return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted)]
 
     # Work on the own chip.
 
@@ -330,7 +331,7 @@ class Requester:
     def _requests(self, rows: Rows, budget: int) -> Iterator[Send]:
         s = self.s
         if not s.path:
-            s.path = (self.chooser.choose(self.hops[0].node, s.stream, rows.n),)
+            s.path = (self.chooser.choose(self.hops[0].node, rows.n),)
         value = 1.0 + rows.check
         deadline = s.seen_s + value / s.call.rate if s.call.rate and rows.rule else INF
         blank = Request(

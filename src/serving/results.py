@@ -109,22 +109,40 @@ def _chunk(chunk: Chunk) -> Row:
 def _meta(setup: Setup, runtime: str, fleets: Sequence[Fleet], rows: Sequence[Row]) -> dict[str, Any]:
     metrics = setup.workload.dataset.metrics
     factor, source = packing_factor(setup.pair.cloud.timing)
-    note = quality_note(setup.workload.dataset, setup.pair.embedded)
-    latencies = sorted({fleet.latency(setup.pair.device.timing).source for fleet in fleets})
+    links = [fleet.network or setup.network for fleet in fleets] if setup.placed else []
     return {
         "policy": setup.policy.name,
         "runtime": runtime,
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics else None,
-        "notes": [note] if note else [],
-        "timing": {
-            "device": "; ".join(latencies),
-            "cloud": setup.hardware.cloud.latency(setup.pair.cloud.timing).source,
-        },
+        "notes": _notes(setup),
+        "timing": _timing(setup, fleets),
+        "links": list(dict.fromkeys(link.described for link in links)),
         "packing_factor": {"value": factor, "source": source},
         "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
         "seed": setup.seed,
     }
+
+
+def _notes(setup: Setup) -> list[str]:
+    pair = setup.pair
+    assumed = (
+        f"the models stand for {pair.device.timing.name} and {pair.cloud.timing.name} in time, bytes and memory; "
+        "set model.device.timing and model.cloud.timing to what they are"
+    )
+    found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
+    return [note for note in found if note]
+
+
+def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
+    """Which coefficients made the time of each side that the policy uses."""
+    found = {}
+    if setup.policy.draft.source == "model":
+        sources = dict.fromkeys(fleet.latency(setup.pair.device.timing).source for fleet in fleets)
+        found["device"] = "; ".join(sources)
+    if setup.placed:
+        found["cloud"] = setup.hardware.cloud.latency(setup.pair.cloud.timing).source
+    return found
 
 
 _LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}

@@ -28,9 +28,9 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "flight", "flight_odds", "flight_scores", "guessed", "hits", "keep", "kv", "left",
+        "branches", "call", "draft", "flight", "guessed", "hits", "keep", "kv", "left",
         "odds", "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s",
-        "stopped", "stream", "tokens", "tops", "uplink_mbps",
+        "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
 
     def __init__(self, call: Call, seed: int) -> None:
@@ -48,13 +48,11 @@ class Session:
         self.path: tuple[str, ...] = ()
         self.keep: tuple[int, ...] | None = None
         self.flight: tuple[int, ...] | None = None
-        self.flight_scores: dict[str, list[float]] = {}
         self.branches: list[Branch] = []
         self.guessed = False
         self.offline = False
         self.seen_s = 0.0
         """When the user last saw a token."""
-        self.uplink_mbps = 0.0
         self.position_hits = self.hits = 0
         self._clear()
 
@@ -104,7 +102,7 @@ class Session:
         """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
         new = tuple(self.tokens[self.peer :])
         draft = tuple(self.draft) if send_drafts else ()
-        self.flight, self.flight_scores = draft, self.scores
+        self.flight = draft
         self.branches, self.guessed = [], False
         odds = tuple(self.odds) if draft else ()
         return Rows(

@@ -30,6 +30,7 @@ class Setup:
     def __post_init__(self) -> None:
         self._check_tiers()
         self._check_probes()
+        self._check_timing()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
         self._check_cache(tokens)
         if self.policy.draft.source == "model":
@@ -37,6 +38,15 @@ class Setup:
                 check_fits(fleet, self.pair.device.timing, 1, tokens)
         if self.placed:
             check_fits(self.hardware.cloud, self.pair.cloud.timing, 1, tokens)
+
+    def _check_timing(self) -> None:
+        """Can every chip be timed? A profile that is still to be made is not asked."""
+        if self.policy.draft.source == "model":
+            for fleet in self.hardware.device_fleets:
+                if fleet.timing != "profile":
+                    fleet.latency(self.pair.device.timing)
+        if self.placed and self.hardware.cloud.timing != "profile":
+            self.hardware.cloud.latency(self.pair.cloud.timing)
 
     def _check_tiers(self) -> None:
         for hop in self.policy.placement.route(self.pair.cloud.timing.layers):

@@ -59,9 +59,19 @@ class Fleet:
             raise ValueError(f"fleet of {self.chip.name}: unknown precision {self.precision!r}; use one of {known}.")
         for mode in (self.mode, *(self.schedule.modes if self.schedule else ())):
             self.chip.mode(mode)
+        self._check_fitted()
         if self.timing not in ("roofline", "profile", *self.chip.fitted):
             known = ", ".join(("roofline", "profile", *self.chip.fitted))
             raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
+
+    def _check_fitted(self) -> None:
+        """What was fitted on one chip in one mode says nothing of others."""
+        elsewhere = self.tensor_parallel > 1 or self.schedule or self.mode_name != self.chip.default_mode
+        if self.timing != "roofline" and elsewhere:
+            raise ValueError(
+                f"fleet of {self.chip.name}: timing={self.timing} was measured on one chip in mode "
+                f"{self.chip.default_mode}; tensor_parallel, a schedule and other modes need timing=roofline."
+            )
 
     @property
     def mode_name(self) -> str:
@@ -128,6 +138,9 @@ class Testbed:
                 "testbed: name either one fleet of devices (hardware.device) or several (hardware.fleets), "
                 f"not {'both' if self.fleets else 'neither'}."
             )
+
+        if self.cloud.network or self.cloud.schedule:
+            raise ValueError("testbed: a link and a schedule of modes belong to devices; the cloud has neither.")
 
     @property
     def device_fleets(self) -> tuple[Fleet, ...]:

@@ -58,8 +58,8 @@ class Worker:
     ) -> None:
         self.name, self.policy, self.watchers, self.row_s = name, policy, watchers, row_s
         own = policy.kv_cache.capacity_tokens
-        self.ledger = Ledger(capacity_tokens if own is None else own, policy.kv_cache.keep)
-        self.chooser = Chooser(tiers or {}, policy.dispatch)
+        self.ledger = Ledger(capacity_tokens if own is None else min(own, capacity_tokens), policy.kv_cache.keep)
+        self.chooser = Chooser(tiers or {}, policy.dispatch, name)
         self.queue: dict[str, deque[Item]] = {}
         """Session -> its parts in order."""
         self.text: dict[str, tuple[int, ...]] = {}
@@ -269,7 +269,7 @@ class Worker:
         node, last = self.sent.get((rows.session, hop), (None, None))
         if node and last and node not in self.chooser.dead and last.round == m.round:
             return node
-        return self.chooser.choose(m.route[hop].node, len(self.newest), rows.n)
+        return self.chooser.choose(m.route[hop].node, rows.n)
 
     def _answer(self, m: Request, rows: Rows, verdict: Verdict, now: float) -> Commands:
         agreed = rows.start + rows.n - rows.check

@@ -48,11 +48,11 @@ def build(
 
 
 DEFAULT_SHARES: Mapping[str, float] = {
-    "choice": 0.32,
-    "facts": 0.10,
-    "sentiment": 0.14,
+    "choice": 0.24,
+    "facts": 0.08,
+    "sentiment": 0.12,
     "summary": 0.10,
-    "context": 0.24,
+    "context": 0.36,
     "sort": 0.10,
 }
 

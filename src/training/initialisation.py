@@ -8,6 +8,8 @@ output projections near a scaled identity follow Trockman and Kolter, Mimetic In
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -69,7 +71,7 @@ def _look_back(model: Llama, head: int, distance: int, common: Tensor, start: St
     cos, sin = (turns * distance).cos(), (turns * distance).sin()
     drop = 2 * (turns * (1 - turns.cos())).sum() / size**0.5
     seen = len(common) * start.shared**2 / (1 + start.shared**2)
-    gain = (start.sharpness / (drop * seen)) ** 0.5
+    gain = math.sqrt(start.sharpness / (float(drop) * seen))
     rows = slice(head * size, (head + 1) * size)
     query, key = torch.cat((pair * (cos + sin), pair * (cos - sin))), torch.cat((pair, pair))
     block.qkv[0, rows] = 0.05 * block.qkv[0, rows] + gain * torch.outer(query, common)
@@ -94,14 +96,15 @@ def _induce(model: Llama, start: Start) -> None:
         told = teller * size + (turn % 2) * (size // 2) + torch.arange(size // 2)
         second.qkv[0, head * size + slow] = gain * read[told]
         second.qkv[1, head * size + slow] = gain * written[told]
-    second.out *= 2
+    # What is found must outweigh the present token, which tied embeddings alone would predict again.
+    second.out.mul_(2)
 
 
 def _gain(start: Start, size: int, d: int) -> float:
     """Scale of queries and keys at which a match scores about `start.induction`."""
-    told = start.copying * (d / (1 + start.shared**2)) ** 0.5
-    norm = d**0.5 / (1 + start.shared**2 + len(start.look_back) * told**2 * size / d) ** 0.5
-    return (start.induction * size**0.5 / (norm**2 * told * size / 2 / d)) ** 0.5
+    told = start.copying * math.sqrt(d / (1 + start.shared**2))
+    norm = math.sqrt(d / (1 + start.shared**2 + len(start.look_back) * told**2 * size / d))
+    return math.sqrt(start.induction * math.sqrt(size) / (norm**2 * told * size / 2 / d))
 
 
 def _blind(turn: Tensor, common: Tensor) -> Tensor:

@@ -1,12 +1,13 @@
-"""What configuration may name as a stage of training or profiling, beside `corpus`, `pair` and `quality`."""
+"""What configuration may name as a stage of training or profiling, beside `corpus` and `pair`."""
 
 from pathlib import Path
 
 from serving.decoding import Decoding
-from serving.pair import Pair
+from serving.pair import Checkpoint, Pair
 from serving.progress import Progress
 from serving.slots.draft import Draft
 from serving.workload.workload import Workload
+from training.trainer import Trainer
 
 
 def profile_latency(
@@ -36,12 +37,14 @@ def profile_thresholds(
     out: Path,
     *,
     progress: Progress,
-    pair: Pair,
+    device: Checkpoint,
+    cloud: Checkpoint,
     workload: Workload,
     draft: Draft,
     decoding: Decoding,
     c_quantile: float,
     seed: int,
+    accelerator: str = "cpu",
 ) -> None:
     """Verifies every draft on prompts that are not served; writes thresholds.json (Synera, section 5).
 
@@ -52,19 +55,40 @@ def profile_thresholds(
     from serving.thresholds import Thresholds
     from training.thresholds import acceptance, cutoff, mean_score, profiling_policy
 
-    models = open_models(pair.device, pair.cloud)
+    models = open_models(device, cloud, accelerator)
     asked = queries(workload, decoding, seed, 1, models)
     records = play(profiling_policy(draft), models, asked, seed, progress)
     chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]
+    if not chunks:
+        raise ValueError(
+            "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
+        )
     Thresholds(
         c_th=cutoff(chunks, c_quantile),
         alpha=acceptance(chunks),
         confidence=tuple(mean_score(c, "confidence") for c in chunks),
         importance=tuple(mean_score(c, "importance") for c in chunks),
         made_from={
-            "pair": f"{pair.device.where} + {pair.cloud.where}",
+            "pair": f"{named(device)} + {named(cloud)}",
             "data": f"{workload.dataset.name}, {len(asked)} prompts",
             "draft": repr(draft),
+            "seed": str(seed),
             "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
         },
     ).save(out)
+
+
+def named(checkpoint: Checkpoint) -> str:
+    """An artifact's stage and digest, or what else tells a checkpoint from others, without the path to it."""
+    return "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
+
+
+def measure_quality(
+    out: Path, *, progress: Progress, corpus: Path, large: Path, small: Path, items_per_task: int, trainer: Trainer
+) -> None:
+    """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
+    from training.quality import measure
+
+    measure(
+        out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
+    )

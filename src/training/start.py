@@ -11,6 +11,8 @@ class Start:
 
     copying: float = 0.5
     """Scale of the identity that output x value is near to."""
+    deeper: float = 1.0
+    """Factor on `copying` after the second layer: there it adds every token to every other, which drowns induction."""
     shared: float = 1.0
     """Length of a direction that all embeddings have in common; an embedding itself has length 1."""
     look_back: tuple[int, ...] = ()
@@ -29,7 +31,7 @@ class Start:
             raise ValueError("start.look_back needs start.shared above 0: such heads see only what all tokens share")
         if self.induction and not (self.look_back and self.copying):
             raise ValueError("start.induction needs start.look_back and start.copying: it finds what they brought")
-        if min(self.copying, self.shared, self.sharpness, self.induction) < 0:
+        if min(self.copying, self.deeper, self.shared, self.sharpness, self.induction) < 0:
             raise ValueError(f"start's scales must be 0 or more, got {self}")
 
 

@@ -44,7 +44,7 @@ def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
     "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=x"], ["policy=glob(*)", "-m"]]
 )
 def test_all_is_well(argv: list[str]) -> None:
-    assert arguments.missing_policy(argv) is None
+    assert arguments.misspelt(argv) is None
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_all_is_well(argv: list[str]) -> None:
     ],
 )
 def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None:
-    said = (arguments.missing_policy(argv) or "").splitlines()
+    said = (arguments.misspelt(argv) or "").splitlines()
     assert said[0] == first
     assert [line.split()[0] for line in said[1:]] == POLICIES
     assert all(len(line.split()) > 3 for line in said[1:])
@@ -72,7 +72,7 @@ def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:
     (tmp_path / "policy" / "mine.yaml").write_text("# My own.\nname: mine\n")
     argv = how.format(tmp_path).split()
     assert arguments.choices(argv, "policy")["mine"] == "My own."
-    assert arguments.missing_policy([*argv, "policy=mine"]) is None
+    assert arguments.misspelt([*argv, "policy=mine"]) is None
 
 
 def test_the_projects_own_configuration_is_found() -> None:

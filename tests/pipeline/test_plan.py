@@ -72,7 +72,6 @@ def test_kinds() -> None:
     [
         ("train", ["corpus", "model"]),
         ("profile", ["corpus", "model", "thresholds"]),
-        ("all", ["corpus", "model", "thresholds", "serve"]),
     ],
 )
 def test_where_to_stop(stop: str, names: list[str]) -> None:

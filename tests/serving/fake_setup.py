@@ -58,7 +58,7 @@ class Words:
 
 
 def pair(device: str = "tinyllama_1_1b", cloud: str = "llama2_13b") -> Pair:
-    return Pair(Model(architecture(device), hub="a/small"), Model(architecture(cloud), hub="a/large"))
+    return Pair(Model(timing=architecture(device), hub="a/small"), Model(timing=architecture(cloud), hub="a/large"))
 
 
 def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | None = 2, **how: Any) -> Setup:

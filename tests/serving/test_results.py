@@ -56,6 +56,9 @@ def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Rec
 def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]) -> None:
     meta = json.loads((written[0] / "meta.json").read_text())
     assert meta["runtime"] == "emulated"
-    assert "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16" in meta["timing"]["device"]
+    if meta["policy"] == "cloud_centric":
+        assert set(meta["timing"]) == {"cloud"}
+    else:
+        assert "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16" in meta["timing"]["device"]
     assert meta["packing_factor"] == {"value": 6.0, "source": "Synera, Table 3"}
     assert meta["horizon_s"] == max(r.ended_s or 0.0 for r in written[1].values())

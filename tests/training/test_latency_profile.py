@@ -126,7 +126,9 @@ def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, sha
 
 def pair_of(checkpoints: tuple[Path, Path]) -> Pair:
     large, small = checkpoints
-    return Pair(Model(architecture("tinyllama_1_1b"), small), Model(architecture("llama2_13b"), large))
+    return Pair(
+        Model(timing=architecture("tinyllama_1_1b"), path=small), Model(timing=architecture("llama2_13b"), path=large)
+    )
 
 
 def test_a_real_pair_is_profiled(toy_pair, fresh):

@@ -1,6 +1,6 @@
 """What is printed of one job: the configuration it belongs to, latency, and what became of tokens, bytes and energy."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -34,8 +34,8 @@ def _setting(records: Records, context: JobContext) -> Iterator[tuple[str, str]]
     meta = records.meta
     for side in ("device", "cloud"):
         yield side, _side(records, context, side)
-    if link := _described(context.find("hardware.device.network") or context.find("network"), _LINK):
-        yield "link", link
+    for link in records.meta.more.get("links", []):
+        yield "link", str(link)
     if workload := _described(context.find("workload"), _WORKLOAD):
         yield "workload", workload
     yield "policy", _slots(context) or meta.policy
@@ -61,21 +61,20 @@ def _side(records: Records, context: JobContext, side: str) -> str:
 
 
 def _chips(records: Records) -> str:
-    kinds = {request.device: f"{request.chip} {request.mode}".strip() for request in records.requests}
-    return ", ".join(f"{count} x {kind}" for kind, count in sorted(Counter(kinds.values()).items()))
+    """How many devices of each chip, with the modes that they served in."""
+    modes: dict[str, set[str]] = defaultdict(set)
+    chips = {request.device: request.chip for request in records.requests}
+    for request in records.requests:
+        modes[request.chip].add(request.mode)
+    return ", ".join(
+        f"{n} x {chip} {'/'.join(sorted(modes[chip]))}".strip() for chip, n in sorted(Counter(chips.values()).items())
+    )
 
 
 def _name(node: Any) -> str:
     return str(node.get("name", "")) if isinstance(node, Mapping) else str(node or "")
 
 
-_LINK = {
-    "uplink_mbps": "{:g} Mbit/s up",
-    "downlink_mbps": "{:g} Mbit/s down",
-    "delay_ms": "{:g} ms delay",
-    "jitter_ms": "{:g} ms jitter",
-    "loss": "{:.1%} lost",
-}
 _WORKLOAD = {
     "prompts": "{:g} prompts",
     "devices": "{:g} devices",

@@ -8,14 +8,14 @@ from serving.messages import Backlog
 
 
 class Dispatch(Protocol):
-    def choose(self, key: int, rows: int, backlogs: Sequence[Backlog]) -> str:
-        """A node's name; `backlogs` carry what the chooser itself has sent since they were reported."""
+    def choose(self, turn: int, rows: int, backlogs: Sequence[Backlog]) -> str:
+        """A node's name; `turn` counts this chooser's choices from its own start; `backlogs` count what it sent."""
         ...
 
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """By session, evenly; with one node in the tier: that one."""
+    """Each chooser's sessions in turn; choosers begin at different nodes. With one node in the tier: that one."""
 
-    def choose(self, key: int, rows: int, backlogs: Sequence[Backlog]) -> str:  # noqa: ARG002
-        return backlogs[key % len(backlogs)].node
+    def choose(self, turn: int, rows: int, backlogs: Sequence[Backlog]) -> str:  # noqa: ARG002
+        return backlogs[turn % len(backlogs)].node

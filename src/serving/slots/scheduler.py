@@ -39,6 +39,8 @@ class StaticBatch:
 class Continuous:
     """Whoever is there joins the next iteration; with `chunk` rows an iteration at most, so that a long prompt is run
     in parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024).
+
+    With a chunk, work of up to 16 rows goes first: sessions enough to fill every batch with it keep prompts waiting.
     """
 
     size: int = 64

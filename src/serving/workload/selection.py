@@ -10,15 +10,16 @@ from serving.luck import key, luck
 from serving.workload.prompt import Prompt
 
 
-def select(prompts: Sequence[Prompt], n: int, seed: int) -> list[Prompt]:
-    """`n` prompts, as evenly from every task as there are prompts, in an order that mixes the tasks.
+def select(prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0) -> list[Prompt]:
+    """`n` prompts after the first `skip` of a draw from every task in turn, in an order that mixes the tasks.
 
     A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order.
     Raises ValueError when there are fewer than `n`.
     """
-    if n > len(prompts):
-        raise ValueError(f"workload.prompts={n} asks for more than the data set's {len(prompts)}; set it lower")
-    picked = list(islice(_in_turn(prompts, seed), n))
+    if skip + n > len(prompts):
+        asked = f"workload.prompts={n}" + (f" after {skip} that are left to others" if skip else "")
+        raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower")
+    picked = list(islice(_in_turn(prompts, seed), skip, skip + n))
     return sorted(picked, key=lambda prompt: luck(key(seed, prompt.id), 0, "order"))
 
 

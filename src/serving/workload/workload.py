@@ -85,7 +85,7 @@ class Workload:
         count = self.devices if self.devices is not None else devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        asked = select(self.dataset.prompts(), self.skip + self.prompts, self.seed)[self.skip :]
+        asked = select(self.dataset.prompts(), self.prompts, self.seed, self.skip)
         arrivals = self.arrivals.times(len(asked), count, self.seed)
         classes = slo.assign(self.slo, len(asked), self.seed)
         before: Counter[int] = Counter()

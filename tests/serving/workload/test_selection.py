@@ -36,3 +36,11 @@ def test_the_order_mixes_the_tasks():
 def test_more_than_there_are_is_refused():
     with pytest.raises(ValueError, match=r"workload.prompts=31 asks for more than the data set's 30"):
         select(PROMPTS, 31, seed=0)
+
+
+def test_what_is_left_to_others_is_not_asked():
+    prompts = [Prompt(str(i), "", (), "ab"[i % 2]) for i in range(200)]
+    served = {prompt.id for prompt in select(prompts, 100, seed=3)}
+    profiled = {prompt.id for prompt in select(prompts, 60, seed=3, skip=100)}
+    assert len(profiled) == 60
+    assert not served & profiled
