@@ -87,8 +87,13 @@ def measure_quality(
     out: Path, *, progress: Progress, corpus: Path, large: Path, small: Path, items_per_task: int, trainer: Trainer
 ) -> None:
     """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
+    import json
+
     from training.quality import measure
+    from training.scorecard import scorecard
 
     measure(
         out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
     )
+    report = json.loads((out / "quality.json").read_text(encoding="utf-8"))
+    (out / "quality.txt").write_text(scorecard(report) + "\n", encoding="utf-8")

@@ -41,7 +41,7 @@ def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=x"], ["policy=glob(*)", "-m"]]
+    "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=compare"], ["policy=glob(*)", "-m"]]
 )
 def test_all_is_well(argv: list[str]) -> None:
     assert arguments.misspelt(argv) is None
