@@ -27,7 +27,8 @@ def _row(name: str, *figures: float) -> str:
 def _drafting(found: Mapping[str, Any]) -> list[str]:
     layers = ", ".join(f"{share:.2f}" for share in found["exit_agreement_by_layer"])
     return [
-        f"greedy acceptance       {found['acceptance']:.3f} of all, {found['acceptance_content']:.3f} of content tokens",
+        f"greedy acceptance       {found['acceptance']:.3f} of all tokens, "
+        f"{found['acceptance_content']:.3f} of content tokens",
         f"confidence AUC          {found['auc']:.3f} on all tokens, {found['auc_content']:.3f} on content tokens",
         f"tokens a round          {found['tokens_a_round']:.2f} with {found['drafted']} drafted",
         f"exit agreement          {layers} after each layer of the small model",
@@ -38,6 +39,6 @@ def _cost(report: Mapping[str, Any]) -> list[str]:
     cost = report["cost"]
     large_ms, small_ms = cost["large"]["decode_ms"], cost["small"]["decode_ms"]
     return [
-        f"forward cost            {cost['weights_ratio']:.1f} to 1 by weights, {cost['decode_ms_ratio']:.1f} to 1 measured "
-        f"({large_ms:.2f} and {small_ms:.2f} ms a token)",
+        f"forward cost            {cost['weights_ratio']:.1f} to 1 by weights, "
+        f"{cost['decode_ms_ratio']:.1f} to 1 measured ({large_ms:.2f} and {small_ms:.2f} ms a token)",
     ]

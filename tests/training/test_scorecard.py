@@ -19,5 +19,5 @@ def test_the_scorecard_shows_both_models_and_what_drafting_gives():
     assert lines[0].startswith("7 test items a task")
     assert lines[2].split() == ["sort", "0.900", "0.400", "0.950", "0.600"]
     assert lines[3].split() == ["mean", "0.900", "0.400", "0.950", "0.600"]
-    assert "0.800 of all, 0.700 of content tokens" in lines[5]
+    assert "0.800 of all tokens, 0.700 of content tokens" in lines[5]
     assert "19.0 to 1 by weights, 4.0 to 1 measured (4.00 and 1.00 ms a token)" in lines[-1]
