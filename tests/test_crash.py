@@ -4,36 +4,30 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 STAGES = ("corpus", "cloud_model", "device_model", "thresholds", "serve")
-JOB = ("-m", "pipeline", "+policy=synera", "model=toy", "workload=smoke", "trainer.threads=1", "tracking.uri=none")
+TOY = ("model=toy", "workload=smoke", "trainer.threads=1", "tracking.uri=none")
 
 pytestmark = pytest.mark.slow
 
 
-def start(outputs: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, *JOB, f"outputs={outputs}", *more]
+def start(outputs: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "pipeline", *(words or ["+policy=synera"]), *TOY, f"outputs={outputs}"]
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def told(process: "subprocess.Popen[str]") -> Iterator[str]:
-    assert process.stderr
-    yield from process.stderr
-
-
-def killed_in(stage: str, outputs: Path, how: signal.Signals) -> int:
-    """Kills the job when the stage says that it has started; its exit status."""
+def killed_in(stage: str, outputs: Path, how: signal.Signals) -> tuple[int, str]:
+    """Kills the job when the stage says that it has started; its exit status, and what it said then."""
     with start(outputs) as process:
-        for line in told(process):
+        for line in process.stderr or ():
             if line.startswith(f"{stage}: started"):
                 os.kill(process.pid, how)
                 break
-        process.communicate()
-        return process.returncode
+        _, errors = process.communicate()
+        return process.returncode, errors
 
 
 def finished(outputs: Path) -> tuple[int, str]:
@@ -45,7 +39,8 @@ def finished(outputs: Path) -> tuple[int, str]:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_job_that_is_killed_in_every_stage_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
     for i, stage in enumerate(STAGES):
-        assert killed_in(stage, tmp_path, how) == (-signal.SIGKILL if how == signal.SIGKILL else 130)
+        code, errors = killed_in(stage, tmp_path, how)
+        assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130), errors
         done = {path.name for path in (tmp_path / "artifacts").iterdir() if not path.name.startswith(".")}
         assert done - {"." + stage} <= set(STAGES[: i + 1])
     code, errors = finished(tmp_path)
