@@ -92,3 +92,6 @@ def _cache(argv: list[str]) -> int:
         return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
     except UserError as problem:
         return _refuse(str(problem))
+    except BrokenPipeError:  # somebody piped the list into `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

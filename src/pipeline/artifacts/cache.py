@@ -2,6 +2,7 @@
 
 import argparse
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,7 +58,7 @@ def table(store: Store, now: datetime, thorough: bool = False) -> str:
 def _row(entry: Entry, now: datetime, thorough: bool) -> tuple[str, ...]:
     one = entry.manifest
     problem = record.damage(entry.folder, one, thorough)
-    built_from, used_by = (" ".join(keys) or "-" for keys in (entry.built_from, entry.used_by))
+    built_from, used_by = " ".join(entry.built_from) or "-", _counted(entry.used_by)
     return (one.name, one.digest[:12], size(one.nbytes), _age(entry.age_s(now)), built_from, used_by,
             f"DAMAGED: {problem}" if problem else "")  # fmt: skip
 
@@ -172,6 +173,12 @@ def size(nbytes: float) -> str:
             return f"{nbytes:.{0 if unit == 'B' else 1}f} {unit}"
         nbytes /= 1000
     return f"{nbytes:.1f} TB"
+
+
+def _counted(keys: Sequence[str]) -> str:
+    """Users by stage: `device_model, 9 serve`."""
+    names = Counter(key.rpartition("-")[0] for key in keys)
+    return ", ".join(name if n == 1 else f"{n} {name}" for name, n in names.items()) or "-"
 
 
 def _age(seconds: float) -> str:
