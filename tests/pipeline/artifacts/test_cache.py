@@ -48,7 +48,7 @@ def test_list_tells_size_age_and_relations(store: Store, capsys: pytest.CaptureF
     assert lines[1].split()[:7] == ["corpus", CORPUS.digest[:12], "1.5", "kB", *lines[1].split()[4:6], "-"]
     assert lines[1].split()[7:] == ["2", "model"]
     (model,) = (line for line in lines if MODEL.digest[:12] in line.split()[1])
-    assert model.split()[6:] == [CORPUS.key, REPORT.key]
+    assert model.split()[6:] == [CORPUS.key, "report"]
     assert len(lines) == 6
 
 
