@@ -50,7 +50,7 @@ class Job:
     def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
         """Builds what is missing up to `goals`; the last one's folder, and the digests of what was built now."""
         self.store.prepare()
-        runner = Runner(self.store, _call, self.announce, frozenset(self.data["force"]))
+        runner = Runner(self.store, _call, self.announce, self.force)
         folders = [runner.realise(goal) for goal in goals]
         return folders[-1] if folders else self.store.root, runner.built
 
