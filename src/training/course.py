@@ -25,7 +25,7 @@ from training.trainer import Trainer
 SAVE_EVERY_STEPS = 50
 
 
-def train(
+def take(
     out: Path,
     work: Path,
     progress: Progress,

@@ -1,4 +1,4 @@
-"""The stages that train the embedded pair: a large model from the corpus, a small one from the large one."""
+"""The stage that trains a model of the embedded pair: the large from the corpus, the small one from the large too."""
 
 from __future__ import annotations
 
@@ -11,45 +11,24 @@ from training.start import COPYING, Start
 from training.trainer import ALL_CORES, Trainer
 
 
-def train_large(
+def train(
     out: Path,
     *,
     work: Path,
     progress: Progress,
     corpus: Path,
+    teacher: Path | None = None,
     architecture: Architecture,
     recipe: Recipe,
     start: Start = COPYING,
     seed: int = 0,
     trainer: Trainer = ALL_CORES,
 ) -> None:
-    """Train the cloud's model on the corpus; `out` becomes a Hugging Face checkpoint with training.json beside it.
+    """Train on the corpus, and on the distributions of `teacher`, an earlier one's checkpoint, if there is one.
 
-    Killed and called again with the same `work`, it continues from the last saved step and ends with the same weights
-    (same machine, thread count and precision).
+    `out` becomes a Hugging Face checkpoint with training.json beside it. Killed and called again with the same `work`,
+    it continues from the last saved step and ends with the same weights (same machine, thread count and precision).
     """
-    from training.course import train
+    from training.course import take  # lightning and torch: seconds that a plan does not have
 
-    train(out, work, progress, corpus, architecture, recipe, start, seed, trainer, teacher=None)
-
-
-def train_small(
-    out: Path,
-    *,
-    work: Path,
-    progress: Progress,
-    corpus: Path,
-    teacher: Path,
-    architecture: Architecture,
-    recipe: Recipe,
-    start: Start = COPYING,
-    seed: int = 0,
-    trainer: Trainer = ALL_CORES,
-) -> None:
-    """Train the device's model on the corpus and on the distributions of `teacher`, a checkpoint of `train_large`.
-
-    Writes and continues as `train_large` does.
-    """
-    from training.course import train
-
-    train(out, work, progress, corpus, architecture, recipe, start, seed, trainer, teacher)
+    take(out, work, progress, corpus, architecture, recipe, start, seed, trainer, teacher)

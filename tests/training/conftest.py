@@ -43,7 +43,7 @@ def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(large, small) checkpoints of a few steps."""
     large, small, *work = (tmp_path_factory.mktemp(name) for name in ("large", "small", "work", "work"))
-    pair.train_large(
+    pair.train(
         large,
         work=work[0],
         progress=silent,
@@ -52,7 +52,7 @@ def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.Tem
         recipe=Recipe(steps=8, rows=4, warmup_steps=2),
         trainer=one_thread,
     )
-    pair.train_small(
+    pair.train(
         small,
         work=work[1],
         progress=silent,

@@ -33,7 +33,7 @@ def killed_at(step: int, error: type[BaseException]) -> Callable[[int, int, str]
 def small(
     out: Path, work: Path, corpus: Path, teacher: Path, progress: Callable[[int, int, str], None]
 ) -> dict[str, Any]:
-    pair.train_small(
+    pair.train(
         out,
         work=work,
         progress=progress,

@@ -38,7 +38,7 @@ def artifact(tmp_path):
 
 def trained(folder: Path) -> StageRun:
     """A stage's artifact: a report, weights, and its record."""
-    stage = Stage("device_model", "training.pair.train_small", {"steps": 500, "hub_token": SECRET})
+    stage = Stage("device_model", "training.pair.train", {"steps": 500, "hub_token": SECRET})
     folder.mkdir()
     (folder / "training.json").write_text(json.dumps({"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small"}))
     (folder / "model.safetensors").write_bytes(bytes(64))
@@ -123,7 +123,7 @@ def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
     numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
     assert run.data.metrics == numbers
     assert run.data.tags["tandem.cached"] == "True"
-    assert run.data.tags["tandem.target"] == "training.pair.train_small"
+    assert run.data.tags["tandem.target"] == "training.pair.train"
     assert [item.path for item in client.list_artifacts(run.info.run_id, "artifact")] == ["artifact/training.json"]
     files = json.loads(next((tmp_path / "mlflow").rglob("files.json")).read_text())
     assert files["model.safetensors"]["nbytes"] == 64
