@@ -20,7 +20,7 @@ CORE = [
     "chooser",
     "policy",
     "luck",
-    "simulator",
+    "drivers/simulator",
     "recorder",
     "network",
     "latency",
@@ -28,8 +28,8 @@ CORE = [
     "testbed",
     "architecture",
     "timed",
-    "emulated",
-    "runtime",
+    "runtimes/emulated",
+    "runtimes/runtime",
     "setup",
 ]
 HEAVY = {

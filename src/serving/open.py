@@ -1,10 +1,15 @@
 """Opens what a setup names: models, tokenizer, and the workload as tokens."""
 
+from typing import TYPE_CHECKING
+
 from serving.decoding import Decoding
 from serving.messages import INF, Call
 from serving.pair import Checkpoint
-from serving.runtime import Models, Query
+from serving.runtimes.runtime import Models, Query
 from serving.workload.workload import Workload
+
+if TYPE_CHECKING:
+    from serving.engine.tokenizer import Tokenizer
 
 
 def open_models(device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu") -> Models:
@@ -29,9 +34,9 @@ def open_models(device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu")
     )  # fmt: skip
 
 
-def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, models: Models) -> list[Query]:
+def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, tokenizer: "Tokenizer") -> list[Query]:
     """The workload's requests as tokens; raises ValueError that names a prompt which does not fit."""
-    sampling, tokenizer = decoding.sampling(seed), models.tokenizer
+    sampling = decoding.sampling(seed)
     found = []
     for asked in workload.calls(devices):
         tokens = workload.encode(asked, tokenizer.hf).tokens

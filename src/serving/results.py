@@ -3,17 +3,17 @@ them.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from serving.cast import Cast
 from serving.cost import packing_factor
-from serving.emulated import modes_of
 from serving.engine.tokenizer import Tokenizer
 from serving.messages import Chunk
 from serving.recorder import Record
-from serving.runtime import Query
+from serving.runtimes.runtime import Query, Runtime, Served
 from serving.setup import Setup
 from serving.testbed import Fleet
 from serving.workload.dataset import quality_note
@@ -22,12 +22,12 @@ from serving.workload.metrics import Rouge1
 Row = dict[str, Any]
 
 
-def write(
-    out: Path, setup: Setup, runtime: str, queries: Sequence[Query], records: Mapping[str, Record], tokenizer: Tokenizer
-) -> None:
+def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
     """Fills the artifact folder of a `serve` stage."""
-    fleets = setup.hardware.deal(setup.devices)
-    modes = {s: m for i, fleet in enumerate(fleets) for s, m in modes_of(setup, i, fleet, queries).items()}
+    queries, records, tokenizer = served.queries, served.records, served.tokenizer
+    cast = Cast(setup, served.layers)
+    fleets = tuple(cast.fleets.values())
+    modes = {s: m for name in cast.devices for s, m in cast.modes(name, queries).items()}
     rows = []
     for query in queries:
         record = records[query.call.session]
@@ -35,7 +35,7 @@ def write(
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
     _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
-    meta = json.dumps(_meta(setup, runtime, fleets, rows), indent=1)
+    meta = json.dumps(_meta(setup, runtime, served, fleets, rows), indent=1)
     (out / "meta.json").write_text(meta, encoding="utf-8")
 
 
@@ -106,16 +106,19 @@ def _chunk(chunk: Chunk) -> Row:
     }
 
 
-def _meta(setup: Setup, runtime: str, fleets: Sequence[Fleet], rows: Sequence[Row]) -> dict[str, Any]:
+def _meta(
+    setup: Setup, runtime: Runtime, served: Served, fleets: Sequence[Fleet], rows: Sequence[Row]
+) -> dict[str, Any]:
     metrics = setup.workload.dataset.metrics
     factor, source = packing_factor(setup.pair.cloud.timing)
     links = [fleet.network or setup.network for fleet in fleets] if setup.placed else []
     return {
         "policy": setup.policy.name,
-        "runtime": runtime,
+        "runtime": type(runtime).__name__.lower(),
+        "runtime_described": runtime.described,
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics else None,
-        "notes": _notes(setup),
+        "notes": [*_notes(setup), *served.notes],
         "timing": _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
         "packing_factor": {"value": factor, "source": source},

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from serving.progress import Progress
-from serving.runtime import Runtime
+from serving.runtimes.runtime import Runtime
 from serving.setup import Setup
 
 
@@ -13,9 +13,5 @@ def serve(out: Path, *, progress: Progress, setup: Setup, runtime: Runtime, acce
     `accelerator` is the torch device that the models run on.
     """
     from serving import results
-    from serving.open import open_models, queries
 
-    models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
-    asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models)
-    records = runtime.serve(setup, models, asked, progress)
-    results.write(out, setup, type(runtime).__name__.lower(), asked, records, models.tokenizer)
+    results.write(out, setup, runtime, runtime.serve(setup, accelerator, progress))

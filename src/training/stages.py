@@ -50,13 +50,13 @@ def profile_thresholds(
 
     c_th is the `c_quantile` of the confidence of fully accepted chunks: the paper does not say how it becomes a number.
     """
-    from serving.offline import play
+    from serving.drivers.offline import play
     from serving.open import open_models, queries
     from serving.thresholds import Thresholds
     from training.thresholds import acceptance, cutoff, mean_score, profiling_policy
 
     models = open_models(device, cloud, accelerator)
-    asked = queries(workload, decoding, seed, 1, models)
+    asked = queries(workload, decoding, seed, 1, models.tokenizer)
     records = play(profiling_policy(draft), models, asked, seed, progress)
     chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]
     if not chunks:

@@ -7,9 +7,9 @@ from typing import Any
 from fake_pair import FakePair
 
 from serving.device import Device
+from serving.drivers.simulator import Chip, Simulator
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
 from serving.policy import Policy
-from serving.simulator import Chip, Simulator
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft, Window
 from serving.slots.early_exit import NoExit, Tail

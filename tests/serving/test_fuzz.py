@@ -8,9 +8,9 @@ from fake_pair import own_text
 from fake_world import THRESHOLDS, World, policy, world
 
 from serving.device import Device
+from serving.drivers.simulator import Chip
 from serving.messages import INF, Cancelled, Joined, Lost
 from serving.policy import Policy
-from serving.simulator import Chip
 from serving.slots.draft import NoDraft, Window
 from serving.slots.early_exit import NoExit, Tail
 from serving.slots.kv_cache import NoReuse, Reuse

@@ -5,18 +5,19 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fake_setup import Words, models, queries, setup
+from fake_setup import LAYERS, Words, models, queries, setup
 
-from serving.emulated import Emulated
 from serving.recorder import Record
 from serving.results import write
+from serving.runtimes.emulated import Emulated, play
+from serving.runtimes.runtime import Served
 
 
 @pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])
 def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Record]]:
     made, asked = setup(request.param), queries(5)
-    records = Emulated().serve(made, models(), asked)
-    write(tmp_path, made, "emulated", asked, records, Words())  # type: ignore[arg-type]
+    records = play(made, models(), asked)
+    write(tmp_path, made, Emulated(), Served(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     return tmp_path, records
 
 

@@ -42,13 +42,9 @@ def _setting(records: Records, context: JobContext) -> Iterator[tuple[str, str]]
     if meta.lossless:
         yield "lossless", "every token is the cloud model's own choice"
     versions = [f"{name} {context.versions[name]}" for name in ("torch", "transformers") if name in context.versions]
-    runtime = str(meta.more.get("runtime", ""))
-    if runtime in _RUNTIMES:
-        yield "runtime", f"{runtime}: {_RUNTIMES[runtime]}"
+    if runtime := str(meta.more.get("runtime", "")):
+        yield "runtime", f"{runtime}: {meta.more.get('runtime_described', '')}"
     yield "run", ", ".join([f"seed {meta.seed}", f"code {context.revision or 'without revision'}", *versions])
-
-
-_RUNTIMES = {"emulated": "tokens come from the models, run here; time from the chips and link above"}
 
 
 def _side(records: Records, context: JobContext, side: str) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from serving.device import Device
+from serving.drivers.simulator import Chip, Simulator
 from serving.messages import Begin, Outcome, Work
 from serving.policy import Policy
 from serving.progress import Progress
 from serving.recorder import Record, Recorder
-from serving.runtime import Models, Query
-from serving.simulator import Chip, Simulator
+from serving.runtimes.runtime import Models, Query
 from serving.timed import Engine
 from serving.worker import Worker
 

@@ -7,14 +7,14 @@ from fake_pair import own_text
 from fake_setup import models, queries, setup
 from fake_world import ROWS
 
-from serving.emulated import Emulated
 from serving.recorder import Record
-from serving.simulator import StalledError
+from serving.runtimes.emulated import play
+from serving.users import StalledError
 
 
 def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, Record]:
     asked = queries(n, devices, how.pop("at_s", None), how.pop("think_s", 0.0))
-    return Emulated().serve(setup(name, devices=devices, **how), models(), asked)
+    return play(setup(name, devices=devices, **how), models(), asked)
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -47,23 +47,23 @@ def test_the_clock_is_the_named_hardwares() -> None:
     record = serve("edge_centric", n=1, devices=1)["r00000"]
     tbt = [b - a for a, b in zip(record.seen_s, record.seen_s[1:], strict=False)]
     assert min(tbt) == pytest.approx(0.0219, rel=0.1)
-    slower = Emulated().serve(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
+    slower = play(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
     assert slower["r00000"].device_busy_s > 1.3 * record.device_busy_s
 
 
 def test_who_never_ends_is_named() -> None:
     """Also where later calls of the closed loop never began."""
+    from serving.drivers.simulator import Simulator
     from serving.messages import Event
-    from serving.simulator import Simulator
 
     class Deaf(Simulator):
         def post(self, at: float, node: str, event: Event, phase: Any = 0) -> None:
             if node != "cloud-0":
                 super().post(at, node, event, phase)
 
-    import serving.emulated
+    import serving.runtimes.emulated
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving.emulated, "Simulator", Deaf)
+        patch.setattr(serving.runtimes.emulated, "Simulator", Deaf)
         with pytest.raises(StalledError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
             serve("cloud_centric", n=4)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from serving.drivers.simulator import Chip, Phase, Simulator
 from serving.messages import (
     Begin,
     Call,
@@ -26,7 +27,6 @@ from serving.messages import (
     Work,
 )
 from serving.network import Link
-from serving.simulator import Chip, Phase, Simulator
 
 WORK = Generate("s", 0, (1,), Stop(1))
 DRAFTED = Drafted((1,), {}, ((1,),), False, 1)

@@ -2,12 +2,12 @@
 
 from fake_setup import models, queries, setup
 
-from serving.emulated import Emulated
-from serving.offline import CONCURRENT, play
+from serving.drivers.offline import CONCURRENT, play
+from serving.runtimes import emulated
 
 
 def test_offline_play_decides_the_same() -> None:
-    timed = Emulated().serve(setup("sled"), models(), queries(CONCURRENT + 3))
+    timed = emulated.play(setup("sled"), models(), queries(CONCURRENT + 3))
     played = play(setup("sled").policy, models(), queries(CONCURRENT + 3), 0, lambda done, total, note: None)
     assert {n: r.tokens for n, r in played.items()} == {n: r.tokens for n, r in timed.items()}
     chunks = {n: [c.accepted for c in r.chunks] for n, r in played.items()}

@@ -1,14 +1,14 @@
-"""What every runtime is given, whatever makes its time."""
+"""What every runtime is given and gives back, whatever makes its time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from serving.drivers.observer import Observer
 from serving.messages import Call
 from serving.progress import Progress
 from serving.recorder import Record
 from serving.setup import Setup
-from serving.simulator import Observer
 from serving.timed import Engine
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
@@ -42,12 +42,25 @@ class Models:
     tokenizer: "Tokenizer"
 
 
+@dataclass(frozen=True)
+class Served:
+    """What was asked, and what became of it by session."""
+
+    queries: Sequence[Query]
+    records: Mapping[str, Record]
+    tokenizer: "Tokenizer"
+    layers: int
+    """Of the large model where it ran."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the figures must know."""
+
+
 class Runtime(Protocol):
+    @property
+    def described(self) -> str:
+        """Where tokens and time come from, for the report."""
+        ...
+
     def serve(
-        self,
-        setup: Setup,
-        models: Models,
-        queries: Sequence[Query],
-        progress: Progress,
-        observers: Sequence[Observer] = (),
-    ) -> dict[str, Record]: ...
+        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+    ) -> Served: ...

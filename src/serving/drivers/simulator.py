@@ -5,12 +5,13 @@ first.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import count
 from typing import Protocol
 
+from serving.drivers.observer import Observer
 from serving.executor import Executor
 from serving.messages import (
     INF,
@@ -21,7 +22,6 @@ from serving.messages import (
     Finished,
     Message,
     Node,
-    Outcome,
     Received,
     Send,
     Start,
@@ -44,26 +44,19 @@ class Wire(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Sees everything, changes nothing."""
+@dataclass(slots=True)
+class Processor:
+    """Runs one thing at a time."""
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
-
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
-
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+    busy_until_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Chip:
-    """What a node's work runs on; nodes of one host share it."""
+    """What a node's work runs on; nodes of one host may share its processor."""
 
     executor: Executor
-    busy_until_s: float = 0.0
-
-
-class StalledError(RuntimeError):
-    """Nothing is left to happen, but somebody still waits."""
+    processor: Processor = field(default_factory=Processor)
 
 
 class Simulator:
@@ -118,11 +111,11 @@ class Simulator:
     def _start(self, name: str, job: int, work: Work) -> None:
         chip = self._chips[name]
         outcome, seconds = chip.executor.execute(work)
-        begin = max(self.now, chip.busy_until_s)  # abandoned work still occupies its chip
-        chip.busy_until_s = begin + seconds
+        begin = max(self.now, chip.processor.busy_until_s)  # abandoned work still occupies its chip
+        end = chip.processor.busy_until_s = begin + seconds
         for observer in self._observers:
-            observer.ran(name, work, outcome, begin, chip.busy_until_s)
-        self.post(chip.busy_until_s, name, Finished(job, outcome))
+            observer.ran(name, work, outcome, begin, end)
+        self.post(end, name, Finished(job, outcome))
 
     def _send(self, name: str, to: str, message: Message, nbytes: int) -> None:
         wire = self._wires.get((name, to))

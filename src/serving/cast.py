@@ -1,0 +1,87 @@
+"""Who takes part in a run: names, fresh nodes, links, latencies; the same for every runtime and for a replay."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from serving.chooser import Tiers
+from serving.device import Device
+from serving.latency import Latency
+from serving.luck import key
+from serving.messages import INF, Hop, Node
+from serving.network import Channel, Link
+from serving.setup import Setup
+from serving.testbed import Fleet
+from serving.worker import Worker
+
+if TYPE_CHECKING:
+    from serving.runtimes.runtime import Query
+
+TIER = "cloud"
+
+
+@dataclass(frozen=True)
+class Cast:
+    """The participants of a setup whose large model has `layers` layers where it runs."""
+
+    setup: Setup
+    layers: int
+    timeout_s: float = INF
+    """How long a device waits for an answer before it asks again; links that lose nothing need none."""
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(f"device-{i}" for i in range(self.setup.devices))
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(f"{TIER}-{i}" for i in range(self.setup.hardware.cloud.count)) if self.hops else ()
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        return self.setup.policy.placement.route(self.layers)
+
+    @cached_property
+    def fleets(self) -> dict[str, Fleet]:
+        """The fleet of each device."""
+        return dict(zip(self.devices, self.setup.hardware.deal(len(self.devices)), strict=True))
+
+    @property
+    def tiers(self) -> Tiers:
+        return {TIER: self.workers}
+
+    def node(self, name: str) -> Node:
+        """A fresh node, as it is when a run begins or its host starts again."""
+        policy = self.setup.policy
+        if name in self.fleets:
+            return Device(name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s)
+        return Worker(name, policy, self.tiers, capacity_tokens=self.setup.cloud_cache_tokens)
+
+    def link(self, device: str) -> Link:
+        """A device's access link, shared by all it says to the cloud's nodes."""
+        return self.fleets[device].network or self.setup.network
+
+    def channels(self, device: str) -> tuple[Channel, Channel]:
+        """Fresh channels of a device's link, up and down."""
+        link, seed = self.link(device), self.setup.seed
+        return link.channel("up", key(seed, f"{device} up")), link.channel("down", key(seed, f"{device} down"))
+
+    def cloud_latency(self) -> Latency:
+        return self.setup.hardware.cloud.latency(self.setup.pair.cloud.timing)
+
+    def device_latency(self, device: str, queries: "Sequence[Query]") -> Callable[[str], Latency]:
+        """The coefficients for each of a device's sessions, which its power mode decides."""
+        fleet, architecture = self.fleets[device], self.setup.pair.device.timing
+        modes = self.modes(device, queries)
+        latencies = {mode: fleet.latency(architecture, mode) for mode in {*modes.values(), fleet.mode_name}}
+        usual = latencies[fleet.mode_name]
+        found = {session: latencies[mode] for session, mode in modes.items()}
+        return lambda session: found.get(session, usual)
+
+    def modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
+        """The power mode in which a device serves each of its sessions."""
+        fleet, number = self.fleets[device], self.devices.index(device)
+        stream = key(self.setup.seed, f"modes of {device}")
+        own = [q for q in queries if q.device == number]
+        return {q.call.session: fleet.mode_at(stream, position) for position, q in enumerate(own)}

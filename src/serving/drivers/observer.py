@@ -1,0 +1,18 @@
+"""Who watches a driver."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from serving.messages import Command, Event, Message, Outcome, Work
+
+
+class Observer(Protocol):
+    """Sees everything, changes nothing; times are seconds of the run's clock."""
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+        """`arrives_s` is infinite for a message that is lost."""
+        ...

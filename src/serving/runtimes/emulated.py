@@ -1,0 +1,71 @@
+"""Runtime `emulated`: the pair makes the tokens here, the named hardware and links make a virtual time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from serving.cast import Cast
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Chip, Processor, Simulator
+from serving.progress import Progress, silent
+from serving.recorder import Record, Recorder
+from serving.setup import Setup
+from serving.timed import Timed
+from serving.users import Users
+
+if TYPE_CHECKING:
+    from serving.runtimes.runtime import Models, Query, Served
+
+
+@dataclass(frozen=True)
+class Emulated:
+    """A run of a setup on virtual time; the same setup and seed give the same record."""
+
+    described = "tokens come from the models, run here; time from the chips and link above"
+
+    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
+        from serving.open import open_models, queries
+        from serving.runtimes.runtime import Served
+
+        models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
+        asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
+        return Served(asked, play(setup, models, asked, progress, observers), models.tokenizer, models.cloud_layers)
+
+
+def play(
+    setup: Setup,
+    models: "Models",
+    queries: "Sequence[Query]",
+    progress: Progress = silent,
+    observers: Sequence[Observer] = (),
+) -> dict[str, Record]:
+    """The records by session, on virtual time; raises StalledError when a session never ended."""
+    cast = Cast(setup, models.cloud_layers)
+    users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
+    simulator = Simulator([recorder, *observers])
+    shared = Processor() if setup.hardware.shared else None
+    for name in cast.workers:
+        simulator.add(name, cast.node(name), Chip(_cloud(cast, models), shared or Processor()))
+    for name in cast.devices:
+        simulator.add(name, cast.node(name), Chip(_device(cast, models, name, queries), shared or Processor()))
+        up, down = cast.channels(name)
+        for worker in cast.workers:
+            simulator.connect(name, worker, up)
+            simulator.connect(worker, name, down)
+    simulator.on_end(partial(users.hear, post=simulator.post))
+    users.ask(simulator.post)
+    simulator.run()
+    users.check(recorder.records)
+    return recorder.records
+
+
+def _cloud(cast: Cast, models: "Models") -> Timed:
+    fleet, latency = cast.setup.hardware.cloud, cast.cloud_latency()
+    return Timed(models.cloud, models.cloud_layers, cast.setup.pair.cloud.timing, fleet.precision, lambda _: latency)
+
+
+def _device(cast: Cast, models: "Models", name: str, queries: "Sequence[Query]") -> Timed:
+    timing, precision = cast.setup.pair.device.timing, cast.fleets[name].precision
+    latency = cast.device_latency(name, queries)
+    return Timed(models.device, models.device_layers, timing, precision, latency)
