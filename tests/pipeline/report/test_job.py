@@ -164,12 +164,10 @@ def test_a_damaged_record_is_refused(artifact, tmp_path):
         report.job(artifact, context(tmp_path, OFF), io.StringIO())
 
 
-def test_an_emulated_run_says_so(tmp_path):
-    file = io.StringIO()
-    report.job(
-        write(tmp_path / "x", [request("a", ["cloud"], [0.5])], runtime="emulated"), context(tmp_path, OFF), file
-    )
-    assert "emulated: tokens come from the models, run here; time from the chips" in file.getvalue()
+def test_a_run_says_where_tokens_and_time_came_from(tmp_path):
+    file, said = io.StringIO(), {"runtime": "emulated", "runtime_described": "time from the chips"}
+    report.job(write(tmp_path / "x", [request("a", ["cloud"], [0.5])], **said), context(tmp_path, OFF), file)
+    assert "emulated: time from the chips" in file.getvalue()
 
 
 def test_unknown_energy_cost_and_quality_are_said_to_be_so(tmp_path):
