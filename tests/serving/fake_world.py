@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from fake_pair import FakePair
 
 from serving.device import Device
-from serving.drivers.simulator import Chip, Simulator
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Chip, Simulator, Wire
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
 from serving.policy import Policy
 from serving.slots.dispatch import RoundRobin
@@ -78,9 +79,19 @@ class Log:
         return [c for _, _, _, commands in self.entries for c in commands if isinstance(c, kind)]
 
 
+class Driver(Protocol):
+    """What every driver offers to those who set a stage for it."""
+
+    def add(self, name: str, node: Node, chip: Chip) -> None: ...
+
+    def connect(self, a: str, b: str, wire: Wire) -> None: ...
+
+    def post(self, at: float, node: str, event: Event) -> None: ...
+
+
 @dataclass
 class World:
-    simulator: Simulator
+    simulator: Any
     log: Log
     make: dict[str, Callable[[], Node]]
     nodes: dict[str, Node]
@@ -117,9 +128,10 @@ def world(
     ends: tuple[int, ...] = (),
     timeout_s: float = INF,
     capacity_tokens: float = INF,
+    drive: Callable[[Sequence[Observer]], Driver] = Simulator,
 ) -> World:
     log = Log()
-    simulator = Simulator([log])
+    simulator = drive([log])
     tiers = {"cloud": ("cloud",)}
     hops = p.placement.route(LAYERS)
     make: dict[str, Callable[[], Node]] = {"cloud": lambda: Worker("cloud", p, capacity_tokens=capacity_tokens)}

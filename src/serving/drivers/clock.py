@@ -1,0 +1,71 @@
+"""What time it is for a live driver: this machine's, or what a script says."""
+
+import asyncio
+import time
+from typing import Protocol
+
+from serving.messages import INF
+
+
+class Clock(Protocol):
+    @property
+    def scripted(self) -> bool:
+        """Does time stand still while anything is under way, and then jump to what is due next?"""
+        ...
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        ...
+
+    def reach(self, at: float) -> bool:
+        """Has `at` come?"""
+        ...
+
+    async def wait(self, at: float, stirred: asyncio.Event) -> None:
+        """Returns when `at` has come, or something stirs."""
+        ...
+
+
+class Wall:
+    """This machine's monotonic clock; processes of one machine that share an `origin_s` share the clock."""
+
+    scripted = False
+
+    def __init__(self, origin_s: float | None = None) -> None:
+        self.origin_s = time.monotonic() if origin_s is None else origin_s
+
+    def now(self) -> float:
+        return time.monotonic() - self.origin_s
+
+    def reach(self, at: float) -> bool:
+        return at <= self.now()
+
+    async def wait(self, at: float, stirred: asyncio.Event) -> None:
+        stirred.clear()
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(max(0.0, at - self.now()), stirred.set) if at < INF else None
+        try:
+            await stirred.wait()
+        finally:
+            if timer:
+                timer.cancel()
+
+
+class Script:
+    """Virtual time for a live driver: the same log as the simulator's, threads and transports included."""
+
+    scripted = True
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        return self._now
+
+    def reach(self, at: float) -> bool:
+        self._now = max(self._now, at)
+        return True
+
+    async def wait(self, at: float, stirred: asyncio.Event) -> None:  # noqa: ARG002
+        stirred.clear()
+        await stirred.wait()
