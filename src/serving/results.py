@@ -31,7 +31,8 @@ def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
     rows = []
     for query in queries:
         record = records[query.call.session]
-        rows.append(_request(setup, query, record, fleets[query.device], modes[record.session], tokenizer))
+        row = _request(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        rows.append(row | _UNKNOWN_ENERGY if served.here else row)
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
     _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
@@ -119,7 +120,7 @@ def _meta(
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics else None,
         "notes": [*_notes(setup), *served.notes],
-        "timing": _timing(setup, fleets),
+        "timing": _here(setup) if served.here else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
         "packing_factor": {"value": factor, "source": source},
         "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
@@ -148,6 +149,12 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     return found
 
 
+def _here(setup: Setup) -> dict[str, str]:
+    sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.placed))
+    return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
+
+
+_UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
 _LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
 _NULLABLE = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",

@@ -4,10 +4,10 @@ The heap key is (time, phase, serial): at one instant arrivals come before decis
 first.
 """
 
-import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from heapq import heappop, heappush
 from itertools import count
 from typing import Protocol
 
@@ -82,31 +82,35 @@ class Simulator:
         self._ended.append(hear)
 
     def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
-        heapq.heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
+        heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
 
     def run(self, until: float = INF) -> None:
         """Lets everything happen up to `until`, in seconds."""
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, _, name, event = heapq.heappop(self._heap)
-            commands = list(self._nodes[name].handle(event, self.now))
-            for observer in self._observers:
-                observer.handled(name, event, self.now, commands)
+        heap, nodes, observers, obey = self._heap, self._nodes, self._observers, self._obey
+        while heap and heap[0][0] <= until:
+            now, _, _, name, event = heappop(heap)
+            self.now = now
+            commands = nodes[name].handle(event, now)
+            for observer in observers:
+                observer.handled(name, event, now, commands)
             for command in commands:
-                self._obey(name, command)
+                obey(name, command)
 
     def _obey(self, name: str, command: Command) -> None:
+        """The frequent ones first: this runs for every command of every node."""
         match command:
-            case Start(job, work):
-                self._start(name, job, work)
-            case Send(to, message, nbytes):
-                self._send(name, to, message, nbytes)
-            case Wake(at, timer):
-                self.post(at, name, Woke(timer), Phase.DECISION)
-            case Drop(session, first):
-                self._chips[name].executor.drop(session, first)
-            case Deliver(session, _, _, ending) if ending:
-                for hear in self._ended:
-                    hear(session, self.now)
+            case Send():
+                self._send(name, command.to, command.message, command.nbytes)
+            case Start():
+                self._start(name, command.job, command.work)
+            case Deliver():
+                if command.ending:
+                    for hear in self._ended:
+                        hear(command.session, self.now)
+            case Wake():
+                self.post(command.at, name, Woke(command.timer), Phase.DECISION)
+            case Drop():
+                self._chips[name].executor.drop(command.session, command.first)
 
     def _start(self, name: str, job: int, work: Work) -> None:
         chip = self._chips[name]
@@ -115,11 +119,16 @@ class Simulator:
         end = chip.processor.busy_until_s = begin + seconds
         for observer in self._observers:
             observer.ran(name, work, outcome, begin, end)
-        self.post(end, name, Finished(job, outcome))
+        self._arrive(end, name, Finished(job, outcome))
 
     def _send(self, name: str, to: str, message: Message, nbytes: int) -> None:
+        now = self.now
         wire = self._wires.get((name, to))
-        arrives = wire.arrive(nbytes, self.now) if wire else self.now
+        arrives = wire.arrive(nbytes, now) if wire else now
         for observer in self._observers:
-            observer.sent(name, to, message, nbytes, self.now, arrives)
-        self.post(arrives, to, Received(message))
+            observer.sent(name, to, message, nbytes, now, arrives)
+        self._arrive(arrives, to, Received(message))
+
+    def _arrive(self, at: float, name: str, event: Event) -> None:
+        """`post` for what cannot lie in the past."""
+        heappush(self._heap, (at, 0, next(self._serial), name, event))

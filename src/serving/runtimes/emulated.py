@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from serving.cast import Cast
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import Chip, Processor, Simulator
+from serving.drivers.simulator import Simulator
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
+from serving.scene import Chips, link, populate
 from serving.setup import Setup
-from serving.timed import Timed
 from serving.users import Users
 
 if TYPE_CHECKING:
@@ -44,28 +44,10 @@ def play(
     cast = Cast(setup, models.cloud_layers)
     users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
     simulator = Simulator([recorder, *observers])
-    shared = Processor() if setup.hardware.shared else None
-    for name in cast.workers:
-        simulator.add(name, cast.node(name), Chip(_cloud(cast, models), shared or Processor()))
-    for name in cast.devices:
-        simulator.add(name, cast.node(name), Chip(_device(cast, models, name, queries), shared or Processor()))
-        up, down = cast.channels(name)
-        for worker in cast.workers:
-            simulator.connect(name, worker, up)
-            simulator.connect(worker, name, down)
+    populate(simulator, cast, Chips(cast, models, queries), (*cast.workers, *cast.devices))
+    link(simulator, cast)
     simulator.on_end(partial(users.hear, post=simulator.post))
     users.ask(simulator.post)
     simulator.run()
     users.check(recorder.records)
     return recorder.records
-
-
-def _cloud(cast: Cast, models: "Models") -> Timed:
-    fleet, latency = cast.setup.hardware.cloud, cast.cloud_latency()
-    return Timed(models.cloud, models.cloud_layers, cast.setup.pair.cloud.timing, fleet.precision, lambda _: latency)
-
-
-def _device(cast: Cast, models: "Models", name: str, queries: "Sequence[Query]") -> Timed:
-    timing, precision = cast.setup.pair.device.timing, cast.fleets[name].precision
-    latency = cast.device_latency(name, queries)
-    return Timed(models.device, models.device_layers, timing, precision, latency)

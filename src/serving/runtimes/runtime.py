@@ -51,6 +51,8 @@ class Served:
     tokenizer: "Tokenizer"
     layers: int
     """Of the large model where it ran."""
+    here: bool = False
+    """Did work take as long as it takes on this machine, whose power nobody measures, and not as on named chips?"""
     notes: tuple[str, ...] = ()
     """What a reader of the figures must know."""
 

@@ -1,0 +1,79 @@
+"""Runtime `local`: the pair makes tokens and time here, devices and cloud in one process."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from serving.cast import Cast
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live, Pace, Pacing
+from serving.drivers.observer import Observer
+from serving.messages import Deliver
+from serving.progress import Progress, silent
+from serving.recorder import Record, Recorder
+from serving.scene import Chips, link, populate
+from serving.setup import Setup
+from serving.users import Users
+
+if TYPE_CHECKING:
+    from serving.runtimes.runtime import Models, Query, Served
+
+
+@dataclass(frozen=True)
+class Local:
+    """A run of a setup on the wall clock; times differ from run to run, and what hangs on them may too.
+
+    With `pace` hardware every piece of work lasts as long as on the named hardware; with wall, as long as here, where
+    one thread computes for all nodes in turn. `shaped` sends messages over the named links; else they arrive at once.
+    """
+
+    pace: Pace = "wall"
+    shaped: bool = True
+
+    def __post_init__(self) -> None:
+        if self.pace not in get_args(Pace):
+            raise ValueError(f"runtime.pace is {self.pace!r}; it is wall (as fast as here) or hardware (as the chips)")
+
+    @property
+    def described(self) -> str:
+        time = "the wall clock" if self.pace == "wall" else "the wall clock, work stretched to the chips above"
+        return f"tokens come from the models, run here; time is {time}; links {'shaped' if self.shaped else 'are none'}"
+
+    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
+        from serving.open import open_models, queries
+        from serving.runtimes.runtime import Served
+
+        models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
+        asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
+        records, pacing = asyncio.run(self.play(setup, models, asked, progress, observers))
+        here, note = self.pace == "wall", f"pace: {pacing.described}"
+        return Served(asked, records, models.tokenizer, models.cloud_layers, here, (note,))
+
+    async def play(
+        self,
+        setup: Setup,
+        models: "Models",
+        queries: "Sequence[Query]",
+        progress: Progress = silent,
+        observers: Sequence[Observer] = (),
+    ) -> tuple[dict[str, Record], Pacing]:
+        """The records by session, and how well the pace was kept."""
+        cast = Cast(setup, models.cloud_layers)
+        users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
+        live = Live(Wall(), [recorder, *observers], self.pace)
+        populate(live, cast, Chips(cast, models, queries), (*cast.workers, *cast.devices))
+        if self.shaped:
+            link(live, cast)
+
+        def delivered(deliver: Deliver, now: float) -> None:
+            if deliver.ending:
+                users.hear(deliver.session, now, live.post, "real time")
+
+        live.on_deliver(delivered)
+        users.ask(live.post)
+        try:
+            await live.run(lambda: len(users.ended) == len(queries))
+        finally:
+            live.close()
+        return recorder.records, live.pacing
