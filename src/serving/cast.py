@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from serving.chooser import Tiers
@@ -48,6 +49,12 @@ class Cast:
         return dict(zip(self.devices, self.setup.hardware.deal(len(self.devices)), strict=True))
 
     @property
+    def digest(self) -> str:
+        """Names what both ends must agree on: the policy, the decoding, the depth of the model."""
+        said = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
+        return sha256(said.encode()).hexdigest()[:16]
+
+    @property
     def tiers(self) -> Tiers:
         return {TIER: self.workers}
 
@@ -62,10 +69,14 @@ class Cast:
         """A device's access link, shared by all it says to the cloud's nodes."""
         return self.fleets[device].network or self.setup.network
 
+    def stream(self, device: str) -> int:
+        """What decides the luck of a device's link."""
+        return key(self.setup.seed, f"{device} link")
+
     def channels(self, device: str) -> tuple[Channel, Channel]:
         """Fresh channels of a device's link, up and down."""
-        link, seed = self.link(device), self.setup.seed
-        return link.channel("up", key(seed, f"{device} up")), link.channel("down", key(seed, f"{device} down"))
+        link, stream = self.link(device), self.stream(device)
+        return link.channel("up", stream), link.channel("down", stream)
 
     def cloud_latency(self) -> Latency:
         return self.setup.hardware.cloud.latency(self.setup.pair.cloud.timing)

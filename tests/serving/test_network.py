@@ -1,7 +1,8 @@
+from importlib import import_module
 from statistics import fmean
 
 import pytest
-from catalogue import link, names
+from catalogue import fields, link, names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,12 +13,38 @@ from serving.network import Channel, Link
 PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
 
 
+PARTS = ("uplink", "downlink", "outages")
+TRACED = {
+    "mahimahi": "1\n2\n",
+    "two_columns": "1 8\n2 16\n",
+    "ucc_5g": "Timestamp,State,DL_bitrate\n2019.12.16_11.49.59,D,8000\n",
+}
+
+
+def whole(name, folder):
+    """The link of a conf file, the files that it asks for written into `folder`."""
+    node = fields("network", name)
+    for part in {*PARTS} & {*node}:
+        module, _, made = node[part].pop("_target_").rpartition(".")
+        if "path" in node[part]:
+            assert node[part]["path"] is None
+            node[part]["path"] = folder / "trace"
+            (folder / "trace").write_text(TRACED[name])
+        node[part] = getattr(import_module(module), made)(**node[part])
+    return Link(**node)
+
+
 @pytest.mark.parametrize("name", names("network"))
-def test_every_link_builds_and_sources_its_figures(name):
-    made = link(name)
-    extras = ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms")
-    assert set(made.sources) == {"uplink_mbps", "downlink_mbps", *(each for each in extras if getattr(made, each))}
+def test_every_link_builds_and_sources_its_figures(name, tmp_path):
+    made = whole(name, tmp_path)
+    extras = ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms", *PARTS)
+    given = {each for each in ("uplink_mbps", "downlink_mbps", *extras) if getattr(made, each)}
+    assert set(made.sources) == given | ({"detect_ms"} if made.outages else set())
     assert all(evidence(source) for source in made.sources.values())
+
+
+def test_the_formats_of_traces_and_a_link_with_outages_are_promised():
+    assert {*TRACED, "flaky"} <= set(names("network"))
 
 
 def test_the_profiles_that_are_promised():
@@ -77,7 +104,7 @@ def test_the_same_luck_for_the_same_message_whatever_its_size():
 @given(st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 0.5)), min_size=2, max_size=30), st.integers(0, 2**32))
 def test_messages_never_overtake_and_never_arrive_early(messages, stream):
     shaky = Link(8, 8, delay_ms=5, jitter_ms=30, loss=0.3, timeout_ms=100)
-    channel, now, last = Channel(shaky, shaky.rate("up"), stream), 0.0, 0.0
+    channel, now, last = Channel(shaky, "up", stream), 0.0, 0.0
     for nbytes, pause_s in messages:
         now += pause_s
         arrival = channel.arrive(nbytes, now)
@@ -105,3 +132,61 @@ def test_impossible_bandwidth_is_refused(name, rate):
 def test_impossible_links_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Link(1, 1, **change)
+
+
+class Doubling:
+    """One megabyte in the first second, two in the second, and so on; for the downlink."""
+
+    directions = ("down",)
+    mean_mbps = 80.0
+    described = "more and more"
+
+    def rate(self, direction, stream):
+        assert (direction, stream) == ("down", 7)
+        return self
+
+    def sent(self, nbytes, start):
+        return start + nbytes * 1e-6 if start < 1 else start + nbytes * 0.5e-6
+
+    def carried(self, start, end):
+        raise NotImplementedError
+
+
+def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
+    made = Link(uplink_mbps=8, downlink=Doubling(), delay_ms=10, message_ms=2, overhead_nbytes=1000)
+    channel = made.channel("down", 7)
+    assert [channel.arrive(999_000, 0.0), channel.arrive(999_000, 0.0)] == pytest.approx([1.012, 1.512])
+    assert made.channel("up", 7).arrive(999_000, 0.0) == pytest.approx(1.012)
+    assert made.seconds(999_000, "down") == pytest.approx(0.1 + 0.012)
+    assert made.described == "8 Mbit/s up, more and more down, 10 ms delay, 0 ms jitter, 0.0% lost"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"downlink_mbps": 8},
+            r"one of uplink_mbps \(a constant\) and uplink \(a trace\) must be given; neither is given",
+        ),
+        ({"uplink_mbps": 8}, "one of downlink_mbps .* neither is given. What is not meant is null"),
+        ({"uplink_mbps": 8, "downlink_mbps": 20, "downlink": Doubling()}, "both are, downlink_mbps=20, given"),
+        (
+            {"uplink": Doubling(), "downlink_mbps": 8},
+            "network.uplink: Doubling says nothing of what an uplink can carry",
+        ),
+    ],
+)
+def test_each_direction_is_given_once_and_by_something_that_knows_it(options, message):
+    with pytest.raises(ValueError, match=message):
+        Link(**options)
+
+
+def test_the_two_directions_of_a_device_have_luck_of_their_own():
+    shaky = Link(8, 8, jitter_ms=20)
+    assert shaky.channel("up", 7).arrive(0, 0.0) != shaky.channel("down", 7).arrive(0, 0.0)
+
+
+@given(st.integers(0, 10**9), st.floats(0, 1000))
+def test_what_a_constant_rate_sent_it_carried(nbytes, start):
+    rate = PLAIN.rate("up")
+    assert rate.carried(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)

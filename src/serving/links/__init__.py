@@ -1,0 +1,1 @@
+"""What a link carries when it is no constant: recorded traces, and outages on a schedule."""

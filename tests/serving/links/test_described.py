@@ -1,0 +1,55 @@
+"""Traces and outages as a configuration describes them: checked before work, and identified by what the file says."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts.stage import CONTENT
+from pipeline.build import Schema, construct
+from pipeline.errors import ConfigError
+from serving.links.mahimahi import Mahimahi
+from serving.links.outages import Listed
+from serving.network import Link
+
+SCHEMA = Schema(lambda path: f"sha of {path.read_text()}", lambda target, name: None)
+MAHIMAHI = "serving.links.mahimahi.Mahimahi"
+
+
+def made(node):
+    return construct(SCHEMA.coerce(node, Link, "network"), None)
+
+
+def test_a_link_reads_as_it_is_written(written):
+    path = written("5\n10\n")
+    found = made(
+        {
+            "uplink": {"_target_": MAHIMAHI, "path": str(path)},
+            "downlink_mbps": 8,
+            "outages": {"_target_": "serving.links.outages.Listed", "listed": [[1, 2], [3, 4.5]]},
+        }
+    )
+    assert found == Link(uplink=Mahimahi(path=path), downlink_mbps=8.0, outages=Listed(((1.0, 2.0), (3.0, 4.5))))
+
+
+def test_a_trace_counts_by_what_it_says_and_not_by_where_it_is(written):
+    path = written("5\n10\n")
+    data = SCHEMA.coerce({"uplink": {"_target_": MAHIMAHI, "path": str(path)}, "downlink_mbps": 8}, Link, "network")
+    assert data["uplink"]["path"] == {CONTENT: "sha of 5\n10\n", "path": str(path)}
+
+
+def test_a_malformed_trace_is_refused_when_the_configuration_is_read(written):
+    path = written("5\nten\n")
+    with pytest.raises(ConfigError, match=r"trace.txt line 2: found 'ten', needed is one time in whole milliseconds"):
+        made({"uplink": {"_target_": MAHIMAHI, "path": str(path)}, "downlink_mbps": 8})
+
+
+def test_a_trace_without_its_file_says_what_to_set():
+    with pytest.raises(
+        ConfigError, match=r"Mahimahi is read from a file; set network.uplink.path=FILE, network.downlink.path=FILE or"
+    ):
+        made({"uplink": {"_target_": MAHIMAHI, "path": None}, "downlink_mbps": 8})
+
+
+def test_a_trace_that_a_stage_will_make_is_not_asked_for_yet():
+    node = {"uplink": {"_target_": MAHIMAHI, "path": {"_stage_": "measured"}}, "downlink_mbps": 8}
+    assert not isinstance(made(node).uplink.path, Path)

@@ -1,0 +1,121 @@
+"""A recorded capacity: when bytes have left, by hand and by law."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.links.loop import Loop, Replay
+
+STEPS = Loop.of_steps([(1.0, 8.0), (3.0, 0.0), (4.0, 16.0)], "steps")
+"""1 MB in the first second, nothing for two, 2 MB in the fourth; then again."""
+
+MB = 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "start", "sent"),
+    [
+        (0, 2.0, 2.0),
+        (MB / 2, 0.0, 0.5),
+        (MB, 0.0, 1.0),
+        (MB + 1000, 0.0, 3.0005),
+        (MB / 2, 2.0, 3.25),
+        (MB, 0.5, 3.25),
+        (3 * MB, 0.0, 4.0),
+        (3 * MB + MB / 2, 0.0, 4.5),
+        (300 * MB, 0.0, 400.0),
+        (300 * MB, 1000.0, 1400.0),
+        (2 * MB, 3.5, 3.5 + 0.5 + 1.0),
+    ],
+)
+def test_bytes_leave_in_steps_and_the_recording_begins_again(nbytes, start, sent):
+    assert Replay(STEPS).sent(nbytes, start) == pytest.approx(sent)
+
+
+def test_a_device_may_enter_anywhere():
+    late = Replay(STEPS, offset_s=2.5)
+    assert late.sent(MB, 0.0) == pytest.approx(1.0)
+    assert late.carried(0.0, 2.5) == pytest.approx(3 * MB)
+    assert late.sent(300 * MB, 6.0) == pytest.approx(406.0)
+
+
+def test_what_is_carried_is_what_was_sent():
+    assert [Replay(STEPS).carried(0, end) for end in (0, 0.5, 2, 3.5, 4, 9)] == pytest.approx(
+        [0, MB / 2, MB, 2 * MB, 3 * MB, 7 * MB]
+    )
+    assert STEPS.mean_mbps == pytest.approx(6)
+
+
+def test_a_trace_that_carries_nothing_is_refused():
+    with pytest.raises(ValueError, match="quiet: every rate is 0, no message would ever leave"):
+        Loop.of_steps([(1.0, 0.0), (5.0, 0.0)], "quiet")
+
+
+STEP = st.tuples(st.integers(1, 5000), st.sampled_from([0.0, 0.0, 0.1, 1.0, 12.0, 96.0, 400.0]))
+REPLAYS = st.builds(
+    lambda steps, offset_s: Replay(
+        Loop.of_steps(
+            [(sum(ms for ms, _ in steps[: i + 1]) / 1e3, mbps) for i, (_, mbps) in enumerate(steps)] + [(60.0, 1.0)],
+            "drawn",
+        ),
+        offset_s,
+    ),
+    st.lists(STEP, max_size=10),
+    st.floats(0, 60),
+)
+SIZES = st.integers(1, 5_000_000)
+STARTS = st.floats(0, 10_000)
+
+
+@given(REPLAYS, SIZES, SIZES, STARTS)
+def test_more_bytes_never_leave_earlier(rate, a, b, start):
+    assert start <= rate.sent(a, start) <= rate.sent(a + b, start)
+
+
+@given(REPLAYS, SIZES, STARTS, st.floats(0, 100))
+def test_a_later_start_never_ends_earlier(rate, nbytes, start, pause_s):
+    assert rate.sent(nbytes, start) <= rate.sent(nbytes, start + pause_s) + 1e-6
+
+
+@given(REPLAYS, SIZES, SIZES, STARTS)
+def test_two_messages_back_to_back_are_one(rate, a, b, start):
+    """Within a byte: a message that ends where a gap begins may be on either side of it by rounding."""
+    together = rate.sent(b, rate.sent(a, start))
+    assert rate.sent(a + b - 1, start) - 1e-6 <= together <= rate.sent(a + b + 1, start) + 1e-6
+
+
+@given(REPLAYS, SIZES, STARTS)
+def test_what_was_sent_was_carried(rate, nbytes, start):
+    assert rate.carried(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)
+
+
+@given(REPLAYS, SIZES, STARTS)
+def test_a_lap_later_it_is_the_same(rate, nbytes, start):
+    lap_s = rate.loop.period_s
+    moved = replace(rate, offset_s=rate.offset_s + lap_s)
+    assert moved.carried(0, start) == pytest.approx(rate.carried(0, start), rel=1e-6, abs=1)
+    assert moved.sent(nbytes + 1, start) >= rate.sent(nbytes, start) - 1e-6
+    assert moved.sent(nbytes, start) <= rate.sent(nbytes + 1, start) + 1e-6
+
+
+class Counted(list):
+    """A list that counts how often it is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, index):
+        Counted.looks += 1
+        return super().__getitem__(index)
+
+
+def test_a_long_trace_costs_its_logarithm_and_laps_cost_nothing():
+    whole = Loop.of_steps([(second + 1.0, float(second % 7)) for second in range(2**14)], "long")
+    rate = Replay(Loop(Counted(whole.times_s), Counted(whole.nbytes)))
+    Counted.looks = 0
+    ends = [rate.sent(nbytes, 12_345.6) for nbytes in (100, MB, 1e12)]
+    assert Counted.looks < 3 * 50
+    assert all(before < after for before, after in pairwise(ends))
+    assert ends[2] > 10 * whole.period_s

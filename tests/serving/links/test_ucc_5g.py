@@ -1,0 +1,66 @@
+"""The UCC 5G logs: by hand, from the field, and broken."""
+
+import re
+
+import pytest
+
+from serving.links.ucc_5g import UCC5G
+from serving.network import Link
+
+HEADER = "Timestamp,NetworkMode,DL_bitrate,UL_bitrate,State,PINGAVG\n"
+
+
+def at(second, kbps, state="D"):
+    return f"2019.12.16_11.49.{second:02d},5G,{kbps},36,{state},-\n"
+
+
+def test_readings_of_a_second_are_averaged_hold_until_the_next_and_the_last_for_a_second(written):
+    log = HEADER + at(10, 6000) + at(10, 10_000) + at(12, 0) + at(13, 16_000)
+    trace = UCC5G(path=written(log), start="begin")
+    rate = trace.rate("down", 0)
+    assert trace.content.period_s == pytest.approx(4)
+    assert [rate.sent(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 4e6, 5e6)] == pytest.approx([1, 2, 3.5, 4, 5])
+
+
+def test_an_idle_reading_says_nothing_of_capacity(written):
+    busy = HEADER + at(10, 8000) + at(12, 16_000)
+    idle = HEADER + at(9, 0, "I") + at(10, 8000) + at(11, 0, "I") + at(12, 16_000) + at(13, 0, "I")
+    assert UCC5G(path=written(busy)).content == UCC5G(path=written(idle)).content
+
+
+def test_its_uplink_is_refused(written):
+    path = written(HEADER + at(10, 8000))
+    assert Link(uplink_mbps=20, downlink=UCC5G(path=path)).mean_mbps("down") == pytest.approx(8)
+    with pytest.raises(ValueError, match=r"network.uplink: UCC5G says nothing of what an uplink can carry"):
+        Link(uplink=UCC5G(path=path), downlink_mbps=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", " line 1: the file is empty"),
+        ("Timestamp,State\n", ' line 1: the header has no column "DL_bitrate"; has: Timestamp, State'),
+        (HEADER + at(10, 1) + "2019.12.16_11.49.11,5G\n", " line 3: 2 columns, the header has 6"),
+        (HEADER + at(10, "-"), ' line 2: field "DL_bitrate" is a text, needed is a whole number'),
+        (HEADER + at(10, -4), " line 2: DL_bitrate is -4, needed are kbit/s, 0 or more"),
+        (HEADER + "16/12/2019,5G,1,1,D,-\n", " line 2: Timestamp is '16/12/2019', needed is a time like 2019.12.16_11"),
+        (HEADER + at(10, 1) + at(9, 1), " line 3: Timestamp is earlier than the line before; sort the log by time"),
+        (HEADER + at(10, 1, "I"), ": no reading in state D, while downloading"),
+        (HEADER, ": no reading in state D, while downloading"),
+        (HEADER + at(10, 0), ": every rate is 0, no message would ever leave"),
+    ],
+)
+def test_a_broken_log_is_refused_by_line(written, text, message):
+    path = written(text)
+    with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
+        UCC5G(path=path)
+
+
+def test_real_logs_replay_their_length_and_volume(data):
+    found = {path.name: UCC5G(path=path) for path in sorted((data / "ucc_5g").glob("*.csv"))}
+    assert len(found) == 4
+    static = found["static_B_2020.02.27_18.39.27.csv"]
+    assert static.content.period_s == 6654  # 18.39.27 to 20.30.20, and the last second
+    assert static.mean_mbps == pytest.approx(79.7, abs=0.1)
+    rate = static.rate("down", 3)
+    assert rate.carried(0.0, 6654.0) == pytest.approx(79.7e6 / 8 * 6654, rel=0.01)
