@@ -1,0 +1,148 @@
+"""The vocabulary of `serving.messages` as plain JSON data and back, without loss.
+
+A codec is compiled once per type from its annotations. Where an annotation leaves several classes open, the data say
+which under "is"; the registry of names is the module `serving.messages`, closed: nothing is imported by name. A field
+that holds its default is left out; an infinite number is the text "inf".
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from operator import attrgetter
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from serving import messages
+from serving.log.plain import (
+    SCALARS,
+    Codec,
+    MalformedError,
+    as_object,
+    fixed,
+    mapping,
+    one_of,
+    optional,
+    same,
+    sequence,
+    wrong,
+)
+
+TAG = "is"
+
+
+def codec(kind: Any) -> Codec:
+    """The codec of a class of `serving.messages`, of a union of them, or of a type that their fields have."""
+    return _compiled(kind)
+
+
+@cache
+def _compiled(kind: Any) -> Codec:
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if _is_class(kind):
+        return _of_class(kind, False)
+    origin, args = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return _of_union(args)
+    if origin is tuple:
+        return sequence(codec(args[0])) if args[-1] is Ellipsis else fixed([codec(arg) for arg in args])
+    if origin is Literal:
+        return one_of(args)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return mapping(codec(args[1]))
+    raise TypeError(f"no codec for {kind!r}; serving.log.codec must learn the new kind of field")
+
+
+def _is_class(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == messages.__name__
+
+
+# Classes.
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    codec: Codec
+    default: Any
+
+
+def _fields(kind: Any) -> list[_Field]:
+    hints = get_type_hints(kind)
+    return [_Field(f.name, codec(hints[f.name]), f.default) for f in fields(kind)]
+
+
+@cache
+def _of_class(kind: Any, tagged: bool) -> Codec:
+    parts, name = _fields(kind), kind.__name__
+    known = {part.name for part in parts} | ({TAG} if tagged else set())
+
+    def decode(data: Any) -> Any:
+        if not known.issuperset(as_object(data)):
+            raise MalformedError(f"{name} has no {', '.join(sorted(set(data) - known))}")
+        return kind(*[_decode_field(part, data, name) for part in parts])
+
+    return Codec(_encode_class(parts, name if tagged else None), decode)
+
+
+def _encode_class(parts: list[_Field], tag: str | None) -> Callable[[Any], dict[str, Any]]:
+    plan = [(p.name, None if p.codec.encode is same else p.codec.encode, p.default) for p in parts]
+    get = attrgetter(*(p.name for p in parts))
+    values = get if len(parts) > 1 else lambda thing: (get(thing),)
+
+    def encode(thing: Any) -> dict[str, Any]:
+        out: dict[str, Any] = {TAG: tag} if tag else {}
+        for (name, part, default), value in zip(plan, values(thing), strict=True):
+            if value is not default:
+                out[name] = part(value) if part else value
+        return out
+
+    return encode
+
+
+def _decode_field(part: _Field, data: dict[str, Any], owner: str) -> Any:
+    if part.name not in data:
+        if part.default is MISSING:
+            raise MalformedError(f"{owner} without {part.name}")
+        return part.default
+    try:
+        return part.codec.decode(data[part.name])
+    except MalformedError as error:
+        raise error.inside(f"{owner}.{part.name}") from None
+
+
+# Unions.
+
+
+def _of_union(kinds: tuple[Any, ...]) -> Codec:
+    classes = [kind for kind in kinds if _is_class(kind)]
+    rest = [kind for kind in kinds if kind is not type(None) and not _is_class(kind)]
+    if len(rest) + bool(classes) != 1 and not (len(rest) == 1 and get_origin(rest[0]) is tuple):
+        raise TypeError(f"no codec for a union of {kinds!r}: what an object in the data means would be open")
+    nullable = type(None) in kinds
+    if not classes:
+        return optional(codec(rest[0]))
+    if not rest and len(classes) == 1:
+        return optional(codec(classes[0]))
+    return _of_classes(classes, codec(rest[0]) if rest else None, nullable)
+
+
+def _of_classes(classes: list[Any], listed: Codec | None, nullable: bool) -> Codec:
+    parts = {kind.__name__: _of_class(kind, True) for kind in classes}
+    encoders = {kind: parts[kind.__name__].encode for kind in classes}
+    if listed:
+        encoders[tuple] = listed.encode
+    if nullable:
+        encoders[type(None)] = same
+
+    def decode(data: Any) -> Any:
+        if listed and type(data) in (list, tuple):
+            return listed.decode(data)
+        if data is None and nullable:
+            return None
+        tag = as_object(data).get(TAG)
+        if type(tag) is not str or tag not in parts:
+            raise wrong(tag, f"one of {', '.join(parts)}")
+        return parts[tag].decode(data)
+
+    return Codec(lambda value: encoders[type(value)](value), decode)

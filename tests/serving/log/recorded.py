@@ -1,0 +1,67 @@
+"""Recorded runs of the fake world, for the tests of the log."""
+
+from pathlib import Path
+from typing import Any
+
+from fake_world import World, policy, world
+
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Simulator
+from serving.log.entry import Entry
+from serving.log.journal import Journal
+from serving.log.reading import read
+from serving.messages import Command, Event, Message, Outcome, Work
+from serving.recorder import Recorder
+
+
+class Only:
+    """An observer that is told only of one process's nodes."""
+
+    def __init__(self, names: set[str], inner: Observer) -> None:
+        self.names, self.inner = names, inner
+
+    def handled(self, node: str, event: Event, now: float, commands: Any) -> None:
+        if node in self.names:
+            self.inner.handled(node, event, now, commands)
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        if node in self.names:
+            self.inner.ran(node, work, outcome, begin_s, end_s)
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+        if node in self.names:
+            self.inner.sent(node, to, message, nbytes, now, arrives_s)
+
+
+class Later:
+    """An observer on a clock that shows `ahead_s` more."""
+
+    def __init__(self, ahead_s: float, inner: Observer) -> None:
+        self.ahead_s, self.inner = ahead_s, inner
+
+    def handled(self, node: str, event: Event, now: float, commands: list[Command]) -> None:
+        self.inner.handled(node, event, now + self.ahead_s, commands)
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        self.inner.ran(node, work, outcome, begin_s + self.ahead_s, end_s + self.ahead_s)
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+        self.inner.sent(node, to, message, nbytes, now + self.ahead_s, arrives_s + self.ahead_s)
+
+
+def watched(observers: list[Observer], name: str = "synera", **how: Any) -> World:
+    """A world that has run before the eyes of all of them."""
+    how = {"devices": 3, "calls_each": 2} | how
+    drive = lambda own: Simulator([*own, *observers])  # noqa: E731
+    return world(policy(name, **how.pop("override", {})), drive=drive, **how).run()
+
+
+def recorded(path: Path, name: str = "synera", **how: Any) -> tuple[World, list[Entry]]:
+    """A world that kept a journal at `path`, and what that reads as."""
+    with Journal(path, {"layers": 8}) as journal:
+        w = watched([journal], name, **how)
+    return w, list(read(path))
+
+
+def recorder(w: World | None = None, devices: int = 3) -> Recorder:
+    return Recorder([f"device-{i}" for i in range(devices)])

@@ -1,0 +1,184 @@
+"""Everything that nodes hear and say, to JSON and back."""
+
+import dataclasses
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from fake_world import ROWS, policy, world
+
+from serving import messages
+from serving.log.codec import codec
+from serving.messages import (
+    INF,
+    Backlog,
+    Begin,
+    Blob,
+    Call,
+    Chunk,
+    Command,
+    Deliver,
+    Drafted,
+    Drop,
+    Event,
+    Finished,
+    Forward,
+    Generate,
+    Hop,
+    Outcome,
+    Received,
+    Reply,
+    Request,
+    Result,
+    Rows,
+    Sampling,
+    Send,
+    Span,
+    Start,
+    Stop,
+    Verdict,
+    Wake,
+    Work,
+)
+
+BLOB = Blob("b/1", 4096)
+SAMPLING = Sampling(0.7, 50, 0.9, 3)
+ROWS_FULL = Rows("s", 3, 2, (5, 7), 1, "sample", SAMPLING, (-1,), (0,), BLOB, (BLOB, BLOB))
+REQUEST = Request(
+    4, ROWS_FULL, (Hop("cloud", Span(0, 8, True, True), "all"),), 0, ("cloud-0",), "device-0", 3, 1.5, 2.0, ("margin",),
+    (2,),
+)  # fmt: skip
+VERDICT = Verdict(1, 9, (0,), ((4, 5), (-1, 0)))
+EVENTS: list[Event] = [
+    Begin(Call("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
+    Received(REQUEST),
+    Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
+    Received(Backlog("cloud-0", 0.25, 0.001, INF)),
+    Finished(3, Drafted((1, 2), {"confidence": (0.5, -INF), "margin": ()}, ((1, 2, 3), ()), True, 7, (BLOB,))),
+    Finished(3, (Result(VERDICT, None), Result(None, BLOB))),
+    Finished(3, ()),
+    *(kind(1) for kind in (messages.Woke,)),
+    *(kind("x") for kind in (messages.Lost, messages.Joined, messages.Cancelled)),
+    *(Received(message) for message in (messages.Miss("s", 1, "cloud-0"), messages.Release("s"))),
+]
+COMMANDS: list[Command] = [
+    Start(1, Generate("s", 0, (1,), Stop(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING, ("x", 0.5),
+                      ((1,), (1, 2)))),
+    Start(2, Forward(Span(0, 8, True, False), (ROWS_FULL, ROWS_FULL), ("all", "last"), ("importance",))),
+    Send("cloud-0", REQUEST, 42),
+    Wake(INF, 3),
+    Drop("s", None),
+    Drop("s", 4),
+    Deliver("s", (1, 2), ("accepted", "bonus"), "complete"),
+    Chunk("s", 3, (1,), {"confidence": (0.5,)}, None),
+]  # fmt: skip
+
+
+def there_and_back(kind: Any, thing: Any) -> Any:
+    part = codec(kind)
+    return part.decode(json.loads(json.dumps(part.encode(thing), allow_nan=False)))
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=repr)
+def test_events_survive(event: Event) -> None:
+    assert there_and_back(Event, event) == event
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=repr)
+def test_commands_survive(command: Command) -> None:
+    assert there_and_back(Command, command) == command
+
+
+def test_every_class_of_the_vocabulary_is_in_these_tests() -> None:
+    found: set[str] = set()
+
+    def walk(thing: Any) -> None:
+        if dataclasses.is_dataclass(thing):
+            found.add(type(thing).__name__)
+            for field in dataclasses.fields(thing):
+                walk(getattr(thing, field.name))
+        elif isinstance(thing, tuple):
+            for part in thing:
+                walk(part)
+
+    walk((*EVENTS, *COMMANDS))
+    assert found == {
+        name for name, kind in vars(messages).items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    }
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_real_nodes_say_survives(name: str) -> None:
+    for _, event, _, commands in world(policy(name)).run().log.entries:
+        assert there_and_back(Event, event) == event
+        assert there_and_back(tuple[Command, ...], commands) == commands
+
+
+def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
+    call = codec(Event).encode(Begin(Call("s", (1,), 4, ttft_s=float("inf"))))["call"]
+    assert {"session", "prompt", "limit"} <= set(call) <= {"session", "prompt", "limit", "ttft_s"}
+    assert codec(Command).encode(Wake(INF, 1)) == {"is": "Wake", "at": "inf", "timer": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "data", "why"),
+    [
+        (Event, {"is": "os.system"}, r"got 'os.system', not one of Begin, Finished"),
+        (Event, {"is": "Start", "job": 1}, r"got 'Start', not one of"),
+        (Event, {"timer": 1}, r"got None, not one of"),
+        (Event, 3, r"got 3, not an object"),
+        (Event, {"is": "Woke", "timer": 1, "at": 2}, r"Woke has no at"),
+        (Event, {"is": "Woke"}, r"Woke without timer"),
+        (Event, {"is": "Woke", "timer": True}, r"Woke\.timer: got True, not a whole number"),
+        (Event, {"is": "Woke", "timer": 1.0}, r"Woke\.timer: got 1\.0"),
+        (Event, {"is": "Begin", "call": {"session": "s", "prompt": [1, "x"], "limit": 1}},
+         r"^Begin\.call\.Call\.prompt\[1\]: got 'x', not a whole number$"),
+        (Outcome, {"is": "Drafted", "tokens": [], "scores": {"m": ["high"]}, "tops": [], "stopped": False, "cached": 0},
+         r"Drafted\.scores\.m\[0\]: got 'high', not a number"),
+        (Outcome, [{"verdict": {"accepted": 0, "token": 1, "proposal": [[1]]}, "blob": None}],
+         r"\[0\]\.Result\.verdict\.Verdict\.proposal: got \[\[1\]\], not a list of 2"),
+        (Command, {"is": "Deliver", "session": "s", "tokens": [], "origins": ["god"]}, r"origins\[0\]: got 'god'"),
+        (Command, {"is": "Wake", "at": "soon", "timer": 1}, r"Wake\.at: got 'soon', not a number"),
+        (Work, [], r"not an object"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_refused_with_its_place(kind: Any, data: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        codec(kind).decode(data)
+
+
+def test_damaged_data_are_refused_or_are_another_event() -> None:
+    random = Random(1)
+    refused = 0
+    for event in EVENTS * 40:
+        data = json.loads(json.dumps(codec(Event).encode(event)))
+        _damage(data, random)
+        try:
+            other = codec(Event).decode(data)
+        except ValueError:
+            refused += 1
+        else:
+            assert there_and_back(Event, other) == other
+    assert refused > 200
+
+
+def _damage(data: Any, random: Random) -> None:
+    """Replaces, removes or adds one thing somewhere."""
+    keys = list(data) if isinstance(data, dict) else list(range(len(data)))
+    if not keys:
+        return
+    key = random.choice(keys)
+    if isinstance(data[key], dict | list) and random.random() < 0.7:
+        _damage(data[key], random)
+    elif random.random() < 0.2:
+        del data[key]
+    else:
+        data[key] = random.choice([None, True, -1, 2.5, "x", [], {}, [[1]], {"is": "Woke"}, "inf"])
+
+
+def test_a_field_of_a_new_kind_is_noticed_when_the_codec_is_made() -> None:
+    with pytest.raises(TypeError, match="no codec for set"):
+        codec(set[int])
+    with pytest.raises(TypeError, match="would be open"):
+        codec(Stop | dict[str, int])

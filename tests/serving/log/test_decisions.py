@@ -1,0 +1,64 @@
+"""The decision log forgets the clock and nothing else."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_world import ROWS
+from log.recorded import recorded
+
+from serving.log.decisions import compare, decisions
+from serving.log.entry import Entry, shifted
+from serving.messages import Deliver
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
+    w, entries = recorded(tmp_path / "events.jsonl", name)
+    found = decisions(entries)
+    assert compare(found, decisions(shifted(entry, 100.0) for entry in entries)) is None
+    assert {c.session for c in w.calls} <= set(found)
+    shown = [line for c in w.calls for line in found[c.session] if line.startswith("showed")]
+    assert sum(line.count(":") for line in shown) == sum(len(d.tokens) for d in w.log.commands(Deliver))
+    assert all(found[c.session][-1] == "exited complete" for c in w.calls)
+    assert ("cloud" in found) == (name != "edge_centric")
+
+
+def test_it_reads_as_a_story(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
+    found = decisions(entries)
+    assert found["cloud"] == [line for line in found["cloud"] if line.startswith("batch of layers 0-8: s0.0[0:")]
+    heads = [line.split(" ")[0] for line in found["s0.0"]]
+    assert heads[:5] == ["drafted", "sent", "accepted", "showed", "drafted"]
+
+
+def test_sessions_of_equal_times_may_come_in_any_order(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "edge_centric", devices=2)
+    by_node = [e for e in entries if e.node == "device-1"] + [e for e in entries if e.node == "device-0"]
+    assert compare(decisions(entries), decisions(by_node)) is None
+
+
+def test_the_first_difference_is_told(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
+    a = decisions(entries)
+    b = {name: list(lines) for name, lines in a.items()}
+    b["s0.0"][2] = "accepted 0 of 4 at 12"
+    assert compare(a, b) == f"s0.0, decision 3: {a['s0.0'][2]} <> accepted 0 of 4 at 12"
+    assert compare({"x": ["drafted 1"]}, {}) == "x, decision 1: drafted 1 <> nothing"
+
+
+def test_another_outcome_is_another_log(tmp_path: Path) -> None:
+    _, a = recorded(tmp_path / "a.jsonl", "synera")
+    _, b = recorded(tmp_path / "b.jsonl", "synera", alpha=0.6)
+    assert compare(decisions(a), decisions(b)) is not None
+
+
+def test_shifting_keeps_what_was_said(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "a.jsonl", "sled")
+    back: list[Entry] = [shifted(shifted(e, 4.0), -4.0) for e in entries]
+    timeless = {"at_s": 0.0}, {"begin_s": 0.0, "end_s": 0.0}, {"now_s": 0.0, "arrives_s": 0.0}
+
+    def strip(entry: Entry) -> Entry:
+        return next(replace(entry, **t) for t in timeless if hasattr(entry, next(iter(t))))
+
+    assert [strip(e) for e in back] == [strip(e) for e in entries]

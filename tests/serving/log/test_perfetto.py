@@ -1,0 +1,209 @@
+"""A time line that a trace viewer accepts: well-formed, named, without spans that cross, with arrows that arrive."""
+
+import gzip
+import importlib.util
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_world import ROWS
+from log.recorded import recorded
+
+from serving.log.entry import Born, Handled, Sent
+from serving.log.perfetto import draw
+from serving.messages import (
+    INF,
+    Begin,
+    Call,
+    Cancelled,
+    Deliver,
+    Forward,
+    Received,
+    Release,
+    Request,
+    Rows,
+    Span,
+    Start,
+    Woke,
+)
+
+Event = dict[str, Any]
+
+
+def drawn(tmp_path: Path, name: str = "synera", sessions: int = 200, **how: Any) -> list[Event]:
+    _, entries = recorded(tmp_path / "events.jsonl", name, **how)
+    return trace(tmp_path, entries, sessions)
+
+
+def trace(tmp_path: Path, entries: list[Any], sessions: int = 200) -> list[Event]:
+    draw(entries, tmp_path / "trace.json.gz", sessions)
+    document = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
+    assert set(document) == {"displayTimeUnit", "traceEvents"}
+    events: list[Event] = document["traceEvents"]
+    return events
+
+
+def of(events: list[Event], phase: str, **what: Any) -> list[Event]:
+    return [e for e in events if e["ph"] == phase and all(e.get(k) == v for k, v in what.items())]
+
+
+def nodes(events: list[Event]) -> dict[int, str]:
+    return {e["pid"]: e["args"]["name"] for e in of(events, "M", name="process_name")}
+
+
+def tracks(events: list[Event]) -> dict[int, str]:
+    names = nodes(events)
+    return {e["tid"]: f"{names[e['pid']]}/{e['args']['name']}" for e in of(events, "M", name="thread_name")}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) -> None:
+    events = drawn(tmp_path, name)
+    known, threads = nodes(events), tracks(events)
+    assert set(known.values()) == {"device-0", "device-1", "device-2"} | (
+        set() if name == "edge_centric" else {"cloud"}
+    )
+    for event in events:
+        assert event["ph"] in "MXbeistfC"
+        assert event["name"]
+        assert type(event["ts"]) is int
+        assert event["pid"] in known
+        assert event.get("tid", next(iter(threads))) in threads
+        assert event.get("dur", 0) >= 0
+    assert len(threads) == len(set(threads.values()))
+    assert not set(threads) & set(known)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
+    by_track = defaultdict(list)
+    for event in of(events := drawn(tmp_path, name), "X"):
+        by_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert by_track
+    for spans in by_track.values():
+        spans.sort()
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert any(track.endswith("/chip") and tid in by_track for tid, track in tracks(events).items())
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
+    events = drawn(tmp_path, name)
+    begun, ended = of(events, "b"), {e["id"]: e for e in of(events, "e")}
+    assert len({e["id"] for e in begun}) == len(begun) == len(ended)
+    assert bool(begun) == (name != "edge_centric")
+    for event in begun:
+        end = ended[event["id"]]
+        assert (end["pid"], end["cat"], end["name"]) == (event["pid"], event["cat"], event["name"])
+        assert end["ts"] >= event["ts"]
+
+
+@pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
+def test_arrows_lead_from_a_question_through_its_batch_to_its_answer(tmp_path: Path, name: str) -> None:
+    events = drawn(tmp_path, name)
+    slices = defaultdict(list)
+    for event in of(events, "X"):
+        slices[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    flows = defaultdict(list)
+    for event in events:
+        if event["ph"] in "stf":
+            assert any(begin <= event["ts"] < max(end, begin + 1) for begin, end in slices[event["tid"]])
+            flows[event["id"]].append(event)
+    assert len(flows) > 10
+    threads = tracks(events)
+    for points in flows.values():
+        assert [p["ph"] for p in points] == ["s", *["t"] * (len(points) - 2), "f"]
+        assert len(points) > 2
+        assert [p["ts"] for p in points] == sorted(p["ts"] for p in points)
+        ends, middle = (points[0], points[-1]), points[1:-1]
+        assert {threads[p["tid"]].split("/")[1] for p in ends} == {"verdicts"}
+        assert {threads[p["tid"]] for p in middle} == {"cloud/chip"}
+
+
+def test_it_shows_what_happened(tmp_path: Path) -> None:
+    w, entries = recorded(tmp_path / "events.jsonl", "synera")
+    events = trace(tmp_path, entries)
+    sessions = {c.session for c in w.calls}
+    drawn_sessions = of(events, "X", cat="session")
+    assert {e["name"] for e in drawn_sessions} == sessions
+    assert {e["args"]["ending"] for e in drawn_sessions} == {"complete"}
+    assert len(of(events, "i", name="first token")) == len(sessions)
+    marks = of(events, "i", cat="tokens")
+    for session in sessions:
+        shown = [t for e in marks if e["args"]["session"] == session for t in e["args"]["tokens"]]
+        assert tuple(shown) == w.text(session)
+    messages = sum(isinstance(e, Sent) for e in entries)
+    assert len(of(events, "b", cat="uplink")) + len(of(events, "b", cat="downlink")) == messages
+    waiting = [e["args"]["waiting"] for e in of(events, "C")]
+    assert waiting[-1] == 0
+    assert max(waiting) > 1
+    assert {e["args"]["until"] for e in of(events, "b", name="queue")} == {"batch"}
+    assert any("accepted" in line for e in of(events, "X", cat="chip") for line in e["args"].get("sessions", ()))
+
+
+def test_a_limit_on_sessions_holds(tmp_path: Path) -> None:
+    events = drawn(tmp_path, "synera", sessions=2)
+    assert len({e["name"] for e in of(events, "X", cat="session")}) == 2
+    shown = {e["args"]["session"] for e in events if "session" in e.get("args", {})}
+    assert shown == {e["name"] for e in of(events, "X", cat="session")}
+    assert len(events) < 0.6 * len(drawn(tmp_path, "synera"))
+
+
+def test_what_was_cut_off_is_drawn_to_the_end(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "synera")
+    events = trace(tmp_path, entries[: len(entries) // 3])
+    assert "unfinished" in {e["args"]["ending"] for e in of(events, "X", cat="session")}
+    assert len(of(events, "b")) == len(of(events, "e"))
+
+
+def test_a_device_that_starts_again_loses_its_sessions_and_one_who_left_was_never_served(tmp_path: Path) -> None:
+    calls = [Handled("d", 0.0, Begin(Call(s, (1,), 4)), ()) for s in ("p", "q")]
+    left = Handled("d", 1.0, Cancelled("q"), (Deliver("q", (), (), "cancelled"),))
+    events = trace(tmp_path, [Born("d", 0.0), *calls, left, Born("d", 2.0)])
+    assert [(e["name"], e["dur"], e["args"]["ending"]) for e in of(events, "X")] == [("p", 2_000_000, "unfinished")]
+    assert of(events, "i", name="q cancelled while it waited")
+
+
+def test_a_wait_begins_with_a_requests_first_part_and_none_after_the_session(tmp_path: Path) -> None:
+    rows = Rows("s", 0, 1, (1,), 0, "greedy")
+    part = Received(Request(0, rows, (), 0, (), "d"))
+    start = Start(1, Forward(Span(0, 8, True, True), (rows,), ("last",)))
+    entries = [
+        Handled("d", 0.0, Begin(Call("s", (1,), 4)), ()),
+        *(Handled("cloud", at_s, part, ()) for at_s in (1.0, 2.0)),
+        Handled("cloud", 3.0, Woke(1), (start,)),
+        Handled("d", 4.0, Woke(1), (Deliver("s", (2,), ("cloud",), "complete"),)),
+        Handled("cloud", 5.0, part, ()),
+    ]
+    events = trace(tmp_path, entries)
+    assert [e["ts"] for e in events if e["name"] == "queue"] == [1_000_000, 3_000_000]
+    assert [(e["ts"], e["args"]["waiting"]) for e in of(events, "C")] == [(1_000_000, 1), (3_000_000, 0)]
+
+
+def test_a_lost_message_is_said_to_be_lost(tmp_path: Path) -> None:
+    begin = Handled("d", 0.0, Begin(Call("s", (1,), 4)), ())
+    events = trace(tmp_path, [begin, Sent("d", "cloud", Release("s"), 16, 1.0, INF)])
+    (span,) = of(events, "b")
+    assert (span["name"], span["args"]["nbytes"]) == ("uplink, lost", 16)
+
+
+def test_plain_and_compressed_are_one(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "sled")
+    for name in ("a.json", "a.json.gz", "b.json.gz"):
+        draw(entries, tmp_path / name)
+    packed = (tmp_path / "a.json.gz").read_bytes()
+    assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
+    assert packed == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_perfetto_itself_reads_it(tmp_path: Path) -> None:
+    if importlib.util.find_spec("perfetto") is None:
+        pytest.skip("the package perfetto (its trace processor) is not installed")
+    from perfetto.trace_processor import TraceProcessor
+
+    drawn(tmp_path)
+    with TraceProcessor(trace=str(tmp_path / "trace.json.gz")) as processor:
+        assert next(iter(processor.query("select count(*) as n from flow"))).n > 10

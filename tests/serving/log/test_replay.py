@@ -1,0 +1,175 @@
+"""The log of a run, told to fresh nodes, yields its commands; another policy, or another log, is noticed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_pair import FakePair
+from fake_setup import models, queries, setup
+from fake_world import ROWS, World, policy, world
+from log.recorded import Only, recorded, recorder, watched
+
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live
+from serving.drivers.simulator import Chip, Simulator
+from serving.log.entry import Born, Handled, feed
+from serving.log.journal import Journal
+from serving.log.reading import read
+from serving.log.replay import journals, replay, replay_run
+from serving.messages import Begin, Call, Joined, Lost, Node, Start, Woke
+from serving.progress import silent
+from serving.runtimes.emulated import play
+from serving.slots.draft import Window
+from serving.slots.link_loss import LinkLoss
+from serving.worker import Worker
+
+
+def maker(w: World) -> Callable[[str], Node]:
+    return lambda name: w.make[name]()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
+    w, entries = recorded(tmp_path / "events.jsonl", name)
+    replayed = replay(entries, maker(w))
+    assert replayed.difference is None
+    assert replayed.events == len(w.log.entries)
+    assert replayed.commands == sum(len(commands) for *_, commands in w.log.entries) > 100
+    assert replayed.described.endswith("commands: identical")
+
+
+def test_another_policy_is_noticed_and_told(tmp_path: Path) -> None:
+    _, entries = recorded(tmp_path / "events.jsonl", "sled")
+    other = world(policy("sled", draft=Window(3)))
+    replayed = replay(entries, maker(other))
+    assert replayed.difference is not None
+    first = "event 1 differs\ndevice-0 at 0.000000 s heard Begin(call=Call(session='s0.0'"
+    assert replayed.difference.startswith(first)
+    assert "command 1 logged    Start(job=1, work=Generate(session='s0.0', start=0, feed=(" in replayed.difference
+    assert "replayed  Start(job=1" in replayed.difference
+
+
+def test_a_batch_that_was_picked_otherwise_is_noticed(tmp_path: Path) -> None:
+    w, entries = recorded(tmp_path / "events.jsonl", "sled")
+    alone = world(policy("sled", scheduler=policy("synera").scheduler))
+    replayed = replay(entries, lambda name: (alone if name == "cloud" else w).make[name]())
+    assert replayed.difference is not None
+    assert "cloud at" in replayed.difference
+
+
+def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
+    class Stumbles:
+        def handle(self, event: Any, now: float) -> list[Any]:
+            raise KeyError("s0")
+
+    entries = [Handled("cloud", 1.0, Woke(1), ())]
+    replayed = replay([Born("cloud", 0.0), *entries], lambda _: Stumbles())
+    assert replayed.difference == (
+        "event 1 differs\ncloud at 1.000000 s heard Woke(timer=1)\n  logged    ()\n  replayed  raised KeyError('s0')"
+    )
+    with pytest.raises(ValueError, match="never born"):
+        replay(entries, lambda _: Stumbles())
+
+
+def test_a_cloud_that_starts_again_replays(tmp_path: Path) -> None:
+    """Born twice: its second life knows nothing of the first."""
+    path = tmp_path / "events.jsonl"
+    with Journal(path) as journal:
+        w = restarted(journal)
+    entries = list(read(path))
+    assert set(w.endings().values()) == {"complete"}
+    replayed = replay(entries, maker(w))
+    assert (replayed.difference, replayed.births) == (None, 5)
+    jobs = [
+        c.job for e in entries if isinstance(e, Handled) and e.node == "cloud" for c in e.commands if
+        isinstance(c, Start)
+    ]  # fmt: skip
+    assert jobs.count(1) == 2
+    unborn = [e for i, e in enumerate(entries) if i == 0 or not (isinstance(e, Born) and e.at_s > 0.1)]
+    assert replay(unborn, maker(w)).difference is not None
+
+
+def restarted(journal: Journal) -> World:
+    p = policy("synera", link_loss=LinkLoss("local"))
+    w = world(p, drive=lambda own: Simulator([*own, journal]))
+    w.simulator.run(until=0.25)
+    while any(s.busy_until_s > w.simulator.now for s in [w.simulator._chips["cloud"].processor]):
+        w.simulator.run(until=w.simulator.now + 0.005)
+        if not w.simulator._nodes["cloud"].running:
+            break
+    journal.born("cloud", w.simulator.now)
+    w.simulator.add("cloud", Worker("cloud", p), Chip(FakePair()))
+    for i in range(3):
+        w.simulator.post(w.simulator.now, f"device-{i}", Lost("cloud"))
+        w.simulator.post(w.simulator.now + 0.05, f"device-{i}", Joined("cloud"))
+    return w.run()
+
+
+def test_a_run_in_real_time_replays_and_is_recorded_alike(tmp_path: Path) -> None:
+    """Work ends on another thread, and is told when it is done."""
+    live, told, path = recorder(), recorder(), tmp_path / "events.jsonl"
+    with Journal(path) as journal:
+        w = world(policy("synera"), drive=lambda own: Live(Wall(), [*own, journal, live], "wall"))
+        asyncio.run(_answered(w))
+    feed(read(path), told)
+    assert replay(read(path), maker(w)).difference is None
+    assert told.records == live.records
+
+
+async def _answered(w: World) -> None:
+    await asyncio.wait_for(w.simulator.run(lambda: len(w.endings()) == len(w.calls)), 20.0)
+    w.simulator.close()
+
+
+# The stage.
+
+
+def a_run(run: Path, name: str = "synera", **facts: Any) -> None:
+    run.mkdir()
+    with Journal(run / "events.jsonl.gz", facts) as journal:
+        play(setup(name), models(), queries(4), observers=[journal])
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_recorded_run_replays_from_its_folder(tmp_path: Path, name: str) -> None:
+    a_run(tmp_path / "run", name, layers=8, timeout_s=None)
+    (tmp_path / "out").mkdir()
+    replay_run(tmp_path / "out", setup=setup(name), run=tmp_path / "run", progress=silent)
+    text = (tmp_path / "out" / "replay.txt").read_text()
+    assert text.startswith("events.jsonl.gz: ")
+    assert text.endswith("commands: identical\n")
+
+
+def test_a_run_under_another_setup_is_refused(tmp_path: Path) -> None:
+    a_run(tmp_path / "run", layers=8)
+    (tmp_path / "out").mkdir()
+    other = setup("synera", override={"draft": Window(2)})
+    with pytest.raises(ValueError, match=r"the replay of events.jsonl.gz is not the run: event \d+ differs\ndevice-"):
+        replay_run(tmp_path / "out", setup=other, run=tmp_path / "run", progress=silent)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_each_process_replays_alone(tmp_path: Path) -> None:
+    with Journal(tmp_path / "events.devices.jsonl") as devices, Journal(tmp_path / "events.cloud.jsonl") as cloud:
+        w = watched([Only({f"device-{i}" for i in range(3)}, devices), Only({"cloud"}, cloud)])
+    found = journals(tmp_path)
+    assert [path.name for path in found] == ["events.cloud.jsonl", "events.devices.jsonl"]
+    assert [replay(read(path), maker(w)).difference for path in found] == [None, None]
+
+
+def test_a_run_without_a_log_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds no events.jsonl: .*record.events=true"):
+        journals(tmp_path)
+    a_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="does not say how many layers"):
+        replay_run(tmp_path, setup=setup(), run=tmp_path / "run", progress=silent)
+
+
+def test_a_begin_alone_has_a_birth(tmp_path: Path) -> None:
+    w = world(policy("sled"))
+    with Journal(tmp_path / "e.jsonl") as journal:
+        event = Begin(Call("s", (1, 2), 4))
+        journal.handled("device-0", event, 2.0, w.make["device-0"]().handle(event, 2.0))
+    assert replay(read(tmp_path / "e.jsonl"), maker(w)).described == ("1 events of 1 nodes, 1 commands: identical")
