@@ -1,0 +1,37 @@
+"""The key that clients show, asked for before anything of a request is read."""
+
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from serving.endpoint.errors import ApiError
+
+OPEN = frozenset({"/healthz", "/readyz"})
+"""For orchestrators, which have no key; they tell nothing about what is asked."""
+
+
+class Keyed:
+    """Lets a request pass to `app` if no key is configured or it shows the right one; else answers 401."""
+
+    def __init__(self, app: ASGIApp, key: str | None) -> None:
+        self._app, self._key = app, key.encode() if key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in OPEN and not self._admits(Headers(scope=scope)):
+            refusal = ApiError(
+                401,
+                "the API key is missing or wrong; send it as `Authorization: Bearer <key>`",
+                "invalid_api_key",
+                None,
+                {"www-authenticate": "Bearer", "connection": "close"},
+            )
+            await refusal.response()(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _admits(self, headers: Headers) -> bool:
+        if self._key is None:
+            return True
+        scheme, _, shown = headers.get("authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode("latin-1"), self._key)

@@ -1,0 +1,28 @@
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from endpoint.fake_gateway import FakeGateway, Loop
+
+from serving.endpoint.endpoint import Endpoint
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@pytest.fixture(scope="session")
+def shared_loop(runner: asyncio.Runner) -> Iterator[Loop]:
+    loop = Loop(runner, Endpoint(port=0, api_key_env="", queue=2, connections=20))
+    yield loop
+    loop.close()
+
+
+@pytest.fixture
+def loop(shared_loop: Loop) -> Loop:
+    """An endpoint whose gateway is as new; conversations of earlier tests have other prompts."""
+    fresh = FakeGateway(forgotten=[], held=shared_loop.gateway.held)
+    shared_loop.gateway.__dict__.update(fresh.__dict__)
+    return shared_loop

@@ -1,0 +1,143 @@
+"""A device that says what a test tells it to, and a loop in which an endpoint serves it."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from endpoint.tokenizers_made import byte_level
+
+from serving.endpoint.endpoint import Endpoint
+from serving.endpoint.gateway import Conversation, Piece
+from serving.endpoint.server import Server, serve
+from serving.messages import Origin, Sampling
+
+T = TypeVar("T")
+
+
+class FakeTokenizer:
+    """What the endpoint reads of `serving.engine.tokenizer.Tokenizer`."""
+
+    def __init__(self) -> None:
+        self.hf = byte_level()
+        self.ends = (self.hf.eos_token_id,)
+
+    def __len__(self) -> int:
+        return len(self.hf)
+
+
+@dataclass
+class Ask:
+    prompt: tuple[int, ...]
+    limit: int
+    sampling: Sampling | None
+    conversation: Conversation | None
+    ending: str = ""
+    written: int = 0
+    over: bool = False
+    """Ended or closed."""
+
+
+@dataclass
+class FakeGateway:
+    model: str = "toy"
+    created: int = 1_700_000_000
+    context: int = 128
+    ready: bool = True
+    cloud: bool = True
+    uplink_nbytes: int = 300
+    downlink_nbytes: int = 40
+    tokenizer: Any = field(default_factory=FakeTokenizer)
+    scripts: deque[list[Piece | Exception]] = field(default_factory=deque)
+    """One for each request to come; "it is in the box." where there is none."""
+    asks: list[Ask] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
+    steps: asyncio.Semaphore | None = None
+    """Where there is one, each piece waits for it."""
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a request begins or ends."""
+    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Per conversation, the tokens in its cache."""
+
+    def tokens(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.hf(text, add_special_tokens=False)["input_ids"])
+
+    def says(self, text: str, size: int = 1, origin: Origin = "accepted", end: bool = True) -> list[Piece | Exception]:
+        """The pieces of a text, `size` tokens each, an end token behind them."""
+        tokens = self.tokens(text) + (self.tokenizer.ends if end else ())
+        cuts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
+        pieces = [Piece(cut, (origin,) * len(cut)) for cut in cuts]
+        return [*pieces[:-1], Piece(pieces[-1].tokens, pieces[-1].origins, "complete")]
+
+    async def ask(
+        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+    ) -> AsyncGenerator[Piece, None]:
+        asked = Ask(prompt, limit, sampling, conversation)
+        self.asks.append(asked)
+        self.news.set()
+        script = self.scripts.popleft() if self.scripts else self.says("it is in the box.")
+        cached = self._reuse(asked)
+        try:
+            for piece in script:
+                if self.steps:
+                    await self.steps.acquire()
+                if isinstance(piece, Exception):
+                    raise piece
+                kept = replace(self._cut(piece, asked), cached=cached)
+                asked.ending, cached = kept.ending, 0
+                yield kept
+                if kept.ending:
+                    return
+        finally:
+            asked.over = True
+            self.news.set()
+
+    def _cut(self, piece: Piece, asked: Ask) -> Piece:
+        tokens = piece.tokens[: asked.limit - asked.written]
+        asked.written += len(tokens)
+        if asked.conversation:
+            self.held[asked.conversation.name] += tokens
+        ending = piece.ending or ("complete" if asked.written == asked.limit else "")
+        return Piece(tokens, piece.origins[: len(tokens)], ending)
+
+    def _reuse(self, asked: Ask) -> int:
+        if asked.conversation is None:
+            return 0
+        name, shared = asked.conversation.name, asked.conversation.shared
+        assert self.held.get(name, ())[:shared] == asked.prompt[:shared]
+        self.held[name] = asked.prompt
+        return shared
+
+    def forget(self, conversation: str) -> None:
+        self.forgotten.append(conversation)
+        self.held.pop(conversation, None)
+
+    async def until(self, asks: int) -> None:
+        """Returns when so many requests have begun."""
+        while len(self.asks) < asks:
+            self.news.clear()
+            await self.news.wait()
+
+    async def until_left(self, ask: int = 0) -> None:
+        """Returns when the end of that request is known."""
+        while len(self.asks) <= ask or not self.asks[ask].over:
+            self.news.clear()
+            await self.news.wait()
+
+
+class Loop:
+    """An endpoint that runs while a test runs in its loop."""
+
+    def __init__(self, runner: asyncio.Runner, endpoint: Endpoint, gateway: FakeGateway | None = None) -> None:
+        self._runner = runner
+        self.gateway = gateway or FakeGateway()
+        self.server: Server = runner.run(serve(endpoint, self.gateway))
+        self.url = f"http://127.0.0.1:{self.server.port}"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Bounded, so that what hangs fails."""
+        return self._runner.run(asyncio.wait_for(work, 20))
+
+    def close(self) -> None:
+        self._runner.run(self.server.stop(0))

@@ -1,0 +1,106 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.endpoint.conversations import Conversations
+from serving.endpoint.gateway import Conversation
+
+Tokens = tuple[int, ...]
+
+
+def made(bound: int = 3) -> tuple[Conversations, list[str]]:
+    forgotten: list[str] = []
+    return Conversations(bound, forgotten.append), forgotten
+
+
+def turn(conversations: Conversations, prompt: Tokens, answer: Tokens) -> Conversation | None:
+    taken = conversations.take(prompt)
+    conversations.park(taken, prompt, answer)
+    return taken
+
+
+def test_a_next_turn_finds_all_that_was_said() -> None:
+    conversations, _ = made()
+    first = turn(conversations, (1, 2, 3), (4, 5))
+    assert first == Conversation("conversation-1", 0)
+    assert turn(conversations, (1, 2, 3, 4, 5, 6), (7,)) == Conversation("conversation-1", 5)
+    assert conversations.find((1, 2, 3, 4, 5, 6, 7, 8)) == Conversation("conversation-1", 7)
+
+
+def test_an_answer_that_the_next_prompt_repeats_in_part_is_shared_in_part() -> None:
+    conversations, _ = made()
+    turn(conversations, (1, 2, 3), (90, 91, 4, 5))
+    assert conversations.find((1, 2, 3, 90, 5)) == Conversation("conversation-1", 4)
+    assert conversations.find((1, 2, 3, 5)) == Conversation("conversation-1", 3)
+
+
+def test_one_that_only_begins_alike_is_another_conversation() -> None:
+    """A system prompt in common must not cost somebody the rest of their conversation."""
+    conversations, _ = made()
+    turn(conversations, (1, 2, 3), (4,))
+    assert conversations.find((1, 2, 9, 9)) is None
+    assert turn(conversations, (1, 2, 9, 9), (4,)) == Conversation("conversation-2", 0)
+
+
+def test_the_same_question_again_computes_its_last_token() -> None:
+    conversations, _ = made()
+    turn(conversations, (1, 2, 3), (4,))
+    assert conversations.find((1, 2, 3)) == Conversation("conversation-1", 2)
+
+
+def test_the_longest_of_several_is_found() -> None:
+    conversations, _ = made()
+    turn(conversations, (1, 2), (3,))
+    turn(conversations, (7, 8), (9,))
+    turn(conversations, (1, 5), (6,))
+    assert conversations.find((1, 5, 6, 6)) == Conversation("conversation-3", 3)
+
+
+def test_a_conversation_serves_one_request_at_a_time() -> None:
+    conversations, _ = made()
+    turn(conversations, (1, 2), (3,))
+    assert conversations.take((1, 2, 3, 4)) == Conversation("conversation-1", 3)
+    assert conversations.take((1, 2, 3, 4)) == Conversation("conversation-2", 0)
+
+
+def test_the_one_unused_for_longest_is_forgotten() -> None:
+    conversations, forgotten = made(bound=2)
+    turn(conversations, (1,), (1,))
+    turn(conversations, (2,), (2,))
+    turn(conversations, (1, 1, 1), (1,))
+    turn(conversations, (3,), (3,))
+    assert forgotten == ["conversation-2"]
+    assert len(conversations) == 2
+
+
+def test_a_turn_that_broke_off_is_forgotten() -> None:
+    conversations, forgotten = made()
+    conversations.drop(conversations.take((1, 2)))
+    assert forgotten == ["conversation-1"]
+    assert conversations.find((1, 2, 3)) is None
+
+
+def test_none_are_kept_where_none_are_wanted() -> None:
+    conversations, forgotten = made(bound=0)
+    assert turn(conversations, (1,), (2,)) is None
+    assert (len(conversations), forgotten) == (0, [])
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=5), st.booleans()), max_size=30))
+def test_bound_and_prefix_hold_whatever_happens(asked: list[tuple[list[int], bool]]) -> None:
+    conversations, forgotten = made(bound=2)
+    held: dict[str, Tokens] = {}
+    for prompt, well in asked:
+        tokens = tuple(prompt)
+        taken = conversations.take(tokens)
+        assert taken is not None
+        assert taken.shared < len(tokens)
+        assert held.get(taken.name, ())[: taken.shared] == tokens[: taken.shared]
+        if well:
+            held[taken.name] = (*tokens, 7)
+            conversations.park(taken, tokens, (7,))
+        else:
+            held.pop(taken.name, None)
+            conversations.drop(taken)
+        for name in forgotten:
+            held.pop(name, None)
+        assert len(conversations) == len(held) <= 2

@@ -1,0 +1,45 @@
+from typing import Any
+
+import pytest
+
+from serving.endpoint.endpoint import Endpoint
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"host": ""}, "endpoint.host is empty"),
+        ({"port": 65536}, "endpoint.port is 65536"),
+        ({"temperature": 2.5}, "endpoint.temperature is 2.5"),
+        ({"queue": -1}, "endpoint.queue is -1; give at least 0"),
+        ({"conversations": -1}, "endpoint.conversations is -1"),
+        ({"max_body_nbytes": 0}, "endpoint.max_body_nbytes is 0; give at least 1"),
+        ({"connections": 0}, "endpoint.connections is 0"),
+        ({"retry_after_s": 0}, "endpoint.retry_after_s is 0"),
+        ({"body_s": float("nan")}, "endpoint.body_s is nan"),
+        ({"stall_s": -1}, "endpoint.stall_s is -1"),
+    ],
+)
+def test_values_out_of_range_are_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Endpoint(**fields)
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("device.example", False)],
+)
+def test_loopback_is_the_rule(host: str, loopback: bool) -> None:
+    assert Endpoint().loopback
+    assert Endpoint(host=host).loopback is loopback
+
+
+def test_an_empty_key_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = Endpoint(api_key_env="A_KEY")
+    assert endpoint.api_key() is None
+    monkeypatch.setenv("A_KEY", "")
+    with pytest.raises(ValueError, match="A_KEY is set but empty"):
+        endpoint.api_key()
+    monkeypatch.setenv("A_KEY", "k")
+    assert endpoint.api_key() == "k"
+    assert Endpoint(api_key_env="").api_key() is None

@@ -1,0 +1,216 @@
+import json
+from contextlib import suppress
+from copy import copy
+from typing import Any
+
+import pytest
+from endpoint.fake_gateway import FakeTokenizer
+from endpoint.tokenizers_made import byte_level, words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.endpoint.chat import Chat, plain
+from serving.endpoint.completions import Completions
+from serving.endpoint.errors import ApiError
+from serving.endpoint.form import Asked
+from serving.endpoint.schema import IGNORED, NEUTRAL, parse
+from serving.messages import Sampling
+
+SMALL: dict[str, Any] = {"model": "toy", "prompt": "where"}
+
+
+def completion(**more: Any) -> Asked:
+    return Completions().parse(parse(json.dumps(SMALL | more).encode()), 1.0, 99)
+
+
+def chat(messages: Any, **more: Any) -> Asked:
+    return Chat().parse(parse(json.dumps({"model": "toy", "messages": messages} | more).encode()), 0.0, 99)
+
+
+def refusal(body: bytes | dict[str, Any]) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        completion(**body) if isinstance(body, dict) else Completions().parse(parse(body), 1.0, 0)
+    return caught.value
+
+
+def test_what_a_client_leaves_open_is_filled_in() -> None:
+    asked = completion()
+    assert asked.inputs == ("where",)
+    assert asked.question.sampling == Sampling(1.0, 0, 1.0, 99)
+    assert (asked.question.limit, asked.question.stop, asked.question.stream) == (None, (), False)
+
+
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
+def test_no_temperature_is_greedy(greedy: dict[str, Any]) -> None:
+    assert completion(**greedy).question.sampling is None
+
+
+def test_sampling_is_as_asked() -> None:
+    asked = completion(temperature=0.5, top_p=0.9, top_k=40, seed=-7)
+    assert asked.question.sampling == Sampling(0.5, 40, 0.9, -7)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "inputs"),
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
+)
+def test_prompts_come_in_four_shapes(prompt: Any, inputs: tuple[Any, ...]) -> None:
+    assert completion(prompt=prompt).inputs == inputs
+
+
+@pytest.mark.parametrize("prompt", [None, [], [[]], 5, ["a", 1], [True], [[1.5]], ["a"] * 17])
+def test_other_prompts_are_refused(prompt: Any) -> None:
+    assert refusal({"prompt": prompt}).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
+        {"n": 1, "best_of": 1, "echo": False, "suffix": "", "logprobs": None, "logit_bias": {}},
+        {"frequency_penalty": 0.0, "presence_penalty": 0, "tools": [], "response_format": {"type": "text"}},
+    ],
+)
+def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
+    assert completion(**more).inputs == ("where",)
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ({"n": 2}, "unsupported_parameter"),
+        ({"n": True}, "unsupported_parameter"),
+        ({"best_of": 3}, "unsupported_parameter"),
+        ({"echo": True}, "unsupported_parameter"),
+        ({"logprobs": 0}, "unsupported_parameter"),
+        ({"logit_bias": {"5": 1}}, "unsupported_parameter"),
+        ({"frequency_penalty": 0.5}, "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "unsupported_parameter"),
+        ({"response_format": {"type": "json_object"}}, "unsupported_parameter"),
+        ({"temprature": 1}, "unknown_parameter"),
+        ({"temperature": 3}, "invalid_value"),
+        ({"temperature": "hot"}, "invalid_value"),
+        ({"temperature": True}, "invalid_value"),
+        ({"top_p": 1.1}, "invalid_value"),
+        ({"max_tokens": 0}, "invalid_value"),
+        ({"max_tokens": 1.5}, "invalid_value"),
+        ({"seed": 1 << 63}, "invalid_value"),
+        ({"stream": "yes"}, "invalid_value"),
+        ({"stop": ""}, "invalid_value"),
+        ({"stop": ["a"] * 5}, "invalid_value"),
+        ({"stop": [1]}, "invalid_value"),
+        ({"stop": "x" * 257}, "invalid_value"),
+        ({"stream_options": {"include_usage": True}}, "invalid_value"),
+        ({"model": None}, "invalid_value"),
+        ({"model": 5}, "invalid_value"),
+    ],
+)
+def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], code: str) -> None:
+    found = refusal(more)
+    assert (found.status, found.param, found.code) == (400, next(iter(more)), code)
+    assert next(iter(more)) in found.message
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"\xff\xfe", "no JSON"),
+        (b"[1]", "give a JSON object"),
+        (b'{"temperature": NaN}', "NaN is no JSON number"),
+        (b'{"a": ' + b"[" * 20 + b"]" * 20 + b"}", "nested more than 16"),
+        (b"[" * 100_000, "nested more than 16"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "no JSON"),
+        (rb'{"model": "toy", "prompt": "\ud83d"}', "half a character"),
+        (rb'{"model": "toy", "prompt": "a", "stop": "\ud83d"}', "half a character"),
+    ],
+)
+def test_damaged_bodies_are_refused(raw: bytes, says: str) -> None:
+    found = refusal(raw)
+    assert found.status == 400
+    assert says in found.message
+
+
+NAMES = [*NEUTRAL, *IGNORED, "model", "prompt", "messages", "stop", "stream", "temperature", "seed", "max_tokens"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "include_usage"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6), st.sampled_from([Completions(), Chat()]))
+def test_any_json_is_read_or_refused(body: dict[str, Any], form: Completions | Chat) -> None:
+    whole = {"model": "toy", "prompt": "a", "messages": [{"role": "user", "content": "a"}]} | body
+    whole.pop("prompt" if isinstance(form, Chat) else "messages")
+    with suppress(ApiError):
+        assert form.parse(parse(json.dumps(whole).encode()), 1.0, 0).inputs
+
+
+def test_messages_are_texts_or_text_parts() -> None:
+    parts = [{"type": "text", "text": "where "}, {"type": "text", "text": "is it?"}]
+    asked = chat([{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}])
+    assert asked.inputs == (
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "where is it?"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([], "messages"),
+        ("hello", "messages"),
+        (["hello"], "messages[0]"),
+        ([{"role": "tool", "content": "a"}], "messages[0].role"),
+        ([{"content": "a"}], "messages[0].role"),
+        ([{"role": "user", "content": "a"}, {"role": "assistant"}], "messages[1].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "assistant", "content": "a", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ([{"role": "user", "content": "\ud83d"}], "messages[0].content"),
+    ],
+)
+def test_other_messages_are_refused_by_place(messages: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        chat(messages)
+    assert caught.value.param == param
+
+
+def test_both_names_of_the_limit_are_read() -> None:
+    one = [{"role": "user", "content": "a"}]
+    assert chat(one, max_tokens=5).question.limit == 5
+    assert chat(one, max_tokens=5, max_completion_tokens=3).question.limit == 3
+
+
+def test_a_model_without_a_template_stops_where_the_user_would_speak() -> None:
+    tokenizer: Any = FakeTokenizer()
+    assert Chat().stops(tokenizer) == ()
+    tokenizer.hf = words()
+    asked = chat([{"role": "user", "content": "where is it"}])
+    assert "\nUser:" in Chat().stops(tokenizer)
+    where = tokenizer.hf.convert_tokens_to_ids("where")
+    assert where in Chat().encode(asked, tokenizer)[0]
+
+
+def test_a_template_that_refuses_says_so() -> None:
+    class Strict(FakeTokenizer):
+        def __init__(self) -> None:
+            self.hf = copy(byte_level())
+            self.hf.chat_template = "{{ raise_exception('roles must alternate') }}"
+
+    strict: Any = Strict()
+    with pytest.raises(ApiError, match="refuses these messages: roles must alternate"):
+        Chat().encode(chat([{"role": "user", "content": "a"}]), strict)
+
+
+def test_without_a_template_messages_are_lines() -> None:
+    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "where? "}]
+    answered = [*said, {"role": "assistant", "content": " here"}, {"role": "user", "content": "and now?"}]
+    assert plain(said) == "System: be brief\nUser: where?\nAssistant:"
+    assert plain(answered) == plain(said) + " here\nUser: and now?\nAssistant:"

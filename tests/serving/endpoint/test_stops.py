@@ -1,0 +1,44 @@
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from serving.endpoint.stops import Stops
+
+
+def shown(stops: tuple[str, ...], pieces: list[str]) -> str:
+    machine = Stops(stops)
+    text = "".join(machine.push(piece) for piece in pieces)
+    return text + machine.flush()
+
+
+def expected(stops: tuple[str, ...], text: str) -> str:
+    """By the definition: the shortest beginning of the text that ends with a stop string, without that string."""
+    for end in range(len(text) + 1):
+        met = [stop for stop in stops if text[:end].endswith(stop)]
+        if met:
+            return text[: end - max(map(len, met))]
+    return text
+
+
+LETTERS = st.text("ab🙂", max_size=6)
+
+
+@given(st.lists(st.text("ab🙂", min_size=1, max_size=4), max_size=4), st.lists(LETTERS, max_size=8))
+@example(["aab"], ["a", "a", "a", "b"])
+@example(["abab", "b🙂"], ["aba", "b🙂"])
+def test_nothing_of_a_stop_string_leaks_however_the_text_is_cut(stops: list[str], pieces: list[str]) -> None:
+    assert shown(tuple(stops), pieces) == expected(tuple(stops), "".join(pieces))
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), st.lists(LETTERS, max_size=8))
+def test_what_was_shown_is_never_taken_back(stops: list[str], pieces: list[str]) -> None:
+    machine, whole = Stops(tuple(stops)), expected(tuple(stops), "".join(pieces))
+    text = ""
+    for piece in pieces:
+        text += machine.push(piece)
+        assert whole.startswith(text)
+        assert not any(stop in text for stop in stops)
+
+
+def test_text_passes_at_once_where_no_stop_string_can_begin() -> None:
+    machine = Stops(("###",))
+    assert [machine.push(text) for text in ("a", "b#", "#", "c")] == ["a", "b", "", "##c"]

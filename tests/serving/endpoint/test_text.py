@@ -1,0 +1,68 @@
+import pytest
+from endpoint.tokenizers_made import byte_fallback, byte_level, words
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.endpoint.text import Decoder, decode
+
+KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "words": words}
+
+
+def pieces(hf: object, tokens: list[int]) -> list[str]:
+    decoder = Decoder(hf)
+    return [*(decoder.push(token) for token in tokens), decoder.flush()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_pieces_of_any_tokens_join_to_their_text(kind: str, data: st.DataObject) -> None:
+    hf = KINDS[kind]()
+    # Models may pad their vocabulary: ids behind the last token happen.
+    tokens = data.draw(st.lists(st.integers(0, len(hf) + 2), max_size=30))
+    assert "".join(pieces(hf, tokens)) == decode(hf, tokens)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
+@settings(max_examples=80, deadline=None)
+@given(text=st.text(st.one_of(st.sampled_from("ab 🙂é東👩‍🚀"), st.characters(codec="utf-8")), max_size=20))
+def test_no_piece_holds_half_a_character(kind: str, text: str) -> None:
+    hf = KINDS[kind]()
+    tokens = hf(text, add_special_tokens=False)["input_ids"]
+    found = pieces(hf, tokens)
+    assert "".join(found) == decode(hf, tokens)
+    assert ("\ufffd" in "".join(found)) == ("\ufffd" in text)
+
+
+def test_a_character_comes_at_its_last_byte_and_not_before() -> None:
+    hf = byte_level()
+    tokens = hf("a𝄞b", add_special_tokens=False)["input_ids"]
+    assert len(tokens) == 6
+    assert pieces(hf, tokens) == ["a", "", "", "", "𝄞", "b", ""]
+
+
+def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+    hf = byte_fallback()
+    tokens = hf("a😀b", add_special_tokens=False)["input_ids"]
+    assert pieces(hf, tokens)[-7:] == ["a", "", "", "", "", "😀b", ""]
+
+
+@pytest.mark.parametrize("invisible", ["</s>", "beyond the vocabulary"])
+def test_a_token_without_text_does_not_end_a_run_of_bytes(invisible: str) -> None:
+    hf = byte_fallback()
+    between = len(hf) if invisible != "</s>" else hf.eos_token_id
+    good, bad = hf.convert_tokens_to_ids(["<0x41>", "<0xFF>"])
+    tokens = [good, between, bad]
+    assert "".join(pieces(hf, tokens)) == decode(hf, tokens) == "\ufffd\ufffd"
+
+
+def test_what_is_half_there_at_the_end_is_shown_as_such() -> None:
+    hf = byte_level()
+    tokens = hf("a😀", add_special_tokens=False)["input_ids"][:-1]
+    assert "".join(pieces(hf, tokens)) == decode(hf, tokens) == "a\ufffd"
+
+
+def test_words_keep_their_spaces_behind_an_invisible_token() -> None:
+    hf = words()
+    the, key, end = hf.convert_tokens_to_ids(["the", "key", "<eos>"])
+    assert pieces(hf, [the, end, key]) == ["the", "", " key", ""]
