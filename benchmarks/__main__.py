@@ -3,14 +3,14 @@
 import sys
 
 from benchmarks import engine as engine_speed
-from benchmarks import job, lossless, plan
+from benchmarks import job, lossless, plan, simulation
 from benchmarks.pair import artifacts
 
 
 def main() -> int:
     found = artifacts()
     large, small, corpus = found["cloud_model"], found["device_model"], found["corpus"]
-    passed = [plan.main(), job.main(), lossless.main(large, corpus)]
+    passed = [plan.main(), job.main(), lossless.main(large, corpus), simulation.main()]
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1
 

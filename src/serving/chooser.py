@@ -18,8 +18,8 @@ class Chooser:
     def __init__(self, tiers: Tiers, dispatch: Dispatch, owner: str) -> None:
         self._tiers, self._dispatch, self._turn = tiers, dispatch, crc32(owner.encode())
         self.dead: set[str] = set()
-        nodes = [node for tier in tiers.values() for node in tier]
-        self.backlogs = {node: Backlog(node, 0.0, _NOMINAL_ROW_S, INF) for node in nodes}
+        self.backlogs: dict[str, Backlog] = {}
+        """Of the nodes that reported, or were sent something."""
 
     def reachable(self, name: str) -> bool:
         """Is a node of that tier alive?"""
@@ -30,8 +30,11 @@ class Chooser:
         nodes = [node for node in self._tiers.get(name, (name,)) if node not in self.dead]
         if len(nodes) < 2:
             return nodes[0] if nodes else name
-        node = self._dispatch.choose(self._turn, rows, [self.backlogs[n] for n in nodes])
+        node = self._dispatch.choose(self._turn, rows, [self._backlog(n) for n in nodes])
         self._turn += 1
-        backlog = self.backlogs[node]
+        backlog = self._backlog(node)
         self.backlogs[node] = replace(backlog, queued_s=backlog.queued_s + rows * backlog.row_s)
         return node
+
+    def _backlog(self, node: str) -> Backlog:
+        return self.backlogs.get(node) or Backlog(node, 0.0, _NOMINAL_ROW_S, INF)

@@ -1,7 +1,7 @@
 """A device: one session at a time, the others wait; what its user is told goes out as `Deliver`."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from serving.chooser import Chooser, Tiers
 from serving.messages import (
@@ -13,6 +13,7 @@ from serving.messages import (
     Command,
     Deliver,
     Event,
+    Finished,
     Hop,
     Joined,
     Lost,
@@ -34,25 +35,32 @@ class Device:
         self.waiting: deque[Call] = deque()
         self.current: Requester | None = None
 
-    def handle(self, event: Event, now: float) -> Iterable[Command]:
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        """What only a device knows is settled here, the frequent first; the rest is for the session it serves."""
         match event:
-            case Begin(call):
-                self.waiting.append(call)
+            case Finished():
+                pass
+            case Received():
+                message = event.message
+                if isinstance(message, Backlog):
+                    self.chooser.backlogs[message.node] = message
+                    return ()
+                if not isinstance(message, Reply | Miss) or not self._serves(message.session):
+                    return ()  # of a session that is over
+            case Begin():
+                self.waiting.append(event.call)
                 return self._next(now)
-            case Cancelled(session) if not self._serves(session):
-                return self._cancel(session)
-            case Received(Backlog() as backlog):
-                self.chooser.backlogs[backlog.node] = backlog
-                return ()
-            case Received(Reply(session) | Miss(session)) if not self._serves(session):
-                return ()  # of a session that is over
-            case Lost(peer):
-                self.chooser.dead.add(peer)
-            case Joined(peer):
-                self.chooser.dead.discard(peer)
+            case Cancelled():
+                if not self._serves(event.session):
+                    return self._cancel(event.session)
+            case Lost():
+                self.chooser.dead.add(event.peer)
+            case Joined():
+                self.chooser.dead.discard(event.peer)
         if not self.current:
             return ()
-        return self.current.handle(event, now) + self._next(now)
+        commands = self.current.handle(event, now)
+        return commands + self._next(now) if self.waiting else commands
 
     def _serves(self, session: str) -> bool:
         return self.current is not None and self.current.s.call.session == session

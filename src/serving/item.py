@@ -2,13 +2,15 @@
 
 from dataclasses import dataclass
 
-from serving.messages import Request, Rows
+from serving.messages import Request, Rows, Span
 
 
 @dataclass(slots=True, eq=False)
 class Item:
     request: Request
     rows: Rows
+    span: Span
+    """Which layers run for it here."""
     arrived: float
     """When it joined the queue, in seconds."""
     left: int

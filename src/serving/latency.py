@@ -74,11 +74,21 @@ class Latency:
 
     def seconds(self, load: Load) -> float:
         """Seconds that one forward takes."""
-        layers, rows, interactions, cached, head_rows = load
-        body = self.a_s * rows + self.b_compute_s * interactions + self.b_read_s * cached + self.c_s
-        if head_rows:
-            return layers / self.layers * body + self.head_row_s * head_rows + self.head_c_s
-        return layers / self.layers * body
+        return self.in_all((load,), 1, 1)
+
+    def in_all(self, loads: Iterable[Load], depth: int, of: int) -> float:
+        """Seconds of several forwards, one after the other, of a model of `of` layers that stands for one of `depth`:
+        layer i for layer round(i x depth / of).
+        """
+        a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
+        total_s = 0.0
+        for layers, rows, interactions, cached, head_rows in loads:
+            body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s
+            ran = layers if depth == of else round(layers * depth / of)
+            total_s += ran / self.layers * body_s
+            if head_rows:
+                total_s += self.head_row_s * head_rows + self.head_c_s
+        return total_s
 
 
 @dataclass(frozen=True)

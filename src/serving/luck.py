@@ -1,5 +1,6 @@
 """Random numbers by name: the same (seed, session, position, purpose) always meets the same luck."""
 
+from functools import cache
 from zlib import crc32
 
 _MASK = (1 << 64) - 1
@@ -18,8 +19,14 @@ def key(seed: int, name: str) -> int:
     return _mix((seed * _GOLDEN + crc32(name.encode()) * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
 
 
+@cache
+def _salt(purpose: str) -> int:
+    return crc32(purpose.encode()) * 0xA0761D6478BD642F
+
+
 def luck(stream: int, position: int, purpose: str) -> float:
     """A uniform number in [0, 1) for one purpose at one position of a stream made by `key`."""
-    return (
-        _mix((stream + (position + 1) * _GOLDEN + crc32(purpose.encode()) * 0xA0761D6478BD642F) & _MASK) >> 11
-    ) * 2.0**-53
+    x = (stream + (position + 1) * _GOLDEN + _salt(purpose)) & _MASK
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK  # `_mix`, which is drawn too often for a call of its own
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
+    return ((x ^ (x >> 31)) >> 11) * 2.0**-53

@@ -4,9 +4,10 @@ No clock, no I/O, no tensors and no randomness: a driver owns time, transport an
 only by the id and the bytes of its `Blob`. Every participant is a `Node`: `handle(event, now) -> commands`.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias
+
+from serving.frozen import message
 
 INF = float("inf")
 
@@ -19,7 +20,7 @@ cloud in place of a rejected draft, after a fully accepted one, or without any d
 """
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Span:
     """Layers first..last-1 of a model, with or without its embedding and its head."""
 
@@ -29,7 +30,7 @@ class Span:
     head: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Blob:
     """A tensor that stays in an executor's store; a transport moves it by id, a link charges its bytes."""
 
@@ -37,7 +38,7 @@ class Blob:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Sampling:
     """How tokens are drawn; `seed` keys the luck of every (session, position, purpose). Absent: greedy."""
 
@@ -47,7 +48,7 @@ class Sampling:
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Rows:
     """What one hop runs for one session: `n` rows behind a cache that is valid up to `start`."""
 
@@ -79,19 +80,22 @@ class Rows:
         if b - a == self.n:
             return self
         last = b == self.n
-        return replace(
-            self,
+        return Rows(
+            session=self.session,
             start=self.start + a,
             n=b - a,
             tokens=self.tokens[a:b],
-            keep=self.keep if a == 0 else None,
-            rule=self.rule if last else "",
             check=self.check if last else 0,
+            rule=self.rule if last else "",
+            sampling=self.sampling,
+            parents=self.parents,
+            keep=self.keep if a == 0 else None,
+            blob=self.blob,
             odds=self.odds if last else (),
         )
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Stop:
     """When a draft ends, as data: at `cap` tokens, at an end token, or at the first score below `below`."""
 
@@ -102,7 +106,7 @@ class Stop:
     """Is the token whose score fell below drafted (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Generate:
     """Draft work on the small model: feed what its cache lacks, then write until the stop rule says enough."""
 
@@ -124,7 +128,7 @@ class Generate:
     """Instead of one continuation: one token after each of these; leaves no cache behind."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Forward:
     """One hop for a batch of sessions."""
 
@@ -138,7 +142,7 @@ class Forward:
 Work: TypeAlias = Generate | Forward
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Drafted:
     """What `Generate` yields; per branch one token where branches were asked for."""
 
@@ -154,7 +158,7 @@ class Drafted:
     """Per token the distribution it was drawn from, when sampling."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Verdict:
     """How many drafts stand, and the token that follows them: a correction, or a bonus when all stand."""
 
@@ -166,7 +170,7 @@ class Verdict:
     """Heads that draft: (tokens, parents) of the next tree."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Result:
     """What one `Rows` of a `Forward` yields."""
 
@@ -177,7 +181,7 @@ class Result:
 Outcome: TypeAlias = Drafted | tuple[Result, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Hop:
     """One stop of a route: a node or a tier (whose node is chosen on arrival), its span, and what it exports."""
 
@@ -186,7 +190,7 @@ class Hop:
     out: str = "last"
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Request:
     """Rows on their way along a route; `round` names an attempt, all parts of which live and die together."""
 
@@ -206,7 +210,7 @@ class Request:
     ends: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Reply:
     """A verdict; `at` is how many tokens were agreed before it, so that a stream with a hole is noticed."""
 
@@ -219,7 +223,7 @@ class Reply:
     """Tokens still to come in this round."""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Miss:
     """A cache on the route is shorter than `start`, or a node of it is gone: send everything again."""
 
@@ -228,14 +232,14 @@ class Miss:
     node: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Release:
     """The session is over: its caches may go."""
 
     session: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Backlog:
     """What a node of a tier says of itself to those who choose among its peers."""
 
@@ -252,7 +256,7 @@ HEADER_NBYTES = 16
 Message: TypeAlias = Request | Reply | Miss | Release | Backlog
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Call:
     """A user's question to a device: what opens a session."""
 
@@ -268,14 +272,14 @@ class Call:
     ttft_s: float = INF
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Begin:
     """A call reaches its device."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Finished:
     """Work that was started is done."""
 
@@ -283,31 +287,31 @@ class Finished:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Received:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Woke:
     timer: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Lost:
     """A peer cannot be reached any more."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Joined:
     """A lost peer is back; its caches may be gone."""
 
     peer: str
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Cancelled:
     """The user of a session left."""
 
@@ -317,7 +321,7 @@ class Cancelled:
 Event: TypeAlias = Begin | Finished | Received | Woke | Lost | Joined | Cancelled
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Start:
     """Run this on my chip; the outcome comes back as `Finished` with the same job. Work is never cancelled."""
 
@@ -325,20 +329,20 @@ class Start:
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Send:
     to: str
     message: Message
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Wake:
     at: float
     timer: int
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Drop:
     """A session's cache on my chip may go: of the span that begins at layer `first`, or the drafter's (None)."""
 
@@ -346,7 +350,7 @@ class Drop:
     first: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Deliver:
     """Tokens that the user sees now; `ending` says how the session ended, "" while it goes on."""
 
@@ -356,7 +360,7 @@ class Deliver:
     ending: Literal["", "complete", "cancelled", "failed"] = ""
 
 
-@dataclass(frozen=True, slots=True)
+@message
 class Chunk:
     """What was decided of a draft: it was judged (`accepted` of it stand), or kept unasked (`accepted` is None)."""
 
@@ -373,4 +377,4 @@ Command: TypeAlias = Start | Send | Wake | Drop | Deliver | Chunk
 class Node(Protocol):
     """A participant without I/O, clock or randomness of its own."""
 
-    def handle(self, event: Event, now: float) -> Iterable[Command]: ...
+    def handle(self, event: Event, now: float) -> Sequence[Command]: ...

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.messages import (
+    INF,
+    Backlog,
     Begin,
     Chunk,
     Command,
@@ -13,6 +15,7 @@ from serving.messages import (
     Drafted,
     Event,
     Finished,
+    Forward,
     Generate,
     Message,
     Origin,
@@ -59,11 +62,15 @@ class Record:
 
 
 class Recorder:
-    """An observer of a driver; `devices` are the names of its device nodes."""
+    """An observer of a driver; `devices` are the names of its device nodes.
 
-    def __init__(self, devices: Sequence[str]) -> None:
+    Without `detail` a record keeps no time line and no chunks, which are most of its bytes.
+    """
+
+    def __init__(self, devices: Sequence[str], detail: bool = True) -> None:
         self.records: dict[str, Record] = {}
         self._devices = frozenset(devices)
+        self._detail = detail
         self._waits_since: dict[tuple[str, str], float] = {}
         self._queued: set[tuple[str, str]] = set()
         """What has arrived at a worker and was in no batch since."""
@@ -72,75 +79,96 @@ class Recorder:
 
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         match event:
-            case Begin(call):
+            case Received():
+                if isinstance(event.message, Request):
+                    self._arrives(node, event.message.rows.session, now)
+            case Finished():
+                if node in self._running:
+                    self._reopen(node, now)
+            case Begin():
+                call = event.call
                 self.records[call.session] = Record(call.session, node, len(call.prompt), now)
-            case Received(Request() as request):
-                self._arrives(node, request.rows.session, now)
-            case Finished(_, tuple()):
-                self._reopen(node, now)
         for command in commands:
             match command:
-                case Start(_, work):
-                    self._begins(node, work, now)
+                case Start():
+                    self._begins(node, command.work, now)
                 case Deliver():
                     self._delivered(command, now)
                 case Chunk():
-                    self.records[command.session].chunks.append(command)
+                    if self._detail:
+                        self.records[command.session].chunks.append(command)
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, Generate):
-            record = self.records[work.session]
-            tokens = len(outcome.tokens) if isinstance(outcome, Drafted) else 0
-            record.drafted += tokens
-            record.device_busy_s += end_s - begin_s
+            self._drafted(work, outcome, begin_s, end_s)
+        elif node in self._devices or node.removesuffix(".chip") in self._devices:
+            self._forwarded(work, begin_s, end_s, on_device=True)
+        else:
+            self._forwarded(work, begin_s, end_s, on_device=False)
+
+    def _drafted(self, work: Generate, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        record = self.records[work.session]
+        tokens = len(outcome.tokens) if isinstance(outcome, Drafted) else 0
+        record.drafted += tokens
+        record.device_busy_s += end_s - begin_s
+        if self._detail:
             record.line.append(("draft", begin_s, end_s, tokens))
-            return
-        total = sum(rows.n for rows in work.rows)
+
+    def _forwarded(self, work: Forward, begin_s: float, end_s: float, on_device: bool) -> None:
+        """Each session's share of a batch, by rows."""
+        row_s = (end_s - begin_s) / sum([rows.n for rows in work.rows])
         for rows in work.rows:
             record = self.records[rows.session]
-            share = (end_s - begin_s) * rows.n / total
-            if node in self._devices or node.removesuffix(".chip") in self._devices:
-                record.device_busy_s += share
+            if on_device:
+                record.device_busy_s += row_s * rows.n
             else:
-                record.cloud_busy_s += share
+                record.cloud_busy_s += row_s * rows.n
                 record.cloud_rows += rows.n
-            record.line.append(
-                ("verify" if rows.check else "decode" if rows.n == 1 else "prefill", begin_s, end_s, rows.n)
-            )
+            if self._detail:
+                lane = "verify" if rows.check else "decode" if rows.n == 1 else "prefill"
+                record.line.append((lane, begin_s, end_s, rows.n))
 
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
-        session = message.rows.session if isinstance(message, Request) else getattr(message, "session", "")
-        record = self.records.get(session)
+        record = self.records.get(_session(message))
         if record is None:
             return
         if node in self._devices:
-            record.begun_s = now if record.begun_s is None else record.begun_s
+            if record.begun_s is None:
+                record.begun_s = now
             record.uplink_nbytes += nbytes
             record.uplink_messages += 1
-            record.line.append(("uplink", now, arrives_s, nbytes))
+            lane = "uplink"
         elif to in self._devices:
             record.downlink_nbytes += nbytes
-            record.line.append(("downlink", now, arrives_s, nbytes))
+            lane = "downlink"
+        else:
+            return
+        if self._detail and arrives_s < INF:
+            record.line.append((lane, now, arrives_s, nbytes))
 
     def _begins(self, node: str, work: Work, now: float) -> None:
         if isinstance(work, Generate):
             record = self.records[work.session]
-            record.begun_s = now if record.begun_s is None else record.begun_s
+            if record.begun_s is None:
+                record.begun_s = now
             return
-        self._running[node] = tuple(rows.session for rows in work.rows)
+        self._running[node] = tuple([rows.session for rows in work.rows])
         for rows in work.rows:
-            since = self._waits_since.pop((node, rows.session), now)
-            self._queued.discard((node, rows.session))
-            record = self.records[rows.session]
-            record.cloud_wait_s += now - since
+            place = node, rows.session
+            since = self._waits_since.pop(place, now)
+            self._queued.discard(place)
             if now > since:
-                record.line.append(("queue", since, now, rows.n))
+                record = self.records[rows.session]
+                record.cloud_wait_s += now - since
+                if self._detail:
+                    record.line.append(("queue", since, now, rows.n))
 
     def _arrives(self, node: str, session: str, now: float) -> None:
         """A later part of a request that waits already does not begin its wait anew."""
-        if (node, session) not in self._queued:
-            self._queued.add((node, session))
-            self._waits_since[node, session] = now
+        place = node, session
+        if place not in self._queued:
+            self._queued.add(place)
+            self._waits_since[place] = now
 
     def _reopen(self, node: str, now: float) -> None:
         """A batch is done: what is left of its requests, or their next token, waits from here."""
@@ -154,6 +182,12 @@ class Recorder:
         record.seen_s.extend([now] * len(deliver.tokens))
         if deliver.ending:
             record.ending, record.ended_s = deliver.ending, now
+
+
+def _session(message: Message) -> str:
+    if isinstance(message, Request):
+        return message.rows.session
+    return "" if isinstance(message, Backlog) else message.session
 
 
 def origins(record: Record) -> Mapping[Origin, int]:

@@ -4,8 +4,8 @@
 name: a job, a timer, a round, the position a reply answers.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from serving.chooser import Chooser
@@ -24,8 +24,9 @@ from serving.messages import (
     Hop,
     Joined,
     Lost,
+    Message,
     Miss,
-    Origin,
+    Outcome,
     Received,
     Release,
     Reply,
@@ -38,7 +39,10 @@ from serving.messages import (
     Woke,
 )
 from serving.policy import Policy
-from serving.session import Branch, Session
+from serving.session import Branch, Origins, Session, Tokens
+
+_NO_SCORES: Mapping[str, tuple[float, ...]] = {}
+_LONGEST_PATIENCE_S = 60.0
 
 Commands = list[Command]
 State = Literal["running", "complete", "cancelled", "failed"]
@@ -74,6 +78,12 @@ class Requester:
         self.ahead = False
         """Is that job a look-ahead, which an arriving verdict makes void?"""
         self.timer = 0
+        self.patience_s = timeout_s
+        """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
+        self.drafts, self.probes = policy.draft.source == "model", policy.probes
+        self.goes_alone = self.drafts and (not hops or policy.early_exit.has_tail or policy.link_loss.action == "local")
+        """Can it come to `_alone` at all?"""
+        self.asked_probes = ("heads",) if policy.draft.source == "heads" else ()
         session.offline = not self._reachable()
 
     # One event.
@@ -92,24 +102,29 @@ class Requester:
         if self.state != "running":
             return []
         match event:
-            case Finished(job, Drafted() as outcome):
-                return self._finished(job, outcome, now)
-            case Received(Reply() as reply):
-                return self._replied(reply, now)
-            case Received(Miss(_, round_, _)):
-                return self._again(now) if round_ == self.s.round else []
-            case Woke(timer):
-                return self._woke(timer, now)
-            case Lost(peer):
-                return self._lost(peer, now)
-            case Joined(peer):
-                return self._joined(peer, now)
+            case Finished():
+                return self._finished(event.job, event.outcome, now)
+            case Received():
+                return self._received(event.message, now)
+            case Woke():
+                return self._woke(event.timer, now)
+            case Lost():
+                return self._lost(event.peer, now)
+            case Joined():
+                return self._joined(event.peer, now)
             case Cancelled():
                 return self._end("cancelled")
         return []
 
-    def _finished(self, job: int, outcome: Drafted, now: float) -> Commands:
-        if job != self.job:
+    def _received(self, message: Message, now: float) -> Commands:
+        if isinstance(message, Reply):
+            return self._replied(message, now)
+        if isinstance(message, Miss) and message.round == self.s.round:
+            return self._again(now)
+        return []
+
+    def _finished(self, job: int, outcome: Outcome, now: float) -> Commands:
+        if job != self.job or not isinstance(outcome, Drafted):
             return []  # abandoned
         self.job, self.s.kv = None, outcome.cached
         if self.ahead:
@@ -125,7 +140,7 @@ class Requester:
         if reply.at > len(s.tokens):
             return self._again(now, forget=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
-        s.path, s.left = reply.path, reply.left
+        s.path, s.left, self.patience_s = reply.path, reply.left, self.timeout_s
         chunk = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
         out = chunk + self._show(*s.settle(reply.verdict), now)
         if reply.left and not s.ended:
@@ -138,8 +153,11 @@ class Requester:
         s = self.s
         if timer != self.timer or s.flight is None or s.offline:
             return []
-        due = s.seen_s + self.timeout_s  # progress re-arms it
-        return [Wake(due, timer)] if now < due else self._again(now)
+        due = s.seen_s + self.patience_s  # progress re-arms it
+        if now < due:
+            return [Wake(due, timer)]
+        self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
+        return self._again(now)
 
     def _lost(self, peer: str, now: float) -> Commands:
         s = self.s
@@ -177,10 +195,11 @@ class Requester:
             return []
         if s.flight is not None:
             return self._meanwhile()
-        stop = self._alone_stop() if self._alone() else self.p.draft.plan(s)
+        alone = self._alone()
+        stop = self._alone_stop() if alone else self.p.draft.plan(s)
         if stop:
             return self._generate(stop)
-        budget = self._budget()
+        budget = 0 if alone else self._budget()  # nobody is asked when alone
         if budget:
             return self._hold(budget) if s.offline else self._ask(now, budget)
         if not s.draft:
@@ -189,7 +208,7 @@ class Requester:
 
     def _alone(self) -> bool:
         """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
-        if self.p.draft.source != "model":
+        if not self.goes_alone:
             return False
         return (
             not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
@@ -199,17 +218,15 @@ class Requester:
         return None if self.s.draft else Stop(1)
 
     def _budget(self) -> int:
-        """Tokens the route may write now; an empty draft is always asked, and nobody is asked when alone."""
-        if self._alone():
-            return 0
-        if not self.s.draft and self.p.draft.source == "model":
+        """Tokens the route may write now; an empty draft is always asked."""
+        if not self.s.draft and self.drafts:
             return 1
         return self.p.offload.ask(self.s)
 
     def _meanwhile(self) -> Commands:
         """A verdict is awaited: fill the drafter's cache with the prompt, then draft ahead."""
         s = self.s
-        if self.p.draft.source == "model" and s.kv == 0 and len(s.tokens) > 1:
+        if self.drafts and s.kv == 0 and len(s.tokens) > 1:
             return self._generate(Stop(0))
         return self._look_ahead() if self.p.waiting.steps else []
 
@@ -233,7 +250,7 @@ class Requester:
         release: Commands = [Send(node, Release(name), HEADER_NBYTES) for node in dict.fromkeys(s.path)]
         return [Deliver(name, (), (), ending), Drop(name, None), *release]
 
-    def _show(self, tokens: tuple[int, ...], origins: tuple[Origin, ...], now: float) -> Commands:
+    def _show(self, tokens: Tokens, origins: Origins, now: float) -> Commands:
         self.s.seen_s = now
         return [Deliver(self.s.call.session, tokens, origins)]
 
@@ -241,7 +258,7 @@ class Requester:
         s = self.s
         if not s.draft:
             return []
-        scores = {name: tuple(values) for name, values in s.scores.items()}
+        scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
         return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted)]
 
     # Work on the own chip.
@@ -255,7 +272,7 @@ class Requester:
             feed = feed[:-1]
         return self._start(
             Generate(
-                s.call.session, start, feed, stop, s.call.ends, self.p.probes, s.call.sampling, self.p.early_exit.layer
+                s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer
             ),
             ahead=False,
         )
@@ -271,7 +288,7 @@ class Requester:
         base = len(s.tokens)
         start = min(s.kv, base + min(b.accepted for b in s.branches) - 1)
         feeds = tuple(self._branch_feed(b, start) for b in s.branches)
-        work = Generate(s.call.session, start, (), Stop(1), s.call.ends, self.p.probes, s.call.sampling, None, feeds)
+        work = Generate(s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, None, feeds)
         return self._start(work, ahead=True)
 
     def _branch_feed(self, b: Branch, start: int) -> tuple[int, ...]:
@@ -300,17 +317,17 @@ class Requester:
         s = self.s
         s.left = budget
         rows = s.ask(drafts and self.p.verify.send, self.p.verify.rule(s))
-        out: Commands = list(self._requests(rows, budget))
+        out = self._requests(rows, budget)
         if self.timeout_s < INF:
             self.timer = self.numbers.next()
-            out.append(Wake(now + self.timeout_s, self.timer))
-        return out + self._advance(now)  # may look ahead: bounded, a question is in flight
+            out.append(Wake(now + self.patience_s, self.timer))
+        return out + self._meanwhile()
 
     def _send_ahead(self, now: float) -> Commands:  # noqa: ARG002
         """The prompt but its last token, which travels with the first question."""
         s = self.s
         n = len(s.tokens) - 1
-        out: Commands = list(self._requests(Rows(s.call.session, 0, n, tuple(s.tokens[:n])), 1))
+        out = self._requests(Rows(s.call.session, 0, n, tuple(s.tokens[:n])), 1)
         s.peer = n
         return out
 
@@ -328,27 +345,28 @@ class Requester:
         s.flight, s.seen_s = None, now
         return self._ask(now, s.left)
 
-    def _requests(self, rows: Rows, budget: int) -> Iterator[Send]:
+    def _requests(self, rows: Rows, budget: int) -> Commands:
         s = self.s
         if not s.path:
             s.path = (self.chooser.choose(self.hops[0].node, rows.n),)
         value = 1.0 + rows.check
         deadline = s.seen_s + value / s.call.rate if s.call.rate and rows.rule else INF
-        blank = Request(
-            s.round, rows, self.hops, 0, s.path, self.name, budget, deadline, value,
-            ("heads",) if self.p.draft.source == "heads" else (), s.call.ends,
-        )  # fmt: skip
-        for part in _parts(rows, self.p.prefill.chunk(s)):
-            nbytes = HEADER_NBYTES + part.nbytes + self.p.exchange.nbytes(part)
-            yield Send(s.path[0], replace(blank, rows=part), nbytes)
+        size = self.p.prefill.chunk(s)
+        parts = (rows,) if rows.n <= size else _parts(rows, size)
+        return [self._send(part, budget, deadline, value) for part in parts]
+
+    def _send(self, part: Rows, budget: int, deadline: float, value: float) -> Send:
+        s = self.s
+        request = Request(
+            s.round, part, self.hops, 0, s.path, self.name, budget, deadline, value, self.asked_probes, s.call.ends
+        )
+        return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self.p.exchange.nbytes(part))
 
 
-def _parts(rows: Rows, size: int) -> Iterator[Rows]:
+def _parts(rows: Rows, size: int) -> list[Rows]:
     """Messages of at most `size` rows; the drafts and the row before them stay together."""
-    a = 0
-    while a < rows.n:
-        b = a + size
-        if b >= rows.n - rows.check:
-            b = rows.n
-        yield rows.cut(a, b)
-        a = b
+    parts, a = [], 0
+    while a + size < rows.n - rows.check:
+        parts.append(rows.cut(a, a + size))
+        a += size
+    return [*parts, rows.cut(a, rows.n)]

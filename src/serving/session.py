@@ -9,9 +9,13 @@ The rules of the machine:
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from serving.luck import key, luck
 from serving.messages import Blob, Call, Drafted, Origin, Rows, Rule, Verdict
+
+Tokens = tuple[int, ...]
+Origins = tuple[Origin, ...]
 
 
 @dataclass(slots=True)
@@ -28,7 +32,7 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "flight", "guessed", "hits", "keep", "kv", "left",
+        "branches", "call", "draft", "ends", "flight", "full", "guessed", "hits", "keep", "kv", "left",
         "odds", "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s",
         "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
@@ -37,6 +41,9 @@ class Session:
         self.call = call
         self.tokens = list(call.prompt)
         self.prompt = len(call.prompt)
+        self.full = self.prompt + call.limit
+        """How long it is when the limit is reached."""
+        self.ends = frozenset(call.ends)
         self.stream = key(seed, call.session)
         self.peer = 0
         """Length up to which every cache on the route is valid."""
@@ -72,17 +79,18 @@ class Session:
 
     @property
     def remaining(self) -> int:
-        return self.call.limit - self.written
+        return self.full - len(self.tokens)
 
     @property
     def ended(self) -> bool:
         """Did the user see all there is: the limit, or an end token?"""
-        return self.remaining <= 0 or (self.written > 0 and self.tokens[-1] in self.call.ends)
+        n = len(self.tokens)
+        return n >= self.full or (self.tokens[-1] in self.ends and n > self.prompt)
 
     @property
     def draft_ended(self) -> bool:
         """Does the draft run into an end token, so that there is nothing to draft behind it?"""
-        return bool(self.draft) and self.draft[-1] in self.call.ends
+        return bool(self.draft) and self.draft[-1] in self.ends
 
     def luck(self, purpose: str) -> float:
         """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
@@ -110,22 +118,22 @@ class Session:
             self.parents, self.keep, None, odds,
         )  # fmt: skip
 
-    def settle(self, verdict: Verdict) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+    def settle(self, verdict: Verdict) -> tuple[Tokens, Origins]:
         """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with
         them.
 
         Returns the tokens that became agreed, and who wrote each.
         """
         flight, at = self.flight or (), len(self.tokens)
-        chosen = [flight[i] for i in verdict.keep] if verdict.keep is not None else list(flight[: verdict.accepted])
+        chosen = flight[: verdict.accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
         last: Origin = "cloud" if not flight else "bonus" if verdict.accepted == len(flight) else "corrected"
-        writers: list[Origin] = ["accepted" for _ in chosen]
-        new = self._agree([*chosen, verdict.token], [*writers, last])
+        new = self._agree((*chosen, verdict.token), _writers(len(chosen), last))
         self.kv = min(self.kv, at + len(chosen), len(self.tokens))
         self.peer, self.keep = len(self.tokens) - 1, verdict.keep
         branches, self.branches, self.flight = self.branches, [], None
         self._clear()
-        self._adopt(branches, verdict)
+        if branches:
+            self._adopt(branches, verdict)
         if verdict.proposal:
             self.draft, self.parents = list(verdict.proposal[0]), verdict.proposal[1]
         return new
@@ -137,22 +145,32 @@ class Session:
                 self.hits += 1
                 self.draft, self.scores, self.tops = b.tokens, b.scores, b.tops
 
-    def stand(self) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
+    def stand(self) -> tuple[Tokens, Origins]:
         """The device's own draft stands: not offloaded, or the cloud is gone."""
         origin: Origin = "offline" if self.offline else "device"
-        new = self._agree(self.draft, [origin] * len(self.draft))
+        new = self._agree(tuple(self.draft), (origin,) * len(self.draft))
         self.kv = min(self.kv, len(self.tokens))
         self.branches = []
         self._clear()
         return new
 
-    def _agree(self, tokens: list[int], origins: list[Origin]) -> tuple[tuple[int, ...], tuple[Origin, ...]]:
-        n = min(len(tokens), self.remaining)
-        end = next((i + 1 for i in range(n) if tokens[i] in self.call.ends), n)
-        self.tokens.extend(tokens[:end])
-        return tuple(tokens[:end]), tuple(origins[:end])
+    def _agree(self, tokens: Tokens, origins: Origins) -> tuple[Tokens, Origins]:
+        """Up to the limit, and up to and with the first end token."""
+        n = min(len(tokens), self.full - len(self.tokens))
+        if not self.ends.isdisjoint(tokens):
+            n = next((i + 1 for i in range(n) if tokens[i] in self.ends), n)
+        if n < len(tokens):
+            tokens, origins = tokens[:n], origins[:n]
+        self.tokens.extend(tokens)
+        return tokens, origins
 
     def forget_route(self) -> None:
         """The route's caches may be gone: a new attempt sends everything."""
         self.round += 1
         self.peer, self.path, self.keep = 0, (), None
+
+
+@cache
+def _writers(accepted: int, last: Origin) -> Origins:
+    drafts: list[Origin] = ["accepted" for _ in range(accepted)]
+    return (*drafts, last)

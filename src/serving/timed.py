@@ -38,15 +38,11 @@ class Timed:
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         outcome, loads = self._engine.execute(work)
-        session = work.session if isinstance(work, Generate) else work.rows[0].session
-        latency = self._latency(session)
-        return self._resized(work, outcome), sum(latency.seconds(self._scaled(load)) for load in loads)
+        latency = self._latency(work.session if isinstance(work, Generate) else work.rows[0].session)
+        return self._resized(work, outcome), latency.in_all(loads, self._architecture.layers, self._layers)
 
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
-
-    def _scaled(self, load: Load) -> Load:
-        return load._replace(layers=round(load.layers * self._architecture.layers / self._layers))
 
     def _resized(self, work: Work, outcome: Outcome) -> Outcome:
         """The outcome with the bytes that its tensors would have on the timed architecture."""

@@ -4,14 +4,15 @@ lasts.
 1. It decides on a timer of its own, never inside an arrival, so that every arrival of one instant is in view.
 2. One item per session and one span per batch, the deepest that waits: what has gone far finishes first.
 3. A request of an older round than the newest seen is dead; a cache shorter than a request needs is a `Miss`.
-4. With a free chip and a waiting item something runs, whatever a budget says: evict idle sessions, then preempt the
-   youngest.
+4. With a free chip and a waiting item something runs, whatever a budget says: `admit` makes room.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
+from serving.admission import admit, cached
 from serving.chooser import Chooser, Tiers
 from serving.item import Item
 from serving.ledger import Ledger
@@ -27,6 +28,7 @@ from serving.messages import (
     Forward,
     Joined,
     Lost,
+    Message,
     Miss,
     Received,
     Release,
@@ -45,6 +47,11 @@ from serving.policy import Policy
 
 Commands = list[Command]
 
+_RELEASED = 4096
+"""How many sessions that are over are remembered."""
+
+_first, _arrived = attrgetter("first"), attrgetter("arrived")
+
 
 class Worker:
     def __init__(
@@ -60,7 +67,7 @@ class Worker:
         own = policy.kv_cache.capacity_tokens
         self.ledger = Ledger(capacity_tokens if own is None else min(own, capacity_tokens), policy.kv_cache.keep)
         self.chooser = Chooser(tiers or {}, policy.dispatch, name)
-        self.queue: dict[str, deque[Item]] = {}
+        self.queue: dict[str, list[Item]] = {}
         """Session -> its parts in order."""
         self.text: dict[str, tuple[int, ...]] = {}
         """Without cache reuse: the tokens to compute a session from."""
@@ -68,51 +75,68 @@ class Worker:
         """Drafts kept here for the head hop, so that they never travel; by (session, round, start)."""
         self.newest: dict[str, float] = {}
         """Session -> newest round seen; infinite once it is released."""
+        self.released: deque[str] = deque()
+        """The sessions that were released last, the oldest first."""
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
         self.running: list[tuple[Item, Rows]] = []
         self.job = self.timer = 0
         self.deciding = False
 
-    def handle(self, event: Event, now: float) -> Iterable[Command]:
+    def handle(self, event: Event, now: float) -> Commands:
         match event:
-            case Received(Request() as request):
-                return self._receive(request, now)
-            case Finished(job, tuple() as results) if job == self.job:
-                return self._finish(results, now)
-            case Woke(timer) if timer == self.timer and not self.running:
-                self.deciding = False
-                return self._dispatch(now) if self.queue else []
-            case Received(Release(session)):
-                return self._release(session)
-            case Received(Backlog() as backlog):
-                self.chooser.backlogs[backlog.node] = backlog
-            case Lost(peer):
-                return self._lost(peer)
-            case Joined(peer):
-                self.chooser.dead.discard(peer)
+            case Received():
+                message = event.message
+                return self._receive(message, now) if isinstance(message, Request) else self._hear(message)
+            case Woke():
+                if event.timer == self.timer and not self.running:
+                    self.deciding = False
+                    return self._dispatch(now) if self.queue else []
+            case Finished():
+                if event.job == self.job and isinstance(event.outcome, tuple):
+                    return self._finish(event.outcome, now)
+            case Lost():
+                return self._lost(event.peer)
+            case Joined():
+                self.chooser.dead.discard(event.peer)
         return []
 
     # In.
 
+    def _hear(self, message: Message) -> Commands:
+        match message:
+            case Release():
+                return self._release(message.session)
+            case Backlog():
+                self.chooser.backlogs[message.node] = message
+        return []
+
     def _receive(self, m: Request, now: float) -> Commands:
-        session, newest = m.rows.session, self.newest.get(m.rows.session, -1)
+        session = m.rows.session
+        newest = self.newest.get(session, -1)
         if m.round < newest:
             return []
         if m.round > newest:
             self.newest[session] = m.round
             self.queue.pop(session, None)
-        rows: Rows | None = m.rows
-        if not self.policy.kv_cache.keep and m.route[m.hop].span.embed:
-            rows = self._whole_text(m.rows)
-            if rows and not rows.rule:
-                return []  # a part of a prompt: its text is stored, and computed with the question
-        if rows and rows.check and not rows.tokens and m.route[m.hop].span.head:
-            rows = self._with_held(m.round, rows)
+        rows, span = self._to_run(m, m.rows), m.route[m.hop].span
         if rows is None:
             return [self._miss(m)]
-        self.queue.setdefault(session, deque()).append(Item(m, rows, now, rows.n))
+        if not self.ledger.keep and span.embed and not rows.rule:
+            return []  # a part of a prompt: its text is stored, and computed with the question
+        self.queue.setdefault(session, []).append(Item(m, rows, span, now, rows.n))
         return self._wake(now)
+
+    def _to_run(self, m: Request, rows: Rows) -> Rows | None:
+        """What a request comes to here: without cache reuse the whole text, on the head hop with the drafts held for
+        it.
+        """
+        span = m.route[m.hop].span
+        if not self.ledger.keep and span.embed:
+            return self._whole_text(rows)
+        if rows.check and not rows.tokens and span.head:
+            return self._with_held(m.round, rows)
+        return rows
 
     def _whole_text(self, rows: Rows) -> Rows | None:
         text = self.text.get(rows.session, ())
@@ -138,89 +162,54 @@ class Worker:
         heads = self._heads(out)
         if not heads:
             return out
-        span = max((_span(i) for i in heads), key=lambda s: s.first)
-        heads = [i for i in heads if _span(i) == span]
+        span = max([i.span for i in heads], key=_first)
+        heads = [i for i in heads if i.span is span or i.span == span]
         picked = self.policy.scheduler.pick(heads, now, self.ledger.capacity - self.ledger.used)
         if not isinstance(picked, list):
             self.timer += 1
             return [*out, Wake(picked, self.timer)]
-        picked = self._fit(picked, out)
+        picked, evicted = admit(picked, self.ledger, self.queue)
+        out += [Drop(*key) for key in evicted]
         if not picked:
             raise RuntimeError(f"{self.name}: {self.policy.scheduler} left {len(heads)} requests and a free chip")
         return [*out, self._start(picked, span)]
 
     def _heads(self, out: Commands) -> list[Item]:
         """The first item of every session whose cache is what it needs, oldest first; the others miss."""
-        heads = []
-        for session, parts in list(self.queue.items()):
-            item = parts[0]
-            if self._cached(item):
-                heads.append(item)
-            else:
-                del self.queue[session]
-                out.append(self._miss(item.request))
-        return sorted(heads, key=lambda i: i.arrived)
-
-    def _cached(self, item: Item) -> bool:
-        return self.ledger.valid(item.rows, _span(item)) >= item.cached
-
-    def _fit(self, picked: list[tuple[Item, int]], out: Commands) -> list[tuple[Item, int]]:
-        """Admits what the cache budget holds; makes room by evicting idle sessions, for the first one also waiting
-        ones.
-        """
-        ledger = self.ledger
-        if ledger.capacity == INF or not ledger.keep:
-            return picked
-        fit: list[tuple[Item, int]] = []
-        used = ledger.used
-        for item, rows in picked:
-            if not self._cached(item):
-                continue  # evicted for the first one: it will miss
-            used -= ledger.beyond(item.rows, _span(item), item.cached)
-            victims = ledger.idle(self.queue) + ([] if fit else self._waiting_caches(item))
-            for key in victims:
-                if used + rows <= ledger.capacity:
-                    break
-                used -= ledger.lengths[key]
-                ledger.evict(key)
-                out.append(Drop(*key))
-            if used + rows <= ledger.capacity:
-                used += rows
-                fit.append((item, rows))
-            elif not fit:
-                need = item.cached + rows
-                raise RuntimeError(
-                    f"{self.name}: {item.rows.session} needs {need} cached tokens, the budget is {ledger.capacity}"
-                )
-        return fit
-
-    def _waiting_caches(self, spared: Item) -> list[tuple[str, int]]:
-        """Caches of sessions that wait here, the youngest first."""
-        young = [i for i in reversed([parts[0] for parts in self.queue.values()]) if i is not spared]
-        keys = [(i.rows.session, _span(i).first) for i in young]
-        return [key for key in keys if key in self.ledger.lengths]
+        heads: list[Item] = []
+        missed: list[Item] = []
+        for parts in self.queue.values():
+            (heads if cached(parts[0], self.ledger) else missed).append(parts[0])
+        for item in missed:
+            del self.queue[item.rows.session]
+            out.append(self._miss(item.request))
+        heads.sort(key=_arrived)
+        return heads
 
     def _start(self, picked: list[tuple[Item, int]], span: Span) -> Start:
-        self.running = []
-        for item, n in picked:
-            rows = item.rows.cut(item.done, item.done + n)
-            item.done += n
-            item.left -= n
-            if not item.left:
-                self._pop(rows.session)
-            self.ledger.started(rows, span)
-            self.running.append((item, rows))
+        self.running = [(item, self._taken(item, n)) for item, n in picked]
         self.job += 1
-        requests = [item.request for item, _ in self.running]
+        requests = [item.request for item, _ in picked]
         probes = next((m.probes for m in requests if m.probes), ())
-        out = tuple(m.route[m.hop].out for m in requests)
-        return Start(self.job, Forward(span, tuple(rows for _, rows in self.running), out, probes))
+        out = tuple([m.route[m.hop].out for m in requests])
+        return Start(self.job, Forward(span, tuple([rows for _, rows in self.running]), out, probes))
+
+    def _taken(self, item: Item, n: int) -> Rows:
+        """The next `n` rows of an item, which leaves the queue with its last."""
+        rows = item.rows.cut(item.done, item.done + n)
+        item.done += n
+        item.left -= n
+        if not item.left:
+            self._pop(rows.session)
+        self.ledger.started(rows, item.span)
+        return rows
 
     def _pop(self, session: str) -> None:
         parts = self.queue[session]
-        parts.popleft()
-        if not parts:
+        if len(parts) == 1:
             del self.queue[session]
+        else:
+            del parts[0]
 
     # Out.
 
@@ -229,12 +218,12 @@ class Worker:
         batch, self.running = self.running, []
         for (item, rows), result in zip(batch, results, strict=True):
             m = item.request
-            if m.round < self.newest.get(rows.session, -1):  # released or superseded while it ran
-                out += self._drop_released(rows.session, m.route[m.hop].span)
+            if m.round < self.newest.get(rows.session, INF):  # released or superseded while it ran
+                out += self._drop_released(rows.session, item.span)
                 continue
             verdict = result.verdict
             rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
-            self.ledger.finished(rows, m.route[m.hop].span, rejected)
+            self.ledger.finished(rows, item.span, rejected)
             if m.hop + 1 < len(m.route):
                 out.append(self._hand_on(m, rows, result.blob))
             elif verdict:
@@ -276,7 +265,7 @@ class Worker:
         left = 0 if verdict.token in m.ends else m.budget - 1
         reply = Reply(rows.session, m.round, agreed, verdict, m.path, left)
         out: Commands = [Send(m.reply_to, reply, HEADER_NBYTES + 4)]
-        return out + (self._loop(m, rows, agreed + verdict.accepted, verdict, left, now) if left else [])
+        return out + self._loop(m, rows, agreed + verdict.accepted, verdict, left, now) if left else out
 
     def _loop(self, m: Request, rows: Rows, start: int, verdict: Verdict, left: int, now: float) -> Commands:
         """The route goes on writing: the new token starts over at the first hop."""
@@ -301,7 +290,7 @@ class Worker:
         return [self._miss(self.sent.pop(key)[1]) for key in gone]
 
     def _release(self, session: str) -> Commands:
-        self.newest[session] = INF
+        self._remember_released(session)
         self.queue.pop(session, None)
         self.text.pop(session, None)
         for key in [k for k in self.held if k[0] == session]:
@@ -312,13 +301,20 @@ class Worker:
             return []  # its cache is in use: dropped when the batch is done
         return [Drop(*key) for key in self.ledger.forget(session)]
 
+    def _remember_released(self, session: str) -> None:
+        """What is on its way to a session that is over must not open it again; in time nothing is, and its name goes.
+
+        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
+        leaves a cache that is the first to be evicted.
+        """
+        if self.newest.get(session) != INF:
+            self.released.append(session)
+        self.newest[session] = INF
+        if len(self.released) > _RELEASED:
+            del self.newest[self.released.popleft()]
+
     def _drop_released(self, session: str, span: Span) -> Commands:
-        if self.newest[session] < INF:
+        if self.newest.get(session, INF) < INF:
             return []
         self.ledger.forget(session)
         return [Drop(session, span.first)]
-
-
-def _span(item: Item) -> Span:
-    m = item.request
-    return m.route[m.hop].span

@@ -67,7 +67,7 @@ def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | No
     how.setdefault("pair", pair())
     return Setup(
         hardware=bed(hardware) if isinstance(hardware, str) else hardware,
-        network=link("wifi"),
+        network=how.pop("network", link("wifi")),
         workload=Workload(dataset=Questions(), devices=devices, **limits),
         policy=policy(name, **override),
         **how,

@@ -27,6 +27,14 @@ def test_a_quarter_of_the_layers_takes_a_quarter_of_the_body_and_the_whole_head(
     assert latency.seconds(part._replace(head_rows=3)) == pytest.approx(latency.seconds(part) + 5e-3)
 
 
+def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
+    latency = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_row_s=1e-3, head_c_s=2e-3)
+    loads = [Load(32, 4, 100, 50), Load(8, 1, 9, 8, 1), Load(0, 0, 0, 0, 2)]
+    assert latency.in_all(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
+    assert latency.in_all([Load(3, 4, 100, 50)], 32, 8) == latency.seconds(Load(12, 4, 100, 50))
+    assert latency.in_all((), 32, 8) == 0
+
+
 def test_roofline_from_first_principles():
     orin, llama = chip("jetson_agx_orin_32gb"), architecture("tinyllama_1_1b")
     latency = roofline(orin, "30W", llama, "fp16")

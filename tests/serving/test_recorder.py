@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from fake_world import ROWS, Log, World, policy, world
 
-from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Request, Rows, Send, Start
+from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Release, Request, Rows, Send, Start
 from serving.recorder import Record, Recorder, origins
 
 
@@ -117,3 +117,25 @@ def test_chunks_are_kept_in_order() -> None:
         assert record.chunks == [c for c in w.log.commands(Chunk) if c.session == session]
         assert [c.at for c in record.chunks] == sorted(c.at for c in record.chunks)
     assert not [s for s in w.log.commands(Start) if isinstance(s.work, Generate) and s.work.session not in records]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: str) -> None:
+    w = world(policy(name), limit=30)
+    names = [n for n in w.nodes if n != "cloud"]
+    whole, brief = Recorder(names), Recorder(names, detail=False)
+    w.simulator._observers = (whole, brief)
+    w.run()
+    assert any(r.line for r in whole.records.values())
+    for record in whole.records.values():
+        record.line.clear()
+        record.chunks.clear()
+    assert brief.records == whole.records
+
+
+def test_what_never_arrives_is_paid_for_and_has_no_place_on_the_time_line() -> None:
+    recorder = Recorder(["d"])
+    recorder.records = {"a": Record("a", "d", 1, 0.0)}
+    recorder.sent("d", "cloud", Release("a"), 16, 1.0, float("inf"))
+    record = recorder.records["a"]
+    assert (record.uplink_nbytes, record.uplink_messages, record.line) == (16, 1, [])

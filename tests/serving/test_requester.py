@@ -4,7 +4,24 @@ import pytest
 from fake_pair import FakePair, extend, own_text
 from fake_world import policy, world
 
-from serving.messages import Generate, Joined, Lost, Request, Send, Start
+from serving.device import Device
+from serving.messages import (
+    Begin,
+    Call,
+    Drafted,
+    Finished,
+    Generate,
+    Joined,
+    Lost,
+    Received,
+    Reply,
+    Request,
+    Send,
+    Start,
+    Verdict,
+    Wake,
+    Woke,
+)
 from serving.slots.draft import Window
 from serving.slots.kv_cache import Reuse
 from serving.slots.link_loss import LinkLoss
@@ -88,3 +105,54 @@ def test_bytes_are_a_header_and_four_a_token() -> None:
     w = world(policy("sled", kv_cache=Reuse()), devices=1, prompt=12).run()
     first, second = [s for s in w.log.commands(Send) if isinstance(s.message, Request)][:2]
     assert (first.nbytes, second.nbytes) == (16 + 4 * (12 + 4), 16 + 4 * (1 + 4))
+
+
+@pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
+@pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
+def test_an_impatient_device_is_answered_all_the_same(timeout_s: float, capacity_tokens: float) -> None:
+    """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
+    w = world(policy("sled", kv_cache=Reuse()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
+    w.simulator.run(60.0)
+    assert set(w.endings().values()) == {"complete"}
+    assert len(w.endings()) == 3
+    assert all(w.text(c.session) == own_text(c.prompt, 20) for c in w.calls)
+
+
+def waits(device: Device, times: int, now: float) -> list[float]:
+    """How long a device with a question in flight waits, retry by retry, for an answer that never comes."""
+    found = []
+    for _ in range(times):
+        requester = device.current
+        assert requester is not None
+        wake = next(c for c in device.handle(Woke(requester.timer), now) if isinstance(c, Wake))
+        found.append(wake.at - now)
+        now = wake.at
+    return found
+
+
+def asking(timeout_s: float) -> tuple[Device, float]:
+    p = policy("sled")
+    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0, timeout_s)
+    device.handle(Begin(Call("s", (1, 2, 3), 20)), 0.0)
+    out = device.handle(Finished(1, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 6)), 1.0)
+    return device, next(c.at for c in out if isinstance(c, Wake))
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "waited"),
+    [(1.0, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]), (40.0, [60.0, 60.0]), (90.0, [90.0, 90.0])],
+)
+def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float, waited: list[float]) -> None:
+    device, due = asking(timeout_s)
+    device.handle(Woke(device.current.timer), 0.5)  # type: ignore[union-attr]  # too early: waits on
+    assert due == 1.0 + timeout_s
+    assert waits(device, len(waited), due + timeout_s) == pytest.approx(waited)
+
+
+def test_an_answer_restores_patience() -> None:
+    device, due = asking(1.0)
+    assert waits(device, 3, due)[-1] == pytest.approx(8.0)
+    device.handle(Received(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 20.0)
+    job = device.numbers.last
+    out = device.handle(Finished(job, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 21.0)
+    assert [c.at for c in out if isinstance(c, Wake)] == [22.0]

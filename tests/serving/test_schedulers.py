@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import pytest
 
 from serving.item import Item
-from serving.messages import INF, Blob, Request, Rows
+from serving.messages import INF, Blob, Request, Rows, Span
 from serving.slots.scheduler import Continuous, Scheduler, StaticBatch, VerificationAware
 
 
 def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: Blob | None = None) -> Item:
     rows = Rows(session, 0, left, tuple(range(left)), check, "greedy", blob=blob)
-    return Item(Request(0, rows, (), 0, (), "device"), rows, arrived, left)
+    return Item(Request(0, rows, (), 0, (), "device"), rows, Span(0, 8, embed=True, head=True), arrived, left)
 
 
 def items(rows: Mapping[str, tuple[int, int]]) -> list[Item]:

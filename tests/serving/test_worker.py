@@ -170,3 +170,40 @@ def test_what_can_never_fit_is_said() -> None:
     w.handle(ask("a", n=10), 0.0)
     with pytest.raises(RuntimeError, match="a needs 10 cached tokens, the budget is 9"):
         decide(w)
+
+
+def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None:
+    w = worker()
+    served(w, ask("a"))
+    w.handle(Received(Release("a")), 2.0)
+    assert w.handle(ask("a", round_=1), 2.1) == []
+    assert not w.queue
+
+
+def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
+    w = worker()
+    for i in range(5000):
+        served(w, ask(f"s{i}"))
+        w.handle(Received(Release(f"s{i}")), 2.0)
+        w.handle(Received(Release(f"s{i}")), 2.0)  # said twice: as one
+    assert len(w.newest) == len(w.released) == 4096
+    assert not w.ledger.lengths
+
+
+def test_a_message_later_than_any_memory_only_misses() -> None:
+    w = worker()
+    for i in range(5000):
+        w.handle(Received(Release(f"s{i}")), 0.0)
+    w.handle(ask("s0", start=10, n=5, check=4, round_=7), 1.0)
+    assert said(decide(w, 1.0), Miss) == [Miss("s0", 7, "cloud")]
+    assert not w.queue
+
+
+def test_a_session_may_be_forgotten_while_its_batch_runs() -> None:
+    w = worker()
+    w.handle(ask("a"), 0.0)
+    decide(w)
+    for session in ("a", *(f"s{i}" for i in range(5000))):
+        w.handle(Received(Release(session)), 0.5)
+    assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
+    assert not w.ledger.lengths

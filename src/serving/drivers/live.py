@@ -41,6 +41,10 @@ Carry: TypeAlias = Callable[[str, str, Message], None]
 """(sender, to, message) into a transport; never blocks."""
 
 
+_CROWDED = 4096
+"""Events that may wait before transports are slowed down."""
+
+
 @dataclass
 class Pacing:
     """How well a run kept to the clock: seconds by which things happened after they were due."""
@@ -110,6 +114,15 @@ class Live:
             self._push(self.clock.now(), Phase.ARRIVAL, self._departed, partial(self._handle, to, Received(message)))
         elif to in self._nodes:
             self.post(self.clock.now(), to, Received(message))
+
+    def stir(self) -> None:
+        """Whoever runs this should look again whether it is over."""
+        self._stirred.set()
+
+    async def room(self) -> None:
+        """Returns when few enough events are waiting: until then a transport should not read on."""
+        while len(self._heap) >= _CROWDED:
+            await asyncio.sleep(0.001)
 
     async def run(self, over: Callable[[], bool]) -> None:
         """Lets things happen until `over()`, or, by script, until nothing is left; raises what work raised."""

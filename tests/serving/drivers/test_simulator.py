@@ -1,5 +1,6 @@
 """Virtual time: the order of what happens at one instant, chips that are busy, links that keep their order."""
 
+import gc
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -151,3 +152,27 @@ def test_a_run_can_be_interrupted_and_taken_up() -> None:
     assert len(node.heard) == 1
     simulator.run()
     assert len(node.heard) == 2
+
+
+class Never:
+    """A wire that loses all."""
+
+    def arrive(self, nbytes: float, now: float) -> float:
+        return float("inf")
+
+
+def test_what_never_arrives_is_never_heard() -> None:
+    simulator, node, _ = one({1: [Send("a", Release("s"), 16)]})
+    simulator.connect("a", "a", Never())
+    simulator.post(0.0, "a", begin())
+    simulator.run()
+    assert node.heard == [(0.0, begin())]
+
+
+def test_the_garbage_collector_is_left_as_it_was() -> None:
+    before = gc.get_threshold()
+    simulator, _, _ = one()
+    simulator.post(0.0, "b", begin())
+    with pytest.raises(KeyError, match="b"):
+        simulator.run()
+    assert gc.get_threshold() == before

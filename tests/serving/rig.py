@@ -1,0 +1,125 @@
+"""Hosts of one process that really talk gRPC over loopback, with the fake pair for models; parts can be killed."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from fake_pair import FakePair
+from fake_setup import LAYERS, setup
+
+from serving.cast import Cast
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live
+from serving.drivers.simulator import Chip
+from serving.host import Host
+from serving.messages import Begin, Call, Deliver, Work
+from serving.transport.limits import Limits
+from serving.transport.security import Security
+
+LIMITS = Limits(backoff_s=0.02, backoff_max_s=0.1)
+
+
+class Gate(FakePair):
+    """The fake pair, which can be told to hold its next work until somebody lets it go, or to fail some times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hold, self.go, self.held, self.broken = False, threading.Event(), threading.Event(), 0
+
+    def execute(self, work: Work) -> Any:
+        if self.broken:
+            self.broken -= 1
+            raise RuntimeError("the chip is on fire")
+        if self.hold:
+            self.held.set()
+            self.go.wait(20)
+        return super().execute(work)
+
+
+@dataclass
+class Party:
+    """A host with its driver, running."""
+
+    host: Host
+    live: Live
+    chip: Gate
+    address: str = ""
+    task: "asyncio.Task[None] | None" = None
+    delivered: list[Deliver] = field(default_factory=list)
+
+    @property
+    def node(self) -> Any:
+        return self.live._nodes[self.host.names[0]]
+
+    def ask(self, call: Call) -> None:
+        self.live.post(self.live.now(), self.host.names[0], Begin(call))
+
+    async def answer(self, session: str) -> list[Deliver]:
+        while not any(d.session == session and d.ending for d in self.delivered):
+            assert self.task
+            if self.task.done():
+                self.task.result()
+            await asyncio.sleep(0.002)
+        return [d for d in self.delivered if d.session == session]
+
+    async def text(self, session: str) -> tuple[int, ...]:
+        return tuple(token for d in await self.answer(session) for token in d.tokens)
+
+    async def end(self, grace_s: float = 0.0) -> None:
+        self.chip.go.set()
+        if self.task:
+            self.task.cancel()
+        await self.host.close(grace_s)
+        await asyncio.gather(*filter(None, (self.task,)), return_exceptions=True)
+        self.live.close()
+
+
+class Rig:
+    def __init__(
+        self, policy: str = "sled", devices: int = 2, timeout_s: float = 5.0, linger_s: float = 30.0, **how: Any
+    ) -> None:
+        self.cast = Cast(setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.parties: list[Party] = []
+
+    async def cloud(self, address: str = "127.0.0.1:0") -> Party:
+        party = self._party("cloud-0")
+        party.address = await party.host.listen(address)
+        return self._run(party)
+
+    async def device(self, number: int, address: str) -> Party:
+        party = self._party(f"device-{number}")
+        await party.host.dial({"cloud-0": address})
+        await party.host.reached(["cloud-0"], 10)
+        return self._run(party)
+
+    def _party(self, name: str) -> Party:
+        host = Host(self.cast, (name,), None, Security(), LIMITS, "digest")
+        party = Party(host, Live(Wall(), told=lambda problem: None), Gate())
+        party.live.add(name, self.cast.node(name), Chip(party.chip))
+        party.live.on_deliver(lambda deliver, now: party.delivered.append(deliver))
+        self.parties.append(party)
+        return party
+
+    def _run(self, party: Party) -> Party:
+        party.host.play(party.live)
+        party.task = asyncio.create_task(party.live.run(lambda: False))
+        return party
+
+
+@asynccontextmanager
+async def rig(policy: str = "sled", **how: Any) -> AsyncIterator[Rig]:
+    """Whatever happens inside ends in time, and everything is taken down."""
+    made = Rig(policy, **how)
+    try:
+        async with asyncio.timeout(30):
+            yield made
+    finally:
+        for party in reversed(made.parties):
+            await party.end()
+
+
+def call(session: str, limit: int = 24) -> Call:
+    return Call(session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit)

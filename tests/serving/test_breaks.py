@@ -1,0 +1,61 @@
+"""A link that breaks and comes back while a run goes on: the schedule is endless, the run is not."""
+
+from typing import Any
+
+import pytest
+from fake_pair import own_text
+from fake_setup import models, queries, setup
+
+from serving.links.outages import Listed, Periodic
+from serving.messages import Joined, Lost, Received
+from serving.network import Link
+from serving.runtimes.emulated import play
+from serving.slots.link_loss import LinkLoss
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.events: list[tuple[float, str, Any]] = []
+
+    def handled(self, node: str, event: Any, now: float, commands: Any) -> None:
+        if not isinstance(event, Received):
+            self.events.append((now, node, event))
+
+    def ran(self, *_: object) -> None: ...
+
+    def sent(self, *_: object) -> None: ...
+
+
+def shaky(**outages: Any) -> Link:
+    return Link(10.0, 10.0, delay_ms=20, detect_ms=50, outages=Periodic(**outages))
+
+
+@pytest.mark.parametrize("action", ["wait", "local"])
+@pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
+def test_every_request_is_answered(name: str, action: str) -> None:
+    if name == "cloud_centric" and action == "local":
+        pytest.skip("there is no model on the device to go on with")
+    made = setup(name, network=shaky(every_s=0.7, for_s=0.3), override={"link_loss": LinkLoss(action)})  # type: ignore[arg-type]
+    records = play(made, models(), queries(6))
+    assert [r.ending for r in records.values()] == ["complete"] * 6
+    for i, record in enumerate(records[f"r{i:05d}"] for i in range(6)):
+        whole = own_text(tuple(range(i + 1, i + 13)), 24)
+        offline = record.origins.count("offline")
+        assert len(record.tokens) == 24
+        if action == "wait" and name != "synera":
+            assert tuple(record.tokens) == whole
+            assert not offline
+    if action == "local":
+        assert any("offline" in record.origins for record in records.values())
+
+
+def test_both_ends_hear_of_it_when_it_is_noticed_and_when_it_is_over() -> None:
+    heard = Heard()
+    link = Link(10.0, 10.0, detect_ms=50, outages=Listed(((0.1, 0.5), (0.6, 0.62), (0.8, 0.9))))
+    play(setup("sled", devices=1, network=link), models(), queries(4, 1), observers=[heard])
+    told = [(round(now, 3), node, event) for now, node, event in heard.events if isinstance(event, Lost | Joined)]
+    assert told == [
+        (at, node, kind(peer))
+        for at, kind in ((0.15, Lost), (0.5, Joined), (0.85, Lost), (0.9, Joined))
+        for node, peer in (("device-0", "cloud-0"), ("cloud-0", "device-0"))
+    ]

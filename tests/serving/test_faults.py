@@ -1,0 +1,148 @@
+"""What goes wrong between hosts: nothing hangs, nothing is delivered twice, the others are served."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from fake_pair import own_text
+from fake_world import ROWS
+from rig import Party, call, rig
+
+from serving.messages import Deliver, Message
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+
+REMOTE = [name for name in ROWS if name != "edge_centric"]
+
+
+@pytest.mark.parametrize("name", REMOTE)
+def test_hosts_work_together(name: str) -> None:
+    async def play() -> None:
+        async with rig(name) as made:
+            cloud = await made.cloud()
+            devices = [await made.device(i, cloud.address) for i in range(2)]
+            for i, device in enumerate(devices):
+                for j in range(3):
+                    device.ask(call(f"s{i}.{j}"))
+            for i, device in enumerate(devices):
+                for j in range(3):
+                    text = await device.text(f"s{i}.{j}")
+                    if name != "synera":
+                        assert text == own_text(call(f"s{i}.{j}").prompt, 24)
+                    assert len(text) == 24
+
+    asyncio.run(play())
+
+
+
+
+@pytest.mark.parametrize("action", ["wait", "local"])
+def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(action: str) -> None:
+    async def play() -> None:
+        async with rig("sled", override={"link_loss": LinkLoss(action), "kv_cache": Reuse()}) as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            cloud.chip.hold = True
+            device.ask(call("s"))
+            await asyncio.to_thread(cloud.chip.held.wait, 10)
+            await cloud.end()
+            if action == "local":
+                assert len(await device.text("s")) == 24
+                assert origins(device.delivered) == {"offline"}
+            await made.cloud(cloud.address)
+            device.ask(call("t"))
+            assert await device.text("t") == own_text(call("t").prompt, 24)
+            if action == "wait":
+                assert await device.text("s") == own_text(call("s").prompt, 24)
+            assert delivered_once(device.delivered)
+
+    asyncio.run(play())
+
+
+def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> None:
+    async def play() -> None:
+        async with rig("cloud_centric", linger_s=0.05) as made:
+            cloud = await made.cloud()
+            doomed, other = [await made.device(i, cloud.address) for i in range(2)]
+            doomed.ask(call("s", limit=4000))
+            while not doomed.delivered:
+                await asyncio.sleep(0.002)
+            await doomed.end()
+            other.ask(call("t"))
+            assert await other.text("t") == own_text(call("t").prompt, 24)
+            await until(lambda: not cloud.chip.caches and not cloud.node.ledger.lengths)
+            assert not cloud.node.queue
+            assert not cloud.node.owners
+
+    asyncio.run(play())
+
+
+def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
+    async def play() -> None:
+        async with rig("sled") as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            repeat(device, "cloud-0")
+            repeat(cloud, "device-0")
+            for session in ("a", "b", "c"):
+                device.ask(call(session))
+            for session in ("a", "b", "c"):
+                assert await device.text(session) == own_text(call(session).prompt, 24)
+            assert delivered_once(device.delivered)
+
+    asyncio.run(play())
+
+
+def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
+    async def play() -> None:
+        async with rig("sled") as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            cloud.chip.broken = 2
+            device.ask(call("s"))
+            assert await device.text("s") == own_text(call("s").prompt, 24)
+            assert cloud.chip.broken == 0
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
+def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) -> None:
+    async def play() -> None:
+        async with rig("sled", override={"link_loss": LinkLoss(action)}) as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            cloud.chip.broken = 10_000
+            device.ask(call("s"))
+            answer = await device.answer("s")
+            assert answer[-1].ending == ("complete" if action == "local" else "failed")
+            assert cloud.chip.broken > 9_900
+
+    asyncio.run(play())
+
+
+def origins(delivered: list[Deliver]) -> set[str]:
+    return {origin for deliver in delivered for origin in deliver.origins}
+
+
+def delivered_once(delivered: list[Deliver]) -> bool:
+    endings = [deliver.session for deliver in delivered if deliver.ending]
+    return len(endings) == len(set(endings))
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.002)
+
+
+def repeat(party: Party, to: str) -> None:
+    """Everything it says to `to` is said again at once, and a third time much later."""
+    carry = party.live._carriers[to]
+    past: list[tuple[str, str, Message]] = []
+
+    def thrice(sender: str, to: str, message: Message) -> None:
+        for said in ((sender, to, message), (sender, to, message), *past[-3:-2]):
+            carry(*said)
+        past.append((sender, to, message))
+
+    party.live.carry(to, thrice)
