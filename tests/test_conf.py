@@ -29,8 +29,9 @@ SLOTS = [
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-GROUPS = [name for name in FOLDERS if not name.startswith(("experiment", "hardware/chip", "model/architecture"))]
-"""Experiments have tests of their own; chips and architectures are named in nodes, not chosen as groups."""
+_APART = ("experiment", "hardware/chip", "model/architecture", "runtime/outcomes")
+GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
+"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's."""
 
 
 def choices(group: str) -> list[str]:
@@ -59,6 +60,12 @@ def test_every_choice_composes(turn: int) -> None:
     """One of each group at a time: what goes together is the policy's matter, not the composition's."""
     words = [f"{group}={names[turn % len(names)]}" for group in GROUPS if (names := choices(group))]
     assert composed(*words)["stages"]["serve"]["setup"]["policy"]
+
+
+@pytest.mark.parametrize("name", choices("runtime/outcomes"))
+def test_every_source_of_outcomes_composes(name: str) -> None:
+    data = composed("runtime=simulated", f"runtime/outcomes={name}")
+    assert data["stages"]["serve"]["runtime"]["outcomes"]["_target_"].startswith("serving.outcomes.")
 
 
 @pytest.mark.parametrize("name", POLICIES)

@@ -11,8 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.artifacts.stage import REFERENCE
 from pipeline.errors import ConfigError
 
-STAGES = {"model": "stages", "hardware": "stages", "policy": "artifacts"}
-"""Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs."""
+STAGES = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
+"""Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs, records
+what a simulation looks up."""
 
 MOVED = {"workload": "profiling"}
 """What a group says for others, and no part of what it configures."""

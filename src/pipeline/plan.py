@@ -12,7 +12,7 @@ from pipeline.artifacts.stage import REFERENCE, Stage
 from pipeline.build import TARGET, Schema, construct
 from pipeline.errors import ConfigError
 
-KINDS = ("train", "profile", "serve")
+KINDS = ("train", "profile", "serve", "report", "service")
 """In the order in which they run; `stage=profile` stops before the first of a later kind."""
 
 _OWN = frozenset({TARGET, "_kind_", "_version_", "_resources_"})

@@ -6,15 +6,15 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from serving.chooser import Tiers
-from serving.device import Device
 from serving.latency import Latency
 from serving.luck import key
 from serving.messages import INF, Hop, Node
 from serving.network import Channel, Link
+from serving.nodes.chooser import Tiers
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
 from serving.setup import Setup
 from serving.testbed import Fleet
-from serving.worker import Worker
 
 if TYPE_CHECKING:
     from serving.runtimes.runtime import Query
@@ -30,6 +30,8 @@ class Cast:
     layers: int
     timeout_s: float = INF
     """How long a device waits for an answer before it asks again; links that lose nothing need none."""
+    linger_s: float = 30.0
+    """How long the cloud keeps the caches of a device that it has lost."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -63,7 +65,8 @@ class Cast:
         policy = self.setup.policy
         if name in self.fleets:
             return Device(name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s)
-        return Worker(name, policy, self.tiers, capacity_tokens=self.setup.cloud_cache_tokens)
+        capacity_tokens = self.setup.cloud_cache_tokens
+        return Worker(name, policy, self.tiers, capacity_tokens=capacity_tokens, linger_s=self.linger_s)
 
     def link(self, device: str) -> Link:
         """A device's access link, shared by all it says to the cloud's nodes."""

@@ -1,82 +1,68 @@
-"""A device: one session at a time, the others wait; what its user is told goes out as `Deliver`."""
+"""`python -m serving.device +policy=synera ...`: a device that works with its cloud, behind an OpenAI-compatible endpoint.
 
-from collections import deque
-from collections.abc import Sequence
+Give it the same words as its cloud: both sides refuse each other when they mean different things.
+"""
 
-from serving.chooser import Chooser, Tiers
-from serving.messages import (
-    INF,
-    Backlog,
-    Begin,
-    Call,
-    Cancelled,
-    Command,
-    Deliver,
-    Event,
-    Finished,
-    Hop,
-    Joined,
-    Lost,
-    Miss,
-    Received,
-    Reply,
-)
-from serving.policy import Policy
-from serving.requester import Numbers, Requester
-from serving.session import Session
+import asyncio
+
+from serving.cast import Cast
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live
+from serving.gateway import DeviceGateway
+from serving.host import Host
+from serving.runtimes.runtime import Models
+from serving.scene import Chips, link, populate
+from serving.service import Service
+from serving.setup import Setup
+from serving.stopping import told_to_stop
 
 
-class Device:
-    def __init__(
-        self, name: str, policy: Policy, hops: tuple[Hop, ...], tiers: Tiers, seed: int, timeout_s: float = INF
-    ) -> None:
-        self.name, self.policy, self.hops, self.seed, self.timeout_s = name, policy, hops, seed, timeout_s
-        self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name), Numbers()
-        self.waiting: deque[Call] = deque()
-        self.current: Requester | None = None
+def run(setup: Setup, service: Service, accelerator: str = "cpu") -> None:
+    """Serves until SIGINT or SIGTERM. Raises ValueError for a device that the testbed does not have, or a port in use."""
+    cast = Cast(setup, 0)
+    if service.device >= len(cast.devices):
+        raise ValueError(f"service.device is {service.device}; the testbed has devices 0 to {len(cast.devices) - 1}")
+    asyncio.run(_run(setup, service, accelerator))
 
-    def handle(self, event: Event, now: float) -> Sequence[Command]:
-        """What only a device knows is settled here, the frequent first; the rest is for the session it serves."""
-        match event:
-            case Finished():
-                pass
-            case Received():
-                message = event.message
-                if isinstance(message, Backlog):
-                    self.chooser.backlogs[message.node] = message
-                    return ()
-                if not isinstance(message, Reply | Miss) or not self._serves(message.session):
-                    return ()  # of a session that is over
-            case Begin():
-                self.waiting.append(event.call)
-                return self._next(now)
-            case Cancelled():
-                if not self._serves(event.session):
-                    return self._cancel(event.session)
-            case Lost():
-                self.chooser.dead.add(event.peer)
-            case Joined():
-                self.chooser.dead.discard(event.peer)
-        if not self.current:
-            return ()
-        commands = self.current.handle(event, now)
-        return commands + self._next(now) if self.waiting else commands
 
-    def _serves(self, session: str) -> bool:
-        return self.current is not None and self.current.s.call.session == session
+async def _run(setup: Setup, service: Service, accelerator: str) -> None:
+    from serving.endpoint.server import serve
+    from serving.engine.blobs import Blobs
+    from serving.open import open_side
 
-    def _next(self, now: float) -> list[Command]:
-        """Opens the session that waits longest, once the current one is over."""
-        out: list[Command] = []
-        while self.waiting and (self.current is None or self.current.state != "running"):
-            session = Session(self.waiting.popleft(), self.seed)
-            self.current = Requester(
-                self.name, session, self.policy, self.hops, self.chooser, self.numbers, self.timeout_s
-            )
-            out += self.current.begin(now)
-        return out
+    blobs = Blobs()
+    models = open_side(setup.pair, "device", blobs, accelerator)
+    cast = Cast(setup, models.cloud_layers, service.timeout_s)
+    name = cast.devices[service.device]
+    host = Host(cast, (name,), blobs, service.security, service.limits, cast.digest)
+    gateway = _gateway(setup, models, name, host)
+    live = Live(Wall(), [gateway], service.pace)
+    populate(live, cast, Chips(cast, models, ()), (name,))
+    if service.shaped:
+        link(live, cast)
+    stop = told_to_stop(live.stir)
+    endpoint = None
+    try:
+        await host.dial(dict.fromkeys(cast.workers[:1], service.cloud))
+        host.play(live)
+        gateway.play(live)
+        endpoint = await serve(service.endpoint, gateway)
+        print(f"device: {name} answers on http://{service.endpoint.host}:{endpoint.port}/v1", flush=True)
+        await live.run(stop.is_set)
+    finally:
+        if endpoint:
+            await endpoint.stop(5.0)
+        await host.close(grace_s=1.0)
+        live.close()
 
-    def _cancel(self, session: str) -> list[Command]:
-        kept = deque(call for call in self.waiting if call.session != session)
-        gone, self.waiting = len(kept) < len(self.waiting), kept
-        return [Deliver(session, (), (), "cancelled")] if gone else []
+
+def _gateway(setup: Setup, models: Models, name: str, host: Host) -> DeviceGateway:
+    context = setup.workload.max_prompt_tokens + setup.workload.max_new_tokens
+    reachable = lambda: not host.cast.workers or bool(host.reachable)  # noqa: E731
+    return DeviceGateway(name, setup.policy, setup.policy.name, models.tokenizer, context, reachable)
+
+
+if __name__ == "__main__":
+    from pipeline.service import main
+
+    main("device")

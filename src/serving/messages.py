@@ -270,6 +270,9 @@ class Call:
     rate: float = 0.0
     """Tokens a second that the user was promised; 0: no promise."""
     ttft_s: float = INF
+    keep: bool = False
+    """May another call of this session follow, whose prompt goes on from here? Then caches stay until it is cancelled.
+    """
 
 
 @message
@@ -285,6 +288,13 @@ class Finished:
 
     job: int
     outcome: Outcome
+
+
+@message
+class Failed:
+    """Work that was started raised an error: it has no outcome, and what it touched is not to be relied on."""
+
+    job: int
 
 
 @message
@@ -318,7 +328,7 @@ class Cancelled:
     session: str
 
 
-Event: TypeAlias = Begin | Finished | Received | Woke | Lost | Joined | Cancelled
+Event: TypeAlias = Begin | Finished | Failed | Received | Woke | Lost | Joined | Cancelled
 
 
 @message

@@ -32,7 +32,7 @@ def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
     for query in queries:
         record = records[query.call.session]
         row = _request(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
-        rows.append(row | _UNKNOWN_ENERGY if served.here else row)
+        rows.append(row | (_UNKNOWN_ENERGY if served.here else {}) | ({} if served.is_text else _UNJUDGED))
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
     _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
@@ -118,7 +118,7 @@ def _meta(
         "runtime": type(runtime).__name__.lower(),
         "runtime_described": runtime.described,
         "lossless": setup.policy.lossless,
-        "quality_metric": metrics[0].name if metrics else None,
+        "quality_metric": metrics[0].name if metrics and served.is_text else None,
         "notes": [*_notes(setup), *served.notes],
         "timing": _here(setup) if served.here else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
@@ -154,6 +154,7 @@ def _here(setup: Setup) -> dict[str, str]:
     return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
 
 
+_UNJUDGED = {"text": "", "quality": None, "rouge_1": None}
 _UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
 _LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
 _NULLABLE = {

@@ -2,16 +2,74 @@
 
 from pathlib import Path
 
+from serving.decoding import Decoding
+from serving.log.recording import Recording
+from serving.pair import Checkpoint
+from serving.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.setup import Setup
+from serving.workload.workload import Workload
 
 
-def serve(out: Path, *, progress: Progress, setup: Setup, runtime: Runtime, accelerator: str = "cpu") -> None:
+def serve(
+    out: Path,
+    *,
+    progress: Progress,
+    setup: Setup,
+    runtime: Runtime,
+    record: Recording | None = None,
+    repeat: int = 0,  # noqa: ARG001
+    accelerator: str = "cpu",
+) -> None:
     """Serves the workload, and writes requests.parquet, timeline.parquet, chunks.parquet and meta.json.
 
-    `accelerator` is the torch device that the models run on.
+    `record` says what else is written: the event log, a trace to look at. `repeat` only tells runs of one configuration
+    apart, where time is real and no two are alike. `accelerator` is the torch device that the models run on.
     """
     from serving import results
 
-    results.write(out, setup, runtime, runtime.serve(setup, accelerator, progress))
+    with (record or Recording()).open(out, {}) as recorded:
+        served = runtime.serve(setup, accelerator, progress, recorded.observers)
+        recorded.note(layers=served.layers, timeout_s=served.timeout_s)
+    results.write(out, setup, runtime, served)
+
+
+def record_outcomes(
+    out: Path,
+    *,
+    progress: Progress,
+    work: Path,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    decoding: Decoding,
+    seed: int,
+    policy: Policy | None = None,
+    depth: int = 8,
+    accelerator: str = "cpu",
+) -> None:
+    """Records what both models write at each position of each answer; writes a trace that a simulation reads.
+
+    `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
+    `seed`. `depth` is how many tokens the drafter continues from each position: the longest window that the trace
+    answers exactly. Raises ValueError for sampled text.
+    """
+    from serving.open import open_models, queries
+    from serving.outcomes import store
+    from serving.outcomes.record import TraceRecording, named
+    from serving.outcomes.replayed import check_greedy
+
+    check_greedy(decoding)
+    models = open_models(device, cloud, accelerator)
+    asked = queries(workload, decoding, seed, 1, models.tokenizer)
+    made_from = {"pair": f"{named(device)} + {named(cloud)}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
+    store.save(out, TraceRecording(models, policy, seed, depth, made_from).take(asked, work, progress))
+    models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)
+
+
+def fit_outcomes(out: Path, *, trace: Path, seed: int = 0) -> None:
+    """Fits an acceptance model to a recorded trace; writes it with its goodness of fit."""
+    from serving.outcomes import fit, fitted, store
+
+    fitted.save(out, fit.fitted(store.load(trace), seed))

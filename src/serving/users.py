@@ -1,7 +1,7 @@
 """The people at the devices: they ask when their time has come, or when they have thought about the last answer."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from serving.messages import Begin
@@ -48,8 +48,9 @@ class Users:
             self._ask_next(device, now + self._next[device][0].think_s, post)
 
     @property
-    def left(self) -> Iterator[str]:
-        return (q.call.session for q in self.queries if q.call.session not in self.ended)
+    def over(self) -> bool:
+        """Has everybody got an answer, or been told that there is none?"""
+        return len(self.ended) == len(self.queries)
 
     def check(self, records: "Mapping[str, Record]") -> None:
         """Raises StalledError when somebody was never answered."""

@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+from serving.architecture import Architecture
 from serving.decoding import Decoding
-from serving.pair import Checkpoint, Pair
+from serving.pair import Checkpoint, Dtype, Pair
 from serving.progress import Progress
 from serving.slots.draft import Draft
 from serving.workload.workload import Workload
+from training.latency.effort import Effort
 from training.trainer import Trainer
 
 
@@ -15,22 +17,61 @@ def profile_latency(
     *,
     progress: Progress,
     pair: Pair,
-    configurations: int = 40,
-    repeats: int = 7,
-    longest: int = 256,
+    effort: Effort = Effort(),  # noqa: B008
+    accelerator: str = "cpu",
     machine: str = "",  # noqa: ARG001
-    seed: int = 0,
 ) -> None:
-    """Times the engine on this machine; writes latency.json, the coefficients, and profile.json, what they are made of.
+    """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
 
-    `machine` only names it, so that outputs shared by two machines keep a profile of each.
-
-    `configurations` shapes of work are fitted, half as many held out, each the median of those of `repeats`
-    runs that nobody disturbed; no session has more than `longest` tokens (WISP, section 4.4 and appendix C).
+    Writes latency.json, the coefficients; profile.json, what they are made of; profile.txt, metrics.json, figures and
+    chip.yaml, a chip to keep. `machine` only names it, so that outputs shared by two machines keep a profile of each.
     """
-    from training.latency_profile import Effort, profile
+    from training.latency.accelerator import Accelerator
+    from training.latency.profile import profile_pair
 
-    profile(out, progress, pair, Effort(configurations, repeats, longest, seed))
+    profile_pair(out, progress, pair, Accelerator(accelerator), effort)
+
+
+def profile_published(
+    out: Path,
+    *,
+    progress: Progress,
+    drafting: tuple[Architecture, ...] = (),
+    verifying: tuple[Architecture, ...] = (),
+    dtype: Dtype = "fp16",
+    effort: Effort = Effort(),  # noqa: B008
+    accelerator: str = "cpu",
+    machine: str = "",  # noqa: ARG001
+) -> None:
+    """Times models of published shapes with random weights, as devices draft or as a cloud verifies; the same artifact.
+
+    Raises ValueError, with the arithmetic, for a model that does not fit into memory.
+    """
+    from training.latency.accelerator import Accelerator
+    from training.latency.profile import profile_shapes
+
+    profile_shapes(out, progress, drafting, verifying, dtype, Accelerator(accelerator), effort)
+
+
+def profile_from_csv(
+    out: Path,
+    *,
+    file: Path,
+    architectures: tuple[Architecture, ...],
+    place: str,
+    effort: Effort = Effort(),  # noqa: B008
+) -> None:
+    """Fits timings that somebody else measured, on `place`; the columns are in `training.latency.timings_file`.
+
+    Writes the same artifact. Of `effort` only bootstraps, folds and the seed count. Raises ValueError by line.
+    """
+    from training.latency.artifact import write
+    from training.latency.measured import Measured
+    from training.latency.timings_file import read_timings
+
+    timings = read_timings(file, architectures, effort.seed)
+    measured = [Measured(each.name, each, place, effort, timings[each.name]) for each in architectures]
+    write(out, f"timings of one's own ({place})", measured, {"processor": place})
 
 
 def profile_thresholds(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from serving.messages import Chunk
+from serving.nodes.session import Session
 from serving.policy import Policy
-from serving.session import Session
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import Draft
 from serving.slots.early_exit import NoExit

@@ -6,10 +6,11 @@ from typing import Any, Protocol
 
 from fake_pair import FakePair
 
-from serving.device import Device
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator, Wire
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
 from serving.policy import Policy
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft, Window
@@ -24,7 +25,6 @@ from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
 from serving.slots.verify import Lossless
 from serving.slots.waiting import Idle
 from serving.thresholds import Thresholds
-from serving.worker import Worker
 
 LAYERS = 8
 THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {})

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +119,14 @@ async def rig(policy: str = "sled", **how: Any) -> AsyncIterator[Rig]:
     finally:
         for party in reversed(made.parties):
             await party.end()
+
+
+_RUNNER = asyncio.Runner()
+"""One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
+
+
+def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    _RUNNER.run(scenario())
 
 
 def call(session: str, limit: int = 24) -> Call:

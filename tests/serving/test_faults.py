@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from fake_pair import own_text
 from fake_world import ROWS
-from rig import Party, call, rig
+from rig import Party, call, rig, run
 
 from serving.messages import Deliver, Message
 from serving.slots.kv_cache import Reuse
@@ -31,9 +31,7 @@ def test_hosts_work_together(name: str) -> None:
                         assert text == own_text(call(f"s{i}.{j}").prompt, 24)
                     assert len(text) == 24
 
-    asyncio.run(play())
-
-
+    run(play)
 
 
 @pytest.mark.parametrize("action", ["wait", "local"])
@@ -50,13 +48,14 @@ def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(act
                 assert len(await device.text("s")) == 24
                 assert origins(device.delivered) == {"offline"}
             await made.cloud(cloud.address)
+            await device.host.reached(["cloud-0"], 10)
             device.ask(call("t"))
             assert await device.text("t") == own_text(call("t").prompt, 24)
             if action == "wait":
                 assert await device.text("s") == own_text(call("s").prompt, 24)
             assert delivered_once(device.delivered)
 
-    asyncio.run(play())
+    run(play)
 
 
 def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> None:
@@ -74,7 +73,7 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
             assert not cloud.node.queue
             assert not cloud.node.owners
 
-    asyncio.run(play())
+    run(play)
 
 
 def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
@@ -90,7 +89,7 @@ def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
                 assert await device.text(session) == own_text(call(session).prompt, 24)
             assert delivered_once(device.delivered)
 
-    asyncio.run(play())
+    run(play)
 
 
 def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
@@ -103,7 +102,7 @@ def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
             assert await device.text("s") == own_text(call("s").prompt, 24)
             assert cloud.chip.broken == 0
 
-    asyncio.run(play())
+    run(play)
 
 
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
@@ -118,7 +117,7 @@ def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) ->
             assert answer[-1].ending == ("complete" if action == "local" else "failed")
             assert cloud.chip.broken > 9_900
 
-    asyncio.run(play())
+    run(play)
 
 
 def origins(delivered: list[Deliver]) -> set[str]:

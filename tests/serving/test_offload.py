@@ -8,7 +8,7 @@ import pytest
 
 from serving.luck import key, luck
 from serving.messages import INF, Call
-from serving.session import Session
+from serving.nodes.session import Session
 from serving.slots.offload import Always, ConfidenceImportance, Handover, Never, p_confidence, p_importance
 from serving.thresholds import Thresholds
 

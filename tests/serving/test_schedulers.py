@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from serving.item import Item
 from serving.messages import INF, Blob, Request, Rows, Span
+from serving.nodes.item import Item
 from serving.slots.scheduler import Continuous, Scheduler, StaticBatch, VerificationAware
 
 

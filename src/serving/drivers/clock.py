@@ -6,7 +6,6 @@ from typing import Protocol
 
 from serving.messages import INF
 
-
 _COARSE_S = 1.5e-3
 """An event loop's timers count in milliseconds: the last of a wait is spent looking at the clock."""
 

@@ -6,7 +6,7 @@ from it while work or a message is under way, so that threads and transports yie
 
 import asyncio
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from serving.messages import (
     Deliver,
     Drop,
     Event,
+    Failed,
     Finished,
     Message,
     Node,
@@ -66,8 +67,16 @@ class Pacing:
 
 
 class Live:
-    def __init__(self, clock: Clock, observers: Iterable[Observer] = (), pace: Pace = "wall") -> None:
-        self.clock, self.pace, self.pacing = clock, pace, Pacing()
+    """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        observers: Iterable[Observer] = (),
+        pace: Pace = "wall",
+        told: Callable[[Exception], None] | None = None,
+    ) -> None:
+        self.clock, self.pace, self.pacing, self._told = clock, pace, Pacing(), told
         self._observers = tuple(observers)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._serial = count()
@@ -146,11 +155,20 @@ class Live:
 
     def _handle(self, name: str, event: Event) -> None:
         now = self.clock.now()
-        commands = list(self._nodes[name].handle(event, now))
+        commands = self._commands(name, event, now)
         for observer in self._observers:
             observer.handled(name, event, now, commands)
         for command in commands:
             self._obey(name, command, now)
+
+    def _commands(self, name: str, event: Event, now: float) -> Sequence[Command]:
+        try:
+            return self._nodes[name].handle(event, now)
+        except Exception as problem:
+            if self._told is None:
+                raise
+            self._told(problem)
+            return ()
 
     def _obey(self, name: str, command: Command, now: float) -> None:
         match command:
@@ -199,7 +217,7 @@ class Live:
         try:
             outcome, seconds = self._chips[name].executor.execute(work)
         except BaseException as problem:
-            loop.call_soon_threadsafe(self._failed, problem)
+            loop.call_soon_threadsafe(self._failed, name, job, problem)
             return
         here = (began, self.clock.now())
         loop.call_soon_threadsafe(self._executed, name, job, work, outcome, seconds, now, here, serial)
@@ -222,9 +240,14 @@ class Live:
         self.pacing.overrun += end > begin + seconds
         return begin, end
 
-    def _failed(self, problem: BaseException) -> None:
-        self._problem = problem
-        self._stirred.set()
+    def _failed(self, name: str, job: int, problem: BaseException) -> None:
+        self._under_way -= 1
+        if self._told is None or not isinstance(problem, Exception):
+            self._problem = problem
+            self._stirred.set()
+        else:
+            self._told(problem)
+            self.post(self.clock.now(), name, Failed(job))
 
     def _push(self, at: float, phase: int, serial: int, do: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (at, phase, serial, do))

@@ -2,15 +2,15 @@
 
 from collections.abc import Sequence
 
-from serving.device import Device
 from serving.drivers.simulator import Chip, Simulator
 from serving.messages import Begin, Outcome, Work
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
 from serving.policy import Policy
 from serving.progress import Progress
 from serving.recorder import Record, Recorder
 from serving.runtimes.runtime import Models, Query
 from serving.timed import Engine
-from serving.worker import Worker
 
 TICK_S = 1.0
 CONCURRENT = 8

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from serving.breaks import Breaks
 from serving.cast import Cast
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
@@ -43,11 +44,14 @@ def play(
     """The records by session, on virtual time; raises StalledError when a session never ended."""
     cast = Cast(setup, models.cloud_layers)
     users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
-    simulator = Simulator([recorder, *observers])
-    populate(simulator, cast, Chips(cast, models, queries), (*cast.workers, *cast.devices))
+    names = (*cast.workers, *cast.devices)
+    breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
+    simulator = Simulator([recorder, breaks, *observers])
+    populate(simulator, cast, Chips(cast, models, queries), names)
     link(simulator, cast)
     simulator.on_end(partial(users.hear, post=simulator.post))
     users.ask(simulator.post)
+    breaks.begin()
     simulator.run()
     users.check(recorder.records)
     return recorder.records

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
+from serving.breaks import Breaks
 from serving.cast import Cast
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live, Pace, Pacing
@@ -48,7 +49,7 @@ class Local:
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records, pacing = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, note = self.pace == "wall", f"pace: {pacing.described}"
-        return Served(asked, records, models.tokenizer, models.cloud_layers, here, (note,))
+        return Served(asked, records, models.tokenizer, models.cloud_layers, here=here, notes=(note,))
 
     async def play(
         self,
@@ -61,10 +62,13 @@ class Local:
         """The records by session, and how well the pace was kept."""
         cast = Cast(setup, models.cloud_layers)
         users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
-        live = Live(Wall(), [recorder, *observers], self.pace)
-        populate(live, cast, Chips(cast, models, queries), (*cast.workers, *cast.devices))
+        names = (*cast.workers, *cast.devices)
+        breaks = Breaks(cast, names, lambda *what: live.post(*what), lambda: users.over)
+        live = Live(Wall(), [recorder, breaks, *observers], self.pace)
+        populate(live, cast, Chips(cast, models, queries), names)
         if self.shaped:
             link(live, cast)
+            breaks.begin()
 
         def delivered(deliver: Deliver, now: float) -> None:
             if deliver.ending:
@@ -73,7 +77,7 @@ class Local:
         live.on_deliver(delivered)
         users.ask(live.post)
         try:
-            await live.run(lambda: len(users.ended) == len(queries))
+            await live.run(lambda: users.over)
         finally:
             live.close()
         return recorder.records, live.pacing

@@ -51,6 +51,10 @@ class Served:
     tokenizer: "Tokenizer"
     layers: int
     """Of the large model where it ran."""
+    is_text: bool = True
+    """Do the tokens stand for words, so that answers can be judged?"""
+    timeout_s: float | None = None
+    """How long devices waited for an answer before they asked again; None: for ever."""
     here: bool = False
     """Did work take as long as it takes on this machine, whose power nobody measures, and not as on named chips?"""
     notes: tuple[str, ...] = ()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from serving.messages import Stop
-from serving.session import Session
+from serving.nodes.session import Session
 
 Source = Literal["model", "heads", "none"]
 

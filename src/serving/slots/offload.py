@@ -5,7 +5,7 @@ from math import exp
 from typing import ClassVar, Literal, Protocol
 
 from serving.messages import INF
-from serving.session import Session
+from serving.nodes.session import Session
 from serving.thresholds import Thresholds
 
 Reach = Literal["none", "some", "all", "handover"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from serving.session import Session
+from serving.nodes.session import Session
 
 When = Literal["ahead", "first", "lazy"]
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.item import Item
+from serving.nodes.item import Item
 
 Batch = list[tuple[Item, int]]
 """Items and how many of their rows run now."""

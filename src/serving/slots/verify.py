@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from serving.messages import Rule
-from serving.session import Session
+from serving.nodes.session import Session
 
 
 class Verify(Protocol):

@@ -10,15 +10,18 @@ from serving.luck import key, luck
 from serving.workload.prompt import Prompt
 
 
-def select(prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0) -> list[Prompt]:
+def select(prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, again: bool = False) -> list[Prompt]:
     """`n` prompts after the first `skip` of a draw from every task in turn, in an order that mixes the tasks.
 
     A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order.
-    Raises ValueError when there are fewer than `n`.
+    With `again` all are asked once before any is asked a second time; else raises ValueError when there are fewer.
     """
+    if again and skip < len(prompts):
+        once = select(prompts, min(n, len(prompts) - skip), seed, skip)
+        return [once[i % len(once)] for i in range(n)]
     if skip + n > len(prompts):
         asked = f"workload.prompts={n}" + (f" after {skip} that are left to others" if skip else "")
-        raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower")
+        raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.again")
     picked = list(islice(_in_turn(prompts, seed), skip, skip + n))
     return sorted(picked, key=lambda prompt: luck(key(seed, prompt.id), 0, "order"))
 

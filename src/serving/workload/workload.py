@@ -48,6 +48,8 @@ class Workload:
     devices: int | None = None
     prompts: int = 120
     skip: int = 0
+    again: bool = False
+    """Where there are fewer prompts than requests: may prompts be asked more than once?"""
     max_prompt_tokens: int = 1024
     max_new_tokens: int = 64
     template: Template = "auto"
@@ -85,7 +87,7 @@ class Workload:
         count = self.devices if self.devices is not None else devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        asked = select(self.dataset.prompts(), self.prompts, self.seed, self.skip)
+        asked = select(self.dataset.prompts(), self.prompts, self.seed, self.skip, self.again)
         arrivals = self.arrivals.times(len(asked), count, self.seed)
         classes = slo.assign(self.slo, len(asked), self.seed)
         before: Counter[int] = Counter()

@@ -19,11 +19,11 @@ from serving.log.journal import Journal
 from serving.log.reading import read
 from serving.log.replay import journals, replay, replay_run
 from serving.messages import Begin, Call, Joined, Lost, Node, Start, Woke
+from serving.nodes.worker import Worker
 from serving.progress import silent
 from serving.runtimes.emulated import play
 from serving.slots.draft import Window
 from serving.slots.link_loss import LinkLoss
-from serving.worker import Worker
 
 
 def maker(w: World) -> Callable[[str], Node]:

@@ -1,0 +1,126 @@
+"""How far a simulation is off: the same workload served for real, several times, and simulated."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from pipeline.report import canvas
+from pipeline.report.records import Records, Served
+from pipeline.report.spread import Spread
+from pipeline.report.summary import summarise
+from pipeline.report.table import Facts, Part, Table, number, percent, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_MEASURES: Mapping[str, Callable[[Served], float | None]] = {
+    "TTFT": lambda request: request.ttft_s,
+    "TBT": lambda request: request.mean_tbt_s,
+    "end to end": lambda request: request.end_to_end_s,
+}
+_STATISTICS = ("mean", "median", "p90", "p99")
+_AIMS = {"TTFT": 0.10, "TBT": 0.05, "end to end": 0.07}
+"""Of the mean: what a simulation should come within."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One statistic: what each real run had, and what the simulation says. Seconds, or tokens a second."""
+
+    measure: str
+    statistic: str
+    real: tuple[float, ...]
+    simulated: float
+
+    @property
+    def error(self) -> float:
+        """Of the simulation against the mean of the real runs, as a share of it."""
+        return self.simulated / mean(self.real) - 1
+
+    @property
+    def spread(self) -> float:
+        """The largest distance of a real run from their mean, as a share of it: what no simulation can beat."""
+        return max(abs(value / mean(self.real) - 1) for value in self.real)
+
+
+def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mapping[str, Path]) -> None:
+    """Writes validation.txt, validation.json, metrics.json and a figure for each kind of real run.
+
+    Args:
+        real: served artifacts by the runtime that made them, repeats of one workload.
+        simulated: the simulation of each of them.
+
+    Requests whose text differs in the simulation are counted, not left out.
+    """
+    parts: list[Part] = []
+    report: dict[str, object] = {}
+    metrics: dict[str, float] = {}
+    for name, folders in real.items():
+        runs, model = [Records.read(folder) for folder in folders], Records.read(simulated[name])
+        lines = list(_lines(runs, model))
+        parts += [f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests", _table(lines)]
+        parts.append(Facts(tuple(_facts(runs, model))))
+        report[name] = [{**vars(line), "error": line.error, "spread": line.spread} for line in lines]
+        metrics |= {f"{name}/{line.measure}/{line.statistic}".replace(" ", "_"): line.error for line in lines}
+        _draw(name, runs, model, out / "figures" / f"{name}.png")
+    (out / "validation.txt").write_text("\n".join(plain(parts)) + "\n", encoding="utf-8")
+    (out / "validation.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
+    (out / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+
+
+def _lines(runs: Sequence[Records], model: Records) -> Iterator[Line]:
+    for measure, value in _MEASURES.items():
+        spreads = [Spread.of(value(request) for request in run.requests) for run in (*runs, model)]
+        if not all(spreads):
+            continue
+        for statistic in _STATISTICS:
+            *real, simulated = (getattr(spread, statistic) for spread in spreads)
+            yield Line(measure, statistic, tuple(real), simulated)
+    speeds = [summarise(run).throughput.tokens_per_s for run in (*runs, model)]
+    yield Line("tokens/s", "mean", tuple(speeds[:-1]), speeds[-1])
+
+
+def _table(lines: Sequence[Line]) -> Table:
+    headings = ("", "", "real", "its spread", "simulated", "error", "aim")
+    return Table(headings, tuple(map(_row, lines)), labels=2)
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    scale = 1.0 if line.measure == "tokens/s" else 1e3
+    aim = _AIMS.get(line.measure) if line.statistic == "mean" else None
+    unit = "" if line.measure == "tokens/s" else ", ms"
+    return (
+        line.measure + unit, line.statistic, number(scale * mean(line.real)), f"± {percent(line.spread)}",
+        number(scale * line.simulated), f"{100 * line.error:+.1f} %", f"± {percent(aim)}" if aim else "",
+    )  # fmt: skip
+
+
+def _facts(runs: Sequence[Records], model: Records) -> Iterator[tuple[str, str]]:
+    same = _same_text(runs[0], model)
+    yield "text", f"{same} of {len(model.requests)} requests have the same text in the simulation"
+    yield from model.meta.timing.items()
+
+
+def _same_text(run: Records, model: Records) -> int:
+    texts = {request.request: request.tokens for request in model.requests}
+    return sum(texts.get(request.request) == request.tokens for request in run.requests)
+
+
+def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> None:
+    """Distributions, the real runs pale and the simulation dark."""
+    figure = canvas.blank(10.0, 3.2)
+    for place, (measure, value) in enumerate(_MEASURES.items(), 1):
+        axes = figure.add_subplot(1, len(_MEASURES), place)
+        canvas.label(axes, f"{measure}, ms", "share of requests")
+        for run in runs:
+            _step(axes, [value(request) for request in run.requests], canvas.FAINT, "real")
+        _step(axes, [value(request) for request in model.requests], canvas.COLOURS[0], "simulated")
+    canvas.save(figure, path, f"{name} (grey) and its simulation (blue)")
+
+
+def _step(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:
+    ranked = sorted(1e3 * value for value in values if value is not None)
+    axes.step(ranked, [(i + 1) / len(ranked) for i in range(len(ranked))], where="post", color=colour, label=label)

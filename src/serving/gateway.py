@@ -1,0 +1,118 @@
+"""A device of this process as its endpoint sees it: questions become calls, deliveries become pieces."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from itertools import count
+
+from serving.drivers.live import Live
+from serving.endpoint.gateway import Conversation, Piece, RefusedError
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import (
+    HEADER_NBYTES,
+    Begin,
+    Call,
+    Cancelled,
+    Command,
+    Deliver,
+    Event,
+    Generate,
+    Message,
+    Outcome,
+    Received,
+    Reply,
+    Request,
+    Sampling,
+    Send,
+    Start,
+    Work,
+)
+from serving.policy import Policy
+
+
+class DeviceGateway:
+    """`serving.endpoint.gateway.Gateway` over the node `device` of a live driver, which it watches as an observer."""
+
+    def __init__(
+        self, device: str, policy: Policy, model: str, tokenizer: Tokenizer, context: int, cloud: Callable[[], bool]
+    ) -> None:
+        self.model, self.created, self.tokenizer, self.context = model, int(time.time()), tokenizer, context
+        self.uplink_nbytes = self.downlink_nbytes = 0
+        self._device, self._policy, self._reach = device, policy, cloud
+        self._live: Live | None = None
+        self._pieces: dict[str, asyncio.Queue[Piece]] = {}
+        self._cached: dict[str, int | None] = {}
+        self._names = count(1)
+
+    def play(self, live: Live) -> None:
+        self._live = live
+        live.on_deliver(self._delivered)
+
+    @property
+    def cloud(self) -> bool:
+        return self._reach()
+
+    @property
+    def ready(self) -> bool:
+        alone = self._policy.offload.reach == "none" or self._policy.link_loss.action == "local"
+        return self._live is not None and (alone or self.cloud)
+
+    async def ask(
+        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+    ) -> AsyncGenerator[Piece, None]:
+        live = self._live
+        if live is None:
+            raise RefusedError("the models are still being loaded; ask again in a moment")
+        session = f"{self._device}.{conversation.name if conversation else f'call-{next(self._names)}'}"
+        pieces = self._pieces[session] = asyncio.Queue()
+        self._cached[session] = None
+        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None)
+        live.post(live.now(), self._device, Begin(call))
+        ending = ""
+        try:
+            while not ending:
+                piece = await pieces.get()
+                ending = piece.ending
+                yield piece
+        finally:
+            del self._pieces[session], self._cached[session]
+            if not ending:
+                live.post(live.now(), self._device, Cancelled(session))
+
+    def forget(self, conversation: str) -> None:
+        if self._live:
+            self._live.post(self._live.now(), self._device, Cancelled(f"{self._device}.{conversation}"))
+
+    def _delivered(self, deliver: Deliver, now: float) -> None:  # noqa: ARG002
+        if pieces := self._pieces.get(deliver.session):
+            cached = self._cached[deliver.session] or 0
+            pieces.put_nowait(Piece(deliver.tokens, deliver.origins, deliver.ending, cached))
+
+    # The observer.
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if isinstance(event, Received):
+            self.downlink_nbytes += _nbytes(event.message)
+        for command in commands:
+            self._note(command)
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
+        self.uplink_nbytes += nbytes
+
+    def _note(self, command: Command) -> None:
+        """Where the first work on a session begins is what its caches already held."""
+        match command:
+            case Start(_, Generate() as work):
+                session, start = work.session, work.start
+            case Send(_, Request() as request):
+                session, start = request.rows.session, request.rows.start
+            case _:
+                return
+        if self._cached.get(session, 0) is None:
+            self._cached[session] = start
+
+
+def _nbytes(message: Message) -> int:
+    return HEADER_NBYTES + 4 if isinstance(message, Reply) else HEADER_NBYTES

@@ -1,0 +1,108 @@
+"""A process that holds nodes: a live driver, and transports to the processes that hold the others."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from serving.cast import Cast
+from serving.drivers.live import Live
+from serving.messages import Joined, Lost, Message
+from serving.transport.limits import Limits
+from serving.transport.security import Security
+
+if TYPE_CHECKING:
+    from serving.engine.blobs import Blobs
+
+
+class Transport(Protocol):
+    def send(self, sender: str, to: str, message: Message) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+
+class Host:
+    """The nodes `names` of a cast; remote ones are lost until their transport has said otherwise.
+
+    Until `play` gives it a driver it only keeps account of who can be reached.
+    """
+
+    def __init__(
+        self, cast: Cast, names: Sequence[str], blobs: "Blobs | None", security: Security, limits: Limits, digest: str
+    ) -> None:
+        self.cast, self.names = cast, tuple(names)
+        self._blobs, self._security, self._limits, self._digest = blobs, security, limits, digest
+        self._transports: list[Transport] = []
+        self._carriers: dict[str, Transport] = {}
+        self._live: Live | None = None
+        self.reachable: set[str] = set()
+        self._changed = asyncio.Event()
+
+    # Towards others.
+
+    async def listen(self, address: str) -> str:
+        """Where others may dial this host; every device may be among them."""
+        from serving.transport.listener import Listener
+
+        listener = Listener(
+            self.names, self, self._blobs, address, security=self._security, limits=self._limits, digest=self._digest
+        )
+        self._transports.append(listener)
+        self._carriers |= dict.fromkeys(self.cast.devices, listener)
+        return await listener.start()
+
+    async def dial(self, addresses: Mapping[str, str]) -> None:
+        """Reaches out to remote nodes, again and again; `addresses` says where each of them is."""
+        from serving.transport.dialler import Dialler
+
+        for address in dict.fromkeys(addresses.values()):
+            dialler = Dialler(
+                self.names, self, self._blobs, address, security=self._security, limits=self._limits,
+                digest=self._digest,
+            )  # fmt: skip
+            self._transports.append(dialler)
+            self._carriers |= {node: dialler for node, where in addresses.items() if where == address}
+            await dialler.start()
+
+    async def reached(self, nodes: Iterable[str], within_s: float) -> None:
+        """Returns once all of `nodes` can be reached; raises ConnectionError when some cannot in that time."""
+        wanted = frozenset(nodes)
+        try:
+            async with asyncio.timeout(within_s):
+                while not wanted <= self.reachable:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            left = ", ".join(sorted(wanted - self.reachable))
+            raise ConnectionError(f"{left} cannot be reached, after {within_s:g} s of trying") from None
+
+    def play(self, live: Live) -> None:
+        """From here on the driver hears what arrives."""
+        self._live = live
+        for node, transport in self._carriers.items():
+            live.carry(node, transport.send)
+        self._say(Lost(node) for node in self._carriers if node not in self.reachable)
+
+    async def close(self, grace_s: float = 1.0) -> None:
+        await asyncio.gather(*(transport.stop(grace_s) for transport in self._transports))
+
+    # What transports say: `serving.transport.ears.Ears`.
+
+    async def heard(self, sender: str, to: str, message: Message) -> None:  # noqa: ARG002
+        if self._live:
+            await self._live.room()
+            self._live.heard(to, message)
+
+    def lost(self, nodes: tuple[str, ...]) -> None:
+        self.reachable.difference_update(nodes)
+        self._say(Lost(node) for node in nodes)
+
+    def joined(self, nodes: tuple[str, ...]) -> None:
+        self.reachable.update(nodes)
+        self._say(Joined(node) for node in nodes)
+
+    def _say(self, events: Iterable[Lost | Joined]) -> None:
+        self._changed.set()
+        if live := self._live:
+            for event in events:
+                for name in self.names:
+                    live.post(live.now(), name, event)

@@ -1,0 +1,406 @@
+"""One session and its policy's device slots: hears events, says commands.
+
+`handle` settles what happened, then `_advance` asks the slots what comes next. Stale things are ignored by what they
+name: a job, a timer, a round, the position a reply answers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from serving.messages import (
+    HEADER_NBYTES,
+    INF,
+    Cancelled,
+    Chunk,
+    Command,
+    Deliver,
+    Drafted,
+    Drop,
+    Event,
+    Failed,
+    Finished,
+    Generate,
+    Hop,
+    Joined,
+    Lost,
+    Message,
+    Miss,
+    Outcome,
+    Received,
+    Release,
+    Reply,
+    Request,
+    Rows,
+    Send,
+    Start,
+    Stop,
+    Wake,
+    Woke,
+)
+from serving.nodes.chooser import Chooser
+from serving.nodes.session import Branch, Origins, Session, Tokens
+from serving.policy import Policy
+
+_NO_SCORES: Mapping[str, tuple[float, ...]] = {}
+_LONGEST_PATIENCE_S = 60.0
+_ATTEMPTS = 64
+"""Vain attempts at one question; misses and broken routes mend themselves in a few."""
+_LONGEST_WAIT_S = 300.0
+"""How long one question is asked in vain: a chip may be slower than a device is patient."""
+
+Commands = list[Command]
+State = Literal["running", "complete", "cancelled", "failed"]
+
+
+@dataclass
+class Numbers:
+    """Names for jobs and timers that no two sessions of a device share."""
+
+    last: int = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last
+
+
+class Requester:
+    def __init__(
+        self,
+        name: str,
+        session: Session,
+        policy: Policy,
+        hops: tuple[Hop, ...],
+        chooser: Chooser,
+        numbers: Numbers,
+        timeout_s: float = INF,
+    ) -> None:
+        self.name, self.s, self.p, self.hops = name, session, policy, hops
+        self.chooser, self.numbers, self.timeout_s = chooser, numbers, timeout_s
+        self.state: State = "running"
+        self.job: int | None = None
+        """The job whose outcome is awaited; None while the chip owes this session nothing."""
+        self.ahead = False
+        """Is that job a look-ahead, which an arriving verdict makes void?"""
+        self.timer = 0
+        self.patience_s = timeout_s
+        """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
+        self.vain = 0
+        """Attempts at the question in flight since something was agreed, and when the first of them was made."""
+        self.vain_since_s = 0.0
+        self.given_up = False
+        self.drafts, self.probes = policy.draft.source == "model", policy.probes
+        self.goes_alone = self.drafts and (not hops or policy.early_exit.has_tail or policy.link_loss.action == "local")
+        """Can it come to `_alone` at all?"""
+        self.asked_probes = ("heads",) if policy.draft.source == "heads" else ()
+        session.offline = not self._reachable()
+
+    # One event.
+
+    def begin(self, now: float) -> Commands:
+        self.s.seen_s = now
+        out: Commands = []
+        if self.hops and not self.s.offline:
+            if self.p.prefill.when == "first":
+                out = self._ask(now, 1, drafts=False)
+            elif self.p.prefill.when == "ahead" and len(self.s.tokens) > self.s.peer + 1:
+                out = self._send_ahead(now)
+        return out + self._advance(now)
+
+    def handle(self, event: Event, now: float) -> Commands:
+        if self.state != "running":
+            return []
+        match event:
+            case Finished():
+                return self._finished(event.job, event.outcome, now)
+            case Failed():
+                return self._end("failed") if event.job == self.job else []
+            case Received():
+                return self._received(event.message, now)
+            case Woke():
+                return self._woke(event.timer, now)
+            case Lost():
+                return self._lost(event.peer, now)
+            case Joined():
+                return self._joined(event.peer, now)
+            case Cancelled():
+                return self._end("cancelled")
+        return []
+
+    def _received(self, message: Message, now: float) -> Commands:
+        if isinstance(message, Reply):
+            return self._replied(message, now)
+        if isinstance(message, Miss) and message.round == self.s.round:
+            return self._again(now)
+        return []
+
+    def _finished(self, job: int, outcome: Outcome, now: float) -> Commands:
+        if job != self.job or not isinstance(outcome, Drafted):
+            return []  # abandoned
+        self.job, self.s.kv = None, outcome.cached
+        if self.ahead:
+            self._grow(outcome)
+        else:
+            self.s.drafted(outcome)
+        return self._advance(now)
+
+    def _replied(self, reply: Reply, now: float) -> Commands:
+        s = self.s
+        if reply.round != s.round or s.flight is None or reply.at < len(s.tokens):
+            return []  # late or repeated
+        if reply.at > len(s.tokens):
+            return self._again(now, forget=False)  # an earlier reply of this round was lost
+        self.job = None  # whatever ran ahead is abandoned
+        s.path, s.left, self.patience_s, self.vain = reply.path, reply.left, self.timeout_s, 0
+        chunk = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
+        out = chunk + self._show(*s.settle(reply.verdict), now)
+        if reply.left and not s.ended:
+            s.flight = ()
+        else:
+            s.round += 1
+        return out + self._advance(now)
+
+    def _woke(self, timer: int, now: float) -> Commands:
+        s = self.s
+        if timer != self.timer or s.flight is None or s.offline:
+            return []
+        due = s.seen_s + self.patience_s  # progress re-arms it
+        if now < due:
+            return [Wake(due, timer)]
+        self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
+        return self._again(now)
+
+    def _lost(self, peer: str, now: float) -> Commands:
+        s = self.s
+        s.offline = not self._reachable()
+        if not s.offline:
+            return self._again(now) if peer in s.path else []
+        if s.flight is None:
+            return []
+        if self.p.link_loss.action == "fail":
+            return self._end("failed")
+        return self._go_on_alone(now) if self.p.link_loss.action == "local" else []
+
+    def _go_on_alone(self, now: float) -> Commands:
+        s = self.s
+        self.job = None
+        s.round += 1
+        s.flight = None
+        return self._stand(now) + self._advance(now) if s.draft else self._advance(now)
+
+    def _give_up(self, now: float) -> Commands:
+        """The cloud is there and answers nothing of use: for this session it is as good as gone."""
+        if self.p.link_loss.action != "local":
+            return self._end("failed")
+        self.given_up = self.s.offline = True
+        return self._go_on_alone(now)
+
+    def _joined(self, peer: str, now: float) -> Commands:
+        s = self.s
+        was, s.offline = s.offline, not self._reachable()
+        if s.flight is None:
+            return self._advance(now)
+        return self._again(now, forget=False) if not s.offline and (was or peer in s.path) else []
+
+    def _reachable(self) -> bool:
+        return not self.given_up and all(self.chooser.reachable(hop.node) for hop in self.hops)
+
+    # What next.
+
+    def _advance(self, now: float) -> Commands:
+        s = self.s
+        if s.ended:
+            return self._end("complete")
+        if self.job is not None:
+            return []
+        if s.flight is not None:
+            return self._meanwhile()
+        alone = self._alone()
+        stop = self._alone_stop() if alone else self.p.draft.plan(s)
+        if stop:
+            return self._generate(stop)
+        budget = 0 if alone else self._budget()  # nobody is asked when alone
+        if budget:
+            return self._hold(budget) if s.offline else self._ask(now, budget)
+        if not s.draft:
+            raise RuntimeError(f"{self.name}: policy {self.p.name} drafted nothing and asks nobody")
+        return self._stand(now) + self._advance(now)
+
+    def _alone(self) -> bool:
+        """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
+        if not self.goes_alone:
+            return False
+        return (
+            not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
+        )
+
+    def _alone_stop(self) -> Stop | None:
+        return None if self.s.draft else Stop(1)
+
+    def _budget(self) -> int:
+        """Tokens the route may write now; an empty draft is always asked."""
+        if not self.s.draft and self.drafts:
+            return 1
+        return self.p.offload.ask(self.s)
+
+    def _meanwhile(self) -> Commands:
+        """A verdict is awaited: fill the drafter's cache with the prompt, then draft ahead."""
+        s = self.s
+        if self.drafts and s.kv == 0 and len(s.tokens) > 1:
+            return self._generate(Stop(0))
+        return self._look_ahead() if self.p.waiting.steps else []
+
+    def _hold(self, budget: int) -> Commands:
+        """The cloud is gone: fail, or let the question stand until it is back."""
+        if self.p.link_loss.action == "fail":
+            return self._end("failed")
+        self.s.ask(self.p.verify.send, self.p.verify.rule(self.s))
+        self.s.left = budget
+        return []
+
+    def _stand(self, now: float) -> Commands:
+        """The draft is shown unasked; where nobody could be asked there was no decision, and no chunk to count."""
+        chunk = [] if self._alone() else self._chunk(None)
+        return chunk + self._show(*self.s.stand(), now)
+
+    def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
+        self.state, self.job = ending, None
+        told: Commands = [Deliver(self.s.call.session, (), (), ending)]
+        return told if self.keeps else told + released(self.s)
+
+    @property
+    def keeps(self) -> bool:
+        """Do the caches of this session, which is over, wait for another call?"""
+        return self.s.call.keep and self.state in ("complete", "cancelled")
+
+    def _show(self, tokens: Tokens, origins: Origins, now: float) -> Commands:
+        self.s.seen_s = now
+        return [Deliver(self.s.call.session, tokens, origins)]
+
+    def _chunk(self, accepted: int | None) -> Commands:
+        s = self.s
+        if not s.draft:
+            return []
+        scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
+        return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted)]
+
+    # Work on the own chip.
+
+    def _generate(self, stop: Stop) -> Commands:
+        s = self.s
+        base = len(s.tokens)
+        start = min(s.kv, base + len(s.draft) - 1)  # at least one row to feed: a model answers to a row
+        feed = tuple(s.tokens[start:]) + tuple(s.draft[max(0, start - base) :])
+        if not stop.cap:
+            feed = feed[:-1]
+        return self._start(
+            Generate(
+                s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer
+            ),
+            ahead=False,
+        )
+
+    def _look_ahead(self) -> Commands:
+        """One token on each guess; work cannot be cancelled, so a verdict waits for one token at most."""
+        s = self.s
+        if not s.guessed:
+            s.guessed = True
+            s.branches = [Branch(accepted, token) for accepted, token in self.p.waiting.guesses(s)]
+        if not s.branches or len(s.branches[0].tokens) >= self.p.waiting.steps:
+            return []
+        base = len(s.tokens)
+        start = min(s.kv, base + min(b.accepted for b in s.branches) - 1)
+        feeds = tuple(self._branch_feed(b, start) for b in s.branches)
+        work = Generate(s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, None, feeds)
+        return self._start(work, ahead=True)
+
+    def _branch_feed(self, b: Branch, start: int) -> tuple[int, ...]:
+        s = self.s
+        flight = (s.flight or ())[max(0, start - len(s.tokens)) : b.accepted]
+        own = () if b.token is None else (b.token,)
+        return (*s.tokens[start:], *flight, *own, *b.tokens)
+
+    def _grow(self, outcome: Drafted) -> None:
+        for i, branch in enumerate(self.s.branches):
+            if branch.token is None:
+                branch.token = outcome.tokens[i]
+                continue
+            branch.tokens.append(outcome.tokens[i])
+            branch.tops.append(outcome.tops[i])
+            for name, values in outcome.scores.items():
+                branch.scores.setdefault(name, []).append(values[i])
+
+    def _start(self, work: Generate, ahead: bool) -> Commands:
+        self.job, self.ahead, self.s.kv = self.numbers.next(), ahead, work.start
+        return [Start(self.job, work)]
+
+    # Questions to the route.
+
+    def _ask(self, now: float, budget: int, drafts: bool = True) -> Commands:
+        s = self.s
+        s.left = budget
+        rows = s.ask(drafts and self.p.verify.send, self.p.verify.rule(s))
+        out = self._requests(rows, budget)
+        if self.timeout_s < INF:
+            self.timer = self.numbers.next()
+            out.append(Wake(now + self.patience_s, self.timer))
+        return out + self._meanwhile()
+
+    def _send_ahead(self, now: float) -> Commands:  # noqa: ARG002
+        """The prompt but its last token, which travels with the first question."""
+        s = self.s
+        at, n = s.peer, len(s.tokens) - 1
+        out = self._requests(Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1)
+        s.peer = n
+        return out
+
+    def _again(self, now: float, forget: bool = True) -> Commands:
+        """The same question to a route that may have lost its caches: a new attempt."""
+        s = self.s
+        waiting = s.flight is not None
+        if forget or s.keep is not None:  # `keep` names rows of one forward: it cannot be said twice
+            s.forget_route()
+        else:
+            s.round += 1
+        if not waiting or s.offline:
+            return []
+        self.vain += 1
+        if self.vain == 1:
+            self.vain_since_s = now
+        if self.vain > _ATTEMPTS or now > self.vain_since_s + max(_LONGEST_WAIT_S, 4 * self.timeout_s):
+            return self._give_up(now)
+        self.job = None  # a look-ahead belongs to the old attempt
+        s.flight, s.seen_s = None, now
+        return self._ask(now, s.left)
+
+    def _requests(self, rows: Rows, budget: int) -> Commands:
+        s = self.s
+        if not s.path:
+            s.path = (self.chooser.choose(self.hops[0].node, rows.n),)
+        value = 1.0 + rows.check
+        deadline = s.seen_s + value / s.call.rate if s.call.rate and rows.rule else INF
+        size = self.p.prefill.chunk(s)
+        parts = (rows,) if rows.n <= size else _parts(rows, size)
+        return [self._send(part, budget, deadline, value) for part in parts]
+
+    def _send(self, part: Rows, budget: int, deadline: float, value: float) -> Send:
+        s = self.s
+        request = Request(
+            s.round, part, self.hops, 0, s.path, self.name, budget, deadline, value, self.asked_probes, s.call.ends
+        )
+        return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self.p.exchange.nbytes(part))
+
+
+def released(s: Session) -> Commands:
+    """Nobody needs the caches of this session any more."""
+    name = s.call.session
+    return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in dict.fromkeys(s.path))]
+
+
+def _parts(rows: Rows, size: int) -> list[Rows]:
+    """Messages of at most `size` rows; the drafts and the row before them stay together."""
+    parts, a = [], 0
+    while a + size < rows.n - rows.check:
+        parts.append(rows.cut(a, a + size))
+        a += size
+    return [*parts, rows.cut(a, rows.n)]

@@ -1,0 +1,183 @@
+"""Token bookkeeping of one session: what is agreed, drafted, sent, drafted ahead. The only place where it lives.
+
+The rules of the machine:
+1. `tokens` is agreed: the prompt and what the user has seen. Everything else is provisional.
+2. `flight` is None unless a verdict is awaited; then it is the drafts that were sent, perhaps none.
+3. The last correction travels again: after a verdict the route's caches are valid up to `len(tokens) - 1`.
+4. A continuation drafted ahead survives only if it starts with what the target really wrote.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from serving.luck import key, luck
+from serving.messages import Blob, Call, Drafted, Origin, Rows, Rule, Verdict
+
+Tokens = tuple[int, ...]
+Origins = tuple[Origin, ...]
+
+
+@dataclass(slots=True)
+class Branch:
+    """A continuation drafted while a verdict is awaited: it assumes `accepted` drafts and then `token`."""
+
+    accepted: int
+    token: int | None
+    """None: whatever the target adds after full acceptance; the drafter's own guess stands in for it."""
+    tokens: list[int] = field(default_factory=list)
+    scores: dict[str, list[float]] = field(default_factory=dict)
+    tops: list[tuple[int, ...]] = field(default_factory=list)
+
+
+class Session:
+    __slots__ = (
+        "branches", "call", "draft", "ends", "flight", "full", "guessed", "hits", "keep", "kv", "left",
+        "odds", "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s",
+        "stopped", "stream", "tokens", "tops",
+    )  # fmt: skip
+
+    def __init__(self, call: Call, seed: int) -> None:
+        self.call = call
+        self.tokens = list(call.prompt)
+        self.prompt = len(call.prompt)
+        self.full = self.prompt + call.limit
+        """How long it is when the limit is reached."""
+        self.ends = frozenset(call.ends)
+        self.stream = key(seed, call.session)
+        self.peer = 0
+        """Length up to which every cache on the route is valid."""
+        self.kv = 0
+        """Length up to which the drafter's cache is valid."""
+        self.round = 0
+        self.left = 0
+        """Tokens that the route may still write in this round."""
+        self.path: tuple[str, ...] = ()
+        self.keep: tuple[int, ...] | None = None
+        self.flight: tuple[int, ...] | None = None
+        self.branches: list[Branch] = []
+        self.guessed = False
+        self.offline = False
+        self.seen_s = 0.0
+        """When the user last saw a token."""
+        self.position_hits = self.hits = 0
+        self._clear()
+
+    def resume(self, old: "Session") -> None:
+        """Goes on from an earlier call's caches, as far as its text and this prompt are the same."""
+        n = min(len(old.tokens), len(self.tokens) - 1)  # the last one is asked in any case
+        same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
+        self.kv, self.round = min(old.kv, same), old.round + 1
+        self.peer, self.path = min(old.peer, same), old.path
+
+    def _clear(self) -> None:
+        self.draft: list[int] = []
+        self.scores: dict[str, list[float]] = {}
+        self.tops: list[tuple[int, ...]] = []
+        self.odds: list[Blob] = []
+        self.parents: tuple[int, ...] | None = None
+        self.stopped = False
+
+    # What slots may read.
+
+    @property
+    def written(self) -> int:
+        return len(self.tokens) - self.prompt
+
+    @property
+    def remaining(self) -> int:
+        return self.full - len(self.tokens)
+
+    @property
+    def ended(self) -> bool:
+        """Did the user see all there is: the limit, or an end token?"""
+        n = len(self.tokens)
+        return n >= self.full or (self.tokens[-1] in self.ends and n > self.prompt)
+
+    @property
+    def draft_ended(self) -> bool:
+        """Does the draft run into an end token, so that there is nothing to draft behind it?"""
+        return bool(self.draft) and self.draft[-1] in self.ends
+
+    def luck(self, purpose: str) -> float:
+        """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
+        return luck(self.stream, len(self.tokens), purpose)
+
+    # What happens.
+
+    def drafted(self, outcome: Drafted) -> None:
+        self.draft.extend(outcome.tokens)
+        self.tops.extend(outcome.tops)
+        self.odds.extend(outcome.odds)
+        self.stopped = outcome.stopped
+        for name, values in outcome.scores.items():
+            self.scores.setdefault(name, []).extend(values)
+
+    def ask(self, send_drafts: bool, rule: Rule) -> Rows:
+        """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
+        new = tuple(self.tokens[self.peer :])
+        draft = tuple(self.draft) if send_drafts else ()
+        self.flight = draft
+        self.branches, self.guessed = [], False
+        odds = tuple(self.odds) if draft else ()
+        return Rows(
+            self.call.session, self.peer, len(new) + len(draft), new + draft, len(draft), rule, self.call.sampling,
+            self.parents, self.keep, None, odds,
+        )  # fmt: skip
+
+    def settle(self, verdict: Verdict) -> tuple[Tokens, Origins]:
+        """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with
+        them.
+
+        Returns the tokens that became agreed, and who wrote each.
+        """
+        flight, at = self.flight or (), len(self.tokens)
+        chosen = flight[: verdict.accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
+        last: Origin = "cloud" if not flight else "bonus" if verdict.accepted == len(flight) else "corrected"
+        new = self._agree((*chosen, verdict.token), _writers(len(chosen), last))
+        self.kv = min(self.kv, at + len(chosen), len(self.tokens))
+        self.peer, self.keep = len(self.tokens) - 1, verdict.keep
+        branches, self.branches, self.flight = self.branches, [], None
+        self._clear()
+        if branches:
+            self._adopt(branches, verdict)
+        if verdict.proposal:
+            self.draft, self.parents = list(verdict.proposal[0]), verdict.proposal[1]
+        return new
+
+    def _adopt(self, branches: Sequence[Branch], verdict: Verdict) -> None:
+        self.position_hits += any(b.accepted == verdict.accepted for b in branches)
+        for b in branches:
+            if b.accepted == verdict.accepted and b.token == verdict.token:
+                self.hits += 1
+                self.draft, self.scores, self.tops = b.tokens, b.scores, b.tops
+
+    def stand(self) -> tuple[Tokens, Origins]:
+        """The device's own draft stands: not offloaded, or the cloud is gone."""
+        origin: Origin = "offline" if self.offline else "device"
+        new = self._agree(tuple(self.draft), (origin,) * len(self.draft))
+        self.kv = min(self.kv, len(self.tokens))
+        self.branches = []
+        self._clear()
+        return new
+
+    def _agree(self, tokens: Tokens, origins: Origins) -> tuple[Tokens, Origins]:
+        """Up to the limit, and up to and with the first end token."""
+        n = min(len(tokens), self.full - len(self.tokens))
+        if not self.ends.isdisjoint(tokens):
+            n = next((i + 1 for i in range(n) if tokens[i] in self.ends), n)
+        if n < len(tokens):
+            tokens, origins = tokens[:n], origins[:n]
+        self.tokens.extend(tokens)
+        return tokens, origins
+
+    def forget_route(self) -> None:
+        """The route's caches may be gone: a new attempt sends everything."""
+        self.round += 1
+        self.peer, self.path, self.keep = 0, (), None
+
+
+@cache
+def _writers(accepted: int, last: Origin) -> Origins:
+    drafts: list[Origin] = ["accepted" for _ in range(accepted)]
+    return (*drafts, last)

@@ -1,0 +1,358 @@
+"""A worker: a queue, a scheduler and caches. It runs its hop for batches, hands on to the next, loops while a budget
+lasts.
+
+1. It decides on a timer of its own, never inside an arrival, so that every arrival of one instant is in view.
+2. One item per session and one span per batch, the deepest that waits: what has gone far finishes first.
+3. A request of an older round than the newest seen is dead; a cache shorter than a request needs is a `Miss`.
+4. With a free chip and a waiting item something runs, whatever a budget says: `admit` makes room.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+
+from serving.messages import (
+    HEADER_NBYTES,
+    INF,
+    Backlog,
+    Blob,
+    Command,
+    Drop,
+    Event,
+    Failed,
+    Finished,
+    Forward,
+    Joined,
+    Lost,
+    Message,
+    Miss,
+    Received,
+    Release,
+    Reply,
+    Request,
+    Result,
+    Rows,
+    Send,
+    Span,
+    Start,
+    Verdict,
+    Wake,
+    Woke,
+)
+from serving.nodes.admission import admit, cached
+from serving.nodes.chooser import Chooser, Tiers
+from serving.nodes.item import Item
+from serving.nodes.ledger import Ledger
+from serving.policy import Policy
+
+Commands = list[Command]
+
+_RELEASED = 4096
+"""How many sessions that are over are remembered."""
+
+_first, _arrived = attrgetter("first"), attrgetter("arrived")
+
+
+class Worker:
+    def __init__(
+        self,
+        name: str,
+        policy: Policy,
+        tiers: Tiers | None = None,
+        watchers: Sequence[str] = (),
+        capacity_tokens: float = INF,
+        row_s: float = 0.001,
+        linger_s: float = 30.0,
+    ) -> None:
+        self.name, self.policy, self.watchers, self.row_s = name, policy, watchers, row_s
+        self.linger_s = linger_s
+        own = policy.kv_cache.capacity_tokens
+        self.ledger = Ledger(capacity_tokens if own is None else min(own, capacity_tokens), policy.kv_cache.keep)
+        self.chooser = Chooser(tiers or {}, policy.dispatch, name)
+        self.queue: dict[str, list[Item]] = {}
+        """Session -> its parts in order."""
+        self.text: dict[str, tuple[int, ...]] = {}
+        """Without cache reuse: the tokens to compute a session from."""
+        self.held: dict[tuple[str, int, int], tuple[int, ...]] = {}
+        """Drafts kept here for the head hop, so that they never travel; by (session, round, start)."""
+        self.newest: dict[str, float] = {}
+        """Session -> newest round seen; infinite once it is released."""
+        self.released: deque[str] = deque()
+        """The sessions that were released last, the oldest first."""
+        self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
+        """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
+        self.owners: dict[str, tuple[str, float]] = {}
+        """Session -> who asks for it, and when it last did."""
+        self.leases: dict[int, tuple[str, float]] = {}
+        """Timer -> who was lost, and when: what it does not ask for again by then is released."""
+        self.running: list[tuple[Item, Rows]] = []
+        self.job = self.timer = 0
+        self.deciding = False
+
+    def handle(self, event: Event, now: float) -> Commands:
+        match event:
+            case Received():
+                message = event.message
+                if not isinstance(message, Request):
+                    return self._hear(message)
+                self.owners[message.rows.session] = message.reply_to, now
+                return self._receive(message, now)
+            case Woke():
+                if event.timer == self.timer and not self.running:
+                    self.deciding = False
+                    return self._dispatch(now) if self.queue else []
+                return self._expire(event.timer) if event.timer in self.leases else []
+            case Finished():
+                if event.job == self.job and isinstance(event.outcome, tuple):
+                    return self._finish(event.outcome, now)
+            case Failed():
+                return self._failed(now) if event.job == self.job else []
+            case Lost():
+                return self._lost(event.peer, now)
+            case Joined():
+                self.chooser.dead.discard(event.peer)
+        return []
+
+    # In.
+
+    def _hear(self, message: Message) -> Commands:
+        match message:
+            case Release():
+                return self._release(message.session)
+            case Backlog():
+                self.chooser.backlogs[message.node] = message
+        return []
+
+    def _receive(self, m: Request, now: float) -> Commands:
+        session = m.rows.session
+        newest = self.newest.get(session, -1)
+        if m.round < newest:
+            return []
+        if m.round > newest:
+            self.newest[session] = m.round
+            self.queue.pop(session, None)
+        rows, span = self._to_run(m, m.rows), m.route[m.hop].span
+        if rows is None:
+            return [self._miss(m)]
+        if not self.ledger.keep and span.embed and not rows.rule:
+            return []  # a part of a prompt: its text is stored, and computed with the question
+        self.queue.setdefault(session, []).append(Item(m, rows, span, now, rows.n))
+        return self._wake(now)
+
+    def _to_run(self, m: Request, rows: Rows) -> Rows | None:
+        """What a request comes to here: without cache reuse the whole text, on the head hop with the drafts held for
+        it.
+        """
+        span = m.route[m.hop].span
+        if not self.ledger.keep and span.embed:
+            return self._whole_text(rows)
+        if rows.check and not rows.tokens and span.head:
+            return self._with_held(m.round, rows)
+        return rows
+
+    def _whole_text(self, rows: Rows) -> Rows | None:
+        text = self.text.get(rows.session, ())
+        if len(text) < rows.start:
+            return None
+        text = self.text[rows.session] = text[: rows.start] + rows.tokens
+        return replace(rows, start=0, n=len(text), tokens=text)
+
+    def _with_held(self, round_: int, rows: Rows) -> Rows | None:
+        tokens = self.held.pop((rows.session, round_, rows.start), None)
+        return None if tokens is None else replace(rows, tokens=tokens)
+
+    def _wake(self, now: float) -> Commands:
+        if self.running or self.deciding or not self.queue:
+            return []
+        self.deciding, self.timer = True, self.timer + 1
+        return [Wake(now, self.timer)]
+
+    # Decide.
+
+    def _dispatch(self, now: float) -> Commands:
+        out: Commands = []
+        heads = self._heads(out)
+        if not heads:
+            return out
+        span = max([i.span for i in heads], key=_first)
+        heads = [i for i in heads if i.span is span or i.span == span]
+        picked = self.policy.scheduler.pick(heads, now, self.ledger.capacity - self.ledger.used)
+        if not isinstance(picked, list):
+            self.timer += 1
+            return [*out, Wake(picked, self.timer)]
+        picked, evicted = admit(picked, self.ledger, self.queue)
+        out += [Drop(*key) for key in evicted]
+        if not picked:
+            raise RuntimeError(f"{self.name}: {self.policy.scheduler} left {len(heads)} requests and a free chip")
+        return [*out, self._start(picked, span)]
+
+    def _heads(self, out: Commands) -> list[Item]:
+        """The first item of every session whose cache is what it needs, oldest first; the others miss."""
+        heads: list[Item] = []
+        missed: list[Item] = []
+        for parts in self.queue.values():
+            (heads if cached(parts[0], self.ledger) else missed).append(parts[0])
+        for item in missed:
+            del self.queue[item.rows.session]
+            out.append(self._miss(item.request))
+        heads.sort(key=_arrived)
+        return heads
+
+    def _start(self, picked: list[tuple[Item, int]], span: Span) -> Start:
+        self.running = [(item, self._taken(item, n)) for item, n in picked]
+        self.job += 1
+        requests = [item.request for item, _ in picked]
+        probes = next((m.probes for m in requests if m.probes), ())
+        out = tuple([m.route[m.hop].out for m in requests])
+        return Start(self.job, Forward(span, tuple([rows for _, rows in self.running]), out, probes))
+
+    def _taken(self, item: Item, n: int) -> Rows:
+        """The next `n` rows of an item, which leaves the queue with its last."""
+        rows = item.rows.cut(item.done, item.done + n)
+        item.done += n
+        item.left -= n
+        if not item.left:
+            self._pop(rows.session)
+        self.ledger.started(rows, item.span)
+        return rows
+
+    def _pop(self, session: str) -> None:
+        parts = self.queue[session]
+        if len(parts) == 1:
+            del self.queue[session]
+        else:
+            del parts[0]
+
+    # Out.
+
+    def _finish(self, results: tuple[Result, ...], now: float) -> Commands:
+        out: Commands = []
+        batch, self.running = self.running, []
+        for (item, rows), result in zip(batch, results, strict=True):
+            m = item.request
+            if m.round < self.newest.get(rows.session, INF):  # released or superseded while it ran
+                out += self._drop_released(rows.session, item.span)
+                continue
+            verdict = result.verdict
+            rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
+            self.ledger.finished(rows, item.span, rejected)
+            if m.hop + 1 < len(m.route):
+                out.append(self._hand_on(m, rows, result.blob))
+            elif verdict:
+                out += self._answer(m, rows, verdict, now)
+        return out + self._report() + self._wake(now)
+
+    def _report(self) -> Commands:
+        if not self.watchers:
+            return []
+        queued_s = sum(i.left for parts in self.queue.values() for i in parts) * self.row_s
+        backlog = Backlog(self.name, queued_s, self.row_s, self.ledger.capacity - self.ledger.used)
+        return [Send(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
+
+    def _hand_on(self, m: Request, rows: Rows, blob: Blob | None) -> Send:
+        hop = m.hop + 1
+        path = m.path if len(m.path) > hop else (*m.path, self._bind(m, rows, hop))
+        to, tokens = path[hop], rows.tokens[:0]  # hidden states travel instead
+        if rows.check:  # drafts go where the head is; if that is here, they never leave
+            drafts = rows.tokens[-rows.check :]
+            if m.route[-1].node == self.name:
+                self.held[rows.session, m.round, rows.start] = drafts
+            else:
+                tokens = drafts
+        m = replace(m, rows=replace(rows, tokens=tokens, blob=blob), hop=hop, path=path)
+        if to in self.chooser.dead:
+            return self._miss(m)
+        self.sent[rows.session, hop] = to, m
+        return Send(to, m, HEADER_NBYTES + m.rows.nbytes)
+
+    def _bind(self, m: Request, rows: Rows, hop: int) -> str:
+        """The node for a hop: the one that holds the earlier parts of this round, else a fresh choice."""
+        node, last = self.sent.get((rows.session, hop), (None, None))
+        if node and last and node not in self.chooser.dead and last.round == m.round:
+            return node
+        return self.chooser.choose(m.route[hop].node, rows.n)
+
+    def _answer(self, m: Request, rows: Rows, verdict: Verdict, now: float) -> Commands:
+        agreed = rows.start + rows.n - rows.check
+        left = 0 if verdict.token in m.ends else m.budget - 1
+        reply = Reply(rows.session, m.round, agreed, verdict, m.path, left)
+        out: Commands = [Send(m.reply_to, reply, HEADER_NBYTES + 4)]
+        return out + self._loop(m, rows, agreed + verdict.accepted, verdict, left, now) if left else out
+
+    def _loop(self, m: Request, rows: Rows, start: int, verdict: Verdict, left: int, now: float) -> Commands:
+        """The route goes on writing: the new token starts over at the first hop."""
+        one = Rows(rows.session, start, 1, (verdict.token,), 0, rows.rule, rows.sampling)
+        m = replace(m, rows=one, hop=0, budget=left)
+        first = m.path[0]
+        if first == self.name:
+            return self._receive(m, now)
+        if first in self.chooser.dead:
+            return [self._miss(m)]
+        self.sent[rows.session, 0] = first, m
+        return [Send(first, m, HEADER_NBYTES + one.nbytes)]
+
+    def _miss(self, m: Request) -> Send:
+        return Send(m.reply_to, Miss(m.rows.session, m.round, self.name), HEADER_NBYTES)
+
+    # Gone.
+
+    def _lost(self, peer: str, now: float) -> Commands:
+        self.chooser.dead.add(peer)
+        gone = [key for key, (to, _) in self.sent.items() if to == peer]
+        return [*(self._miss(self.sent.pop(key)[1]) for key in gone), *self._lease(peer, now)]
+
+    def _lease(self, peer: str, now: float) -> Commands:
+        """Whoever was lost may come back for its sessions, for a while."""
+        if not any(owner == peer for owner, _ in self.owners.values()):
+            return []
+        timer = min(self.leases, default=0) - 1
+        self.leases[timer] = peer, now
+        return [Wake(now + self.linger_s, timer)]
+
+    def _expire(self, timer: int) -> Commands:
+        peer, since = self.leases.pop(timer)
+        left = [s for s, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
+        return [command for session in left for command in self._release(session)]
+
+    def _failed(self, now: float) -> Commands:
+        """The chip broke down in the middle of a batch: all that was in it begins anew."""
+        batch, self.running = self.running, []
+        out: Commands = []
+        for item, rows in batch:
+            self.queue.pop(rows.session, None)
+            out += [Drop(*key) for key in self.ledger.forget(rows.session)]
+            if item.request.round >= self.newest.get(rows.session, INF):
+                out.append(self._miss(item.request))
+        return out + self._wake(now)
+
+    def _release(self, session: str) -> Commands:
+        self._remember_released(session)
+        self.owners.pop(session, None)
+        self.queue.pop(session, None)
+        self.text.pop(session, None)
+        for key in [k for k in self.held if k[0] == session]:
+            del self.held[key]
+        for hop in [k for k in self.sent if k[0] == session]:
+            del self.sent[hop]
+        if any(rows.session == session for _, rows in self.running):
+            return []  # its cache is in use: dropped when the batch is done
+        return [Drop(*key) for key in self.ledger.forget(session)]
+
+    def _remember_released(self, session: str) -> None:
+        """What is on its way to a session that is over must not open it again; in time nothing is, and its name goes.
+
+        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
+        leaves a cache that is the first to be evicted.
+        """
+        if self.newest.get(session) != INF:
+            self.released.append(session)
+        self.newest[session] = INF
+        if len(self.released) > _RELEASED:
+            del self.newest[self.released.popleft()]
+
+    def _drop_released(self, session: str, span: Span) -> Commands:
+        if self.newest.get(session, INF) < INF:
+            return []
+        self.ledger.forget(session)
+        return [Drop(session, span.first)]

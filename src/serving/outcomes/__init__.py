@@ -1,0 +1,1 @@
+"""Where tokens come from when no model runs: recorded traces, or a model of acceptance."""

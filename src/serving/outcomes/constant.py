@@ -1,0 +1,98 @@
+"""Outcomes from one number: every draft is right with the same probability."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast
+
+from serving.decoding import Decoding
+from serving.messages import INF, Call
+from serving.outcomes.drawn import PER_POSITION, Drawn, Scored
+from serving.outcomes.outcomes import Opened
+from serving.outcomes.rights import Chances, Rights
+from serving.policy import Policy
+from serving.runtimes.runtime import Query
+from serving.workload.workload import Asked
+
+if TYPE_CHECKING:
+    from serving.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Drafts are right with probability `rate`, independently: acceptance lengths are geometric.
+
+    Prompts have `prompt_tokens` tokens, answers as many as the workload allows; every score is `rate`, so policies that
+    decide by scores decide always alike.
+    """
+
+    rate: float = 0.7
+    prompt_tokens: int = 128
+    layers: int = 32
+    """Of either model, as far as a placement may split them; time is the timed architectures'."""
+    is_text: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.rate <= 1.0:
+            raise ValueError(f"outcomes.rate is {self.rate}; it is the share of drafts that stand: 0 to 1")
+        if self.prompt_tokens < 1:
+            raise ValueError(f"outcomes.prompt_tokens is {self.prompt_tokens}; a prompt has at least 1 token")
+
+    @property
+    def described(self) -> str:
+        return f"no models and no text: every draft is right with probability {self.rate:g}"
+
+    def queries(self, asked: Sequence[Asked], decoding: Decoding, seed: int) -> list[Query]:
+        return list(numbered(asked, decoding, seed, [(self.prompt_tokens, one.max_new_tokens) for one in asked]))
+
+    def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
+        chances = Chances(self.rate, self.rate, self.rate)
+        return drawn(queries, (self.layers, self.layers), chances, Flat(self.rate), policy, seed)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """Scores that say nothing."""
+
+    value: float
+
+    def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:  # noqa: ARG002
+        return self.value
+
+    def rank(self, rights: Rights, at: int, i: int, run: int) -> int:  # noqa: ARG002
+        return 0 if i < run else 3
+
+    def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]:  # noqa: ARG002
+        return (self.value,) * n
+
+
+def numbered(
+    asked: Sequence[Asked], decoding: Decoding, seed: int, lengths: Sequence[tuple[int, int]]
+) -> Iterator[Query]:
+    """Requests whose tokens are numbers; `lengths` has each one's prompt tokens and its limit."""
+    sampling = decoding.sampling(seed)
+    prompt = tuple(range(0, PER_POSITION * max((tokens for tokens, _ in lengths), default=0), PER_POSITION))
+    for one, (tokens, limit) in zip(asked, lengths, strict=True):
+        rate = one.slo.tokens_per_s if one.slo else 0.0
+        ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
+        call = Call(f"r{one.index:05d}", prompt[:tokens], limit, (), sampling, rate, ttft_s)
+        yield Query(call, one.prompt, one.device, one.at_s, one.think_s, one.slo)
+
+
+def drawn(
+    queries: Sequence[Query], layers: tuple[int, int], chances: Chances, scored: Scored, policy: Policy, seed: int
+) -> Opened:
+    """Engines that draw outcomes for these requests."""
+    prompts = {query.call.session: len(query.call.prompt) for query in queries}
+    small, large = (Drawn(depth, prompts, chances, scored, seed, policy.waiting.steps > 0) for depth in layers)
+    return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), _notes)
+
+
+def _notes() -> tuple[str, ...]:
+    return ("the tokens are numbers, not words: quality is not simulated",)
+
+
+class Wordless:
+    """Stands where a tokenizer would: these tokens mean nothing."""
+
+    def decode(self, tokens: Sequence[int]) -> str:  # noqa: ARG002
+        return ""

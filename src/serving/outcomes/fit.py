@@ -1,0 +1,115 @@
+"""Fits a model of acceptance to a trace: counts, pools of scores, and how well it does."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from serving.outcomes import goodness
+from serving.outcomes.fitted import Fitted
+from serving.outcomes.pools import BEHIND, KINDS, Pools
+from serving.outcomes.rights import Chances, Rights
+from serving.outcomes.trace import TOPS, Recorded, Tables, Trace
+from serving.scores import SCORES
+
+LARGEST = 4096
+"""Rows of a pool at most: enough for any quantile that a policy looks at."""
+
+DRAWN = 20_000
+"""Positions that are drawn to see how well the model does."""
+
+Row = tuple[float, ...]
+
+
+def fitted(trace: Trace, seed: int) -> Fitted:
+    """The model; its goodness compares the trace with many answers of the same lengths, drawn under `seed`.
+
+    Raises ValueError for a trace without a single answer, or whose drafts are all right or all wrong.
+    """
+    answers = [_rights(session, trace.tables) for session in trace.sessions]
+    chances, pools = _chances(answers), _pools(trace, answers)
+    model, confidence = _drawn(answers, chances, pools, seed)
+    measured = goodness.compare(answers, model) | {
+        "auc": {"trace": _auc(trace, answers), "model": goodness.auc(confidence, [r for a in model for r in a])}
+    }
+    written = [len(s.path) - s.prompt_tokens for s in trace.sessions]
+    lengths = tuple((s.prompt_tokens, n, n < s.limit) for s, n in zip(trace.sessions, written, strict=True))
+    made_from = trace.made_from | {"trace": trace.described, "seed": str(seed)}
+    return Fitted(chances, pools, lengths, (trace.device_layers, trace.cloud_layers), made_from, measured)
+
+
+def _rights(session: Recorded, tables: Tables) -> list[bool]:
+    """Per position of an answer: is the drafter's next token the target's?"""
+    rows = slice(session.first, session.first + session.rows - 1)
+    found: list[bool] = (tables.drafts[rows, 0] == tables.targets[rows]).tolist()
+    return found
+
+
+def _chances(answers: Sequence[Sequence[bool]]) -> Chances:
+    steps = [(a, b) for answer in answers for a, b in pairwise(answer)]
+    return Chances(
+        _share([answer[0] for answer in answers if answer]),
+        _share([b for a, b in steps if a]),
+        _share([b for a, b in steps if not a]),
+    )
+
+
+def _share(rights: Sequence[bool]) -> float:
+    """With half a success and half a failure added (Jeffreys' prior), so that nothing seen once is certain."""
+    return (sum(rights) + 0.5) / (len(rights) + 1)
+
+
+def _pools(trace: Trace, answers: Sequence[Sequence[bool]]) -> Pools:
+    rows: list[list[Row]] = [[] for _ in KINDS]
+    for session, rights in zip(trace.sessions, answers, strict=True):
+        before = True
+        for i, right in enumerate(rights):
+            row = session.first + i
+            rows[2 * before + right].append(_row(trace.tables, row, 0, right))
+            if not right and trace.tables.counts[row] > 1:
+                rows[BEHIND].append(_row(trace.tables, row, 1, False))
+            before = right
+    for a, b in ((0, 2), (1, 3), (2, 0), (3, 1), (BEHIND, 0)):
+        rows[a] = rows[a] or rows[b]
+    if not all(rows):
+        raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
+    attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
+    return Pools(tuple(tuple(_thinned(pool)) for pool in rows), tuple(attention), trace.tables.depth)
+
+
+def _row(tables: Tables, row: int, offset: int, right: bool) -> Row:
+    tops = tables.tops[row, offset].tolist()
+    target = int(tables.targets[row])
+    rank = 0 if right else tops.index(target) if offset == 0 and target in tops else TOPS
+    return (*tables.scores[:, row, offset].tolist(), float(rank))
+
+
+def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
+    """Evenly chosen rows where there are too many."""
+    if len(rows) <= LARGEST:
+        return rows
+    return [rows[i * len(rows) // LARGEST] for i in range(LARGEST)]
+
+
+def _drawn(
+    answers: Sequence[Sequence[bool]], chances: Chances, pools: Pools, seed: int
+) -> tuple[list[list[bool]], list[float]]:
+    """Answers of the same lengths by luck, often enough to leave no noise, and the confidence at each position."""
+    found: list[list[bool]] = []
+    confidence: list[float] = []
+    repeats = 1 + DRAWN // max(1, sum(map(len, answers)))
+    for number, answer in enumerate(repeats * list(answers)):
+        rights = Rights(seed, f"goodness {number}", 0)
+        drawn = [rights.run(at, 1, chances.limits) == 1 for at in range(len(answer))]
+        confidence += [pools.score(rights, at, 0, int(right), "confidence") for at, right in enumerate(drawn)]
+        found.append(drawn)
+    return found, confidence
+
+
+def _auc(trace: Trace, answers: Sequence[Sequence[bool]]) -> float:
+    table = trace.tables.scores[SCORES.index("confidence")]
+    confidence = [
+        float(table[session.first + i, 0])
+        for session, answer in zip(trace.sessions, answers, strict=True)
+        for i in range(len(answer))
+    ]
+    return goodness.auc(confidence, [right for answer in answers for right in answer])

@@ -1,0 +1,114 @@
+"""Outcomes from a model of acceptance that was fitted to a trace."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from serving.decoding import Decoding
+from serving.luck import key, luck
+from serving.outcomes.constant import drawn, numbered
+from serving.outcomes.outcomes import Opened
+from serving.outcomes.pools import KINDS, RANK, Pools
+from serving.outcomes.rights import Chances
+from serving.outcomes.trace import triangle
+from serving.policy import Policy
+from serving.runtimes.runtime import Query
+from serving.workload.workload import Asked
+
+HEADER, TENSORS = "fitted.json", "pools.safetensors"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Whether a draft is right depends on whether the one before was; scores are resampled from the trace.
+
+    Raises ValueError for chances that are none, or pools with nothing in them.
+    """
+
+    chances: Chances
+    pools: Pools
+    lengths: tuple[tuple[int, int, bool], ...]
+    """Of each recorded session: prompt tokens, tokens written, and whether it ended before its limit."""
+    layers: tuple[int, int]
+    """Of the device's and the cloud's model."""
+    made_from: dict[str, str]
+    goodness: dict[str, Any]
+    """The trace's figures beside the model's: see `serving.outcomes.goodness`."""
+    is_text: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not self.lengths or not all((*self.pools.rows, self.pools.attention)):
+            raise ValueError("a fitted model of acceptance needs recorded lengths, and scores for every kind of draft")
+
+    @property
+    def described(self) -> str:
+        rate = self.goodness["rate"]["trace"]
+        return (
+            f"no models and no text: drafts are right as in a trace of {self.made_from.get('pair', 'a pair')} "
+            f"(acceptance {rate:.3f}), a Markov chain of order 1 with resampled scores"
+        )
+
+    def queries(self, asked: Sequence[Asked], decoding: Decoding, seed: int) -> list[Query]:
+        """The requests with the lengths of recorded sessions, dealt by luck."""
+        return list(numbered(asked, decoding, seed, [self._lengths(one, seed) for one in asked]))
+
+    def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
+        return drawn(queries, self.layers, self.chances, self.pools, policy, seed)
+
+    def _lengths(self, asked: Asked, seed: int) -> tuple[int, int]:
+        draw = luck(key(seed, f"r{asked.index:05d}"), 0, "recorded session")
+        prompt, written, ended = self.lengths[int(draw * len(self.lengths))]
+        return prompt, min(asked.max_new_tokens, written) if ended else asked.max_new_tokens
+
+
+def save(out: Path, fitted: Fitted) -> None:
+    """Writes the model into a folder."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    pools = dict(zip(KINDS, fitted.pools.rows, strict=True)) | {"attention": fitted.pools.attention}
+    save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS)
+    about = {
+        "chances": asdict(fitted.chances), "depth": fitted.pools.depth, "layers": fitted.layers,
+        "made_from": fitted.made_from, "goodness": fitted.goodness, "lengths": fitted.lengths,
+    }  # fmt: skip
+    (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+def load(path: Path) -> Fitted:
+    """Reads what the stage `serving.stages.fit_outcomes` wrote.
+
+    Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    """
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        about = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        return _parsed(about, load_file(path / TENSORS))
+    except OSError:
+        raise ValueError(
+            f"there is no fitted acceptance in {path}; runtime.outcomes.path names a folder that stage=fit_outcomes "
+            "made"
+        ) from None
+    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as problem:
+        raise ValueError(f"fitted acceptance {path} cannot be read ({problem!r}); fit it again") from None
+
+
+def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
+    depth = about["depth"]
+    for name, array in arrays.items():
+        width = triangle(depth) if name == "attention" else RANK + 1
+        if array.ndim != 2 or array.shape[1] != width:
+            raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
+    rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
+    return Fitted(
+        Chances(**about["chances"]),
+        Pools(tuple(rows[kind] for kind in KINDS), rows["attention"], depth),
+        tuple((prompt, written, ended) for prompt, written, ended in about["lengths"]),
+        (about["layers"][0], about["layers"][1]),
+        about["made_from"],
+        about["goodness"],
+    )

@@ -1,0 +1,77 @@
+"""What models would write at each position of a text that is given: teacher forcing."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from serving.engine.blobs import Blobs
+from serving.engine.cache import Slot
+from serving.engine.draft import Chunk
+from serving.engine.importance import Importance
+from serving.engine.model import Model
+from serving.engine.stack import Lot, Stack
+from serving.messages import Drafted, Generate, Stop
+from serving.scores import SCORES
+
+
+class Continuation(NamedTuple):
+    """What the drafter writes on from one position."""
+
+    drafted: Drafted
+    attention: list[float]
+    """What the row that wrote the first token pays to itself, then per fed-back token what it pays to tokens 0..i."""
+
+
+class Forced:
+    """One model under teacher forcing.
+
+    Args:
+        model: from `open_model`.
+        vocabulary: how many rows of its head are real tokens.
+    """
+
+    def __init__(self, model: Model, vocabulary: int) -> None:
+        self._model, self._stack, self._blobs = model, Stack(model, vocabulary), Blobs(0)
+        self._depth = len(model.layers)
+
+    @torch.inference_mode()
+    def choices(self, path: Sequence[int], first: int, rows: int = 256) -> list[int]:
+        """The greedy token after path[:p] for p = first..len(path), at most `rows` rows a pass."""
+        slot, found = Slot(self._model, 0, self._depth), []
+        for at in range(0, len(path), rows):
+            part = path[at : at + rows]
+            hidden = self._stack.run(self._stack.embed(part), [Lot(slot, len(part))], 0, self._depth)
+            if at + len(part) >= first:
+                hidden = hidden[max(0, first - 1 - at) :]
+                found += self._stack.logits(hidden).argmax(-1).tolist()
+        return found
+
+    @torch.inference_mode()
+    def continuations(self, path: Sequence[int], first: int, depth: int, ends: tuple[int, ...]) -> list[Continuation]:
+        """The greedy continuation of path[:p], `depth` tokens deep, for p = first..len(path)."""
+        slot = Slot(self._model, 0, self._depth)
+        found = []
+        for at in range(first, len(path) + 1):
+            slot.truncate(0 if at == first else at - 1, "recorded")
+            work = Generate("", slot.length, tuple(path[slot.length : at]), Stop(depth), ends, SCORES)
+            found.append(self._continue(work, slot))
+        return found
+
+    def _continue(self, work: Generate, slot: Slot) -> Continuation:
+        """As `serving.engine.draft` writes, but the attention of every pass is kept."""
+        chunk, seen, feed = Chunk(work, self._blobs), Importance(frozenset(range(self._depth))), work.feed
+        while feed:
+            seen.choose(None)
+            hidden = self._stack.run(self._stack.embed(feed), [Lot(slot, len(feed))], 0, self._depth, seen)
+            more = chunk.write(self._stack.logits(hidden[-1:]), slot.length) and len(chunk.tokens) < work.stop.cap
+            feed = (chunk.tokens[-1],) if more else ()
+        return Continuation(chunk.drafted(slot.length, None), _attention(seen.passes))
+
+
+def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
+    found: list[float] = [float(passes[0][-1, -1])]
+    for i, seen in enumerate(passes[1:]):
+        own: list[float] = seen[-1, -(i + 1) :].tolist()
+        found += [0.0] * (i + 1 - len(own)) + own  # a sliding window shows fewer columns
+    return found

@@ -1,0 +1,50 @@
+"""Scores resampled from a trace, jointly with whether the draft was right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.luck import luck
+from serving.outcomes.lookup import column_means
+from serving.outcomes.rights import Rights
+from serving.scores import SCORES
+
+KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "behind_a_wrong_one")
+BEHIND = KINDS.index("behind_a_wrong_one")
+RANK = len(SCORES)
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Recorded rows to draw from: per kind of draft its four scores and the rank of the target's token among the
+    drafter's candidates; and the attention of whole drafts.
+
+    A draft's importance is another recorded draft's, drawn where it begins: how attention falls within a draft is kept,
+    its tie to right and wrong is not.
+    """
+
+    rows: tuple[tuple[tuple[float, ...], ...], ...]
+    attention: tuple[tuple[float, ...], ...]
+    depth: int
+
+    def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:
+        return self._row(rights, at, i, run)[SCORES.index(name)]
+
+    def rank(self, rights: Rights, at: int, i: int, run: int) -> int:
+        return int(self._row(rights, at, i, run)[RANK])
+
+    def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]:
+        if not n:
+            return ()
+        row = _one_of(self.attention, rights, at, "attention")
+        values = column_means(row, 0, min(n, self.depth))
+        return (*values, *values[-1:] * (n - self.depth))
+
+    def _row(self, rights: Rights, at: int, i: int, run: int) -> tuple[float, ...]:
+        if i > run:
+            return _one_of(self.rows[BEHIND], rights, at + i, "scores behind")
+        before = 1 if i else rights.before(at)
+        return _one_of(self.rows[2 * before + (i < run)], rights, at + i, "scores")
+
+
+def _one_of(pool: Sequence[tuple[float, ...]], rights: Rights, position: int, purpose: str) -> tuple[float, ...]:
+    return pool[int(luck(rights.stream, position, purpose) * len(pool))]

@@ -1,0 +1,132 @@
+"""Records a trace: plays the policy, or the target alone, then asks both models at every position of the text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from serving.drivers import offline
+from serving.outcomes import store
+from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
+from serving.pair import Checkpoint
+from serving.policy import Policy
+from serving.progress import Progress, silent
+from serving.recorder import Record
+from serving.runtimes.runtime import Models, Query
+from serving.scores import SCORES
+from serving.slots.dispatch import RoundRobin
+from serving.slots.draft import NoDraft
+from serving.slots.early_exit import NoExit
+from serving.slots.exchange import Tokens
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+from serving.slots.offload import Handover
+from serving.slots.placement import Cloud
+from serving.slots.prefill import Whole
+from serving.slots.scheduler import Continuous
+from serving.slots.verify import Lossless
+from serving.slots.waiting import Idle
+
+if TYPE_CHECKING:
+    from serving.outcomes.forced import Continuation, Forced
+
+TARGETS_OWN = frozenset({"accepted", "corrected", "bonus", "cloud"})
+"""Origins of tokens that the target wrote or agreed to."""
+
+
+def target_alone() -> Policy:
+    """The target writes all of it: what every lossless policy writes, too."""
+    return Policy(
+        name="target alone", draft=NoDraft(), offload=Handover(), waiting=Idle(), early_exit=NoExit(),
+        verify=Lossless(), prefill=Whole(), exchange=Tokens(), kv_cache=Reuse(), scheduler=Continuous(),
+        placement=Cloud(), dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TraceRecording:
+    """How a trace is taken; `policy` None or lossless records the target's own text."""
+
+    models: Models
+    policy: Policy | None
+    seed: int
+    depth: int
+    made_from: dict[str, str]
+
+    def take(self, queries: Sequence[Query], work: Path, progress: Progress) -> Trace:
+        """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
+        goes on.
+        """
+        size = offline.CONCURRENT
+        parts = [queries[i : i + size] for i in range(0, len(queries), size)]
+        done = 0
+        for i, part in enumerate(parts):
+            self._shard(work / f"part-{i:05d}", part)
+            done += len(part)
+            progress(done, len(queries), "sessions recorded")
+        return store.joined([store.load(work / f"part-{i:05d}") for i in range(len(parts))])
+
+    def _shard(self, folder: Path, queries: Sequence[Query]) -> None:
+        if folder.is_dir():
+            return
+        partial = folder.with_suffix(".partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        store.save(partial, self._part(queries))
+        partial.rename(folder)
+
+    def _part(self, queries: Sequence[Query]) -> Trace:
+        lossy = self.policy if self.policy and not self.policy.lossless else None
+        records = offline.play(lossy or target_alone(), self.models, queries, self.seed, silent)
+        small, large = self._forced()
+        sessions, rows, first = [], [], 0
+        for query in queries:
+            record, call = records[query.call.session], query.call
+            path = (*call.prompt, *record.tokens)
+            sessions.append(Recorded(call.session, query.prompt, path, len(call.prompt), call.limit, first))
+            targets = _as_written(large.choices(path, len(call.prompt)), record)
+            rows += list(zip(targets, small.continuations(path, len(call.prompt), self.depth, call.ends), strict=True))
+            first = len(rows)
+        return Trace(
+            tuple(sessions), _tables(rows, self.depth), lossy.name if lossy else None, self.seed,
+            self.models.device_layers, self.models.cloud_layers, queries[0].call.ends, self.made_from,
+        )  # fmt: skip
+
+    def _forced(self) -> "tuple[Forced, Forced]":
+        from serving.outcomes.forced import Forced
+
+        small, large = (_model(engine) for engine in (self.models.device, self.models.cloud))
+        vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)
+        return Forced(small, vocabulary), Forced(large, vocabulary)
+
+
+def named(checkpoint: Checkpoint) -> str:
+    """An artifact's stage and digest, or the Hub's name, without the path to it."""
+    return "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
+
+
+def _model(engine: Any) -> Any:
+    return engine.model
+
+
+def _as_written(targets: list[int], record: Record) -> list[int]:
+    """Where the target wrote or agreed to a token, that is its choice: rows computed together may round otherwise."""
+    for i, (token, origin) in enumerate(zip(record.tokens, record.origins, strict=True)):
+        if origin in TARGETS_OWN:
+            targets[i] = token
+    return targets
+
+
+def _tables(rows: "Sequence[tuple[int, Continuation]]", depth: int) -> Tables:
+    import numpy as np
+
+    n = len(rows)
+    counts = np.array([len(row.drafted.tokens) for _, row in rows], np.int32)
+    drafts, tops = np.zeros((n, depth), np.int32), np.zeros((n, depth, TOPS), np.int32)
+    scores, attention = np.zeros((len(SCORES), n, depth), np.float32), np.zeros((n, triangle(depth)), np.float32)
+    for i, (_, row) in enumerate(rows):
+        count = counts[i]
+        drafts[i, :count], tops[i, :count] = row.drafted.tokens, row.drafted.tops
+        attention[i, : len(row.attention)] = row.attention
+        for j, name in enumerate(SCORES):
+            scores[j, i, :count] = row.drafted.scores[name]
+    return Tables(np.array([target for target, _ in rows], np.int32), counts, drafts, tops, scores, attention)

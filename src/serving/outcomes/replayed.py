@@ -1,0 +1,95 @@
+"""Outcomes from a recorded trace: exact for what was recorded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from serving.decoding import Decoding
+from serving.messages import INF, Call
+from serving.outcomes.outcomes import Opened
+from serving.outcomes.reader import Reader, Unknown
+from serving.outcomes.trace import Trace
+from serving.policy import Policy
+from serving.runtimes.runtime import Query
+from serving.workload.workload import Asked
+
+if TYPE_CHECKING:
+    from serving.engine.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Requests are met by name and prompt, else by prompt; what was not recorded is dealt onto the recorded sessions by
+    luck, so that a few hundred of them serve any number of devices.
+    """
+
+    trace: Trace
+    tokenizer: "Tokenizer"
+    is_text: ClassVar[bool] = True
+
+    @property
+    def described(self) -> str:
+        return self.trace.described
+
+    def queries(self, asked: Sequence[Asked], decoding: Decoding, seed: int) -> list[Query]:
+        """The requests with recorded prompts and, where the record's limit is lower than theirs, its limit."""
+        check_greedy(decoding)
+        return [self._query(one, seed) for one in asked]
+
+    def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
+        """Engines that read the trace. Raises ValueError for prompts that were not recorded."""
+        trace, unknown = self.trace, Unknown()
+        bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
+        small, large = (Reader(trace, bound, layers, unknown) for layers in (trace.device_layers, trace.cloud_layers))
+
+        def notes() -> tuple[str, ...]:
+            return (*_about(trace, policy, seed), *unknown.notes())
+
+        return Opened(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, notes)
+
+    def _query(self, asked: Asked, seed: int) -> Query:
+        name = f"r{asked.index:05d}"
+        session = self.trace.named(name, asked.prompt.id) or self.trace.dealt(name, seed)
+        rate = asked.slo.tokens_per_s if asked.slo else 0.0
+        ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
+        prompt, limit = session.path[: session.prompt_tokens], min(asked.max_new_tokens, session.limit)
+        call = Call(name, prompt, limit, self.trace.ends, None, rate, ttft_s)
+        return Query(call, session.prompt, asked.device, asked.at_s, asked.think_s, asked.slo)
+
+
+def load(path: Path) -> Replayed:
+    """What the stage `serving.stages.record_outcomes` wrote, with the tokenizer of its pair.
+
+    Raises ValueError that names the file when it is missing or damaged.
+    """
+    from serving.engine.tokenizer import Tokenizer
+    from serving.outcomes import store
+
+    return Replayed(store.load(path), Tokenizer(path / store.TOKENIZER))
+
+
+def check_greedy(decoding: Decoding) -> None:
+    """Raises ValueError for sampled text, of which there is no one trace."""
+    if decoding.temperature:
+        raise ValueError(
+            f"decoding.temperature is {decoding.temperature}: sampled text depends on every draw, so no trace can "
+            "stand for it; use runtime/outcomes=fitted, or temperature 0"
+        )
+
+
+def _about(trace: Trace, policy: Policy, seed: int) -> tuple[str, ...]:
+    """Is the recorded text what this policy would write?"""
+    if trace.policy is None and policy.lossless:
+        return ()
+    if trace.policy is None:
+        return (
+            f"policy {policy.name} is lossy, and the trace holds the target's own text: quality is not simulated; "
+            "record this policy's own text (runtime/outcomes=own_trace)",
+        )
+    if (trace.policy, trace.seed) != (policy.name, seed):
+        return (
+            f"the trace holds the text of policy {trace.policy} under seed {trace.seed}, which {policy.name} under "
+            f"seed {seed} would not write exactly",
+        )
+    return (f"quality is that of policy {policy.name}'s own recorded text",)

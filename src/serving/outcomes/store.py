@@ -1,0 +1,114 @@
+"""A trace on disk: `trace.json` says what it is, `trace.safetensors` holds the tables, `tokenizer/` makes it text."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
+from serving.scores import SCORES
+from serving.workload.prompt import Prompt
+
+HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"
+_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from")
+
+
+def save(out: Path, trace: Trace) -> None:
+    """Writes the trace into a folder."""
+    from safetensors.numpy import save_file
+
+    sessions = [asdict(session) for session in trace.sessions]
+    paths = [session.pop("path") for session in sessions]
+    for session, path in zip(sessions, paths, strict=True):
+        session["tokens"] = len(path)
+        del session["first"]
+    about = {name: getattr(trace, name) for name in _ABOUT} | {"sessions": sessions}
+    save_file(_arrays(paths, trace.tables), out / TENSORS)
+    (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
+
+
+def load(path: Path) -> Trace:
+    """Reads what `save` wrote; raises ValueError that names the folder when it is missing, cut off or inconsistent."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        about = json.loads((path / HEADER).read_text(encoding="utf-8"))
+        arrays = load_file(path / TENSORS)
+        text = arrays.pop("path").tolist()
+        trace = Trace(
+            _sessions(about.pop("sessions"), text), Tables(**arrays), **about | {"ends": tuple(about["ends"])}
+        )
+        _check(trace, len(text))
+    except OSError:
+        raise ValueError(
+            f"there is no trace in {path}; runtime.outcomes.path names a folder that stage=record_outcomes made"
+        ) from None
+    except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as problem:
+        raise ValueError(f"trace {path} cannot be read ({problem!r}); record it again") from None
+    return trace
+
+
+def joined(parts: Sequence[Trace]) -> Trace:
+    """One trace of the sessions of several."""
+    import numpy as np
+
+    begins = accumulate((len(part.tables.targets) for part in parts), initial=0)
+    sessions = [
+        Recorded(s.name, s.prompt, s.path, s.prompt_tokens, s.limit, s.first + begin)
+        for part, begin in zip(parts, begins, strict=False)
+        for s in part.sessions
+    ]
+    columns = {
+        field.name: np.concatenate(
+            [getattr(part.tables, field.name) for part in parts], 1 if field.name == "scores" else 0
+        )
+        for field in fields(Tables)
+    }
+    about = {name: getattr(parts[0], name) for name in _ABOUT}
+    return Trace(tuple(sessions), Tables(**columns), **about)
+
+
+def _arrays(paths: Sequence[tuple[int, ...]], tables: Tables) -> dict[str, Any]:
+    import numpy as np
+
+    text = np.array([token for path in paths for token in path], np.int32)
+    return {"path": text} | {field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(Tables)}
+
+
+def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[Recorded, ...]:
+    found, at, first = [], 0, 0
+    for fields_ in listed:
+        tokens = fields_["tokens"]
+        path = tuple(text[at : at + tokens])
+        session = Recorded(
+            fields_["name"], _prompt(fields_["prompt"]), path, fields_["prompt_tokens"], fields_["limit"], first
+        )
+        found.append(session)
+        at, first = at + tokens, first + session.rows
+    return tuple(found)
+
+
+def _prompt(fields_: dict[str, Any]) -> Prompt:
+    plain: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields_.items()}
+    return Prompt(**plain)
+
+
+def _check(trace: Trace, text: int) -> None:
+    """Raises ValueError where the tables contradict what the header says."""
+    tables, rows = trace.tables, sum(session.rows for session in trace.sessions)
+    shapes = {
+        "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.depth), "tops": (rows, tables.depth, TOPS),
+        "scores": (len(SCORES), rows, tables.depth), "attention": (rows, triangle(tables.depth)),
+    }  # fmt: skip
+    if not trace.sessions or sum(len(session.path) for session in trace.sessions) != text:
+        raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
+    for name, shape in shapes.items():
+        if getattr(tables, name).shape != shape:
+            raise ValueError(f"{name} has the shape {getattr(tables, name).shape}, and the header says {shape}")
+    if not all(0 < session.prompt_tokens <= len(session.path) for session in trace.sessions):
+        raise ValueError("a session has no prompt, or one longer than its text")
+    if tables.counts.min() < 1 or tables.counts.max() > tables.depth:
+        raise ValueError(f"a continuation is empty or longer than {tables.depth} tokens")

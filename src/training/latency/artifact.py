@@ -1,0 +1,96 @@
+"""The artifact of a profile: what serving reads, and what people read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from serving.latency import PROFILE_FILE
+from training.latency.chip_file import chip_file, slug
+from training.latency.equations import terms
+from training.latency.figures import draw
+from training.latency.measured import POINT, Measured
+from training.latency.sheet import sheet
+from training.latency.timing import Timing
+
+REPORT_FILE, TEXT_FILE, METRICS_FILE, CHIP_FILE = "profile.json", "profile.txt", "metrics.json", "chip.yaml"
+
+Facts = Mapping[str, str | int | float | bool]
+
+
+def write(
+    out: Path, source: str, measured: Sequence[Measured], machine: Facts, memory_nbytes: int | None = None
+) -> None:
+    """Writes latency.json, which `serving.latency.load_fits` reads; profile.json with all that was measured,
+    profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
+    """
+    latencies = {each.architecture.name: asdict(each.latency) for each in measured}
+    _json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
+    effort = asdict(measured[0].effort)
+    _json(out / REPORT_FILE, {"machine": dict(machine), "effort": effort, **{m.name: report(m) for m in measured}})
+    _json(out / METRICS_FILE, {f"{m.name}/{name}": value for m in measured for name, value in metrics(m).items()})
+    (out / TEXT_FILE).write_text(sheet(source, measured, machine), encoding="utf-8")
+    (out / CHIP_FILE).write_text(chip_file(source, measured, memory_nbytes), encoding="utf-8")
+    for each in measured:
+        draw(each, out / "figures")
+
+
+def report(measured: Measured) -> dict[str, Any]:
+    """All of one model, for programs."""
+    return {
+        "architecture": measured.architecture.name,
+        "place": measured.place,
+        **asdict(measured.fit),
+        "ordinary_least_squares": asdict(measured.plain),
+        "cut": measured.cut,
+        "repeats": measured.repeats,
+        "warm_ups": measured.warm_ups,
+        "quiet_share": measured.quiet_share,
+        "disturbed_configurations": measured.disturbed,
+        "steady_share": measured.steady_share,
+        "first_run_share": measured.first_run_share,
+        f"prefill_{POINT}_s": measured.prefill_s,
+        f"token_behind_{POINT}_s": measured.token_s,
+        "measurements": [_row(timing) for timing in measured.timings],
+    }
+
+
+def metrics(measured: Measured) -> dict[str, float]:
+    """The figures of one model that a run is compared by."""
+    fit, plain = measured.fit, measured.plain
+    found: dict[str, float | None] = {
+        **fit.coefficients,
+        "fitted/r2": fit.fitted.r2,
+        "fitted/mape": fit.fitted.mape,
+        "held_out/r2": fit.held_out.r2,
+        "held_out/mape": fit.held_out.mape,
+        "folds/r2": fit.folds.r2,
+        "folds/mape": fit.folds.mape,
+        "ols/held_out/r2": plain.held_out.r2,
+        "ols/held_out/mape": plain.held_out.mape,
+        **{f"held_out/mape_{slug(name)}": value for name, value in fit.held_out_mape.items()},
+        f"prefill_{POINT}_s": measured.prefill_s,
+        f"token_behind_{POINT}_s": measured.token_s,
+        "quiet_share": measured.quiet_share,
+        "steady_share": measured.steady_share,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _row(timing: Timing) -> dict[str, Any]:
+    return {
+        "use": "held out" if timing.shape.held_out else "fitted",
+        "category": timing.shape.category,
+        "kind": timing.shape.kind,
+        "parts": [part._asdict() for part in timing.shape.parts],
+        "terms": terms(timing.loads),
+        **timing.statistics(),
+        "runs": [run._asdict() for run in timing.runs],
+    }
+
+
+def _json(file: Path, data: Any) -> None:
+    file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")

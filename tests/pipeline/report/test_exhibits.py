@@ -1,0 +1,47 @@
+"""What a stage's artifact shows is logged in the run of each job that uses it."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from served import drawn
+
+from pipeline.artifacts import manifest
+from pipeline.artifacts.stage import Stage
+from pipeline.report import exhibits
+from pipeline.report import job as report
+from pipeline.report.context import JobContext, StageRun
+
+PNG = b"\x89PNG\r\n"
+
+
+def shown(folder: Path, text: str | None) -> StageRun:
+    stage = Stage("local_latency", "training.stages.profile_latency", {"seed": 0})
+    (folder / "figures").mkdir(parents=True)
+    for name in ("cloud_residuals.png", "cloud_predicted.png", "notes.txt"):
+        (folder / "figures" / name).write_bytes(PNG)
+    if text is not None:
+        (folder / "metrics.json").write_text(text)
+    manifest.write(stage, folder, 1.0)
+    return StageRun(stage.name, stage.key, "profile", folder, 1.0, True)
+
+
+def test_numbers_are_named_by_their_stage(tmp_path):
+    stage = shown(tmp_path / "a", '{"cloud/held_out/mape": 0.05, "runs": 7, "ok": true, "note": "x", "none": null}')
+    assert exhibits.metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
+def test_what_is_no_metrics_shows_nothing(tmp_path, text):
+    assert exhibits.metrics(shown(tmp_path / "a", text)) == {}
+
+
+def test_a_job_logs_what_its_stages_show(tmp_path, tracking):
+    stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
+    context = JobContext(tmp_path / "job", tracking, {"policy": {"name": "sled"}}, stages=(stage,))
+    done = report.job(drawn(tmp_path / "serve", n=4), context, io.StringIO())
+    client, _ = tracking.connect()
+    assert client.get_run(done.outcome.run_id).data.metrics["local_latency/cloud/held_out/mape"] == 0.05
+    files = [item.path for item in client.list_artifacts(done.outcome.run_id, "local_latency")]
+    assert files == ["local_latency/cloud_predicted.png", "local_latency/cloud_residuals.png"]

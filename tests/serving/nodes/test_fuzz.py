@@ -1,0 +1,146 @@
+"""Random rows of slot choices on random prompts, limits, caches and mishaps: from a seed, so that a failure repeats."""
+
+import random
+from typing import Any
+
+import pytest
+from fake_pair import own_text
+from fake_world import THRESHOLDS, World, policy, world
+
+from serving.drivers.simulator import Chip
+from serving.messages import INF, Cancelled, Joined, Lost
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
+from serving.policy import Policy
+from serving.slots.draft import NoDraft, Window
+from serving.slots.early_exit import NoExit, Tail
+from serving.slots.kv_cache import NoReuse, Reuse
+from serving.slots.link_loss import LinkLoss
+from serving.slots.offload import Always, ConfidenceImportance, Handover, Never
+from serving.slots.placement import Cloud, DeviceOnly
+from serving.slots.prefill import Parts, Whole
+from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.slots.verify import Lossless, Replace
+from serving.slots.waiting import Idle
+
+SLOTS: dict[str, list[Any]] = {
+    "draft": [Window(4), Window(1), Window(8, "margin", 0.5, keep=False), Window(12, "confidence", 0.6), NoDraft()],
+    "offload": [
+        Always(),
+        Handover(),
+        Never(),
+        ConfidenceImportance(0.5, THRESHOLDS),
+        ConfidenceImportance(0.0, THRESHOLDS),
+    ],
+    "waiting": [Idle()],
+    "early_exit": [NoExit(), Tail(0.8), Tail(0.0)],
+    "verify": [Lossless(), Replace()],
+    "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Parts(1, "lazy"), Parts(9, "first")],
+    "kv_cache": [Reuse(), NoReuse(), Reuse(100.0)],
+    "scheduler": [
+        StaticBatch(4, 0.01),
+        StaticBatch(1, 0.0),
+        Continuous(),
+        Continuous(2, 16),
+        VerificationAware(chunk=8),
+    ],
+    "placement": [Cloud(), Cloud(), DeviceOnly()],
+    "link_loss": [LinkLoss("wait"), LinkLoss("local"), LinkLoss("fail")],
+}
+
+
+def drawn(r: random.Random) -> Policy | None:
+    """A row of random choices; None where they do not go together."""
+    try:
+        return policy("sled", **{slot: r.choice(choices) for slot, choices in SLOTS.items()})
+    except ValueError:
+        return None
+
+
+def conditions(r: random.Random) -> dict[str, Any]:
+    return {
+        "devices": r.choice((1, 3)),
+        "calls_each": r.choice((1, 2)),
+        "limit": r.choice((1, 2, 5, 24, 40)),
+        "prompt": r.choice((1, 2, 9, 33)),
+        "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
+        "seed": r.randrange(1000),
+        "ends": r.choice(((), tuple(range(0, 997, 40)))),
+        "timeout_s": r.choice((INF, 5.0)),
+    }
+
+
+def mishap(w: World, r: random.Random) -> bool:
+    """The cloud is cut off from a device for a while, or restarts with empty caches, or a user leaves."""
+    name, at = f"device-{r.randrange(len(w.nodes) - 1)}", r.uniform(0.0, 0.8)
+    kind = r.choice(("cut", "restart", "cancel"))
+    w.simulator.run(at)
+    at = w.simulator.now
+    if kind == "cancel":
+        w.simulator.post(at, name, Cancelled(r.choice(w.calls).session))
+        return False
+    devices = [n for n in w.nodes if n != "cloud"] if kind == "restart" else [name]
+    if kind == "restart":
+        w.nodes["cloud"] = w.make["cloud"]()
+        w.simulator.add("cloud", w.nodes["cloud"], Chip(w.chips["cloud"]))
+        w.chips["cloud"].caches.clear()
+    for device in devices:
+        w.simulator.post(at, device, Lost("cloud"))
+        w.simulator.post(at + r.uniform(0.0, 0.4), device, Joined("cloud"))
+    return kind == "restart"
+
+
+def check(w: World, p: Policy, calm: bool) -> None:
+    for call in w.calls:
+        ending, text = w.endings().get(call.session), w.text(call.session)
+        own = own_text(call.prompt, call.limit, call.ends)
+        assert ending == "complete" or not calm
+        assert ending in ("complete", "cancelled", "failed")
+        assert ending != "failed" or p.link_loss.action == "fail"
+        if ending == "complete":
+            assert len(text) == call.limit or text[-1] in call.ends
+        if p.lossless and (calm or p.link_loss.action != "local"):
+            assert text == own[: len(text)]
+
+
+def nothing_left(w: World) -> None:
+    worker = w.nodes["cloud"]
+    assert isinstance(worker, Worker)
+    assert not (worker.queue)
+    assert not (worker.running)
+    assert not (worker.text)
+    assert not (worker.held)
+    assert not (worker.sent)
+    assert not (worker.ledger.lengths)
+    assert not any(chip.caches for chip in w.chips.values())
+    for node in w.nodes.values():
+        assert not isinstance(node, Device) or not node.waiting
+
+
+@pytest.mark.parametrize("first", range(0, 600, 100))
+def test_any_row_of_choices_serves_any_workload(first: int) -> None:
+    served = 0
+    for seed in range(first, first + 100):
+        r = random.Random(seed)
+        if (p := drawn(r)) is None:
+            continue
+        served += 1
+        w = world(p, **conditions(r))
+        w.simulator.run(until=300)
+        check(w, p, calm=True)
+        assert w.replays(), seed
+        nothing_left(w)
+    assert served > 20
+
+
+@pytest.mark.parametrize("first", range(1000, 1600, 100))
+def test_any_row_of_choices_survives_mishaps(first: int) -> None:
+    for seed in range(first, first + 100):
+        r = random.Random(seed)
+        if (p := drawn(r)) is None:
+            continue
+        w = world(p, **conditions(r) | {"timeout_s": 5.0})
+        for _ in range(r.randint(1, 3)):
+            mishap(w, r)
+        w.simulator.run(until=300)
+        check(w, p, calm=False)

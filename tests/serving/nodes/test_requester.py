@@ -1,0 +1,158 @@
+"""What a device says to its cloud, and what it does when the cloud is gone, at every moment."""
+
+import pytest
+from fake_pair import FakePair, extend, own_text
+from fake_world import policy, world
+
+from serving.messages import (
+    Begin,
+    Call,
+    Drafted,
+    Finished,
+    Generate,
+    Joined,
+    Lost,
+    Received,
+    Reply,
+    Request,
+    Send,
+    Start,
+    Verdict,
+    Wake,
+    Woke,
+)
+from serving.nodes.device import Device
+from serving.slots.draft import Window
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+from serving.slots.offload import ConfidenceImportance
+from serving.slots.prefill import Parts
+from serving.thresholds import Thresholds
+
+MOMENTS = [i * 0.013 for i in range(30)]
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("action", ["fail", "local"])
+def test_no_moment_of_a_loss_leaves_a_user_waiting(at: float, action: str) -> None:
+    """Also the moments at which no verdict is awaited: the loss is noticed when the next question is due."""
+    w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=Reuse()), devices=1, limit=30)  # type: ignore[arg-type]
+    w.simulator.run(at)
+    w.simulator.post(at, "device-0", Lost("cloud"))
+    w.simulator.run()
+    assert w.endings() == {"s0.0": "failed" if action == "fail" else "complete"}
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_short_loss_changes_no_token(at: float) -> None:
+    w = world(policy("sled", kv_cache=Reuse()), devices=1, limit=30)
+    w.simulator.run(at)
+    w.simulator.post(at, "device-0", Lost("cloud"))
+    w.simulator.post(at + 0.05, "device-0", Joined("cloud"))
+    w.simulator.run()
+    assert w.endings() == {"s0.0": "complete"}
+    assert w.text("s0.0") == own_text(w.calls[0].prompt, 30)
+
+
+def test_a_session_that_begins_without_a_cloud_fails_where_it_must_not_go_on_alone() -> None:
+    w = world(policy("sled", link_loss=LinkLoss("fail")), devices=1)
+    w.nodes["device-0"].handle(Lost("cloud"), 0.0)
+    assert w.run().endings() == {"s0.0": "failed"}
+
+
+def test_sent_drafts_are_the_drafters_own_continuation() -> None:
+    """Verification hides a drafter that was fed wrongly: its text stays right and only its acceptance falls."""
+    w = world(policy("synera", prefill=Parts(5)), alpha=0.5, limit=60).run()
+    pair, seen = FakePair(alpha=0.5), {c.session: list(c.prompt) for c in w.calls}
+    checked = 0
+    for chunk in w.chunks():
+        prefix = prefix_of(w.text(chunk.session), seen[chunk.session], chunk.at)
+        for token in chunk.tokens:
+            assert token == pair.drafter_token(prefix)
+            prefix = extend(prefix, token)
+            checked += 1
+    assert checked > 50
+
+
+def prefix_of(text: tuple[int, ...], prompt: list[int], at: int) -> int:
+    prefix = 1
+    for token in [*prompt, *text][:at]:
+        prefix = extend(prefix, token)
+    return prefix
+
+
+def test_nothing_is_sent_behind_the_tail_or_without_budget() -> None:
+    none = ConfidenceImportance(0.0, Thresholds(0.6, 0.7, (0.5,), (0.5,), {}))
+    w = world(policy("synera", offload=none), devices=1, limit=30).run()
+    assert not [s for s in w.log.commands(Send) if isinstance(s.message, Request)]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 5, 9])
+def test_no_more_is_drafted_than_may_be_written(limit: int) -> None:
+    w = world(policy("sled", draft=Window(4)), alpha=1.0, devices=1, limit=limit).run()
+    caps = [s.work.stop.cap for s in w.log.commands(Start) if isinstance(s.work, Generate)]
+    assert max(caps) == min(4, limit)
+    assert len(w.text("s0.0")) == limit
+
+
+def test_the_prompt_travels_in_parts_and_the_question_whole() -> None:
+    w = world(policy("sled", prefill=Parts(5, "lazy"), kv_cache=Reuse()), devices=1, prompt=12).run()
+    asked = [s.message.rows for s in w.log.commands(Send) if isinstance(s.message, Request)]
+    assert [(r.start, r.n, r.check, r.rule) for r in asked[:3]] == [(0, 5, 0, ""), (5, 5, 0, ""), (10, 6, 4, "greedy")]
+
+
+def test_bytes_are_a_header_and_four_a_token() -> None:
+    w = world(policy("sled", kv_cache=Reuse()), devices=1, prompt=12).run()
+    first, second = [s for s in w.log.commands(Send) if isinstance(s.message, Request)][:2]
+    assert (first.nbytes, second.nbytes) == (16 + 4 * (12 + 4), 16 + 4 * (1 + 4))
+
+
+@pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
+@pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
+def test_an_impatient_device_is_answered_all_the_same(timeout_s: float, capacity_tokens: float) -> None:
+    """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
+    w = world(policy("sled", kv_cache=Reuse()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
+    w.simulator.run(60.0)
+    assert set(w.endings().values()) == {"complete"}
+    assert len(w.endings()) == 3
+    assert all(w.text(c.session) == own_text(c.prompt, 20) for c in w.calls)
+
+
+def waits(device: Device, times: int, now: float) -> list[float]:
+    """How long a device with a question in flight waits, retry by retry, for an answer that never comes."""
+    found = []
+    for _ in range(times):
+        requester = device.current
+        assert requester is not None
+        wake = next(c for c in device.handle(Woke(requester.timer), now) if isinstance(c, Wake))
+        found.append(wake.at - now)
+        now = wake.at
+    return found
+
+
+def asking(timeout_s: float) -> tuple[Device, float]:
+    p = policy("sled")
+    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0, timeout_s)
+    device.handle(Begin(Call("s", (1, 2, 3), 20)), 0.0)
+    out = device.handle(Finished(1, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 6)), 1.0)
+    return device, next(c.at for c in out if isinstance(c, Wake))
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "waited"),
+    [(1.0, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]), (40.0, [60.0, 60.0]), (90.0, [90.0, 90.0])],
+)
+def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float, waited: list[float]) -> None:
+    device, due = asking(timeout_s)
+    device.handle(Woke(device.current.timer), 0.5)  # type: ignore[union-attr]  # too early: waits on
+    assert due == 1.0 + timeout_s
+    assert waits(device, len(waited), due + timeout_s) == pytest.approx(waited)
+
+
+def test_an_answer_restores_patience() -> None:
+    device, due = asking(1.0)
+    assert waits(device, 3, due)[-1] == pytest.approx(8.0)
+    device.handle(Received(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 20.0)
+    job = device.numbers.last
+    out = device.handle(Finished(job, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 21.0)
+    assert [c.at for c in out if isinstance(c, Wake)] == [22.0]

@@ -1,0 +1,209 @@
+"""A worker by hand: when it decides, what it forgets, what it makes room for."""
+
+from typing import Any
+
+import pytest
+from fake_world import LAYERS, policy
+
+from serving.messages import (
+    INF,
+    Drop,
+    Finished,
+    Forward,
+    Hop,
+    Miss,
+    Received,
+    Release,
+    Reply,
+    Request,
+    Result,
+    Rows,
+    Send,
+    Span,
+    Start,
+    Verdict,
+    Wake,
+    Woke,
+)
+from serving.nodes.worker import Worker
+from serving.slots.kv_cache import NoReuse, Reuse
+from serving.slots.scheduler import Continuous, StaticBatch
+
+ROUTE = (Hop("cloud", Span(0, LAYERS, embed=True, head=True)),)
+
+
+def worker(capacity: float = INF, **override: Any) -> Worker:
+    slots = {"scheduler": Continuous(), "kv_cache": Reuse()} | override
+    return Worker("cloud", policy("sled", **slots), capacity_tokens=capacity)
+
+
+def ask(session: str = "a", start: int = 0, n: int = 10, check: int = 0, round_: int = 0, budget: int = 1) -> Received:
+    rows = Rows(session, start, n, tuple(range(start, start + n)), check, "greedy")
+    return Received(Request(round_, rows, ROUTE, 0, ("cloud",), f"device of {session}", budget))
+
+
+def decide(w: Worker, now: float = 0.0) -> list[Any]:
+    return list(w.handle(Woke(w.timer), now))
+
+
+def finish(w: Worker, *verdicts: Verdict) -> list[Any]:
+    results = tuple(Result(verdict, None) for verdict in verdicts)
+    return list(w.handle(Finished(w.job, results), 1.0))
+
+
+def batch(commands: list[Any]) -> list[tuple[str, int, int]]:
+    works = [c.work for c in commands if isinstance(c, Start)]
+    return [(r.session, r.start, r.n) for work in works if isinstance(work, Forward) for r in work.rows]
+
+
+def said(commands: list[Any], kind: type) -> list[Any]:
+    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, kind)]
+
+
+def served(w: Worker, event: Received, verdict: Verdict | None = None) -> list[Any]:
+    w.handle(event, 0.0)
+    started = decide(w)
+    return started + finish(w, *[verdict or Verdict(0, 7)] * len(batch(started)))
+
+
+def test_it_decides_when_all_that_arrives_at_an_instant_is_there() -> None:
+    w = worker()
+    assert list(w.handle(ask("a"), 0.0)) == [Wake(0.0, 1)]
+    assert list(w.handle(ask("b"), 0.0)) == []
+    assert batch(decide(w)) == [("a", 0, 10), ("b", 0, 10)]
+
+
+def test_what_arrives_while_it_runs_is_decided_on_when_it_is_done() -> None:
+    w = worker()
+    w.handle(ask("a"), 0.0)
+    decide(w)
+    assert list(w.handle(ask("b"), 0.5)) == []
+    assert Wake(1.0, 2) in finish(w, Verdict(0, 7))
+    assert batch(decide(w, 1.0)) == [("b", 0, 10)]
+
+
+def test_a_held_batch_is_looked_at_again_when_somebody_joins() -> None:
+    w = worker(scheduler=StaticBatch(2, 0.5))
+    w.handle(ask("a"), 0.0)
+    assert decide(w) == [Wake(0.5, 2)]
+    assert list(w.handle(ask("b"), 0.1)) == [Wake(0.1, 3)]
+    assert list(w.handle(Woke(2), 0.5)) == []  # superseded
+    assert batch(decide(w, 0.1)) == [("a", 0, 10), ("b", 0, 10)]
+
+
+def test_rejected_drafts_leave_the_cache() -> None:
+    w = worker()
+    out = served(w, ask(n=14, check=4), Verdict(1, 50))
+    assert said(out, Reply) == [Reply("a", 0, 10, Verdict(1, 50), ("cloud",), 0)]
+    assert w.ledger.lengths == {("a", 0): 11}
+    assert batch(served(w, ask(start=11, n=1, round_=1))) == [("a", 11, 1)]
+    assert said(served(w, ask(start=13, n=1, round_=2)), Miss) == [Miss("a", 2, "cloud")]
+
+
+def test_a_superseded_attempt_is_neither_run_nor_answered() -> None:
+    w = worker()
+    w.handle(ask("a"), 0.0)
+    w.handle(ask("a", n=12, round_=1), 0.0)
+    assert list(w.handle(ask("a"), 0.0)) == []  # overtaken on the way
+    assert batch(decide(w)) == [("a", 0, 12)]
+    w.handle(ask("a", n=13, round_=2), 0.5)
+    assert said(finish(w, Verdict(0, 7)), Reply) == []
+
+
+def test_a_budget_goes_on_writing_until_an_end_token() -> None:
+    w = worker()
+    out = served(w, ask(budget=3))
+    assert [(r.at, r.left) for r in said(out, Reply)] == [(10, 2)]
+    assert batch(decide(w, 1.0)) == [("a", 10, 1)]
+    out = finish(w, Verdict(0, 8))
+    assert [(r.at, r.left) for r in said(out, Reply)] == [(11, 1)]
+
+
+def test_without_reuse_parts_are_stored_and_the_question_runs_whole() -> None:
+    w = worker(kv_cache=NoReuse())
+    part = Rows("a", 0, 6, tuple(range(6)))
+    assert list(w.handle(Received(Request(0, part, ROUTE, 0, ("cloud",), "d")), 0.0)) == []
+    assert batch(served(w, ask(start=6, n=4))) == [("a", 0, 10)]
+    assert said(list(w.handle(ask("b", start=6, n=4), 2.0)), Miss) == [Miss("b", 0, "cloud")]
+
+
+def test_a_release_while_it_runs_is_obeyed_afterwards() -> None:
+    w = worker()
+    w.handle(ask("a"), 0.0)
+    decide(w)
+    assert list(w.handle(Received(Release("a")), 0.5)) == []
+    assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
+    assert list(w.handle(ask("a", round_=5), 2.0)) == []
+    assert not w.ledger.lengths
+
+
+def test_idle_caches_make_room_the_longest_unused_first() -> None:
+    w = worker(capacity=30)
+    for i, session in enumerate("aba"):
+        served(w, ask(session, n=10 if i < 2 else 1, start=0 if i < 2 else 10, round_=i))
+    out = served(w, ask("c", n=12))
+    assert [c for c in out if isinstance(c, Drop)] == [Drop("b", 0)]
+    assert set(w.ledger.lengths) == {("a", 0), ("c", 0)}
+
+
+def test_for_the_first_one_the_youngest_that_waits_is_preempted_and_misses() -> None:
+    w = worker(capacity=30, scheduler=StaticBatch(1, 0.0))
+    for session in "ab":
+        served(w, ask(session, n=14))
+    w.handle(ask("a", start=14, n=8, round_=1), 2.0)
+    w.handle(ask("b", start=14, n=1, round_=1), 2.1)
+    out = decide(w, 2.2)
+    assert batch(out) == [("a", 14, 8)]
+    assert [c for c in out if isinstance(c, Drop)] == [Drop("b", 0)]
+    finish(w, Verdict(0, 7))
+    assert said(decide(w, 3.0), Miss) == [Miss("b", 1, "cloud")]
+
+
+def test_a_new_attempt_does_not_count_the_cache_that_it_replaces() -> None:
+    w = worker(capacity=90)
+    served(w, ask("a", n=60))
+    assert batch(served(w, ask("a", n=62, round_=1))) == [("a", 0, 62)]
+
+
+def test_what_can_never_fit_is_said() -> None:
+    w = worker(capacity=9)
+    w.handle(ask("a", n=10), 0.0)
+    with pytest.raises(RuntimeError, match="a needs 10 cached tokens, the budget is 9"):
+        decide(w)
+
+
+def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None:
+    w = worker()
+    served(w, ask("a"))
+    w.handle(Received(Release("a")), 2.0)
+    assert w.handle(ask("a", round_=1), 2.1) == []
+    assert not w.queue
+
+
+def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
+    w = worker()
+    for i in range(5000):
+        served(w, ask(f"s{i}"))
+        w.handle(Received(Release(f"s{i}")), 2.0)
+        w.handle(Received(Release(f"s{i}")), 2.0)  # said twice: as one
+    assert len(w.newest) == len(w.released) == 4096
+    assert not w.ledger.lengths
+
+
+def test_a_message_later_than_any_memory_only_misses() -> None:
+    w = worker()
+    for i in range(5000):
+        w.handle(Received(Release(f"s{i}")), 0.0)
+    w.handle(ask("s0", start=10, n=5, check=4, round_=7), 1.0)
+    assert said(decide(w, 1.0), Miss) == [Miss("s0", 7, "cloud")]
+    assert not w.queue
+
+
+def test_a_session_may_be_forgotten_while_its_batch_runs() -> None:
+    w = worker()
+    w.handle(ask("a"), 0.0)
+    decide(w)
+    for session in ("a", *(f"s{i}" for i in range(5000))):
+        w.handle(Received(Release(session)), 0.5)
+    assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
+    assert not w.ledger.lengths

@@ -1,0 +1,156 @@
+"""Outcomes by luck: as often right as was said, the same for whoever asks, and what an engine would have counted."""
+
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import pytest
+from fake_setup import setup
+
+from serving.decoding import Decoding
+from serving.latency import load
+from serving.messages import Forward, Generate, Rows, Sampling, Span, Stop
+from serving.outcomes.constant import Acceptance
+from serving.outcomes.outcomes import Opened
+from serving.outcomes.rights import Chances, Rights
+from serving.runtimes.emulated import play
+from serving.runtimes.runtime import Query
+from serving.slots.draft import Window
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Asked
+
+WHOLE = Span(0, 32, embed=True, head=True)
+
+
+def asked(n: int, limit: int = 40, devices: int = 2) -> list[Asked]:
+    return [Asked(i, Prompt(f"p{i}", "", (), ""), i % devices, i, None, 0.0, 99, limit, None) for i in range(n)]
+
+
+def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], Opened]:
+    outcomes = Acceptance(**({"prompt_tokens": 10} | how))
+    queries = outcomes.queries(asked(n), Decoding(), seed)
+    return queries, outcomes.open(queries, setup("sled").policy, seed)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
+def test_drafts_are_right_as_often_as_was_said(rate: float) -> None:
+    limits, sessions = Chances(rate, rate, rate).limits, [Rights(0, f"s{i}", 7) for i in range(60)]
+    right = sum(rights.run(7 + at, 1, limits) for rights in sessions for at in range(200))
+    assert abs(right - 12000 * rate) <= 4 * sqrt(12000 * rate * (1 - rate))
+
+
+def test_acceptance_lengths_are_geometric() -> None:
+    limits = Chances(0.7, 0.7, 0.7).limits
+    runs = [Rights(1, f"s{i}", 0).run(0, 4, limits) for i in range(8000)]
+    for n, share in enumerate((0.3, 0.21, 0.147, 0.1029, 0.2401)):
+        assert abs(runs.count(n) - 8000 * share) <= 4 * sqrt(8000 * share * (1 - share))
+
+
+def test_the_chain_remembers_one_step() -> None:
+    limits = Chances(1.0, 0.9, 0.2).limits
+    steps = []
+    for i in range(200):
+        rights = Rights(2, f"s{i}", 0)
+        drawn = [rights.run(at, 1, limits) for at in range(60)]
+        assert drawn[0] == 1
+        steps += list(pairwise(drawn))
+    for before, share in ((1, 0.9), (0, 0.2)):
+        after = [b for a, b in steps if a == before]
+        assert abs(sum(after) - len(after) * share) <= 4 * sqrt(len(after) * share * (1 - share))
+
+
+def test_luck_is_the_same_in_whatever_order_and_windows_it_is_asked() -> None:
+    limits = Chances(0.6, 0.8, 0.4).limits
+    ahead, behind = Rights(3, "s", 5), Rights(3, "s", 5)
+    ahead.run(60, 8, limits)
+    for at in range(5, 50):
+        run = behind.run(at, 8, limits)
+        assert run == ahead.run(at, 8, limits) <= 8
+        assert min(run, 3) == ahead.run(at, 3, limits)
+    other = Rights(4, "s", 5)
+    assert [other.run(at, 1, limits) for at in range(5, 40)] != [ahead.run(at, 1, limits) for at in range(5, 40)]
+
+
+def test_policies_under_one_seed_meet_the_same_luck() -> None:
+    """With one window the verdict at a position is the other window's, as far as both look."""
+    found = {}
+    for k in (1, 4, 8):
+        queries, models = opened(4)
+        records = play(setup("sled", override={"draft": Window(k)}), models, queries)
+        assert all(len(r.tokens) == 40 for r in records.values())
+        assert [r.tokens[-1] for r in records.values()] == [4 * 49] * 4
+        found[k] = {(n, c.at): (c.accepted, len(c.tokens)) for n, r in records.items() for c in r.chunks}
+    for place, (accepted, n) in found[4].items():
+        for k in (1, 8):
+            if place in found[k]:
+                other, m = found[k][place]
+                assert min(accepted, n, m) == min(other, n, m)
+
+
+def test_one_seed_one_run() -> None:
+    def once(seed: int) -> Any:
+        queries, models = opened(3, seed)
+        return play(setup("sled", seed=seed), models, queries)
+
+    assert once(1) == once(1) != once(2)
+
+
+@pytest.mark.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
+def test_every_policy_can_be_simulated(name: str) -> None:
+    queries, models = opened(3)
+    records = play(setup(name), models, queries)
+    assert {(r.ending, len(r.tokens)) for r in records.values()} == {("complete", 40)}
+    assert models.notes() == ("the tokens are numbers, not words: quality is not simulated",)
+    assert models.tokenizer.decode(records["r00000"].tokens) == ""
+
+
+def test_loads_are_counted_as_the_engine_counts() -> None:
+    queries, models = opened(rate=1.0)
+    prompt = queries[0].call.prompt
+    outcome, loads = models.device.execute(Generate("r00000", 0, prompt, Stop(3)))
+    assert (outcome.tokens, outcome.cached, outcome.stopped) == ((40, 44, 48), 12, False)  # type: ignore[union-attr]
+    assert loads == (load(32, [(0, 10)], 1), load(32, [(10, 1)], 1), load(32, [(11, 1)], 1))
+    _, loads = models.device.execute(Generate("r00000", 0, prompt[:-1], Stop(0)))
+    assert loads == (load(32, [(0, 9)]),)
+    rows = Rows("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")
+    results, loads = models.cloud.execute(Forward(WHOLE, (rows, Rows("r00001", 4, 2, (16, 20))), ("last", "last")))
+    assert [r.verdict and (r.verdict.accepted, r.verdict.token) for r in results] == [(2, 48), None]  # type: ignore[union-attr]
+    assert loads == (load(32, [(0, 13), (4, 2)], 4),)
+
+
+def test_a_stop_rule_ends_the_draft() -> None:
+    """A constant score is below the threshold at once, or never."""
+    queries, models = opened(rate=0.4)
+    feed = queries[0].call.prompt
+    for below, keep, n, passes in ((0.5, True, 1, 1), (0.5, False, 0, 1), (0.3, True, 4, 4)):
+        work = Generate("r00000", 0, feed, Stop(4, "margin", below, keep), probes=("confidence", "importance"))
+        outcome, loads = models.device.execute(work)
+        assert (len(outcome.tokens), len(loads), outcome.cached) == (n, passes, 9 + passes)  # type: ignore[union-attr]
+        assert outcome.scores == {"confidence": (0.4,) * n, "importance": (0.4,) * n}  # type: ignore[union-attr]
+
+
+def test_sampled_drafts_carry_their_distributions() -> None:
+    queries, models = opened()
+    work = Generate("r00000", 0, queries[0].call.prompt, Stop(3), sampling=Sampling(1.0, 0, 1.0, 0))
+    outcome, _ = models.device.execute(work)
+    assert len({blob.id for blob in outcome.odds}) == 3  # type: ignore[union-attr]
+    assert Acceptance().queries(asked(1), Decoding(0.8), 5)[0].call.sampling == Sampling(0.8, 0, 1.0, 5)
+
+
+def test_a_draft_in_the_wrong_place_is_an_error() -> None:
+    _, models = opened()
+    shifted = Rows("r00000", 0, 12, (*range(0, 40, 4), 44, 48), 2, "greedy")
+    with pytest.raises(RuntimeError, match="44 is no draft for token 10"):
+        models.cloud.execute(Forward(WHOLE, (shifted,), ("last",)))
+
+
+def test_what_is_no_probability_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"outcomes\.rate is 1\.2; it is the share of drafts that stand: 0 to 1"):
+        Acceptance(1.2)
+    with pytest.raises(ValueError, match="a prompt has at least 1 token"):
+        Acceptance(prompt_tokens=0)
+    with pytest.raises(ValueError, match=r"after_wrong is -0\.1; a probability lies between 0 and 1"):
+        Chances(0.5, 0.5, -0.1)
+    _, models = opened()
+    with pytest.raises(ValueError, match="exits early in layers"):
+        models.device.execute(Generate("r00000", 0, (0,), Stop(1), exit=("margin", 0.1)))

@@ -1,0 +1,135 @@
+"""A model of acceptance against the trace that it was fitted to, and its artifact."""
+
+from dataclasses import dataclass, replace
+from math import sqrt
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from fake_setup import setup
+from made import trace
+
+from serving.decoding import Decoding
+from serving.messages import Generate, Stop
+from serving.nodes.session import Session
+from serving.outcomes import fit, fitted, goodness
+from serving.outcomes.fitted import Fitted
+from serving.outcomes.rights import Chances
+from serving.runtimes.emulated import play
+from serving.slots.draft import Window
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Asked
+
+
+@pytest.fixture(scope="module")
+def model() -> Fitted:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "DRAWN", 10_000)
+        return fit.fitted(trace(), 0)
+
+
+def asked(n: int) -> list[Asked]:
+    return [Asked(i, Prompt(f"q{i}", "", (), ""), i % 2, i, None, 0.0, 99, 64, None) for i in range(n)]
+
+
+def test_chances_are_the_traces(model: Fitted) -> None:
+    for found, true, n in ((model.chances.after_right, 0.8, 1650), (model.chances.after_wrong, 0.5, 650)):
+        assert abs(found - true) <= 4 * sqrt(true * (1 - true) / n)
+
+
+def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: Fitted) -> None:
+    rate, auc = model.goodness["rate"], model.goodness["auc"]
+    assert rate["model"] == pytest.approx(rate["trace"], abs=0.06)
+    assert auc["model"] == pytest.approx(auc["trace"], abs=0.06)
+    assert 0.7 < auc["trace"] < 0.95
+    assert list(model.goodness["windows"]) == [str(k) for k in range(1, 9)]
+    for window in model.goodness["windows"].values():
+        assert sum(window["trace"]) == pytest.approx(1) == sum(window["model"])
+        assert window["total_variation"] < 0.1
+
+
+def test_goodness_sees_a_bad_model(model: Fitted) -> None:
+    answers = fit._drawn([[True] * 50], Chances(0.9, 0.9, 0.9), model.pools, 0)[0]
+    others = fit._drawn([[True] * 50], Chances(0.4, 0.4, 0.4), model.pools, 0)[0]
+    assert goodness.compare(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
+
+
+def test_windows_begin_behind_the_last_ones_correction() -> None:
+    answer = [True, True, False, True, True, True, False, False]
+    assert goodness.lengths([answer], 2) == [1 / 3, 0, 2 / 3]
+    assert goodness.lengths([answer], 9) == [0.0] * 10
+
+
+def test_auc_counts_ties_half() -> None:
+    assert goodness.auc([0.1, 0.4, 0.35, 0.8], [False, False, True, True]) == 0.75
+    assert goodness.auc([0.5, 0.5], [True, False]) == 0.5
+    assert goodness.auc([0.5, 0.6], [True, True]) == 0.5
+
+
+def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: Fitted) -> None:
+    queries = model.queries(asked(30), Decoding(), 0)
+    policy = setup("sled", override={"draft": Window(4, "confidence", 0.01)})
+    records = play(policy, model.open(queries, policy.policy, 0), queries)
+    chunks = [chunk for record in records.values() for chunk in record.chunks]
+    first = [chunk.accepted > 0 for chunk in chunks if chunk.accepted is not None]
+    confidence = [chunk.scores["confidence"][0] for chunk in chunks]
+    assert goodness.auc(confidence, first) == pytest.approx(model.goodness["auc"]["trace"], abs=0.12)
+    mean = sum(c.accepted or 0 for c in chunks if len(c.tokens) == 4) / sum(len(c.tokens) == 4 for c in chunks)
+    assert mean == pytest.approx(model.goodness["windows"]["4"]["mean"]["trace"], abs=0.35)
+
+
+def test_who_drafts_ahead_sees_the_targets_token_among_the_candidates(model: Fitted) -> None:
+    """In the made-up trace it is the second candidate of every wrong draft."""
+    queries = model.queries(asked(1), Decoding(), 0)
+    ahead = replace(setup("sled").policy, waiting=Ahead())
+    call = queries[0].call
+    seen = set()
+    for who in (ahead, setup("sled").policy):
+        engine = model.open(queries, who, 0).device
+        for at in range(len(call.prompt), len(call.prompt) + 30):
+            drafted = engine.execute(Generate(call.session, 0, tuple(range(at)), Stop(1)))[0]
+            token, second, _ = drafted.tops[0]  # type: ignore[union-attr]
+            seen.add((who is ahead, token - 4 * at, second - 4 * at))
+    assert seen == {(True, 0, 2), (True, 1, 0), (False, 0, 2), (False, 1, 2)}
+
+
+@dataclass(frozen=True)
+class Ahead:
+    steps: ClassVar[int] = 1
+    probes: ClassVar[tuple[str, ...]] = ()
+
+    def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
+        return ()
+
+
+def test_lengths_are_recorded_ones(model: Fitted) -> None:
+    """Every second made-up answer ended before its limit; the others may be as long as is asked now."""
+    queries = model.queries(asked(80), Decoding(), 3)
+    assert {len(q.call.prompt) for q in queries} == {6, 7, 8}
+    assert {q.call.limit for q in queries} == {40, 64}
+    assert queries == model.queries(asked(80), Decoding(), 3) != model.queries(asked(80), Decoding(), 4)
+
+
+def test_it_is_what_was_saved(model: Fitted, tmp_path: Path) -> None:
+    fitted.save(tmp_path, model)
+    again = fitted.load(tmp_path)
+    assert again == model
+    assert again.described.startswith("no models and no text: drafts are right as in a trace of a made-up pair")
+
+
+def test_a_damaged_artifact_is_refused(model: Fitted, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no fitted acceptance in .*; runtime\.outcomes\.path names a folder"):
+        fitted.load(tmp_path)
+    fitted.save(tmp_path, model)
+    header = tmp_path / fitted.HEADER
+    header.write_text(header.read_text(encoding="utf-8").replace('"depth": 4', '"depth": 5'), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*fit it again"):
+        fitted.load(tmp_path)
+
+
+def test_a_trace_where_all_is_right_cannot_be_fitted(model: Fitted) -> None:
+    perfect = trace(3, 5, after_right=1.0)
+    with pytest.raises(ValueError, match="all right or all wrong"):
+        fit.fitted(perfect, 0)
+    with pytest.raises(ValueError, match="needs recorded lengths"):
+        replace(model, lengths=())

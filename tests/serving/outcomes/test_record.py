@@ -1,0 +1,137 @@
+"""TraceRecording: what is interrupted goes on, what was saved is read again, and what is damaged is refused by name."""
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import checkpoints
+import numpy as np
+import pytest
+from made import trace
+from pairs import pair, questions
+
+from serving.decoding import Decoding
+from serving.outcomes import fitted, replayed, store
+from serving.outcomes.record import TraceRecording
+from serving.outcomes.trace import Tables, Trace
+from serving.pair import Checkpoint
+from serving.stages import fit_outcomes, record_outcomes
+from serving.workload.metrics import ExactMatch, Metric
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Workload
+
+
+def assert_equal(a: Trace, b: Trace) -> None:
+    for field in fields(Trace):
+        if field.name != "tables":
+            assert getattr(a, field.name) == getattr(b, field.name), field.name
+    for field in fields(Tables):
+        assert np.array_equal(getattr(a.tables, field.name), getattr(b.tables, field.name)), field.name
+
+
+@dataclass(frozen=True)
+class Where:
+    name: ClassVar[str] = "questions about places"
+    metrics: ClassVar[tuple[Metric, ...]] = (ExactMatch(),)
+    measures_quality_of: ClassVar[Any] = "pretrained"
+
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(f"p{i}", f"where is the {word} key", ("in a box",), "t") for i, word in enumerate(["red", "a"])]
+
+
+def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
+    made = checkpoints.made(tmp_path)
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    told: list[tuple[int, int]] = []
+    record_outcomes(
+        out, progress=lambda done, total, _: told.append((done, total)), work=work, depth=3, seed=0,
+        device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
+        workload=Workload(dataset=Where(), prompts=2, max_prompt_tokens=16, max_new_tokens=6),
+    )  # fmt: skip
+    assert told == [(2, 2)]
+    read = replayed.load(out)
+    assert (read.trace.device_layers, read.trace.cloud_layers, read.trace.tables.depth) == (2, 8, 3)
+    assert read.trace.made_from["data"] == "questions about places, 2 prompts"
+    assert read.tokenizer.decode(read.trace.sessions[0].path[:3]) == "where is the"
+    assert read.described.endswith("2 sessions, the target's own greedy text")
+
+
+def test_a_fit_is_a_stage_of_its_own(tmp_path: Path) -> None:
+    store.save(tmp_path, trace())
+    fit_outcomes(tmp_path, trace=tmp_path)
+    assert fitted.load(tmp_path).layers == (4, 8)
+
+
+def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
+    recording = TraceRecording(pair(), None, 0, 2, {"pair": "two random Llamas"})
+    asked = questions(10)
+
+    def stop(done: int, total: int, note: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        recording.take(asked, tmp_path / "work", stop)
+    (tmp_path / "work" / "part-00001.partial").mkdir()  # what a kill leaves behind
+    kept = (tmp_path / "work" / "part-00000" / store.TENSORS).stat().st_mtime_ns
+    whole = recording.take(asked, tmp_path / "work", lambda *_: None)
+    assert (tmp_path / "work" / "part-00000" / store.TENSORS).stat().st_mtime_ns == kept
+    assert_equal(whole, recording.take(asked, tmp_path / "other", lambda *_: None))
+    assert [s.first for s in whole.sessions[:2]] == [0, whole.sessions[0].rows]
+
+
+def test_it_is_what_was_saved(tmp_path: Path) -> None:
+    store.save(tmp_path, trace())
+    assert_equal(store.load(tmp_path), trace())
+
+
+def test_sampled_text_is_not_recorded(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use runtime/outcomes=fitted, or temperature 0"):
+        record_outcomes(
+            tmp_path, progress=lambda *_: None, work=tmp_path, device=Checkpoint(hub="a"), cloud=Checkpoint(hub="b"),
+            workload=Workload(dataset=Where()), decoding=Decoding(0.5), seed=0,
+        )  # fmt: skip
+
+
+def _short(folder: Path) -> None:
+    (folder / store.TENSORS).write_bytes((folder / store.TENSORS).read_bytes()[:-40])
+
+
+def _lost_session(folder: Path) -> None:
+    about = json.loads((folder / store.HEADER).read_text(encoding="utf-8"))
+    about["sessions"].pop()
+    (folder / store.HEADER).write_text(json.dumps(about), encoding="utf-8")
+
+
+def _other_name(folder: Path) -> None:
+    text = (folder / store.HEADER).read_text(encoding="utf-8")
+    (folder / store.HEADER).write_text(text.replace('"policy"', '"politics"'), encoding="utf-8")
+
+
+def _no_prompt(folder: Path) -> None:
+    about = json.loads((folder / store.HEADER).read_text(encoding="utf-8"))
+    for session in about["sessions"][:2]:
+        session["prompt_tokens"] += 46 if session is about["sessions"][0] else -46
+    (folder / store.HEADER).write_text(json.dumps(about), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_short, "cannot be read"),
+        (_lost_session, "59 sessions do not add up to the 2820 tokens"),
+        (_other_name, "politics"),
+        (_no_prompt, "a session has no prompt, or one longer than its text"),
+    ],
+)
+def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
+    store.save(tmp_path, trace())
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=rf"trace .*{message}.*record it again"):
+        store.load(tmp_path)
+
+
+def test_a_missing_trace_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no trace in .*; runtime\.outcomes\.path names a folder"):
+        store.load(tmp_path)

@@ -1,0 +1,68 @@
+"""What stands before the connections of runtime `grpc`, and when; no process is started."""
+
+from contextlib import nullcontext
+
+import pytest
+from fake_setup import LAYERS, setup
+
+from serving.cast import Cast
+from serving.runtimes import grpc
+from serving.runtimes.grpc import Grpc
+
+ADDRESS = "127.0.0.1:4711"
+
+
+class Crew(grpc._Crew):
+    """A crew that only writes down what it is told."""
+
+    def __init__(self, runtime, cast, shape):
+        super().__init__(runtime, cast, (), "cpu", None, shape)
+        self.told = []
+
+    def _running(self, parts):
+        return nullcontext()
+
+    def _hear(self, name, word):
+        self.told.append(word)
+        return ADDRESS
+
+    def _tell(self, names, word, value):
+        self.told.append(word)
+
+    def _wait_for_all(self, progress):
+        self.told.append("all answered")
+
+
+def test_an_unknown_shaping_is_refused():
+    with pytest.raises(ValueError, match=r"runtime\.shaping is True; it must be one of user, tc, none"):
+        Grpc(shaping=True)
+
+
+def test_each_shaping_says_what_it_is():
+    assert {Grpc(shaping=each).described.rpartition(", ")[2] for each in ("user", "tc", "none")} == {
+        "shaped in user space",
+        "shaped by the kernel (tc netem)",
+        "not shaped",
+    }
+
+
+def test_the_kernel_shapes_when_the_ports_are_known_and_nobody_has_dialled():
+    crew = Crew(Grpc(shaping="tc"), Cast(setup(), LAYERS), lambda addresses: crew.told.append([*addresses]))
+    crew.play(None)
+    assert crew.told[:3] == ["listening", [ADDRESS], "dial"]
+    assert crew.told[3:] == ["joined", "joined", "play", "all answered", "stop"]
+
+
+@pytest.mark.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
+def test_a_process_shapes_only_in_user_space(shaping, in_process, tmp_path):
+    cast = Cast(setup(), LAYERS)
+    crew = Crew(Grpc(shaping=shaping), cast, None)
+    crew.folder = tmp_path
+    assert crew._part("cloud-0", ("cloud-0",)).shaped is in_process
+
+
+def test_the_kernel_is_asked_for_the_links_of_those_who_have_a_cloud():
+    cast = Cast(setup(devices=3), LAYERS)
+    assert Grpc(shaping="tc")._links_of_kernel(cast) == [cast.setup.network] * 3
+    assert Grpc(shaping="user")._links_of_kernel(cast) == []
+    assert Grpc(shaping="tc")._links_of_kernel(Cast(setup("edge_centric"), LAYERS)) == []

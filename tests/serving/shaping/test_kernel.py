@@ -1,0 +1,118 @@
+import os
+import platform
+import subprocess
+
+import pytest
+
+from serving.network import Link
+from serving.shaping.command import CommandError, run
+from serving.shaping.kernel import check_machine, check_netem, may_administer, rehearse, spare
+
+LINK = Link(uplink_mbps=10, downlink_mbps=10, delay_ms=50, loss=0.01)
+ROOT = "Name:\tpython\nCapEff:\t000001fffeffffff\n"
+PERSON = "Name:\tpython\nCapEff:\t0000000000000000\n"
+ONLY_NETWORK = "Name:\tpython\nCapEff:\t0000000000001000\n"
+
+
+class Kernel:
+    """Keeps what it is told; fails at the first command that holds `fails`."""
+
+    def __init__(self, fails="nothing fails"):
+        self.told, self.fails = [], fails
+
+    def __call__(self, command):
+        text = " ".join(command)
+        self.told.append(text)
+        if self.fails in text:
+            raise CommandError(f"`{text}`: refused")
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"system": "Darwin"}, r"tc belongs to Linux, and this machine runs Darwin.*shaping=user"),
+        ({"found": lambda tool: None}, r"no program 'tc' on this machine; install iproute2.*shaping=user"),
+        ({"found": {"tc": "/sbin/tc"}.get}, r"no program 'ip' on this machine; install iproute2.*shaping=user"),
+        ({"status": PERSON}, r"may not change the network: user \d+ lacks.*CAP_NET_ADMIN.*as root.*shaping=user"),
+        ({"system": "Darwin", "status": PERSON}, r"belongs to Linux"),
+        ({"found": lambda tool: None, "status": PERSON}, r"install iproute2"),
+    ],
+)
+def test_what_the_machine_lacks_is_named_in_order(how, said):
+    good = {"system": "Linux", "found": lambda tool: f"/sbin/{tool}", "status": ROOT}
+    check_machine(**good)
+    with pytest.raises(ValueError, match=rf"runtime\.shaping=tc: .*{said}"):
+        check_machine(**good | how)
+
+
+@pytest.mark.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
+def test_the_capability_is_read_from_the_status(status, may):
+    assert may_administer(status) is may
+
+
+def test_somebody_who_is_not_root_is_refused_here():
+    if platform.system() != "Linux" or os.geteuid() != 0:
+        pytest.skip("only root on Linux can become somebody else to try it")
+    status = subprocess.run(["cat", "/proc/self/status"], user=65534, capture_output=True, text=True, check=True).stdout
+    with pytest.raises(ValueError, match="lacks the capability CAP_NET_ADMIN"):
+        check_machine(found=lambda tool: tool, status=status)
+
+
+def test_the_kernel_is_asked_on_a_device_of_its_own():
+    kernel = Kernel()
+    check_netem(kernel)
+    rehearse(kernel, LINK)
+    assert not any("dev lo" in told for told in kernel.told)
+    assert sum(told.startswith("ip link add") for told in kernel.told) == 2
+    assert sum(told.startswith("ip link del") for told in kernel.told) == 2
+
+
+@pytest.mark.parametrize("fails", [" netem", "prio bands", "u32"])
+def test_the_spare_device_goes_also_when_the_kernel_refuses(fails):
+    kernel = Kernel(fails)
+    with pytest.raises(ValueError, match=r"runtime\.shaping=tc: the kernel.*refused.*shaping=user"):
+        rehearse(kernel, LINK)
+    assert kernel.told[-1].startswith("ip link del")
+
+
+def test_a_process_that_may_make_no_device_hears_why():
+    kernel = Kernel("ip link add")
+    with pytest.raises(ValueError, match=r"may not change the network: no device.*refused.*CAP_NET_ADMIN"):
+        check_netem(kernel)
+    assert len(kernel.told) == 1
+
+
+def test_a_kernel_without_netem_says_so_here():
+    try:
+        check_machine()
+    except ValueError as reason:
+        pytest.skip(f"the kernel cannot be asked: {reason}")
+    try:
+        check_netem(run)
+    except ValueError as refusal:
+        said = str(refusal)
+    else:
+        pytest.skip("this kernel has netem; there is nothing to refuse")
+    assert f"tandem{os.getpid()}" not in run(("ip", "-o", "link"))
+    assert platform.release() in said
+    for part in ("does not offer netem", "modprobe sch_netem", "CONFIG_NET_SCH_NETEM", "runtime.shaping=user"):
+        assert part in said
+
+
+def test_a_spare_device_really_comes_and_goes():
+    try:
+        check_machine()
+    except ValueError as reason:
+        pytest.skip(f"no device can be made: {reason}")
+    with spare(run) as device:
+        assert device in run(("ip", "-o", "link"))
+    with pytest.raises(CommandError, match="does not exist"):
+        run(("ip", "link", "show", device))
+
+
+def test_a_command_that_is_not_there_or_fails_is_named():
+    with pytest.raises(CommandError, match=r"`tandem-has-no-such-tool`: .*No such file"):
+        run(("tandem-has-no-such-tool",))
+    with pytest.raises(CommandError, match=r"`false --now`: exit status 1"):
+        run(("false", "--now"))

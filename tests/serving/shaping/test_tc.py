@@ -1,0 +1,282 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import contextmanager, nullcontext
+from itertools import count
+
+import pytest
+
+from serving.network import Link
+from serving.shaping.command import CommandError, run
+from serving.shaping.kernel import check_machine, check_netem
+from serving.shaping.netem import HANDLE, commands, removal
+from serving.shaping.tc import claimed, clear, root, shaped
+
+LINK = Link(uplink_mbps=10, downlink_mbps=20, delay_ms=50)
+CLOUD = "127.0.0.1:4711"
+_serial = count()
+
+
+def own_device():
+    """A name that no other test, here or in a session beside, claims."""
+    return f"t{os.getpid()}-{next(_serial)}"
+
+
+class Kernel:
+    """Root queues by device, changed as `tc` would change them; a command that holds `fails` fails."""
+
+    def __init__(self, fails="nothing fails"):
+        self.roots, self.told, self.fails = {}, [], fails
+
+    def __call__(self, command):
+        text = " ".join(command)
+        self.told.append(text)
+        if self.fails in text:
+            raise CommandError(f"`{text}`: refused")
+        if command[:3] == ("ip", "link", "del"):
+            self.roots.pop(command[3], None)
+        device = command[command.index("dev") + 1] if "dev" in command else None
+        if "show" in command:
+            kind, handle = self.roots.get(device, ("noqueue", "0:"))
+            leaf = {"kind": "pfifo", "handle": "9:", "parent": f"{handle}1"}
+            return json.dumps([leaf, {"kind": kind, "handle": handle, "root": True}])
+        if "root" in command and "del" in command:
+            if self.roots.pop(device, ("", ""))[1] != HANDLE:
+                raise CommandError("Error: Invalid handle")
+        elif "handle" in command:
+            if device in self.roots:
+                raise CommandError("Error: Exclusivity flag on, cannot modify")
+            self.roots[device] = ("prio", HANDLE)
+        return ""
+
+    def on(self, device):
+        """What was done to a device, looking apart."""
+        return [told for told in self.told if f"dev {device} " in f"{told} " and "show" not in told]
+
+
+def shaping(kernel, device, links=(LINK,)):
+    return shaped(links, kernel, device, check=lambda: None)
+
+
+def a_run(kernel, device, does):
+    with shaping(kernel, device) as shape:
+        shape([CLOUD])
+        does()
+
+
+def refuse(kernel, fails, does=lambda: None):
+    """From here on the kernel refuses what it took in the rehearsal."""
+    kernel.fails = fails
+    does()
+
+
+def test_the_link_stands_from_shape_to_the_end():
+    kernel, device = Kernel(), own_device()
+    with shaping(kernel, device) as shape:
+        assert kernel.on(device) == []
+        shape([CLOUD])
+        assert kernel.on(device) == [" ".join(command) for command in commands(LINK, [CLOUD], device)]
+        assert kernel.roots == {device: ("prio", HANDLE)}
+    assert kernel.roots == {}
+
+
+def test_what_was_never_shaped_is_left_alone():
+    kernel, device = Kernel(), own_device()
+    with shaping(kernel, device):
+        pass
+    assert kernel.on(device) == []
+
+
+@pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_crash_of_the_run_takes_it_away(problem):
+    kernel, device = Kernel(), own_device()
+
+    def crash():
+        raise problem("the run")
+
+    with pytest.raises(problem):
+        a_run(kernel, device, crash)
+    assert kernel.roots == {}
+
+
+@pytest.mark.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
+def test_half_of_it_is_taken_away_too(fails):
+    kernel, device = Kernel(), own_device()
+    with pytest.raises(CommandError, match="refused"), shaping(kernel, device) as shape:
+        refuse(kernel, fails, lambda: shape([CLOUD]))
+    assert kernel.on(device)[-1] == f"tc qdisc del dev {device} root handle 7a7d:"
+    assert kernel.roots == {}
+
+
+def test_what_a_killed_run_left_goes_first():
+    kernel, device = Kernel(), own_device()
+    kernel.roots[device] = ("prio", HANDLE)
+    with shaping(kernel, device) as shape:
+        assert kernel.roots == {}
+        shape([CLOUD])
+    assert kernel.roots == {}
+
+
+@pytest.mark.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
+def test_somebodys_own_queue_is_not_replaced(kind, handle):
+    kernel, device = Kernel(), own_device()
+    kernel.roots[device] = (kind, handle)
+    said = rf"{device} has a root queue already, {kind} {handle}, .*tc qdisc del dev {device} root.*shaping=user"
+    with pytest.raises(ValueError, match=said), shaping(kernel, device):
+        pass
+    assert kernel.on(device) == []
+    assert kernel.roots == {device: (kind, handle)}
+
+
+def test_the_kernels_own_default_is_no_obstacle():
+    kernel, device = Kernel(), own_device()
+    kernel.roots[device] = ("pfifo_fast", "0:")
+    clear(kernel, device)
+    assert kernel.on(device) == []
+
+
+def test_two_runs_do_not_shape_one_device():
+    device, kernel = own_device(), Kernel()
+    with claimed(device):
+        with (
+            pytest.raises(ValueError, match=rf"another run shapes {device} now.*shaping=user"),
+            shaping(kernel, device),
+        ):
+            pass
+        assert kernel.on(device) == []
+    with shaping(kernel, device):
+        pass
+
+
+def test_who_cannot_take_it_away_says_how():
+    kernel, device = Kernel(), own_device()
+    said = rf"{device} is perhaps still shaped: .*take it away with: tc qdisc del dev {device} root handle 7a7d:"
+    with pytest.raises(RuntimeError, match=said):
+        a_run(kernel, device, lambda: refuse(kernel, "qdisc del"))
+
+
+def test_nothing_is_asked_of_the_kernel_where_the_machine_lacks_something():
+    kernel = Kernel()
+
+    def check():
+        raise ValueError("no tc")
+
+    with pytest.raises(ValueError, match="no tc"), shaped([LINK], kernel, own_device(), check):
+        pass
+    assert kernel.told == []
+
+
+def test_netem_is_asked_for_before_the_link_is_judged():
+    kernel = Kernel(" netem")
+    with pytest.raises(ValueError, match="netem"), shaping(kernel, own_device(), [LINK, Link(1, 1)]):
+        pass
+    with pytest.raises(ValueError, match="different links"), shaping(Kernel(), own_device(), [LINK, Link(1, 1)]):
+        pass
+
+
+@contextmanager
+def namespace():
+    """(its process, what runs commands in it) of a network whose loopback nobody else uses; gone with the process."""
+    try:
+        check_machine()
+    except ValueError as reason:
+        pytest.skip(f"no network of one's own: {reason}")
+    waits = ["unshare", "--net", "sh", "-c", "ip link set lo up && echo up && read line"]
+    try:
+        inside = subprocess.Popen(waits, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    except FileNotFoundError:
+        pytest.skip("no network of one's own: there is no program unshare")
+    with inside:
+        if inside.stdout.readline() != b"up\n":
+            pytest.skip(f"no network of one's own: {inside.stderr.read().decode().strip()}")
+        yield inside.pid, lambda command: run(("nsenter", f"--net=/proc/{inside.pid}/ns/net", *command))
+
+
+def in_htb(command):
+    """The same shape for a kernel that has htb and neither prio nor netem: a root, and a class for each rate."""
+    if "netem" in command and "parent" in command:
+        band = command[command.index("parent") + 1]
+        return ("tc", "class", *command[2:6], HANDLE, "classid", band, "htb", *command[-2:])
+    if "qdisc" in command and {"prio", "netem"} & {*command}:
+        end = command.index("prio" if "prio" in command else "netem")
+        return (*command[:end], "htb", "default", "0")
+    return command
+
+
+TALK = """
+import socket
+with socket.create_server(("127.0.0.1", 0)) as cloud, socket.create_server(("127.0.0.1", 0)) as other:
+    print("%s:%d" % cloud.getsockname(), flush=True)
+    input()
+    for server, nbytes in ((cloud, 30_000), (other, 500_000)):
+        with socket.create_connection(server.getsockname()) as device, server.accept()[0] as there:
+            device.sendall(bytes(nbytes))
+            device.shutdown(socket.SHUT_WR)
+            while there.recv(65536):
+                pass
+            there.sendall(b"thanks")
+            device.recv(6)
+"""
+
+
+def talk(pid, shape):
+    """30 kB to a cloud that is shaped once it listens, 500 kB to somebody else, in the network of a process."""
+    command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", TALK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as talks:
+        shape([talks.stdout.readline().strip()])
+        talks.communicate("go\n", timeout=60)
+    assert talks.returncode == 0
+
+
+def sent(inside):
+    """Bytes by class."""
+    listed = inside(("tc", "-s", "class", "show", "dev", "lo"))
+    return {band: int(nbytes) for band, nbytes in re.findall(r"^class htb (\S+).*\n Sent (\d+) bytes", listed, re.M)}
+
+
+def test_a_real_kernel_takes_away_only_what_is_ours():
+    with namespace() as (_, inside):
+        before = root(inside, "lo")
+        inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", HANDLE, "htb", "default", "0"))
+        clear(inside, "lo")
+        assert root(inside, "lo") == before == ("noqueue", "0:")
+        inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "0"))
+        with pytest.raises(ValueError, match="htb 1:, which is not ours"):
+            clear(inside, "lo")
+        with pytest.raises(CommandError, match="Invalid handle"):
+            inside(removal("lo"))
+        assert root(inside, "lo") == ("htb", "1:")
+
+
+def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
+    """With htb in the place of prio and netem, which not every kernel has; the filters are the run's own."""
+    monkeypatch.setattr("serving.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    with namespace() as (pid, inside):
+        in_place = shaping(lambda command: inside(in_htb(command)), "lo")
+        with in_place as shape:
+            talk(pid, shape)
+            up, down = (sent(inside)[f"{HANDLE}{band}"] for band in (2, 3))
+        assert root(inside, "lo") == ("noqueue", "0:")
+    assert 30_000 < up < 60_000
+    assert 0 < down < 30_000
+
+
+@pytest.mark.slow
+def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
+    monkeypatch.setattr("serving.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    with namespace() as (pid, inside):
+        try:
+            check_netem(inside)
+        except ValueError as reason:
+            pytest.skip(f"only a kernel with netem shows it: {reason}")
+        with shaping(inside, "lo") as shape:
+            talk(pid, shape)
+            listed = json.loads(inside(("tc", "-s", "-j", "qdisc", "show", "dev", "lo")))
+            up, down = (next(q for q in listed if q.get("parent") == f"{HANDLE}{band}") for band in (2, 3))
+        assert root(inside, "lo") == ("noqueue", "0:")
+    assert [q["kind"] for q in (up, down)] == ["netem", "netem"]
+    assert [q["options"]["delay"]["delay"] for q in (up, down)] == pytest.approx([0.05, 0.05])
+    assert 30_000 < up["bytes"] < 60_000
+    assert 0 < down["bytes"] < 30_000

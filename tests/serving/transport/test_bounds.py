@@ -1,0 +1,94 @@
+"""The parts that keep a host's memory and its peers' patience bounded."""
+
+import asyncio
+
+import pytest
+
+from serving.messages import Backlog, Release
+from serving.transport.backoff import Backoff
+from serving.transport.limits import Limits
+from serving.transport.outbox import Outbox
+from serving.transport.owners import Owners
+from serving.transport.refused import RefusedError
+
+from fake_hosts import play, request, soon  # isort: skip
+
+
+def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
+    waits = [Backoff(0.1, 2.0, stream) for stream in (1, 2)]
+    first, second = ([each.next_s() for _ in range(12)] for each in waits)
+    assert first != second
+    for i, wait_s in enumerate(first):
+        whole = min(2.0, 0.1 * 2**i)
+        assert whole / 2 <= wait_s <= whole
+    waits[0].reset()
+    assert waits[0].next_s() <= 0.1
+    assert [Backoff(0.1, 2.0, 1).next_s() for _ in range(2)] == [first[0]] * 2
+
+
+@pytest.mark.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
+def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
+    async def scenario() -> None:
+        outbox = Outbox(limits)
+        for _ in range(3):
+            outbox.put(b"1234")
+        fault = asyncio.ensure_future(outbox.fault())
+        await asyncio.sleep(0)
+        assert not fault.done()
+        outbox.put(b"1234")
+        with pytest.raises(RefusedError, match="too slow: 3 messages of 12 bytes"):
+            await soon(fault)
+
+    play(scenario)
+
+
+def test_an_outbox_keeps_order_and_ends_with_the_last_word() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(Limits())
+        outbox.put(b"1")
+        outbox.close(b"bye")
+        outbox.put(b"too late")
+        assert [await outbox.take() for _ in range(3)] == [b"1", b"bye", None]
+
+    play(scenario)
+
+
+def admit(owners: Owners, session: str, device: str, to: str = "cloud-0") -> list[tuple[str, Release]]:
+    return owners.admit((device,), to, request(session, device))[1]
+
+
+def test_a_session_is_free_again_when_all_who_were_told_heard_its_release() -> None:
+    owners = Owners(sessions=9, absent=9)
+    admit(owners, "s", "a", "cloud-0")
+    admit(owners, "s", "a", "cloud-1")
+    with pytest.raises(RefusedError, match="another host"):
+        admit(owners, "s", "b")
+    assert owners.admit(("a",), "cloud-0", Release("s")) == (True, [])
+    assert owners.admit(("a",), "cloud-0", Release("s")) == (False, [])
+    with pytest.raises(RefusedError, match="another host"):
+        admit(owners, "s", "b")
+    owners.admit(("a",), "cloud-1", Release("s"))
+    assert owners.open == 0
+    admit(owners, "s", "b")
+
+
+def test_absent_owners_are_remembered_up_to_a_bound() -> None:
+    owners = Owners(sessions=9, absent=2)
+    for device in "abc":
+        admit(owners, f"of-{device}", device)
+        owners.away((device,))
+    assert owners.open == 2
+    admit(owners, "of-a", "thief")
+    with pytest.raises(RefusedError, match="another host"):
+        admit(owners, "of-b", "thief")
+
+
+def test_a_device_that_starts_again_has_no_sessions() -> None:
+    owners = Owners(sessions=9, absent=9)
+    admit(owners, "s", "a")
+    owners.restarted(("a",))
+    assert owners.open == 0
+
+
+def test_a_backlog_is_of_no_session() -> None:
+    assert Owners(1, 1).admit(("a",), "b", Backlog("a", 0, 0, 0)) == (True, [])

@@ -1,0 +1,302 @@
+"""Two hosts over loopback: they talk, part, find each other again, and neither can drown the other."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from fake_hosts import FAST, FakeEars, cable, dialling, ending, hello, listening, play, raw, request, soon, until
+
+from serving.messages import INF, Backlog, Message, Miss, Release, Reply, Verdict
+from serving.transport.dialler import Dialler
+from serving.transport.hello import Hello
+from serving.transport.listener import Listener
+from serving.transport.refused import RefusedError
+
+REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
+
+
+def test_hosts_exchange_messages_both_ways() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud, "cloud-0", "cloud-1") as (listener, address):
+            async with dialling(device, address, "device-0", "device-1") as dialler:
+                assert await cloud.news() == ("joined", ("device-0", "device-1"))
+                assert await device.news() == ("joined", ("cloud-0", "cloud-1"))
+                asked = request(device="device-1", cloud="cloud-1")
+                dialler.send("device-1", "cloud-1", asked)
+                assert await cloud.hear() == ("device-1", "cloud-1", asked)
+                answers: list[Message] = [REPLY, Miss("s", 1, "cloud-1"), Backlog("cloud-1", 0.5, 0.1, INF)]
+                for answer in answers:
+                    listener.send("cloud-1", "device-1", answer)
+                assert [(await device.hear())[2] for _ in answers] == answers
+                dialler.send("device-1", "cloud-1", Release("s"))
+                assert await cloud.hear() == ("device-1", "cloud-1", Release("s"))
+            assert await cloud.news() == ("lost", ("device-0", "device-1"))
+            assert await device.news() == ("lost", ("cloud-0", "cloud-1"))
+            assert cloud.quiet
+            assert device.quiet
+
+    play(scenario)
+
+
+def test_duplicates_pass_and_what_nobody_takes_is_dropped() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (listener, address), dialling(device, address) as dialler:
+            dialler.send("device-0", "cloud-9", request())
+            listener.send("cloud-0", "device-9", REPLY)
+            for _ in range(2):
+                dialler.send("device-0", "cloud-0", request())
+            assert [(await cloud.hear())[2] for _ in range(2)] == [request()] * 2
+
+    play(scenario)
+
+
+def test_what_waits_leaves_before_a_host_stops() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (listener, address):
+            async with dialling(device, address) as dialler:
+                asks = [replace(request(), round=i) for i in range(200)]
+                for ask in asks:
+                    dialler.send("device-0", "cloud-0", ask)
+                await dialler.stop(5)
+            assert [(await cloud.hear())[2] for _ in asks] == asks
+            async with dialling(device, address):
+                for i in range(200):
+                    listener.send("cloud-0", "device-0", replace(REPLY, round=i))
+                await listener.stop(5)
+                assert [(await device.hear())[2] for i in range(200)][-1] == replace(REPLY, round=199)
+
+    play(scenario)
+
+
+def test_a_device_finds_a_cloud_that_restarts() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (_, address):
+            dialler = Dialler(("device-0",), device, None, address, limits=FAST)
+            await dialler.start()
+        assert [await device.news() for _ in range(2)] == [("joined", ("cloud-0",)), ("lost", ("cloud-0",))]
+        dialler.send("device-0", "cloud-0", request())  # into the void
+        await until(lambda: dialler.trouble is not None)
+        async with listening(cloud, address=address):
+            assert await device.news() == ("joined", ("cloud-0",))
+            assert dialler.trouble is None
+            dialler.send("device-0", "cloud-0", request("again"))
+            assert (await cloud.hear())[2] == request("again")
+            await dialler.stop()
+
+    play(scenario)
+
+
+def test_a_device_may_start_before_its_cloud() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (_, address):
+            pass
+        async with dialling(device, address) as dialler:
+            assert dialler.trouble
+            assert dialler.trouble.code == "UNAVAILABLE"
+            assert device.quiet
+            async with listening(cloud, address=address):
+                assert await device.news() == ("joined", ("cloud-0",))
+
+    play(scenario)
+
+
+def test_a_host_of_another_run_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        async with listening(FakeEars(), digest="aa") as (_, address):
+            with pytest.raises(RefusedError, match=r"configuration aa.*configuration bb.*same configuration"):
+                async with dialling(FakeEars(), address, digest="bb"):
+                    pass
+
+    play(scenario)
+
+
+def test_ears_that_wait_stop_the_reading() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (_, address), dialling(device, address) as dialler:
+            cloud.open.clear()
+            for i in range(20):
+                dialler.send("device-0", "cloud-0", request(f"s{i}"))
+            await until(lambda: cloud.begun == 1)
+            async with dialling(FakeEars(), address, "device-1"):  # turns the loop, and is served
+                assert cloud.begun == 1
+            cloud.open.set()
+            heard = [(await cloud.hear())[2] for _ in range(20)]
+            assert heard == [request(f"s{i}") for i in range(20)]
+
+    play(scenario)
+
+
+def test_a_slow_reader_is_cut_off() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        big = replace(REPLY, verdict=Verdict(0, 1, tuple(range(100_000))))
+        async with (
+            listening(cloud, limits=replace(FAST, outbox_messages=8)) as (listener, address),
+            dialling(device, address),
+            raw(address, hello("slow-0")),
+        ):
+            assert await cloud.news() == ("joined", ("device-0",))
+            assert await cloud.news() == ("joined", ("slow-0",))
+            while cloud.quiet:  # the windows of HTTP/2 fill, then the outbox
+                for node in ("slow-0", "device-0"):
+                    listener.send("cloud-0", node, big)
+                assert (await device.hear())[2] == big  # the pace is that of one who reads
+            assert await cloud.news() == ("lost", ("slow-0",))
+            assert cloud.quiet
+
+    play(scenario)
+
+
+def test_a_device_that_is_told_too_little_is_reset_by_its_own_side() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (_, address):
+            limits = replace(FAST, outbox_messages=8)
+            async with dialling(device, address, limits=limits) as dialler:
+                assert await device.news() == ("joined", ("cloud-0",))
+                for _ in range(9):
+                    dialler.send("device-0", "cloud-0", request())
+                assert await device.news() == ("lost", ("cloud-0",))
+                assert await device.news() == ("joined", ("cloud-0",))
+
+    play(scenario)
+
+
+def test_a_newer_stream_of_a_device_replaces_the_older() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        async with listening(cloud) as (_, address), raw(address, hello("device-0", "device-7")) as old:
+            assert await cloud.news() == ("joined", ("device-0", "device-7"))
+            async with dialling(device, address) as dialler:
+                assert await cloud.news() == ("lost", ("device-0", "device-7"))
+                assert await cloud.news() == ("joined", ("device-0",))
+                code, text = await ending(old)
+                assert code == "ABORTED"
+                assert "replaces" in text
+                dialler.send("device-0", "cloud-0", request())
+                await cloud.hear()
+            assert await cloud.news() == ("lost", ("device-0",))
+            assert cloud.quiet
+
+    play(scenario)
+
+
+def test_a_session_that_is_still_open_belongs_to_its_device_after_a_break() -> None:
+    async def scenario() -> None:
+        cloud = FakeEars()
+        async with listening(cloud) as (_, address):
+            async with dialling(FakeEars(), address) as dialler:
+                dialler.send("device-0", "cloud-0", request("mine"))
+                await cloud.hear()
+            async with dialling(FakeEars(), address, "thief") as thief:
+                thief.send("thief", "cloud-0", request("mine", "thief"))
+                await until(lambda: thief.trouble is not None)
+                assert thief.trouble
+                assert "opened by another host" in thief.trouble.text
+            async with dialling(FakeEars(), address) as dialler:
+                dialler.send("device-0", "cloud-0", request("mine"))
+                await cloud.hear()
+                assert cloud._heard.empty()
+
+    play(scenario)
+
+
+def test_a_peer_that_falls_silent_is_noticed_by_both() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        limits = replace(FAST, keepalive_s=0.1, keepalive_timeout_s=0.1)
+        async with (
+            listening(cloud, limits=limits) as (_, address),
+            cable(address) as (way, cut),
+            dialling(device, way, limits=replace(limits, connect_s=0.1)),
+        ):
+            assert await cloud.news() == ("joined", ("device-0",))
+            assert await device.news() == ("joined", ("cloud-0",))
+            cut.set()
+            assert await cloud.news() == ("lost", ("device-0",))
+            assert await device.news() == ("lost", ("cloud-0",))
+
+    play(scenario)
+
+
+def test_a_device_that_dies_while_the_cloud_is_busy_is_noticed() -> None:
+    async def scenario() -> None:
+        cloud = FakeEars()
+        cloud.open.clear()
+        async with listening(cloud) as (_, address):
+            async with dialling(FakeEars(), address) as dialler:
+                dialler.send("device-0", "cloud-0", request())
+                await until(lambda: cloud.begun == 1)
+                await dialler.stop(0)
+            assert [await cloud.news() for _ in range(2)] == [("joined", ("device-0",)), ("lost", ("device-0",))]
+
+    play(scenario)
+
+
+def test_ears_that_raise_end_their_host_aloud() -> None:
+    class Broken(FakeEars):
+        def joined(self, nodes: tuple[str, ...]) -> None:
+            raise RuntimeError("my own fault")
+
+    async def scenario() -> None:
+        async with listening(FakeEars()) as (_, address):
+            with pytest.raises(RuntimeError, match="my own fault"):
+                async with dialling(Broken(), address):
+                    pass
+
+    play(scenario)
+
+
+def test_a_message_above_the_limit_is_an_error_at_home() -> None:
+    async def scenario() -> None:
+        cloud, device = FakeEars(), FakeEars()
+        limits = replace(FAST, message_nbytes=1000)
+        async with listening(cloud) as (_, address), dialling(device, address, limits=limits) as dialler:
+            with pytest.raises(ValueError, match="message_nbytes=1000; raise it"):
+                dialler.send("device-0", "cloud-0", request(n=2000))
+
+    play(scenario)
+
+
+def test_an_address_that_is_taken_is_an_error() -> None:
+    async def scenario() -> None:
+        async with listening(FakeEars()) as (_, address):
+            with pytest.raises(RuntimeError, match="Failed to bind"):
+                await Listener(("b",), FakeEars(), address=address).start()
+
+    play(scenario)
+
+
+def test_a_host_is_one_thing_until_it_restarts() -> None:
+    assert Hello(("a",)).boot != Hello(("a",)).boot
+    with pytest.raises(ValueError, match="different names"):
+        Hello(("a", "a"))
+
+
+def test_a_cloud_that_never_answers_is_no_reason_to_hang() -> None:
+    async def scenario() -> None:
+        writers = []
+
+        async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writers.append(writer)
+            await reader.read()
+
+        silent = await asyncio.start_server(swallow, "127.0.0.1", 0)
+        address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+        async with dialling(FakeEars(), address, limits=replace(FAST, connect_s=0.2)) as dialler:
+            assert dialler.trouble
+            assert dialler.trouble.code == "DEADLINE_EXCEEDED"
+        assert writers
+        for writer in writers:
+            writer.close()
+            await soon(writer.wait_closed())
+        silent.close()
+        await soon(silent.wait_closed())
+
+    play(scenario)

@@ -1,0 +1,174 @@
+"""Tokens and TLS: who gets in, and what those are told who do not."""
+
+import datetime
+import ipaddress
+import logging
+from pathlib import Path
+
+import pytest
+from fake_hosts import FakeEars, dialling, listening, play, raw, request
+
+from serving.transport.desk import Desk, Guest
+from serving.transport.hello import Hello
+from serving.transport.limits import Limits
+from serving.transport.listener import Listener
+from serving.transport.luggage import Luggage
+from serving.transport.outbox import Outbox
+from serving.transport.refused import RefusedError
+from serving.transport.security import Security, is_loopback
+
+SECRET = "open-sesame-7"
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[str, str]:
+    """A self-signed certificate for loopback, and its key."""
+    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed: TLS is not tested")
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "tandem test")])
+    today = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(today - datetime.timedelta(days=1))
+        .not_valid_after(today + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (tmp_path / "server.pem").write_bytes(certificate.public_bytes(pem))
+    (tmp_path / "server.key").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return str(tmp_path / "server.pem"), str(tmp_path / "server.key")
+
+
+async def exchange(server: Security, client: Security) -> None:
+    cloud = FakeEars()
+    async with (
+        listening(cloud, security=server) as (_, address),
+        dialling(FakeEars(), address, security=client) as dialler,
+    ):
+        dialler.send("device-0", "cloud-0", request())
+        assert (await cloud.hear())[2] == request()
+
+
+def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", SECRET)
+
+    async def scenario() -> None:
+        await exchange(Security(), Security())
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("shown", [None, "another"])
+def test_without_the_right_token_nobody_enters(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: str | None
+) -> None:
+    monkeypatch.setenv("SERVERS", SECRET)
+    if shown:
+        monkeypatch.setenv("CLIENTS", shown)
+
+    async def scenario() -> None:
+        with pytest.raises(RefusedError, match="set SERVERS") as caught:
+            await exchange(Security(token_env="SERVERS"), Security(token_env="CLIENTS"))
+        assert caught.value.code == "UNAUTHENTICATED"
+        assert SECRET not in caught.value.text
+
+    with caplog.at_level(logging.DEBUG):
+        for _ in range(5):  # a race in gRPC may hide the reason (grpc #36066)
+            play(scenario)
+    assert SECRET not in caplog.text
+    assert "another" not in caplog.text
+
+
+def test_a_stream_without_a_token_is_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", SECRET)
+
+    async def scenario() -> None:
+        cloud = FakeEars()
+        async with listening(cloud) as (_, address), raw(address) as call:
+            assert (await call.code()).name == "UNAUTHENTICATED"
+            assert cloud.quiet
+
+    play(scenario)
+
+
+def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str]) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", SECRET)
+    certificate, key = files
+
+    async def scenario() -> None:
+        await exchange(Security(certificate, key), Security(authority=certificate))
+
+    play(scenario)
+
+
+def test_plain_text_meets_no_tls_server(files: tuple[str, str]) -> None:
+    async def scenario() -> None:
+        async with (
+            listening(FakeEars(), security=Security(*files)) as (_, address),
+            dialling(FakeEars(), address) as dialler,
+        ):
+            assert dialler.trouble
+            assert dialler.trouble.code == "UNAVAILABLE"
+
+    play(scenario)
+
+
+def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", SECRET)
+
+    async def scenario() -> None:
+        with pytest.raises(ValueError, match=r"192\.0\.2\.7:1 is beyond this machine.*TLS") as caught:
+            async with dialling(FakeEars(), "192.0.2.7:1"):
+                pass
+        assert SECRET not in str(caught.value)
+        with pytest.raises(ValueError, match="beyond this machine"):
+            await Listener(("a",), FakeEars(), address="0.0.0.0:0").start()
+
+    play(scenario)
+    assert SECRET not in repr(Security())
+
+
+def test_half_of_tls_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="certificate is given without key"):
+        Security(certificate="a")
+    with pytest.raises(ValueError, match="token_env is empty"):
+        Security(token_env="")
+    with pytest.raises(ValueError, match=r"authority=.*cannot be read: No such file"):
+        Security(authority=str(tmp_path / "no.pem")).channel_credentials()
+
+
+@pytest.mark.parametrize(
+    ("address", "inside"),
+    [
+        ("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/tmp/x", True),
+        ("0.0.0.0:1", False), ("[::]:1", False), ("example.org:1", False), ("127.0.0.1.example.org:1", False),
+    ],
+)  # fmt: skip
+def test_what_stays_on_this_machine(address: str, inside: bool) -> None:
+    assert is_loopback(address) is inside
+
+
+def test_without_a_token_a_name_is_taken_over_from_the_same_address_only() -> None:
+    limits = Limits(hosts=1)
+
+    def guest(place: str, name: str = "device-0") -> Guest:
+        return Guest(Hello((name,)), place, Outbox(limits), Luggage(None, 1))
+
+    desk, old = Desk(limits), guest("ipv4:192.0.2.1")
+    desk.enter(old)
+    assert desk.rivals(guest("ipv4:192.0.2.1"), proven=False) == [old]
+    assert desk.rivals(guest("ipv4:192.0.2.2"), proven=True) == [old]
+    with pytest.raises(RefusedError, match=r"another address.*token"):
+        desk.rivals(guest("ipv4:192.0.2.2"), proven=False)
+    with pytest.raises(RefusedError, match="hosts=1 hosts"):
+        desk.rivals(guest("ipv4:192.0.2.2", "device-1"), proven=True)

@@ -1,0 +1,121 @@
+"""Tensors travel with their blobs, bit for bit, and one host cannot fill or read another's store."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from fake_hosts import FAST, FakeEars, dialling, ending, hello, listening, play, raw, request
+
+from serving.engine.blobs import Blobs
+from serving.messages import Blob, Hop, Request, Sampling, Span
+from serving.transport import encode, tensors
+from serving.transport import tandem_pb2 as pb
+from serving.transport.hello import Hello
+from serving.transport.luggage import Luggage
+from serving.transport.refused import RefusedError
+
+MIDDLE = (Hop("cloud", Span(2, 6)),)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
+def test_bits_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    made = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
+    for tensor in (made, made.transpose(0, -1)):
+        wire = pb.Tensor.FromString(tensors.pack(tensor).SerializeToString())
+        found = tensors.unpack("t", wire)
+        assert found.dtype == dtype
+        assert torch.equal(found, tensor)
+
+
+def test_what_cannot_travel_says_what_can() -> None:
+    with pytest.raises(TypeError, match="float64 cannot travel; convert it to one of float32"):
+        tensors.pack(torch.zeros(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_are_none_are_refused(value: float) -> None:
+    with pytest.raises(RefusedError, match="infinite or not a number"):
+        tensors.unpack("t", tensors.pack(torch.tensor([1.0, value])))
+
+
+@pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
+def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
+    store = Blobs()
+    with pytest.raises(RefusedError, match="distribution"):
+        Luggage(store, 100).add([(Blob("b", 4), tensors.pack(torch.tensor(odds)))])
+    assert not len(store)
+
+
+def hidden(blob: Blob, n: int) -> Request:
+    rows = replace(request(n=n).rows, tokens=(), check=0, blob=blob)
+    return Request(0, rows, MIDDLE, 0, ("cloud-0",), "device-0")
+
+
+def test_hidden_states_and_odds_reach_the_other_store() -> None:
+    async def scenario() -> None:
+        cloud, here, there = FakeEars(), Blobs(), Blobs()
+        states, odds = torch.randn(3, 8).half(), torch.rand(10).half()
+        sent, judged = here.put(states, "hidden/2/s", 48), here.put(odds, "odds/s", 20)
+        async with (
+            listening(cloud, blobs=there) as (_, address),
+            dialling(FakeEars(), address, blobs=here) as dialler,
+        ):
+            dialler.send("device-0", "cloud-0", hidden(sent, 3))
+            found = (await cloud.hear())[2]
+            assert isinstance(found, Request)
+            assert found.rows.blob == Blob(f"@device-0/{sent.id}", 48)
+            assert torch.equal(there.take(found.rows.blob), states)
+            with pytest.raises(KeyError):
+                here.get(sent)  # nobody asks for them again
+            for _ in range(2):  # odds are asked for again when the question is
+                rows = replace(request().rows, rule="sample", odds=(judged,), sampling=Sampling(1.0, 0, 1.0, 0))
+                dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
+                found = (await cloud.hear())[2]
+                assert isinstance(found, Request)
+                assert torch.equal(there.get(found.rows.odds[0]), odds)
+
+    play(scenario)
+
+
+def test_what_no_host_takes_is_forgotten() -> None:
+    async def scenario() -> None:
+        here = Blobs()
+        async with (
+            listening(FakeEars(), blobs=Blobs()) as (_, address),
+            dialling(FakeEars(), address, blobs=here) as dialler,
+        ):
+            dialler.send("device-0", "cloud-9", hidden(here.put(torch.ones(3, 8), "h", 48), 3))
+            assert not len(here)
+
+    play(scenario)
+
+
+def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
+    async def scenario() -> None:
+        cloud, store = FakeEars(), Blobs()
+        own = store.put(torch.ones(4), "own", 8)
+        limits = replace(FAST, message_nbytes=100_000, tensors_nbytes=100_000, linger_s=0.05)
+        async with listening(cloud, blobs=store, limits=limits) as (_, address):
+            packs = (lambda blob: tensors.pack(torch.ones(1, 10_000)),) * 2
+            frames = [
+                encode.envelope("device-0", "cloud-0", hidden(Blob(f"flood/{i}", 1), 1), packs) for i in range(20)
+            ]
+            async with raw(address, Hello(("device-0",), tensors=True).wire, *frames):
+                for _ in range(20):
+                    await cloud.hear()
+                assert own.id in store._tensors
+                assert len(store) == 3
+        assert len(store) == 1
+
+    play(scenario)
+
+
+def test_hosts_must_agree_whether_tensors_travel() -> None:
+    async def scenario() -> None:
+        async with listening(FakeEars(), blobs=Blobs()) as (_, address), raw(address, hello("d")) as call:
+            code, text = await ending(call)
+            assert code == "FAILED_PRECONDITION"
+            assert "without tensors" in text
+
+    play(scenario)

@@ -1,0 +1,67 @@
+"""The configurations: WISP's five categories in its numbers, in an order that may be cut anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from training.latency.catalogue import FITTED, HELD_OUT, apportion
+from training.latency.drafting import DRAFTS
+from training.latency.shape import CATEGORIES, COMPUTE_GRID, MEMORY_GRID, MIXED
+from training.latency.verification import FORWARDS
+
+both = pytest.mark.parametrize("catalogue", [FORWARDS, DRAFTS])
+
+
+@both
+def test_by_default_there_are_as_many_of_each_category_as_in_the_paper(catalogue):
+    shapes = catalogue.shapes(123, 50, 256, 0)
+    assert Counter(shape.category for shape in shapes if not shape.held_out) == FITTED
+    assert Counter(shape.category for shape in shapes if shape.held_out) == HELD_OUT
+    assert tuple(FITTED) == CATEGORIES
+
+
+@both
+def test_no_session_is_longer_than_the_longest_and_none_lacks_a_token(catalogue):
+    for longest in (128, 256, 2048):
+        parts = [part for shape in catalogue.shapes(123, 50, longest, 0) for part in shape.parts]
+        assert max(part.cached + part.new for part in parts) <= longest
+        assert min(part.cached for part in parts) >= 0
+        assert min(part.new for part in parts) >= 1
+
+
+@both
+def test_a_seed_gives_its_own_configurations_and_what_is_held_out_was_never_fitted(catalogue):
+    shapes = catalogue.shapes(123, 50, 1024, 0)
+    assert catalogue.shapes(123, 50, 1024, 0) == shapes
+    assert catalogue.shapes(123, 50, 1024, 1) != shapes
+    known = {shape.parts for shape in shapes if not shape.held_out}
+    assert not {shape.parts for shape in shapes if shape.held_out and len(shape.parts) > 1} & known
+
+
+@both
+def test_the_first_part_of_the_order_has_its_share_of_everything(catalogue):
+    some = catalogue.shapes(123, 50, 256, 0)[:40]
+    assert {shape.category for shape in some} == set(CATEGORIES)
+    assert 10 <= sum(shape.held_out for shape in some) <= 13
+    assert {shape.kind for shape in some} == {shape.kind for shape in catalogue.shapes(123, 50, 256, 0)}
+
+
+def test_compute_bound_batches_are_uncached_and_memory_bound_ones_mostly_cached():
+    shapes = FORWARDS.shapes(123, 50, 2000, 0)
+    totals = {sum(part.new for part in shape.parts) for shape in shapes if shape.category == COMPUTE_GRID}
+    assert (min(totals), max(totals)) == (1200, 2000)
+    memory = [shape.parts for shape in shapes if shape.category == MEMORY_GRID]
+    assert {part.new for parts in memory for part in parts} == {1, 5, 10, 20, 50, 100}
+    assert {part.cached + part.new for parts in memory for part in parts} == {500, 1000, 1500, 2000}
+    assert {len(parts) for parts in memory} == {1, 4}
+    for shape in shapes:
+        if shape.category == MIXED and shape.kind == "verify and prefill":
+            assert {part.cached == 0 for part in shape.parts} == {True, False}
+
+
+def test_counts_are_apportioned_whole():
+    assert apportion(123, FITTED) == FITTED
+    assert apportion(12, FITTED) == dict(zip(CATEGORIES, (2, 5, 2, 1, 2), strict=True))
+    assert sum(apportion(37, FITTED).values()) == 37

@@ -1,0 +1,126 @@
+"""Coefficients come back from made-up timings, with intervals that hold them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from made_up import TRUE, made_up
+from scipy.optimize import nnls
+
+from serving.latency import load
+from training.latency.effort import COEFFICIENTS, Effort
+from training.latency.equations import equations
+from training.latency.fit import fit, plain_fit
+from training.latency.score import score
+from training.latency.shape import CATEGORIES, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED
+from training.latency.solve import non_negative, ordinary, relative
+from training.latency.timing import Run, Timing
+
+QUICK = Effort(bootstraps=100)
+
+
+def test_the_fit_finds_the_coefficients_behind_noisy_timings():
+    found = fit(made_up(0.02), QUICK)
+    for name in COEFFICIENTS:
+        low, high = found.intervals[name]
+        assert found.coefficients[name] == pytest.approx(getattr(TRUE, name), rel=0.3), name
+        assert low <= found.coefficients[name] <= high
+        assert 0 < high - low < getattr(TRUE, name)
+    assert found.held_out.r2 > 0.99
+    assert 0.99 < found.held_out.adjusted_r2 < found.held_out.r2
+    assert found.held_out.mape < 0.03
+    assert (found.fitted.configurations, found.held_out.configurations) == (123, 50)
+    assert found.folds.r2 > 0.99
+    assert found.folds.mape == pytest.approx(found.fitted.mape, abs=0.01)
+
+
+def test_without_noise_they_come_back_exactly():
+    found = fit(made_up(), QUICK)
+    assert found.coefficients == pytest.approx({name: getattr(TRUE, name) for name in COEFFICIENTS}, rel=1e-6)
+    assert max(found.fitted_mape.values()) < 1e-9
+
+
+def test_errors_are_told_by_category():
+    timings = made_up()
+    for timing in timings:
+        if timing.shape.held_out and timing.shape.category == MIXED:
+            timing.runs[:] = [Run(2 * run.wall_s, 2 * run.wall_s) for run in timing.runs]
+    found = fit(timings, QUICK)
+    assert set(found.fitted_mape) == set(CATEGORIES)
+    expected = {COMPUTE_DRAWN: 0, MEMORY_DRAWN: 0, MIXED: 0.5}
+    assert found.held_out_mape == pytest.approx(expected, abs=1e-6)
+    assert found.held_out.mape == pytest.approx(0.5 * 20 / 50, abs=1e-6)
+
+
+def test_the_same_seed_gives_the_same_intervals():
+    timings = made_up(0.02)
+    assert fit(timings, QUICK) == fit(timings, QUICK)
+    assert fit(timings, QUICK).intervals != fit(timings, replace(QUICK, seed=1)).intervals
+
+
+def test_the_papers_fit_has_no_head_and_may_go_below_zero():
+    found = plain_fit(made_up(0.02), QUICK)
+    assert (found.coefficients["head_row_s"], found.coefficients["head_c_s"]) == (0, 0)
+    assert found.held_out.r2 > 0.98
+    x = np.array([[1.0, 0, 0, 1, 0, 0], [2.0, 0, 0, 1, 0, 0], [3.0, 0, 0, 1, 0, 0]])
+    assert ordinary(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0, 0])
+    assert relative(x, np.array([1.0, 3.0, 5.0])).min() == 0
+
+
+def test_the_papers_fit_is_plain_least_squares_with_an_intercept():
+    x, y = equations(made_up(0.05))
+    assert ordinary(x, y)[:4] == pytest.approx(np.linalg.lstsq(x[:, :4], y)[0], rel=1e-6)
+
+
+def test_the_passes_of_one_draft_each_cost_their_constant():
+    timings = made_up()
+    passes = (load(8, [(0, 9)], 1), load(8, [(9, 1)], 1), load(8, [(10, 1)], 0))
+    seconds = sum(TRUE.seconds(each) for each in passes)
+    timings.append(Timing(timings[0].shape, passes, [Run(seconds, seconds)]))
+    assert fit(timings, QUICK).fitted.mape == pytest.approx(0, abs=1e-6)
+
+
+def test_least_squares_without_negative_coefficients_are_those_of_scipy():
+    generator = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = generator.normal(size=(15, 6)), generator.normal(size=15)
+        assert non_negative(x, y) == pytest.approx(nnls(x, y)[0], abs=1e-9)
+
+
+def test_a_column_that_never_varies_from_nothing_gets_nothing():
+    x = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
+    assert non_negative(x, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([2, 0])
+
+
+def test_a_score_is_what_it_says():
+    x, y = np.array([[1.0], [2.0], [4.0], [5.0]]), np.array([1.0, 2.0, 5.0, 4.0])
+    found = score(x, y, np.array([1.0]))
+    assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.7))
+    assert (found.rmse_s, found.mae_s) == (pytest.approx(0.5**0.5), 0.5)
+    assert found.mape == pytest.approx((0.2 + 0.25) / 4)
+    assert score(x[:2], y[:2], np.array([1.0])).adjusted_r2 is None
+
+
+def test_too_few_configurations_are_refused():
+    some = made_up(fitted=12, held_out=6)
+    with pytest.raises(
+        ValueError, match=r"11 configurations to fit on and 6 held out are too few for 6 coeff.*12 and 2"
+    ):
+        fit([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("configurations", 11, "configurations=11 must be at least 12"),
+        ("held_out", 5, "held_out=5 must be at least 6"),
+        ("bootstraps", 10, "bootstraps=10 must be at least 100"),
+        ("longest", 64, "longest=64 must be at least 128"),
+        ("budget_s", 0.0, "budget_s=0.0 must be more than 0 seconds"),
+    ],
+)
+def test_an_effort_that_is_none_is_refused(option, value, message):
+    with pytest.raises(ValueError, match=message):
+        Effort(**{option: value})

@@ -1,0 +1,144 @@
+"""A profile of a real engine, however fast this machine is: the whole artifact."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import yaml
+from catalogue import architecture, fits
+
+from serving.architecture import Architecture
+from serving.chip import Chip, Mode
+from serving.latency import load, load_fits
+from serving.pair import Model, Pair
+from serving.progress import silent
+from serving.testbed import Fleet
+from training.latency.effort import COEFFICIENTS, Effort
+from training.latency.shape import CATEGORIES
+from training.stages import profile_latency, profile_published
+
+QUICK = Effort(configurations=20, held_out=10, repeats=2, longest=128, bootstraps=100)
+TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
+
+
+def pair_of(checkpoints: tuple[Path, Path]) -> Pair:
+    large, small = checkpoints
+    return Pair(
+        Model(timing=architecture("tinyllama_1_1b"), path=small), Model(timing=architecture("llama2_13b"), path=large)
+    )
+
+
+@pytest.fixture(scope="module")
+def told() -> list[tuple[int, int, str]]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def profile(toy_pair, tmp_path_factory, told) -> Path:
+    out = tmp_path_factory.mktemp("profile")
+    profile_latency(out, progress=lambda *each: told.append(each), pair=pair_of(toy_pair), effort=QUICK)
+    return out
+
+
+def test_serving_reads_the_coefficients(profile):
+    found = load_fits(profile)
+    assert set(found.latencies) == {"tinyllama_1_1b", "llama2_13b"}
+    for name, latency in found.latencies.items():
+        assert latency.layers == architecture(name).layers
+        assert all(isfinite(getattr(latency, one)) and getattr(latency, one) >= 0 for one in COEFFICIENTS)
+        assert latency.seconds(load(latency.layers, [(64, 1)], 1)) > 0
+        assert latency.source.startswith("measured: here (")
+
+
+def test_the_report_holds_all_that_was_measured(profile, told):
+    report = json.loads((profile / "profile.json").read_text())
+    assert (report["machine"]["threads"], report["machine"]["device"]) == (1, "cpu")
+    assert report["machine"]["dispatch_s"] > 0
+    assert report["effort"]["repeats"] == 2
+    for side in ("device", "cloud"):
+        rows = report[side]["measurements"]
+        assert [row["use"] for row in rows].count("held out") == report[side]["held_out"]["configurations"] == 10
+        assert {row["category"] for row in rows} == set(CATEGORIES)
+        assert all(len(row["runs"]) == 2 and 0 < row["min_s"] <= row["median_s"] <= row["max_s"] for row in rows)
+        assert 0 <= report[side]["quiet_share"] <= 1
+        assert set(report[side]["intervals"]) == set(COEFFICIENTS)
+        assert report[side]["ordinary_least_squares"]["coefficients"]["head_row_s"] == 0
+        assert report[side]["cut"] == ""
+    assert told[-1] == (60, 60, "cloud")
+
+
+def test_people_read_what_it_is_worth(profile):
+    text = (profile / "profile.txt").read_text()
+    for part in (
+        "device, timed as tinyllama_1_1b",
+        "cloud, timed as llama2_13b",
+        "20 configurations fitted on, 10 held out, 2 runs of each or more, 10 warm-ups",
+        "95 % interval",
+        "cross-validation: R2",
+        "memory-bound deterministic",
+        "prefill of 128 tokens",
+        "handing work to another thread (",
+    ):
+        assert part in text
+    assert "CUT" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_figures_and_metrics_are_there_to_be_logged(profile):
+    metrics = json.loads((profile / "metrics.json").read_text())
+    assert {"cloud/held_out/mape", "device/token_behind_128_s", "cloud/a_s", "cloud/folds/r2"} <= set(metrics)
+    assert all(isinstance(value, float) for value in metrics.values())
+    drawn = sorted((profile / "figures").iterdir())
+    assert [path.stem for path in drawn] == [
+        "cloud_predicted", "cloud_residuals", "device_predicted", "device_residuals",
+    ]  # fmt: skip
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+
+
+def test_the_chip_can_be_kept(profile):
+    node = yaml.safe_load((profile / "chip.yaml").read_text())
+    assert node.pop("_target_") == "serving.chip.Chip"
+    modes = {name: Mode(**mode) for name, mode in node.pop("modes").items()}
+    sets = {name: fits(**each) for name, each in node.pop("fitted").items()}
+    chip = Chip(modes=modes, fitted=sets, **node)
+    assert chip.unsourced() == ()
+    assert sets["measured"].source.startswith("measured: profile of this machine")
+    for name, latency in load_fits(profile).latencies.items():
+        assert Fleet(chip, timing="measured").latency(architecture(name)) == latency
+
+
+def test_two_models_under_one_name_are_refused(toy_pair, fresh):
+    pair = pair_of(toy_pair)
+    same = replace(pair, device=replace(pair.device, timing=pair.cloud.timing))
+    with pytest.raises(ValueError, match=r"two models are timed as llama2_13b.*give each its own"):
+        profile_latency(fresh("profile"), progress=silent, pair=same)
+
+
+def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
+    out, deep = fresh("profile"), replace(TOY, name="deep", layers=4)
+    effort = replace(QUICK, repeats=3, budget_s=1e-9)
+    profile_published(out, progress=silent, drafting=(TOY,), verifying=(deep,), dtype="fp32", effort=effort)
+    assert {name: found.layers for name, found in load_fits(out).latencies.items()} == {"toy": 2, "deep": 4}
+    report = json.loads((out / "profile.json").read_text())
+    for name in ("toy", "deep"):
+        assert report[name]["cut"].endswith("of 30 configurations, 1 of 3 rounds of repeats, 1 of 10 warm-ups")
+        assert report[name]["fitted"]["configurations"] >= 12
+    assert (out / "profile.txt").read_text().count("CUT by budget_s=1e-09") == 2
+
+
+def test_no_published_shape_at_all_is_refused(fresh):
+    with pytest.raises(ValueError, match="no architecture is named; set drafting, verifying or both"):
+        profile_published(fresh("profile"), progress=silent)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_measured(fresh):
+    told, huge = [], replace(TOY, name="huge", hidden=2**20, heads=2**16)
+    with pytest.raises(ValueError, match=r"huge does not fit into the .* that are free here, in fp16: weights"):
+        profile_published(
+            fresh("profile"), progress=lambda *each: told.append(each), drafting=(TOY,), verifying=(huge,), effort=QUICK
+        )
+    assert told == []

@@ -1,0 +1,50 @@
+"""What is timed begins behind exactly the cached tokens, in a slot that need not grow."""
+
+from __future__ import annotations
+
+import pytest
+
+from serving.architecture import Architecture
+from serving.latency import load
+from training.latency.accelerator import Accelerator
+from training.latency.drafting import drafts
+from training.latency.published import published_engine
+from training.latency.shape import MEMORY_DRAWN, MIXED, Part, Shape
+from training.latency.verification import forwards
+
+TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return published_engine(TOY, "fp32", 256, Accelerator("cpu"))
+
+
+def timed(engine, works, shape):
+    """Bytes of the caches before and after the timed work, and its loads."""
+    fills, work = works(shape, "run-1", lambda count: tuple(range(count)))
+    for fill in fills:
+        engine.execute(fill)
+    before = engine.cache.nbytes
+    _, loads = engine.execute(work)
+    return before, engine.cache.nbytes, loads
+
+
+def test_a_batch_meets_what_its_shape_says(engine):
+    parts = (Part(100, 5, 5), Part(1, 1, 1), Part(200, 20, 0), Part(0, 9, 1))
+    _, _, loads = timed(engine, forwards(2), Shape(MIXED, "verify", parts))
+    assert loads == (load(2, [(100, 5), (1, 1), (200, 20), (0, 9)], 7),)
+
+
+@pytest.mark.parametrize("works", [forwards(2), drafts])
+def test_a_slot_does_not_grow_while_it_is_timed(engine, works):
+    for cached in (66, 100, 130, 200):
+        before, after, _ = timed(engine, works, Shape(MEMORY_DRAWN, "verify", (Part(cached, 3, 3),)))
+        assert before == after
+        engine.drop("run-1", None)
+        engine.drop("run-1/0", 0)
+
+
+def test_a_draft_meets_what_its_shape_says(engine):
+    _, _, loads = timed(engine, drafts, Shape(MEMORY_DRAWN, "draft", (Part(50, 2, 3),)))
+    assert loads == (load(2, [(50, 2)], 1), load(2, [(52, 1)], 1), load(2, [(53, 1)], 1))
