@@ -1,4 +1,4 @@
-"""`python -m serving.device +policy=synera ...`: a device that works with its cloud, behind an OpenAI-compatible endpoint.
+"""`python -m serving.device +policy=synera ...`: a device that works with its cloud, behind an OpenAI endpoint.
 
 Give it the same words as its cloud: both sides refuse each other when they mean different things.
 """
@@ -18,7 +18,7 @@ from serving.stopping import told_to_stop
 
 
 def run(setup: Setup, service: Service, accelerator: str = "cpu") -> None:
-    """Serves until SIGINT or SIGTERM. Raises ValueError for a device that the testbed does not have, or a port in use."""
+    """Serves until SIGINT or SIGTERM. Raises ValueError for a device that the testbed does not have."""
     cast = Cast(setup, 0)
     if service.device >= len(cast.devices):
         raise ValueError(f"service.device is {service.device}; the testbed has devices 0 to {len(cast.devices) - 1}")

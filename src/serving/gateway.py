@@ -1,13 +1,16 @@
 """A device of this process as its endpoint sees it: questions become calls, deliveries become pieces."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from itertools import count
 
 from serving.drivers.live import Live
 from serving.endpoint.gateway import Conversation, Piece, RefusedError
 from serving.engine.tokenizer import Tokenizer
+from serving.luck import seed_for
 from serving.messages import (
     HEADER_NBYTES,
     Begin,
@@ -42,7 +45,7 @@ class DeviceGateway:
         self._live: Live | None = None
         self._pieces: dict[str, asyncio.Queue[Piece]] = {}
         self._cached: dict[str, int | None] = {}
-        self._names = count(1)
+        self._names, self._boot = count(1), secrets.token_hex(4)
 
     def play(self, live: Live) -> None:
         self._live = live
@@ -63,7 +66,9 @@ class DeviceGateway:
         live = self._live
         if live is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
-        session = f"{self._device}.{conversation.name if conversation else f'call-{next(self._names)}'}"
+        session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
+        if sampling:  # one seed, one text, whatever the session is called
+            sampling = replace(sampling, seed=seed_for(sampling.seed, session))
         pieces = self._pieces[session] = asyncio.Queue()
         self._cached[session] = None
         call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None)
@@ -81,11 +86,15 @@ class DeviceGateway:
 
     def forget(self, conversation: str) -> None:
         if self._live:
-            self._live.post(self._live.now(), self._device, Cancelled(f"{self._device}.{conversation}"))
+            self._live.post(self._live.now(), self._device, Cancelled(self._session(conversation)))
+
+    def _session(self, name: str) -> str:
+        """Unlike any of an earlier life of this device, whose sessions the cloud may remember as released."""
+        return f"{self._device}.{self._boot}.{name}"
 
     def _delivered(self, deliver: Deliver, now: float) -> None:  # noqa: ARG002
         if pieces := self._pieces.get(deliver.session):
-            cached = self._cached[deliver.session] or 0
+            cached, self._cached[deliver.session] = self._cached[deliver.session] or 0, 0  # told once
             pieces.put_nowait(Piece(deliver.tokens, deliver.origins, deliver.ending, cached))
 
     # The observer.

@@ -5,6 +5,7 @@ from zlib import crc32
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
+_NAME = 0xD1B54A32D192ED03
 
 
 def _mix(x: int) -> int:
@@ -16,7 +17,13 @@ def _mix(x: int) -> int:
 
 def key(seed: int, name: str) -> int:
     """A 64-bit stream for one named thing under one seed; equal in every process, unlike `hash(str)`."""
-    return _mix((seed * _GOLDEN + crc32(name.encode()) * 0xD1B54A32D192ED03 + _GOLDEN) & _MASK)
+    return _mix((seed * _GOLDEN + crc32(name.encode()) * _NAME + _GOLDEN) & _MASK)
+
+
+def seed_for(seed: int, name: str) -> int:
+    """The seed under which `name` has the luck that a thing without a name has under `seed`; 64 bits with a sign."""
+    found = (seed - crc32(name.encode()) * _NAME * pow(_GOLDEN, -1, _MASK + 1)) & _MASK
+    return found - (_MASK + 1) if found >> 63 else found
 
 
 @cache

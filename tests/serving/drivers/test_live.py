@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def test_work_is_stretched_to_the_hardware() -> None:
     drive = lambda observers: Live(Wall(), [*observers, Spans()], "hardware")  # noqa: E731
     asyncio.run(played(world(policy("edge_centric"), devices=1, limit=3, drive=drive)))
     assert all(end - begin >= 0.01 - 1e-9 for begin, end in spans)
-    assert all(b[0] >= a[1] - 1e-9 for a, b in zip(spans, spans[1:], strict=False))
+    assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
 
 
 def test_what_work_raises_ends_the_run() -> None:
