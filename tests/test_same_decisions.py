@@ -1,13 +1,14 @@
 """One policy, every driver, one log: every policy of conf/, on a really trained toy pair.
 
 By script (virtual time for live drivers) the simulator, the live driver and the live driver behind real gRPC streams
-must say exactly the same; looked up in a trace, the same again; and every log must replay through fresh nodes.
+must say exactly the same; a simulation that looks tokens up in a trace must decide the same; and every log, that of a
+run on the wall clock and of one in several processes too, must replay through fresh nodes.
 """
 
 import asyncio
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,22 @@ from serving.cast import Cast
 from serving.drivers.clock import Script
 from serving.drivers.live import Live
 from serving.drivers.observer import Observer
-from serving.messages import Command, Event, Message
+from serving.log.decisions import compare, decisions
+from serving.log.entry import Born, Handled
+from serving.log.journal import Journal
+from serving.log.reading import read
+from serving.log.replay import replay
+from serving.messages import Command, Deliver, Event, Message
 from serving.open import open_models, queries
+from serving.outcomes import replayed
+from serving.progress import silent
 from serving.runtimes.emulated import play
+from serving.runtimes.grpc import Grpc
+from serving.runtimes.local import Local
 from serving.runtimes.runtime import Models, Query
 from serving.scene import Chips, link, populate
 from serving.setup import Setup
+from serving.stages import record_outcomes
 from serving.transport.dialler import Dialler
 from serving.transport.listener import Listener
 from serving.users import Users
@@ -44,10 +55,10 @@ CASES = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if
 class Log:
     """Who heard what when, and what it said."""
 
-    entries: list[tuple[str, Event, float, tuple[Command, ...]]]
+    entries: list[Handled] = field(default_factory=list)
 
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
-        self.entries.append((node, event, now, tuple(commands)))
+        self.entries.append(Handled(node, now, event, tuple(commands)))
 
     def ran(self, *_: object) -> None: ...
 
@@ -79,13 +90,32 @@ class Case:
     models: Models
     queries: list[Query]
 
-    def emulated(self) -> list[Any]:
-        log = Log([])
+    def emulated(self) -> list[Handled]:
+        log = Log()
         play(self.setup, self.models, self.queries, observers=[log])
         return log.entries
 
-    def live(self, through_grpc: bool = False) -> list[Any]:
-        log = Log([])
+    def simulated(self, folder: Path) -> list[Handled]:
+        """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's."""
+        pair, setup = self.setup.pair, self.setup
+        own = None if setup.policy.lossless else setup.policy
+        (folder / "out").mkdir()
+        (folder / "work").mkdir()
+        record_outcomes(
+            folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
+            workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
+        )  # fmt: skip
+        opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
+        play(setup, opened, self.queries, observers=[log])
+        return log.entries
+
+    def on_the_wall(self) -> list[Handled]:
+        log = Log()
+        RUNNER.run(Local("wall", shaped=False).play(self.setup, self.models, self.queries, observers=[log]))
+        return log.entries
+
+    def live(self, through_grpc: bool = False) -> list[Handled]:
+        log = Log()
         RUNNER.run(self._live([log], through_grpc))
         return log.entries
 
@@ -101,10 +131,10 @@ class Case:
             await asyncio.wait_for(live.run(lambda: False), 60)
         live.close()
 
-    def replays(self, log: list[Any]) -> bool:
+    def difference(self, log: list[Handled]) -> str | None:
+        """Between what was said and what fresh nodes say."""
         cast = Cast(self.setup, self.models.cloud_layers)
-        nodes = {name: cast.node(name) for name in (*cast.workers, *cast.devices)}
-        return all(tuple(nodes[name].handle(event, now)) == said for name, event, now, said in log)
+        return replay([*(Born(name, 0.0) for name in (*cast.workers, *cast.devices)), *log], cast.node).difference
 
 
 async def nothing() -> Any:
@@ -153,26 +183,58 @@ def case(policy: str, temperature: float, outputs: Path) -> Case:
 
 
 @cache
-def reference(policy: str, temperature: float, outputs: Path) -> list[Any]:
+def reference(policy: str, temperature: float, outputs: Path) -> list[Handled]:
     return case(policy, temperature, outputs).emulated()
 
 
 @pytest.mark.parametrize(("policy", "temperature"), CASES)
 def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Path) -> None:
-    one = case(policy, temperature, outputs)
-    expected = reference(policy, temperature, outputs)
+    one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
     assert len(expected) > 50
-    assert same(one.live(), expected)
-    assert same(one.live(through_grpc=True), expected)
-    assert one.replays(expected)
+    assert counted(one.live()) == counted(expected)
+    assert counted(one.live(through_grpc=True)) == counted(expected)
 
 
-def same(log: list[Any], expected: list[Any]) -> bool:
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
+    found = case(policy, 0.0, outputs).simulated(tmp_path)
+    assert compare(decisions(found), decisions(reference(policy, 0.0, outputs))) is None
+
+
+@pytest.mark.parametrize(("policy", "temperature"), CASES)
+def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
+    one = case(policy, temperature, outputs)
+    assert one.difference(reference(policy, temperature, outputs)) is None
+    assert one.difference(one.on_the_wall()) is None
+
+
+def test_another_policy_would_be_noticed(outputs: Path) -> None:
+    log, other = reference("sled", 0.0, outputs), case("synera", 0.0, outputs)
+    assert other.difference(log) is not None
+    assert compare(decisions(log), decisions(reference("synera", 0.0, outputs))) is not None
+
+
+def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> None:
+    one = case("sled", 0.0, outputs)
+    with Journal(tmp_path / "events.jsonl") as journal:
+        served = Grpc(shaping="none", device_processes=2).serve(one.setup, "cpu", silent, [journal])
+    assert {record.ending for record in served.records.values()} == {"complete"}
+    texts = {session: record.tokens for session, record in served.records.items()}
+    assert texts == written(reference("sled", 0.0, outputs))
+    assert replay(read(tmp_path / "events.jsonl"), Cast(one.setup, served.layers).node).difference is None
+
+
+def written(log: list[Handled]) -> dict[str, list[int]]:
+    """The text of each session."""
+    texts: dict[str, list[int]] = {}
+    for command in (command for entry in log for command in entry.commands):
+        if isinstance(command, Deliver):
+            texts.setdefault(command.session, []).extend(command.tokens)
+    return texts
+
+
+def counted(log: list[Handled]) -> list[str]:
     """Tensors have serial numbers that go on from run to run, and a transport puts the sender before them."""
-    return counted(log) == counted(expected)
-
-
-def counted(log: list[Any]) -> list[str]:
     numbers: dict[str, str] = {}
 
     def number(found: re.Match[str]) -> str:

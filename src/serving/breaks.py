@@ -24,6 +24,11 @@ class Breaks:
         self._clue = {name: self._pairs(name)[0] for name in self._breaks if self._pairs(name)}
         """Per device the (node, peer) whose Joined says that its break is over."""
 
+    @property
+    def expected(self) -> bool:
+        """Does any link of the cast ever break?"""
+        return any(self._cast.link(name).outages for name in self._clue)
+
     def begin(self) -> None:
         for device in self._clue:
             self._next(device)

@@ -94,8 +94,15 @@ class Cast:
         return lambda session: found.get(session, usual)
 
     def modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
-        """The power mode in which a device serves each of its sessions."""
-        fleet, number = self.fleets[device], self.devices.index(device)
+        """The power mode in which a device serves each of its sessions, which are among `queries`."""
+        fleet = self.fleets[device]
         stream = key(self.setup.seed, f"modes of {device}")
-        own = [q for q in queries if q.device == number]
+        own = (q for q in queries if self.devices[q.device] == device)
         return {q.call.session: fleet.mode_at(stream, position) for position, q in enumerate(own)}
+
+    def by_device(self, queries: "Sequence[Query]") -> "dict[str, list[Query]]":
+        """The queries of each device, in their order."""
+        found: dict[str, list[Query]] = {name: [] for name in self.devices}
+        for query in queries:
+            found[self.devices[query.device]].append(query)
+        return found

@@ -27,7 +27,7 @@ def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
     cast = Cast(setup, served.layers)
     fleets = tuple(cast.fleets.values())
-    modes = {s: m for name in cast.devices for s, m in cast.modes(name, queries).items()}
+    modes = {s: m for name, own in cast.by_device(queries).items() for s, m in cast.modes(name, own).items()}
     rows = []
     for query in queries:
         record = records[query.call.session]

@@ -28,7 +28,7 @@ class Chips:
     """The chip of each node: the pair's models, timed as the named hardware."""
 
     def __init__(self, cast: Cast, models: "Models", queries: "Sequence[Query]") -> None:
-        self._cast, self._models, self._queries = cast, models, queries
+        self._cast, self._models, self._queries = cast, models, cast.by_device(queries)
         self._shared = Processor() if cast.setup.hardware.shared else None
 
     def __call__(self, name: str) -> Chip:
@@ -41,7 +41,7 @@ class Chips:
 
     def _device(self, name: str) -> Executor:
         timing, precision = self._cast.setup.pair.device.timing, self._cast.fleets[name].precision
-        latency = self._cast.device_latency(name, self._queries)
+        latency = self._cast.device_latency(name, self._queries[name])
         return Timed(self._models.device, self._models.device_layers, timing, precision, latency)
 
 

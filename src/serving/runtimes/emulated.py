@@ -46,7 +46,7 @@ def play(
     users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
     names = (*cast.workers, *cast.devices)
     breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
-    simulator = Simulator([recorder, breaks, *observers])
+    simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])
     populate(simulator, cast, Chips(cast, models, queries), names)
     link(simulator, cast)
     simulator.on_end(partial(users.hear, post=simulator.post))

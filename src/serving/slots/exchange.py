@@ -27,4 +27,4 @@ class Tokens:
     """
 
     def nbytes(self, rows: Rows) -> int:
-        return sum(blob.nbytes for blob in rows.odds)
+        return sum(blob.nbytes for blob in rows.odds) if rows.odds else 0

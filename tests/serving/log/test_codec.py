@@ -58,7 +58,7 @@ EVENTS: list[Event] = [
     Finished(3, Drafted((1, 2), {"confidence": (0.5, -INF), "margin": ()}, ((1, 2, 3), ()), True, 7, (BLOB,))),
     Finished(3, (Result(VERDICT, None), Result(None, BLOB))),
     Finished(3, ()),
-    *(kind(1) for kind in (messages.Woke,)),
+    *(kind(1) for kind in (messages.Woke, messages.Failed)),
     *(kind("x") for kind in (messages.Lost, messages.Joined, messages.Cancelled)),
     *(Received(message) for message in (messages.Miss("s", 1, "cloud-0"), messages.Release("s"))),
 ]
