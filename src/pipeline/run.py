@@ -54,11 +54,15 @@ def _build_one(job: Job, name: str) -> None:
     if name not in job.data["stages"]:
         known = ", ".join([*STOPS, *sorted(job.data["stages"])])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
+    from pipeline.report import job as report
+
     plan = job.plan(name)
-    folder, _ = job.run([plan.stages[name]])
+    folder, built = job.run([plan.stages[name]])
     print(describe(job, plan))
     for file in sorted(folder.glob("*.txt")):
         print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
+    if plan.kinds[name] == "report":
+        report.stage(replace(_context(job), digest=plan.stages[name].digest, stages=_stages(job, plan, built)))
 
 
 def describe(job: Job, plan: Plan) -> str:

@@ -25,11 +25,14 @@ class Driver(Protocol):
 
 
 class Chips:
-    """The chip of each node: the pair's models, timed as the named hardware."""
+    """The chip of each node: the pair's models, timed as the named hardware.
 
-    def __init__(self, cast: Cast, models: "Models", queries: "Sequence[Query]") -> None:
+    With `shared` all nodes compute on one processor in turn, as they do where one thread plays them all.
+    """
+
+    def __init__(self, cast: Cast, models: "Models", queries: "Sequence[Query]", shared: bool = False) -> None:
         self._cast, self._models, self._queries = cast, models, cast.by_device(queries)
-        self._shared = Processor() if cast.setup.hardware.shared else None
+        self._shared = Processor() if shared else None
 
     def __call__(self, name: str) -> Chip:
         return Chip(self._device(name) if name in self._cast.fleets else self._cloud(), self._shared or Processor())

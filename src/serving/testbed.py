@@ -131,8 +131,6 @@ class Testbed:
     cloud: Fleet
     device: Fleet | None = None
     fleets: tuple[Fleet, ...] = ()
-    shared: bool = False
-    """Do all nodes compute on one processor in turn, as they do where one machine plays them all?"""
 
     def __post_init__(self) -> None:
         if (self.device is None) == (not self.fleets):

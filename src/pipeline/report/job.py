@@ -59,6 +59,17 @@ def job(artifact: Path, context: JobContext, file: TextIO | None = None) -> Repo
     return Report(records, summary, text, drawn, result, link)
 
 
+def stage(context: JobContext, file: TextIO | None = None) -> None:
+    """Log a job that ended with a stage that is a report itself: its numbers and figures, and all it was made from."""
+    file = file or sys.stdout
+    with guarded(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
+        if sweep.is_tracked(context):
+            book = Logbook.open(context.tracking)
+            run = logbook.log_job(book, context, sweep.parent(context))
+            book.end(run)
+            print(f"\n{context.tracking.link(book.experiment_id, [run])}", file=file, flush=True)
+
+
 def failed(error: BaseException, context: JobContext, file: TextIO | None = None) -> Outcome:
     """Note in job.json and in MLflow that the job failed, and why; printing the error is the caller's."""
     reason = masked(str(error) or type(error).__name__)

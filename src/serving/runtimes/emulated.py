@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Emulated:
-    """A run of a setup on virtual time; the same setup and seed give the same record."""
+    """A run of a setup on virtual time; the same setup and seed give the same record.
+
+    With `shared` all nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall.
+    """
+
+    shared: bool = False
 
     described = "tokens come from the models, run here; time from the chips and link above"
 
@@ -31,7 +36,9 @@ class Emulated:
 
         models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-        return Served(asked, play(setup, models, asked, progress, observers), models.tokenizer, models.cloud_layers)
+        return Served(
+            asked, play(setup, models, asked, progress, observers, self.shared), models.tokenizer, models.cloud_layers
+        )
 
 
 def play(
@@ -40,6 +47,7 @@ def play(
     queries: "Sequence[Query]",
     progress: Progress = silent,
     observers: Sequence[Observer] = (),
+    shared: bool = False,
 ) -> dict[str, Record]:
     """The records by session, on virtual time; raises StalledError when a session never ended."""
     cast = Cast(setup, models.cloud_layers)
@@ -47,7 +55,7 @@ def play(
     names = (*cast.workers, *cast.devices)
     breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
     simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])
-    populate(simulator, cast, Chips(cast, models, queries), names)
+    populate(simulator, cast, Chips(cast, models, queries, shared), names)
     link(simulator, cast)
     simulator.on_end(partial(users.hear, post=simulator.post))
     users.ask(simulator.post)

@@ -16,6 +16,8 @@ class Simulated:
     """The emulated runtime without models: the same nodes, links and clock, and outcomes that somebody recorded."""
 
     outcomes: Outcomes
+    shared: bool = False
+    """All nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall."""
 
     @property
     def described(self) -> str:
@@ -24,7 +26,7 @@ class Simulated:
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> Served:  # noqa: ARG002
         asked = self.outcomes.queries(setup.workload.calls(setup.devices), setup.decoding, setup.seed)
         opened = self.outcomes.open(asked, setup.policy, setup.seed)
-        records = play(setup, opened, asked, progress, observers)
+        records = play(setup, opened, asked, progress, observers, self.shared)
         return Served(
             asked, records, opened.tokenizer, opened.cloud_layers, is_text=self.outcomes.is_text, notes=opened.notes()
         )
