@@ -4,49 +4,86 @@ Give it the same words as its devices: both sides refuse each other when they me
 """
 
 import asyncio
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from serving.cast import Cast
+from serving.census import Census
+from serving.context import context_tokens
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
-from serving.scene import Chips, link, populate
-from serving.service import Service
+from serving.host import Host
+from serving.nodes.worker import Worker
+from serving.scene import Chips, link
+from serving.service import Service, digest
 from serving.setup import Setup
-from serving.stopping import told_to_stop
+from serving.stopping import drive, told_to_stop
+
+if TYPE_CHECKING:
+    from serving.health import Health
+
+log = logging.getLogger(__name__)
 
 
-def run(setup: Setup, service: Service, accelerator: str = "cpu") -> None:
-    """Serves until SIGINT or SIGTERM. Raises ValueError for a policy that has no cloud, or an address in use."""
-    if not setup.placed:
-        raise ValueError(f"policy {setup.policy.name} places nothing in a cloud; there is nothing to serve")
-    asyncio.run(_run(setup, service, accelerator))
+@dataclass(frozen=True)
+class Cloud:
+    """Raises ValueError for a policy that has no cloud, one with several, or a token that anybody could read."""
+
+    setup: Setup
+    service: Service
+
+    def __post_init__(self) -> None:
+        if not self.setup.placed:
+            raise ValueError(
+                f"policy {self.setup.policy.name} places nothing in a cloud: there is nothing to serve. Start the "
+                "device alone, or choose another policy"
+            )
+        security = self.service.security
+        security.check(self.service.cloud, security.certificate is not None)
+
+
+def run(cloud: Cloud, accelerator: str = "cpu") -> None:
+    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use."""
+    asyncio.run(_run(cloud.setup, cloud.service, accelerator))
 
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     from serving.engine.blobs import Blobs
-    from serving.host import Host
     from serving.open import open_side
 
+    stop = told_to_stop()
+    limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
     blobs = Blobs()
     models = open_side(setup.pair, "cloud", blobs, accelerator)
     cast = Cast(setup, models.cloud_layers)
-    names = cast.workers[:1]
-    host = Host(cast, names, blobs, service.security, service.limits, cast.digest)
-    live = Live(Wall(), pace=service.pace)
-    populate(live, cast, Chips(cast, models, ()), names)
+    name = cast.workers[0]
+    worker = cast.node(name)
+    assert isinstance(worker, Worker)
+    census = Census(worker)
+    host = Host(cast, (name,), blobs, service.security, limits, digest(cast))
+    live = Live(Wall(), [census], service.pace, _logged(census))
+    live.add(name, worker, Chips(cast, models, ())(name))
     if service.shaped:
         link(live, cast)
-    stop = told_to_stop(live.stir)
+    health = await _health(service, census, host)
+
+    async def wind_down() -> None:
+        if health:
+            health.stopping = True
+        await host.close(service.grace_s)
+        if health:
+            await health.stop()
+
     try:
-        address = await host.listen(service.cloud)
+        address = await _listening(host, service.cloud)
         host.play(live)
-        print(f"cloud: {setup.pair.cloud.where} listens on {address}", flush=True)
-        await live.run(stop.is_set)
+        _announce(address, setup, limits.max_tokens, health)
+    except BaseException:
+        stop.set()
+        raise
     finally:
-        await host.close(grace_s=5.0)
-        live.close()
-
-
-if __name__ == "__main__":
-    from pipeline.service import main
-
-    main("cloud")
+        try:
+            await drive(live, stop, wind_down)
+        finally:
+            live.close()

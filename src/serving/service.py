@@ -2,10 +2,26 @@
 
 from dataclasses import dataclass, field
 
+from serving.cast import Cast
 from serving.drivers.live import Pace
 from serving.endpoint.endpoint import Endpoint
 from serving.transport.limits import Limits
 from serving.transport.security import Security
+
+
+@dataclass(frozen=True)
+class Health:
+    """Where a cloud tells how it is. Raises ValueError for a port outside its range."""
+
+    host: str = "127.0.0.1"
+    port: int | None = 7071
+    """0: any free port; null: it tells nobody."""
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise ValueError("service.health.host is empty; give 127.0.0.1 for this machine alone")
+        if not 0 <= (self.port or 0) <= 65535:
+            raise ValueError(f"service.health.port is {self.port}; it is 0 (any free port) to 65535, or null for none")
 
 
 @dataclass(frozen=True)
@@ -23,15 +39,29 @@ class Service:
     shaped: bool = False
     timeout_s: float = 30.0
     """A device that has heard nothing for so long asks again, later each time."""
+    context_tokens: int | None = None
+    """Of a prompt and its answer together; None: as many as both models and the cloud's cache take."""
+    grace_s: float = 5.0
+    """How long answers may still take once the process is told to stop."""
     endpoint: Endpoint = field(default_factory=Endpoint)
+    health: Health = field(default_factory=Health)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         host, colon, port = self.cloud.rpartition(":")
-        if not (host and colon and port.isdigit() and int(port) <= 65535):
+        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65535):
             raise ValueError(f"service.cloud is {self.cloud!r}; give host:port, such as 127.0.0.1:7070")
         if self.device < 0:
             raise ValueError(f"service.device is {self.device}; devices are counted from 0")
         if not self.timeout_s > 0:
             raise ValueError(f"service.timeout_s is {self.timeout_s}; it must be more than 0")
+        if self.context_tokens is not None and self.context_tokens < 2:
+            raise ValueError(f"service.context_tokens is {self.context_tokens}; give at least 2, or null for all")
+        if not self.grace_s >= 0:
+            raise ValueError(f"service.grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
+
+
+def digest(cast: Cast) -> str:
+    """Names what a cloud and its devices must agree on: what any run's hosts must, and how many devices there are."""
+    return f"{cast.digest}-{len(cast.devices)}"

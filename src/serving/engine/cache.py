@@ -38,11 +38,11 @@ class Slot:
         return keys.unbind(0), values.unbind(0)
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` tokens, at least doubling so that growth costs little per token."""
+        """Makes room for `length` tokens and some more, at least doubling: growth copies all there is."""
         if length <= self.capacity:
             return
         shape = list(self._store.shape)
-        shape[4] = max(length, 2 * self.capacity)
+        shape[4] = max(length + _SMALLEST, 2 * self.capacity)
         store = self._store.new_empty(shape)
         store[..., : self.length, :] = self._store[..., : self.length, :]
         self._store = store

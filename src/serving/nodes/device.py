@@ -26,7 +26,8 @@ from serving.nodes.requester import Numbers, Requester, released
 from serving.nodes.session import Session
 from serving.policy import Policy
 
-_PARKED = 64
+_PARKED = 48
+"""Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
 
 
 class Device:
@@ -62,7 +63,7 @@ class Device:
                 self.chooser.dead.add(event.peer)
             case Joined():
                 self.chooser.dead.discard(event.peer)
-        if not self.current:
+        if not self.current or self.current.state != "running":
             return ()
         commands = self.current.handle(event, now)
         if self.current.state != "running":
@@ -70,7 +71,8 @@ class Device:
         return commands + self._next(now) if self.waiting else commands
 
     def _serves(self, session: str) -> bool:
-        return self.current is not None and self.current.s.call.session == session
+        current = self.current
+        return current is not None and current.state == "running" and current.s.call.session == session
 
     def _next(self, now: float) -> list[Command]:
         """Opens the session that waits longest, once the current one is over."""
@@ -83,6 +85,8 @@ class Device:
                 self.name, session, self.policy, self.hops, self.chooser, self.numbers, self.timeout_s
             )
             out += self.current.begin(now)
+            if self.current.state != "running":
+                out += self._park(self.current)
         return out
 
     def _resume(self, session: Session, old: Session) -> None:

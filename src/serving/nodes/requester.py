@@ -83,6 +83,8 @@ class Requester:
         self.ahead = False
         """Is that job a look-ahead, which an arriving verdict makes void?"""
         self.timer = 0
+        """The one timer that is under way; 0: none is."""
+        self.asked_s = 0.0
         self.patience_s = timeout_s
         """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
         self.vain = 0
@@ -130,7 +132,8 @@ class Requester:
     def _received(self, message: Message, now: float) -> Commands:
         if isinstance(message, Reply):
             return self._replied(message, now)
-        if isinstance(message, Miss) and message.round == self.s.round:
+        if isinstance(message, Miss) and message.round >= self.s.round:
+            self.s.round = message.round  # a later one than this session ever had: it is over there, and opens above
             return self._again(now)
         return []
 
@@ -162,11 +165,15 @@ class Requester:
 
     def _woke(self, timer: int, now: float) -> Commands:
         s = self.s
-        if timer != self.timer or s.flight is None or s.offline:
+        if timer != self.timer:
             return []
-        due = s.seen_s + self.patience_s  # progress re-arms it
+        if s.flight is None or s.offline:
+            self.timer = 0
+            return []
+        due = max(s.seen_s, self.asked_s) + self.patience_s  # progress re-arms it
         if now < due:
             return [Wake(due, timer)]
+        self.timer = 0
         self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
         return self._again(now)
 
@@ -200,6 +207,8 @@ class Requester:
         was, s.offline = s.offline, not self._reachable()
         if s.flight is None:
             return self._advance(now)
+        if was and not s.offline:
+            self.vain_since_s = now  # while nobody could be asked, nothing was asked in vain
         return self._again(now, forget=False) if not s.offline and (was or peer in s.path) else []
 
     def _reachable(self) -> bool:
@@ -341,7 +350,8 @@ class Requester:
         s.left = budget
         rows = s.ask(drafts and self.p.verify.send, self.p.verify.rule(s))
         out = self._requests(rows, budget)
-        if self.timeout_s < INF:
+        self.asked_s = now
+        if self.timeout_s < INF and not self.timer:
             self.timer = self.numbers.next()
             out.append(Wake(now + self.patience_s, self.timer))
         return out + self._meanwhile()

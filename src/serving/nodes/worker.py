@@ -7,7 +7,6 @@ lasts.
 4. With a free chip and a waiting item something runs, whatever a budget says: `admit` makes room.
 """
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
@@ -50,6 +49,8 @@ Commands = list[Command]
 
 _RELEASED = 4096
 """How many sessions that are over are remembered."""
+_REOPENED = 1024
+"""Rounds by which a session that is over must be exceeded: nothing that is still on its way is so young."""
 
 _first, _arrived = attrgetter("first"), attrgetter("arrived")
 
@@ -76,9 +77,9 @@ class Worker:
         """Without cache reuse: the tokens to compute a session from."""
         self.held: dict[tuple[str, int, int], tuple[int, ...]] = {}
         """Drafts kept here for the head hop, so that they never travel; by (session, round, start)."""
-        self.newest: dict[str, float] = {}
-        """Session -> newest round seen; infinite once it is released."""
-        self.released: deque[str] = deque()
+        self.newest: dict[str, int] = {}
+        """Session -> newest round seen; once it is released, the round that opens it again must be newer."""
+        self.released: dict[str, None] = {}
         """The sessions that were released last, the oldest first."""
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
@@ -86,6 +87,8 @@ class Worker:
         """Session -> who asks for it, and when it last did."""
         self.leases: dict[int, tuple[str, float]] = {}
         """Timer -> who was lost, and when: what it does not ask for again by then is released."""
+        self.suspects: set[str] = set()
+        """Sessions whose last batch failed: they run alone, so that a bad one spoils no other's."""
         self.running: list[tuple[Item, Rows]] = []
         self.job = self.timer = 0
         self.deciding = False
@@ -96,8 +99,7 @@ class Worker:
                 message = event.message
                 if not isinstance(message, Request):
                     return self._hear(message)
-                self.owners[message.rows.session] = message.reply_to, now
-                return self._receive(message, now)
+                return self._asked(message, now)
             case Woke():
                 if event.timer == self.timer and not self.running:
                     self.deciding = False
@@ -124,6 +126,29 @@ class Worker:
                 self.chooser.backlogs[message.node] = message
         return []
 
+    def _asked(self, m: Request, now: float) -> Commands:
+        session = m.rows.session
+        newest = self.newest.get(session, -1)
+        if session in self.released:
+            if m.round <= newest:
+                return [self._over(m, newest)]
+            del self.released[session]
+        elif m.round < newest:
+            if not self._lives_anew(session, m.reply_to):
+                return []
+            del self.newest[session]
+        self.owners[session] = m.reply_to, now
+        return self._receive(m, now)
+
+    def _over(self, m: Request, newest: int) -> Send:
+        """Late, and nobody awaits an answer; or the session does go on, in rounds newer than what this Miss names."""
+        return Send(m.reply_to, Miss(m.rows.session, newest, self.name), HEADER_NBYTES)
+
+    def _lives_anew(self, session: str, owner: str) -> bool:
+        """Did the owner ask last before it was lost? Then it may have started again, and count from 0."""
+        last = self.owners.get(session)
+        return last is not None and any(last[0] == owner == p and last[1] <= at for p, at in self.leases.values())
+
     def _receive(self, m: Request, now: float) -> Commands:
         session = m.rows.session
         newest = self.newest.get(session, -1)
@@ -135,6 +160,9 @@ class Worker:
         rows, span = self._to_run(m, m.rows), m.route[m.hop].span
         if rows is None:
             return [self._miss(m)]
+        if self.ledger.keep and rows.start + rows.n > self.ledger.capacity:  # in the queue it would stop the others
+            need = rows.start + rows.n
+            raise RuntimeError(f"{session} needs {need} cached tokens, the budget is {self.ledger.capacity}")
         if not self.ledger.keep and span.embed and not rows.rule:
             return []  # a part of a prompt: its text is stored, and computed with the question
         self.queue.setdefault(session, []).append(Item(m, rows, span, now, rows.n))
@@ -175,6 +203,8 @@ class Worker:
         heads = self._heads(out)
         if not heads:
             return out
+        if self.suspects:
+            heads = [i for i in heads if i.rows.session in self.suspects][:1] or heads
         span = max([i.span for i in heads], key=_first)
         heads = [i for i in heads if i.span is span or i.span == span]
         picked = self.policy.scheduler.pick(heads, now, self.ledger.capacity - self.ledger.used)
@@ -229,6 +259,8 @@ class Worker:
     def _finish(self, results: tuple[Result, ...], now: float) -> Commands:
         out: Commands = []
         batch, self.running = self.running, []
+        if self.suspects:
+            self.suspects.difference_update([rows.session for _, rows in batch])
         for (item, rows), result in zip(batch, results, strict=True):
             m = item.request
             if m.round < self.newest.get(rows.session, INF):  # released or superseded while it ran
@@ -313,23 +345,40 @@ class Worker:
     def _expire(self, timer: int) -> Commands:
         peer, since = self.leases.pop(timer)
         left = [s for s, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
-        return [command for session in left for command in self._release(session)]
+        for session in left:
+            self.newest.pop(session, None)  # not over: its owner may still come back for it
+        return [command for session in left for command in self._forget(session)]
 
     def _failed(self, now: float) -> Commands:
-        """The chip broke down in the middle of a batch: all that was in it begins anew."""
+        """The chip broke down in the middle of a batch: all that was in it begins anew, each on its own."""
         batch, self.running = self.running, []
         out: Commands = []
         for item, rows in batch:
-            self.queue.pop(rows.session, None)
             out += [Drop(*key) for key in self.ledger.forget(rows.session)]
             if item.request.round >= self.newest.get(rows.session, INF):
+                self.queue.pop(rows.session, None)
+                self.suspects.add(rows.session)
                 out.append(self._miss(item.request))
         return out + self._wake(now)
 
     def _release(self, session: str) -> Commands:
-        self._remember_released(session)
+        """Over. What is on its way must not open it again; in time nothing is, and its name goes.
+
+        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
+        leaves a cache that is the first to be evicted.
+        """
+        if session not in self.released:
+            self.released[session] = None
+            self.newest[session] = self.newest.get(session, 0) + _REOPENED
+        if len(self.released) > _RELEASED:
+            oldest = next(iter(self.released))
+            del self.released[oldest], self.newest[oldest]
+        return self._forget(session)
+
+    def _forget(self, session: str) -> Commands:
         self.owners.pop(session, None)
         self.queue.pop(session, None)
+        self.suspects.discard(session)
         self.text.pop(session, None)
         for key in [k for k in self.held if k[0] == session]:
             del self.held[key]
@@ -339,20 +388,8 @@ class Worker:
             return []  # its cache is in use: dropped when the batch is done
         return [Drop(*key) for key in self.ledger.forget(session)]
 
-    def _remember_released(self, session: str) -> None:
-        """What is on its way to a session that is over must not open it again; in time nothing is, and its name goes.
-
-        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
-        leaves a cache that is the first to be evicted.
-        """
-        if self.newest.get(session) != INF:
-            self.released.append(session)
-        self.newest[session] = INF
-        if len(self.released) > _RELEASED:
-            del self.newest[self.released.popleft()]
-
     def _drop_released(self, session: str, span: Span) -> Commands:
-        if self.newest.get(session, INF) < INF:
+        if session in self.newest and session not in self.released:
             return []
         self.ledger.forget(session)
         return [Drop(session, span.first)]

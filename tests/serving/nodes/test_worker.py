@@ -8,9 +8,12 @@ from fake_world import LAYERS, policy
 from serving.messages import (
     INF,
     Drop,
+    Failed,
     Finished,
     Forward,
     Hop,
+    Joined,
+    Lost,
     Miss,
     Received,
     Release,
@@ -133,7 +136,7 @@ def test_a_release_while_it_runs_is_obeyed_afterwards() -> None:
     decide(w)
     assert list(w.handle(Received(Release("a")), 0.5)) == []
     assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
-    assert list(w.handle(ask("a", round_=5), 2.0)) == []
+    assert said(list(w.handle(ask("a", round_=5), 2.0)), Miss) == [Miss("a", 1024, "cloud")]
     assert not w.ledger.lengths
 
 
@@ -167,17 +170,19 @@ def test_a_new_attempt_does_not_count_the_cache_that_it_replaces() -> None:
 
 def test_what_can_never_fit_is_said() -> None:
     w = worker(capacity=9)
-    w.handle(ask("a", n=10), 0.0)
+    w.handle(ask("b", n=9), 0.0)
     with pytest.raises(RuntimeError, match="a needs 10 cached tokens, the budget is 9"):
-        decide(w)
+        w.handle(ask("a", n=10), 0.0)
+    assert batch(decide(w)) == [("b", 0, 9)]
 
 
 def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None:
     w = worker()
     served(w, ask("a"))
     w.handle(Received(Release("a")), 2.0)
-    assert w.handle(ask("a", round_=1), 2.1) == []
+    assert said(list(w.handle(ask("a", round_=1), 2.1)), Miss) == [Miss("a", 1024, "cloud")]
     assert not w.queue
+    assert not w.owners
 
 
 def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
@@ -207,3 +212,55 @@ def test_a_session_may_be_forgotten_while_its_batch_runs() -> None:
         w.handle(Received(Release(session)), 0.5)
     assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
     assert not w.ledger.lengths
+
+
+def test_a_released_session_goes_on_in_newer_rounds() -> None:
+    w = worker()
+    served(w, ask("a"))
+    w.handle(Received(Release("a")), 2.0)
+    assert batch(served(w, ask("a", round_=1025))) == [("a", 0, 10)]
+    assert not w.released
+    assert w.owners == {"a": ("device of a", 0.0)}
+
+
+def test_an_owner_that_starts_again_counts_its_rounds_from_0() -> None:
+    w = worker()
+    served(w, ask("a", round_=7))
+    assert list(w.handle(ask("a", n=12), 1.0)) == []  # late, as far as anybody knows
+    w.handle(Lost("device of a"), 2.0)
+    w.handle(Joined("device of a"), 3.0)
+    w.handle(ask("a", n=12), 4.0)
+    assert batch(decide(w, 4.0)) == [("a", 0, 12)]
+    assert said(finish(w, Verdict(0, 7)), Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0)]
+
+
+def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:
+    w = worker()
+    served(w, ask("a", round_=7))
+    w.handle(Lost("device of a"), 2.0)
+    (timer,) = w.leases
+    assert w.handle(Woke(timer), 40.0) == [Drop("a", 0)]
+    assert not w.owners
+    assert not w.newest
+    assert batch(served(w, ask("a", round_=8))) == [("a", 0, 10)]
+
+
+def test_what_spoils_a_batch_spoils_no_other() -> None:
+    w = worker()
+    for session in "abc":
+        w.handle(ask(session), 0.0)
+    decide(w)
+    assert len(said(list(w.handle(Failed(w.job), 0.5)), Miss)) == 3
+    for session in "abcd":
+        w.handle(ask(session, round_=1), 1.0)
+    assert batch(decide(w, 1.0)) == [("a", 0, 10)]
+    w.handle(Failed(w.job), 1.5)
+    assert batch(decide(w, 1.5)) == [("b", 0, 10)]
+    finish(w, Verdict(0, 7))
+    w.handle(ask("a", round_=2), 2.0)
+    assert batch(decide(w, 2.0)) == [("c", 0, 10)]
+    finish(w, Verdict(0, 7))
+    assert batch(decide(w, 2.0)) == [("a", 0, 10)]
+    finish(w, Verdict(0, 7))
+    assert batch(decide(w, 2.0)) == [("d", 0, 10)]
+    assert not w.suspects

@@ -1,0 +1,53 @@
+"""What a cloud counts of its own work while it serves."""
+
+from collections.abc import Sequence
+
+from serving.messages import HEADER_NBYTES, Command, Event, Forward, Message, Outcome, Received, Request, Work
+from serving.nodes.worker import Worker
+
+
+class Census:
+    """An observer of the worker `node`; what it holds now is read from the worker itself. Bytes are the policy's own."""
+
+    def __init__(self, node: Worker) -> None:
+        self.node = node
+        self.requests = self.batches = self.rows = self.errors = 0
+        self.busy_s = 0.0
+        self.uplink_nbytes = self.downlink_nbytes = 0
+
+    @property
+    def waiting(self) -> int:
+        """Parts of requests in the queue."""
+        return sum(map(len, self.node.queue.values()))
+
+    @property
+    def sessions(self) -> int:
+        return len(self.node.owners)
+
+    @property
+    def cached_tokens(self) -> int:
+        return self.node.ledger.used
+
+    @property
+    def capacity_tokens(self) -> float:
+        return self.node.ledger.capacity
+
+    def failed(self, _: Exception) -> None:
+        self.errors += 1
+
+    # The observer.
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if isinstance(event, Received) and isinstance(event.message, Request):
+            rows = event.message.rows
+            self.requests += 1
+            self.uplink_nbytes += HEADER_NBYTES + rows.nbytes + self.node.policy.exchange.nbytes(rows)
+
+    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if isinstance(work, Forward):
+            self.batches += 1
+            self.rows += sum(rows.n for rows in work.rows)
+            self.busy_s += end_s - begin_s
+
+    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
+        self.downlink_nbytes += nbytes

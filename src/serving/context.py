@@ -1,0 +1,41 @@
+"""How long a conversation may become: the prompt and its answer together."""
+
+from serving.pair import Checkpoint
+from serving.setup import Setup
+from serving.testbed import check_fits
+
+
+def context_tokens(setup: Setup, wanted: int | None = None) -> int:
+    """What the models of a setup, their positions and the cloud's cache take, in tokens; no more than is `wanted`.
+
+    Raises ValueError for more than they take, or more than a device's memory holds.
+    """
+    bounds = _bounds(setup)
+    most = min(bounds.values())
+    if wanted and wanted > most:
+        who = min(bounds, key=bounds.__getitem__)
+        raise ValueError(f"service.context_tokens is {wanted}, and {who} takes {most}; ask for fewer, or null for all")
+    found = wanted or most
+    if setup.policy.draft.source == "model":
+        for fleet in setup.hardware.device_fleets:
+            check_fits(fleet, setup.pair.device.timing, 1, found)
+    return found
+
+
+def _bounds(setup: Setup) -> dict[str, int]:
+    found = {}
+    if setup.policy.draft.source == "model":
+        found["the device's model"] = _positions(setup.pair.device)
+    if setup.placed:
+        found["the cloud's model"] = _positions(setup.pair.cloud)
+        own = setup.policy.kv_cache.capacity_tokens
+        cache = min(setup.cloud_cache_tokens, setup.cloud_cache_tokens if own is None else own)
+        if cache < float("inf"):
+            found["the cloud's cache"] = int(cache)
+    return found
+
+
+def _positions(checkpoint: Checkpoint) -> int:
+    from transformers import AutoConfig
+
+    return int(AutoConfig.from_pretrained(checkpoint.where).max_position_embeddings)
