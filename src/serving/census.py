@@ -7,7 +7,7 @@ from serving.nodes.worker import Worker
 
 
 class Census:
-    """An observer of the worker `node`; what it holds now is read from the worker itself. Bytes are the policy's own."""
+    """An observer of the worker `node`; what it holds now is read from the worker. Bytes are the policy's own."""
 
     def __init__(self, node: Worker) -> None:
         self.node = node
@@ -31,9 +31,6 @@ class Census:
     @property
     def capacity_tokens(self) -> float:
         return self.node.ledger.capacity
-
-    def failed(self, _: Exception) -> None:
-        self.errors += 1
 
     # The observer.
 

@@ -5,6 +5,8 @@ Give it the same words as its devices: both sides refuse each other when they me
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Cloud:
-    """Raises ValueError for a policy that has no cloud, one with several, or a token that anybody could read."""
+    """Raises ValueError for a policy that has no cloud, or a token that anybody could read."""
 
     setup: Setup
     service: Service
@@ -50,6 +52,7 @@ def run(cloud: Cloud, accelerator: str = "cpu") -> None:
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     from serving.engine.blobs import Blobs
+    from serving.health import Health
     from serving.open import open_side
 
     stop = told_to_stop()
@@ -62,28 +65,46 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     assert isinstance(worker, Worker)
     census = Census(worker)
     host = Host(cast, (name,), blobs, service.security, limits, digest(cast))
-    live = Live(Wall(), [census], service.pace, _logged(census))
+    live = Live(Wall(), [census], service.pace, _survived(census))
     live.add(name, worker, Chips(cast, models, ())(name))
     if service.shaped:
         link(live, cast)
-    health = await _health(service, census, host)
-
-    async def wind_down() -> None:
-        if health:
-            health.stopping = True
-        await host.close(service.grace_s)
-        if health:
-            await health.stop()
-
-    try:
+    async with AsyncExitStack() as stack:
+        stack.callback(live.close)
+        stack.push_async_callback(host.close, service.grace_s)
         address = await _listening(host, service.cloud)
+        where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
-        _announce(address, setup, limits.max_tokens, health)
-    except BaseException:
-        stop.set()
-        raise
-    finally:
-        try:
-            await drive(live, stop, wind_down)
-        finally:
-            live.close()
+        print(f"cloud: {setup.pair.cloud.where} listens on {address}{where}", flush=True)
+        await drive(live, stop)
+
+
+def _survived(census: Census) -> Callable[[Exception], None]:
+    def told(problem: Exception) -> None:
+        census.errors += 1
+        log.error("an error in the cloud; what it happened in begins anew", exc_info=problem)
+
+    return told
+
+
+async def _listening(host: Host, address: str) -> str:
+    try:
+        return await host.listen(address)
+    except RuntimeError as problem:
+        raise ValueError(
+            f"cannot listen on {address}; is another cloud running there? Choose another service.cloud"
+        ) from problem
+
+
+async def _health(service: Service, health: "Health", stack: AsyncExitStack) -> str:
+    if service.health.port is None:
+        return ""
+    port = await health.serve(service.health.host, service.health.port)
+    stack.push_async_callback(health.stop)
+    return f", and tells how it is on http://{service.health.host}:{port}/readyz"
+
+
+if __name__ == "__main__":
+    from pipeline.service import main
+
+    main("cloud", __doc__)

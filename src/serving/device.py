@@ -1,28 +1,54 @@
 """`python -m serving.device +policy=synera ...`: a device that works with its cloud, behind an OpenAI endpoint.
 
-Give it the same words as its cloud: both sides refuse each other when they mean different things.
+One process is one of the testbed's devices (service.device). Give it the same words as its cloud: both sides refuse
+each other when they mean different things.
 """
 
 import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 from serving.cast import Cast
+from serving.context import context_tokens
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
 from serving.gateway import DeviceGateway
+from serving.guarded import Guarded
 from serving.host import Host
+from serving.nodes.device import Device
 from serving.runtimes.runtime import Models
-from serving.scene import Chips, link, populate
-from serving.service import Service
+from serving.scene import Chips, link
+from serving.service import Service, digest
 from serving.setup import Setup
-from serving.stopping import told_to_stop
+from serving.stopping import drive, told_to_stop
+from serving.transport.refused import RefusedError
+
+log = logging.getLogger(__name__)
 
 
-def run(setup: Setup, service: Service, accelerator: str = "cpu") -> None:
-    """Serves until SIGINT or SIGTERM. Raises ValueError for a device that the testbed does not have."""
-    cast = Cast(setup, 0)
-    if service.device >= len(cast.devices):
-        raise ValueError(f"service.device is {service.device}; the testbed has devices 0 to {len(cast.devices) - 1}")
-    asyncio.run(_run(setup, service, accelerator))
+@dataclass(frozen=True)
+class Place:
+    """Raises ValueError for a device that the testbed does not have, a token that anybody could read, an empty key."""
+
+    setup: Setup
+    service: Service
+
+    def __post_init__(self) -> None:
+        service, devices = self.service, self.setup.devices
+        if service.device >= devices:
+            raise ValueError(
+                f"service.device is {service.device}, but the testbed has {devices}, counted from 0; for more, give "
+                "the cloud and all devices the same workload.devices"
+            )
+        if self.setup.placed:
+            service.security.check(service.cloud, service.security.authority is not None)
+        service.endpoint.api_key()
+
+
+def run(place: Place, accelerator: str = "cpu") -> None:
+    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, or a cloud that refuses this device."""
+    asyncio.run(_run(place.setup, place.service, accelerator))
 
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
@@ -30,39 +56,52 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     from serving.engine.blobs import Blobs
     from serving.open import open_side
 
-    blobs = Blobs()
+    stop = told_to_stop()
+    context, blobs = context_tokens(setup, service.context_tokens), Blobs()
     models = open_side(setup.pair, "device", blobs, accelerator)
     cast = Cast(setup, models.cloud_layers, service.timeout_s)
     name = cast.devices[service.device]
-    host = Host(cast, (name,), blobs, service.security, service.limits, cast.digest)
-    gateway = _gateway(setup, models, name, host)
-    live = Live(Wall(), [gateway], service.pace)
-    populate(live, cast, Chips(cast, models, ()), (name,))
-    if service.shaped:
-        link(live, cast)
-    stop = told_to_stop(live.stir)
-    endpoint = None
-    try:
-        await host.dial(dict.fromkeys(cast.workers[:1], service.cloud))
+    host = Host(cast, (name,), blobs, service.security, service.limits, digest(cast))
+    gateway = DeviceGateway(name, setup.policy, models.tokenizer, context, lambda: _reachable(host))
+    live = _live(cast, name, models, service, gateway)
+    async with AsyncExitStack() as stack:
+        stack.callback(live.close)
+        stack.push_async_callback(host.close, 1.0)
+        await _dialled(host, service.cloud)
         host.play(live)
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
         print(f"device: {name} answers on http://{service.endpoint.host}:{endpoint.port}/v1", flush=True)
-        await live.run(stop.is_set)
-    finally:
-        if endpoint:
-            await endpoint.stop(5.0)
-        await host.close(grace_s=1.0)
-        live.close()
+        await drive(live, stop, lambda: endpoint.stop(service.grace_s))
 
 
-def _gateway(setup: Setup, models: Models, name: str, host: Host) -> DeviceGateway:
-    context = setup.workload.max_prompt_tokens + setup.workload.max_new_tokens
-    reachable = lambda: not host.cast.workers or bool(host.reachable)  # noqa: E731
-    return DeviceGateway(name, setup.policy, setup.policy.name, models.tokenizer, context, reachable)
+def _live(cast: Cast, name: str, models: Models, service: Service, gateway: DeviceGateway) -> Live:
+    live = Live(Wall(), [gateway], service.pace, _survived)
+    node = cast.node(name)
+    assert isinstance(node, Device)
+    live.add(name, Guarded(node), Chips(cast, models, ())(name))
+    if service.shaped:
+        link(live, cast)
+    return live
+
+
+def _survived(problem: Exception) -> None:
+    log.error("the device's model failed; the session that it worked for ends", exc_info=problem)
+
+
+async def _dialled(host: Host, address: str) -> None:
+    """A cloud that is not there yet is tried again, again and again; one that refuses is not."""
+    try:
+        await host.dial(dict.fromkeys(host.cast.workers[:1], address))
+    except RefusedError as refused:
+        raise ValueError(f"the cloud at {address} refuses this device: {refused}") from refused
+
+
+def _reachable(host: Host) -> bool:
+    return not host.cast.workers or bool(host.reachable)
 
 
 if __name__ == "__main__":
     from pipeline.service import main
 
-    main("device")
+    main("device", __doc__)

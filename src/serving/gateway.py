@@ -37,9 +37,9 @@ class DeviceGateway:
     """`serving.endpoint.gateway.Gateway` over the node `device` of a live driver, which it watches as an observer."""
 
     def __init__(
-        self, device: str, policy: Policy, model: str, tokenizer: Tokenizer, context: int, cloud: Callable[[], bool]
+        self, device: str, policy: Policy, tokenizer: Tokenizer, context: int, cloud: Callable[[], bool]
     ) -> None:
-        self.model, self.created, self.tokenizer, self.context = model, int(time.time()), tokenizer, context
+        self.model, self.created, self.tokenizer, self.context = policy.name, int(time.time()), tokenizer, context
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._reach = device, policy, cloud
         self._live: Live | None = None

@@ -18,25 +18,31 @@ CONNECTIONS = 16
 
 
 class Health:
-    """Running pages at `port`; `devices` says who is connected. Raises ValueError for an address that is taken."""
+    """`devices` says how many are connected."""
 
-    def __init__(self, host: str, port: int, census: Census, devices: Callable[[], int]) -> None:
-        self._registry, self._devices, self.stopping = CollectorRegistry(), devices, False
+    def __init__(self, census: Census, devices: Callable[[], int]) -> None:
+        self._registry, self._devices = CollectorRegistry(), devices
         self._registry.register(_Counts(census, devices))
+        self._http: Http | None = None
+
+    async def serve(self, host: str, port: int) -> int:
+        """The port that it got. Raises ValueError for an address that cannot be had."""
         routes = [Route(f"/{page.__name__}", page) for page in (self.healthz, self.readyz, self.metrics)]
         self._http = Http(Starlette(routes=routes), "service.health", host, port, CONNECTIONS)
-        self.port, self.start = self._http.port, self._http.start
+        await self._http.start()
+        return self._http.port
 
     async def stop(self) -> None:
-        await self._http.stop()
+        if self._http:
+            await self._http.stop()
 
     async def healthz(self, _: Request) -> Response:
         """Alive: this answer is the proof."""
         return JSONResponse({"alive": True})
 
     async def readyz(self, _: Request) -> Response:
-        state = {"ready": not self.stopping, "devices": self._devices()}
-        return JSONResponse(state, 503 if self.stopping else 200)
+        """Models are loaded and devices may come, or these pages would not be there."""
+        return JSONResponse({"ready": True, "devices": self._devices()})
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")

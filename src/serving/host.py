@@ -1,17 +1,22 @@
 """A process that holds nodes: a live driver, and transports to the processes that hold the others."""
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from serving.cast import Cast
 from serving.drivers.live import Live
-from serving.messages import Joined, Lost, Message
+from serving.messages import Joined, Lost, Message, Miss, Request
+from serving.transport.known import Known
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
 if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
+
+log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
@@ -31,9 +36,11 @@ class Host:
     ) -> None:
         self.cast, self.names = cast, tuple(names)
         self._blobs, self._security, self._limits, self._digest = blobs, security, limits, digest
+        self._known = Known(route=cast.hops or None)
         self._transports: list[Transport] = []
         self._carriers: dict[str, Transport] = {}
         self._live: Live | None = None
+        self._playing = asyncio.Event()
         self.reachable: set[str] = set()
         self._changed = asyncio.Event()
 
@@ -44,8 +51,9 @@ class Host:
         from serving.transport.listener import Listener
 
         listener = Listener(
-            self.names, self, self._blobs, address, security=self._security, limits=self._limits, digest=self._digest
-        )
+            self.names, self, self._blobs, address, security=self._security, limits=self._limits, digest=self._digest,
+            known=self._known,
+        )  # fmt: skip
         self._transports.append(listener)
         self._carriers |= dict.fromkeys(self.cast.devices, listener)
         return await listener.start()
@@ -57,7 +65,7 @@ class Host:
         for address in dict.fromkeys(addresses.values()):
             dialler = Dialler(
                 self.names, self, self._blobs, address, security=self._security, limits=self._limits,
-                digest=self._digest,
+                digest=self._digest, known=self._known,
             )  # fmt: skip
             self._transports.append(dialler)
             self._carriers |= {node: dialler for node, where in addresses.items() if where == address}
@@ -79,26 +87,48 @@ class Host:
         """From here on the driver hears what arrives."""
         self._live = live
         for node, transport in self._carriers.items():
-            live.carry(node, transport.send)
+            live.carry(node, partial(self._carry, transport))
+        self._playing.set()
         self._say(Lost(node) for node in self._carriers if node not in self.reachable)
+
+    def _carry(self, transport: Transport, sender: str, to: str, message: Message) -> None:
+        """What cannot travel costs an attempt, not the driver: whoever asked hears that it missed."""
+        try:
+            transport.send(sender, to, message)
+        except (KeyError, ValueError) as problem:
+            log.warning("from %s to %s: %s", sender, to, problem)
+            if isinstance(message, Request):
+                self._missed(sender, message)
+
+    def _missed(self, sender: str, asked: Request) -> None:
+        assert self._live
+        miss = Miss(asked.rows.session, asked.round, sender)
+        if asked.reply_to in self.names:
+            self._live.heard(asked.reply_to, miss)
+        elif carrier := self._carriers.get(asked.reply_to):
+            carrier.send(sender, asked.reply_to, miss)
 
     async def close(self, grace_s: float = 1.0) -> None:
         await asyncio.gather(*(transport.stop(grace_s) for transport in self._transports))
 
     # What transports say: `serving.transport.ears.Ears`.
 
-    async def heard(self, sender: str, to: str, message: Message) -> None:  # noqa: ARG002
-        if self._live:
+    async def heard(self, sender: str, to: str, message: Message) -> None:
+        """What comes before `play` waits for it, and holds up its stream; strangers are not heard."""
+        await self._playing.wait()
+        if self._live and sender in self._carriers:
             await self._live.room()
             self._live.heard(to, message)
 
     def lost(self, nodes: tuple[str, ...]) -> None:
-        self.reachable.difference_update(nodes)
-        self._say(Lost(node) for node in nodes)
+        known = self._carriers.keys() & nodes
+        self.reachable.difference_update(known)
+        self._say(Lost(node) for node in nodes if node in known)
 
     def joined(self, nodes: tuple[str, ...]) -> None:
-        self.reachable.update(nodes)
-        self._say(Joined(node) for node in nodes)
+        known = self._carriers.keys() & nodes
+        self.reachable.update(known)
+        self._say(Joined(node) for node in nodes if node in known)
 
     def _say(self, events: Iterable[Lost | Joined]) -> None:
         self._changed.set()

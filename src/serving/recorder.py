@@ -47,6 +47,12 @@ class Record:
     seen_s: list[float] = field(default_factory=list)
     """Per token, when the user saw it."""
     chunks: list[Chunk] = field(default_factory=list)
+    decided: int = 0
+    """Draft chunks that were judged, or kept unasked."""
+    asked: int = 0
+    sent: int = 0
+    """Drafts that were judged."""
+    accepted: int = 0
     drafted: int = 0
     cloud_rows: int = 0
     """Rows that the cloud ran for it: prompt, uncached tokens and drafts."""
@@ -95,8 +101,7 @@ class Recorder:
                 case Deliver():
                     self._delivered(command, now)
                 case Chunk():
-                    if self._detail:
-                        self.records[command.session].chunks.append(command)
+                    self._decided(command)
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, Generate):
@@ -105,6 +110,16 @@ class Recorder:
             self._forwarded(work, begin_s, end_s, on_device=True)
         else:
             self._forwarded(work, begin_s, end_s, on_device=False)
+
+    def _decided(self, chunk: Chunk) -> None:
+        record = self.records[chunk.session]
+        record.decided += 1
+        if chunk.accepted is not None:
+            record.asked += 1
+            record.sent += len(chunk.tokens)
+            record.accepted += chunk.accepted
+        if self._detail:
+            record.chunks.append(chunk)
 
     def _drafted(self, work: Generate, outcome: Outcome, begin_s: float, end_s: float) -> None:
         record = self.records[work.session]

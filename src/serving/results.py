@@ -44,7 +44,6 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
     prompt, seen = query.prompt, record.seen_s
     text = tokenizer.decode(record.tokens)
     answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
-    judged = [c for c in record.chunks if c.accepted is not None]
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
     begun_s = record.arrived_s if record.begun_s is None else record.begun_s
     own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
@@ -71,11 +70,11 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "ttft_s": seen[0] - record.arrived_s if seen else None,
         "tbt_s": [b - a for a, b in pairwise(seen)],
         "drafted": record.drafted,
-        "sent": sum(len(c.tokens) for c in judged),
-        "accepted": sum(c.accepted or 0 for c in judged),
+        "sent": record.sent,
+        "accepted": record.accepted,
         "wasted": record.drafted - own,
-        "chunks": len(record.chunks),
-        "chunks_asked": len(judged),
+        "chunks": record.decided,
+        "chunks_asked": record.asked,
         "uplink_nbytes": record.uplink_nbytes,
         "downlink_nbytes": record.downlink_nbytes,
         "uplink_messages": record.uplink_messages,

@@ -21,7 +21,7 @@ def told_to_stop() -> asyncio.Event:
     return stop
 
 
-async def drive(live: Live, stop: asyncio.Event, wind_down: Callable[[], Awaitable[None]]) -> None:
+async def drive(live: Live, stop: asyncio.Event, wind_down: Callable[[], Awaitable[None]] | None = None) -> None:
     """Lets things happen until `stop`, and while the process winds down; raises what ended the driver before."""
     over = asyncio.Event()
     running, told = asyncio.create_task(live.run(over.is_set)), asyncio.create_task(stop.wait())
@@ -29,7 +29,8 @@ async def drive(live: Live, stop: asyncio.Event, wind_down: Callable[[], Awaitab
         await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         told.cancel()
-        await wind_down()
+        if wind_down:
+            await wind_down()
         over.set()
         live.stir()
         await running

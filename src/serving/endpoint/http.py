@@ -15,7 +15,7 @@ FLUSH_S = 2
 
 
 class Http:
-    """At `port`, with at most `connections`. Raises ValueError for an address that cannot be had; `what` asks for it."""
+    """At `port`, with at most `connections`. Raises ValueError, with `what` before it, for an address in use."""
 
     def __init__(self, app: ASGIApp, what: str, host: str, port: int, connections: int) -> None:
         self._socket = _bound(what, host, port, connections)

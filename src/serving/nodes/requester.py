@@ -83,8 +83,9 @@ class Requester:
         self.ahead = False
         """Is that job a look-ahead, which an arriving verdict makes void?"""
         self.timer = 0
-        """The one timer that is under way; 0: none is."""
-        self.asked_s = 0.0
+        """The one timer under way, 0 where none is; a timer a question would fill a driver's heap."""
+        self.asked_s = self.due_s = 0.0
+        """When the last question was asked, and when the timer is due."""
         self.patience_s = timeout_s
         """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
         self.vain = 0
@@ -172,6 +173,7 @@ class Requester:
             return []
         due = max(s.seen_s, self.asked_s) + self.patience_s  # progress re-arms it
         if now < due:
+            self.due_s = due
             return [Wake(due, timer)]
         self.timer = 0
         self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
@@ -351,9 +353,9 @@ class Requester:
         rows = s.ask(drafts and self.p.verify.send, self.p.verify.rule(s))
         out = self._requests(rows, budget)
         self.asked_s = now
-        if self.timeout_s < INF and not self.timer:
-            self.timer = self.numbers.next()
-            out.append(Wake(now + self.patience_s, self.timer))
+        if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
+            self.timer, self.due_s = self.numbers.next(), now + self.patience_s
+            out.append(Wake(self.due_s, self.timer))
         return out + self._meanwhile()
 
     def _send_ahead(self, now: float) -> Commands:  # noqa: ARG002

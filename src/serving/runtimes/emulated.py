@@ -48,10 +48,11 @@ def play(
     progress: Progress = silent,
     observers: Sequence[Observer] = (),
     shared: bool = False,
+    detail: bool = True,
 ) -> dict[str, Record]:
     """The records by session, on virtual time; raises StalledError when a session never ended."""
     cast = Cast(setup, models.cloud_layers)
-    users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
+    users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices, detail)
     names = (*cast.workers, *cast.devices)
     breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
     simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])

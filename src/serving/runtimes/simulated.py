@@ -18,6 +18,8 @@ class Simulated:
     outcomes: Outcomes
     shared: bool = False
     """All nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall."""
+    detail: bool = True
+    """Keep the time line and the draft chunks of every request, which are most of the bytes of a large run."""
 
     @property
     def described(self) -> str:
@@ -26,7 +28,7 @@ class Simulated:
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> Served:  # noqa: ARG002
         asked = self.outcomes.queries(setup.workload.calls(setup.devices), setup.decoding, setup.seed)
         opened = self.outcomes.open(asked, setup.policy, setup.seed)
-        records = play(setup, opened, asked, progress, observers, self.shared)
+        records = play(setup, opened, asked, progress, observers, self.shared, self.detail)
         return Served(
             asked, records, opened.tokenizer, opened.cloud_layers, is_text=self.outcomes.is_text, notes=opened.notes()
         )
