@@ -26,9 +26,13 @@ LESS = {
         f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
         'stages.validate.real={local: ["${stage:local_1}"], grpc: ["${stage:grpc_1}"]}',
     ),
+    "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
 }  # fmt: skip
 """What makes an experiment smaller still."""
-SAID = {"validate": ("simulated against local", "6 of 6 requests have the same text")}
+SAID = {
+    "validate": ("simulated against local", "6 of 6 requests have the same text"),
+    "paced": ("simulated against grpc", "6 of 6 requests have the same text"),
+}
 
 
 @pytest.fixture(scope="session")
