@@ -46,8 +46,8 @@ def run(name: str, argv: Sequence[str]) -> None:
     from pipeline.run import job_of
 
     words = rewritten(argv)
-    if problem := misspelt(words) or unwritable(words):
-        raise ConfigError(problem)
+    if mistake := misspelt(words) or unwritable(words):
+        raise ConfigError(mistake)
     overrides, folder = _split(words)
     with _said_plainly(), api.composed(*overrides, config_dir=folder) as cfg:
         job = job_of(cfg)

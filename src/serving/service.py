@@ -1,5 +1,6 @@
 """How the processes of a deployment are set up: where a cloud listens, which device this is, who may talk."""
 
+import re
 from dataclasses import dataclass, field
 
 from serving.cast import Cast
@@ -63,5 +64,6 @@ class Service:
 
 
 def digest(cast: Cast) -> str:
-    """Names what a cloud and its devices must agree on: what any run's hosts must, and how many devices there are."""
-    return f"{cast.digest}-{len(cast.devices)}"
+    """Names what a cloud and its devices must agree on: what hosts of any run must, and how many devices there are."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", cast.setup.policy.name)[:64]
+    return f"{name}/{len(cast.devices)}-devices-{cast.digest}"

@@ -1,6 +1,7 @@
 """An ASGI application on a socket, in the event loop of whoever starts it."""
 
 import asyncio
+import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def _bound(what: str, host: str, port: int, backlog: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
-        why = error.strerror or str(error)
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ValueError(
             f"{what}: cannot listen on {host} port {port} ({why}); choose another {what}.port (0: any free one) or "
             f"{what}.host"

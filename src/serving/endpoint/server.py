@@ -17,7 +17,7 @@ class Server:
     def __init__(self, service: Service, key: str | None) -> None:
         self.service = service
         end = service.endpoint
-        self._http = Http(app(service, key), "endpoint", end.host, end.port, end.connections)
+        self._http = Http(app(service, key), "service.endpoint", end.host, end.port, end.connections)
         self.port = self._http.port
 
     async def start(self) -> None:

@@ -37,6 +37,10 @@ _SHAPINGS: dict[str, str] = {
 }
 
 
+_LEAVING_S = 5.0
+"""How long a process that was told to stop may take."""
+
+
 @dataclass(frozen=True)
 class Grpc:
     """A run on the wall clock over real connections; each process writes a journal, and they are read as one.
@@ -154,9 +158,10 @@ class _Crew:
                 self.lines[name] = here
                 processes.append(process)
             yield
+            for process in processes:
+                process.join(_LEAVING_S)
         finally:
             for process in processes:
-                process.join(5.0 if not _broken() else 0.0)
                 process.terminate()
                 process.join()
 
@@ -185,10 +190,3 @@ class _Crew:
         if said != word:
             raise RuntimeError(value if said == "failed" else f"a process said {said!r} where {word!r} was due")
         return value
-
-
-def _broken() -> bool:
-    """Is an exception on its way?"""
-    import sys
-
-    return sys.exc_info()[0] is not None
