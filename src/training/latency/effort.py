@@ -29,6 +29,8 @@ class Effort:
     """Tokens of the longest session; longer ones are extrapolated."""
     budget_s: float = 540.0
     """Of all models together, fitting and plots aside; what does not fit into it is left out, and said."""
+    pause_ms: float = 0.0
+    """Idle before each run, as between two pieces of work of a served model."""
     bootstraps: int = 1000
     folds: int = 5
     seed: int = 0
@@ -36,7 +38,7 @@ class Effort:
     def __post_init__(self) -> None:
         least = {
             "configurations": FEWEST, "held_out": FEWEST_HELD_OUT, "repeats": 1, "warm_ups": 0, "longest": 128,
-            "bootstraps": 100, "folds": 2,
+            "pause_ms": 0, "bootstraps": 100, "folds": 2,
         }  # fmt: skip
         for name, allowed in least.items():
             if (value := getattr(self, name)) < allowed:

@@ -125,7 +125,9 @@ def _profile(
 def _measure(subject: Subject, accelerator: Accelerator, effort: Effort, ends: float, progress: Progress) -> Measured:
     shapes = subject.catalogue.shapes(effort.configurations, effort.held_out, effort.longest, effort.seed)
     runs, vocabulary = effort.repeats * len(shapes), min(VARIETY, subject.architecture.vocabulary)
-    watch = Stopwatch(subject.open(), subject.works, accelerator, vocabulary, effort.seed)
+    watch = Stopwatch(
+        subject.open(), subject.works, accelerator, vocabulary, effort.seed, pause_s=effort.pause_ms / 1e3
+    )
     warm_ups = watch.warm_up(shapes[: effort.warm_ups], WARM_UP_SHARE * (ends - time.perf_counter()))
     timings = watch.time(
         shapes, effort.repeats, ends - time.perf_counter(), lambda done: progress(done, runs, subject.name)
