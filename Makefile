@@ -23,6 +23,9 @@ test-all: $(VENV)/.installed-dev   ## the tests that take minutes too
 bench: $(VENV)/.installed-dev   ## measure: engine, plan, memory, the main job
 	$(BIN)/python -m benchmarks
 
+soak: $(VENV)/.installed-dev   ## 16 devices in processes, faults every few seconds, 10 minutes
+	$(BIN)/python -m benchmarks soak
+
 ui: $(VENV)/.installed   ## open the MLflow UI on this machine
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false $(BIN)/mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:///outputs/mlflow.db
 
@@ -38,4 +41,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
 	@touch $@
 
-.PHONY: help run test test-all bench ui clean
+.PHONY: help run test test-all bench soak ui clean

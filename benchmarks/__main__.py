@@ -1,4 +1,7 @@
-"""`make bench`: every benchmark, in one run, on the embedded pair. Exit status 1 if a limit is missed."""
+"""`make bench`: every benchmark, in one run, on the embedded pair. Exit status 1 if a limit is missed.
+
+`python -m benchmarks soak minutes=10` runs the soak, which is in no other run.
+"""
 
 import sys
 
@@ -8,6 +11,10 @@ from benchmarks.pair import artifacts
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["soak"]:
+        from benchmarks import soak
+
+        return 0 if soak.main(sys.argv[2:]) else 1
     found = artifacts()
     large, small, corpus = found["cloud_model"], found["device_model"], found["corpus"]
     passed = [plan.main(), job.main(), lossless.main(large, corpus), simulation.main()]

@@ -64,7 +64,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     worker = cast.node(name)
     assert isinstance(worker, Worker)
     census = Census(worker)
-    host = Host(cast, (name,), blobs, service.security, limits, digest(cast))
+    host = Host(cast, (name,), blobs, service.security, limits, digest(cast), len(models.tokenizer))
     live = Live(Wall(), [census], service.pace, _survived(census))
     live.add(name, worker, Chips(cast, models, ())(name))
     if service.shaped:

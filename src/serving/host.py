@@ -28,15 +28,23 @@ class Transport(Protocol):
 class Host:
     """The nodes `names` of a cast; remote ones are lost until their transport has said otherwise.
 
-    Until `play` gives it a driver it only keeps account of who can be reached.
+    Until `play` gives it a driver it only keeps account of who can be reached. With a `vocabulary` token ids beyond it
+    are refused on arrival.
     """
 
     def __init__(
-        self, cast: Cast, names: Sequence[str], blobs: "Blobs | None", security: Security, limits: Limits, digest: str
+        self,
+        cast: Cast,
+        names: Sequence[str],
+        blobs: "Blobs | None",
+        security: Security,
+        limits: Limits,
+        digest: str,
+        vocabulary: int | None = None,
     ) -> None:
         self.cast, self.names = cast, tuple(names)
         self._blobs, self._security, self._limits, self._digest = blobs, security, limits, digest
-        self._known = Known(route=cast.hops or None)
+        self._known = Known(vocabulary, route=cast.hops or None)
         self._transports: list[Transport] = []
         self._carriers: dict[str, Transport] = {}
         self._live: Live | None = None

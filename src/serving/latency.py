@@ -28,6 +28,8 @@ class Load(NamedTuple):
     """Cached tokens read, summed over the batch's sessions: N_cached."""
     head_rows: float = 0.0
     """Rows through the LM head."""
+    forwards: int = 1
+    """How many forwards of as many layers, one after the other, these sums are of: each costs the constant part."""
 
 
 def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0) -> Load:
@@ -82,12 +84,12 @@ class Latency:
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
         total_s = 0.0
-        for layers, rows, interactions, cached, head_rows in loads:
-            body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s
+        for layers, rows, interactions, cached, head_rows, forwards in loads:
+            body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s * forwards
             ran = layers if depth == of else round(layers * depth / of)
             total_s += ran / self.layers * body_s
             if head_rows:
-                total_s += self.head_row_s * head_rows + self.head_c_s
+                total_s += self.head_row_s * head_rows + self.head_c_s * forwards
         return total_s
 
 

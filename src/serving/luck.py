@@ -28,12 +28,22 @@ def seed_for(seed: int, name: str) -> int:
 
 @cache
 def _salt(purpose: str) -> int:
-    return crc32(purpose.encode()) * 0xA0761D6478BD642F
+    return crc32(purpose.encode()) * 0xA0761D6478BD642F + _GOLDEN
 
 
 def luck(stream: int, position: int, purpose: str) -> float:
     """A uniform number in [0, 1) for one purpose at one position of a stream made by `key`."""
-    x = (stream + (position + 1) * _GOLDEN + _salt(purpose)) & _MASK
+    return luck_at(stream + _salt(purpose), position)
+
+
+def course(stream: int, purpose: str) -> int:
+    """What `luck_at` needs to find the luck of one purpose at every position of a stream."""
+    return (stream + _salt(purpose)) & _MASK
+
+
+def luck_at(course: int, position: int) -> float:
+    """`luck` where it is drawn often."""
+    x = (course + position * _GOLDEN) & _MASK
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK  # `_mix`, which is drawn too often for a call of its own
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
     return ((x ^ (x >> 31)) >> 11) * 2.0**-53

@@ -10,7 +10,7 @@ from typing import Literal, Protocol, TypeAlias
 from serving.evidence import check_sources
 from serving.links.downtime import Downtime, is_break
 from serving.links.outages import Outages, Window
-from serving.luck import key, luck
+from serving.luck import course, key, luck, luck_at
 
 Direction: TypeAlias = Literal["up", "down"]
 
@@ -207,6 +207,10 @@ class Channel:
         self._sent = partial(self._downtime.sent, rate) if self._downtime else rate.sent
         self._delay = link.delay.delay(stream) if link.delay else None
         self._delay_s = (link.delay_ms + link.message_ms) / 1e3
+        self._jitter, self._jitter_ms = course(self._stream, "jitter"), link.jitter_ms
+        self._uniform = link.jitter_shape == "uniform"
+        self._overhead_nbytes = link.overhead_nbytes
+        self._steady = not (link.loss or self._delay or self._downtime)
         self._serial = 0
         self._broken_until_s = 0.0
         self.free_s = 0.0
@@ -216,8 +220,20 @@ class Channel:
 
     def arrive(self, nbytes: float, now: float) -> float:
         """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
-        link, serial = self._link, self._serial
+        serial = self._serial
         self._serial += 1
+        if not self._steady:
+            return self._arrive(nbytes, now, serial)
+        free_s = self.free_s
+        free_s = self.free_s = self._sent(nbytes + self._overhead_nbytes, now if now > free_s else free_s)
+        arrived_s = free_s + (self._delay_s + self._jitter_s(serial) if self._jitter_ms else self._delay_s)
+        if arrived_s > self.arrived_s:
+            self.arrived_s = arrived_s
+        return self.arrived_s
+
+    def _arrive(self, nbytes: float, now: float, serial: int) -> float:
+        """Over a link that loses messages, is down at times, or has a recorded delay."""
+        link = self._link
         if now < self._broken_until_s:
             return inf
         losses = self._losses(serial) if link.loss else 0
@@ -241,7 +257,7 @@ class Channel:
         return losses
 
     def _jitter_s(self, serial: int) -> float:
-        chance = luck(self._stream, serial, "jitter")
-        if self._link.jitter_shape == "uniform":
-            return chance * self._link.jitter_ms / 1e3
-        return _HALF_NORMAL.inv_cdf(0.5 + chance / 2) * self._link.jitter_ms / 1e3
+        chance = luck_at(self._jitter, serial)
+        if self._uniform:
+            return chance * self._jitter_ms / 1e3
+        return _HALF_NORMAL.inv_cdf(0.5 + chance / 2) * self._jitter_ms / 1e3

@@ -32,14 +32,14 @@ class Timed:
         precision: Precision,
         latency: Callable[[str], Latency],
     ) -> None:
-        self._engine, self._layers, self._architecture, self._latency = engine, layers, architecture, latency
+        self._engine, self._layers, self._depth, self._latency = engine, layers, architecture.layers, latency
         self._hidden_nbytes = architecture.hidden_nbytes(1, precision)
         self._odds_nbytes = 2 * architecture.vocabulary
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         outcome, loads = self._engine.execute(work)
         latency = self._latency(work.session if isinstance(work, Generate) else work.rows[0].session)
-        return self._resized(work, outcome), latency.in_all(loads, self._architecture.layers, self._layers)
+        return self._resized(work, outcome), latency.in_all(loads, self._depth, self._layers)
 
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)

@@ -9,13 +9,14 @@ from typing import Any
 
 from fake_pair import FakePair
 from fake_setup import LAYERS, setup
+from proxy import Proxy
 
 from serving.cast import Cast
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
 from serving.drivers.simulator import Chip
 from serving.host import Host
-from serving.messages import Begin, Call, Deliver, Work
+from serving.messages import Begin, Call, Cancelled, Deliver, Forward, Work
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -25,18 +26,27 @@ LIMITS = Limits(backoff_s=0.02, backoff_max_s=0.1)
 class Gate(FakePair):
     """The fake pair, which can be told to hold its next work until somebody lets it go, or to fail some times."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Any = None) -> None:
         super().__init__()
+        self.engine = engine
+        """A real one, which answers instead."""
+        self.ill: set[str] = set()
+        """Sessions whose work fails."""
         self.hold, self.go, self.held, self.broken = False, threading.Event(), threading.Event(), 0
 
     def execute(self, work: Work) -> Any:
         if self.broken:
             self.broken -= 1
             raise RuntimeError("the chip is on fire")
+        if isinstance(work, Forward) and not self.ill.isdisjoint(rows.session for rows in work.rows):
+            raise RuntimeError("this one is poison")
         if self.hold:
             self.held.set()
             self.go.wait(20)
-        return super().execute(work)
+        return (self.engine.execute(work)[0], 0.0) if self.engine else super().execute(work)
+
+    def drop(self, session: str, first: int | None) -> None:
+        (self.engine or super()).drop(session, first)
 
 
 @dataclass
@@ -46,6 +56,7 @@ class Party:
     host: Host
     live: Live
     chip: Gate
+    blobs: Any = None
     address: str = ""
     task: "asyncio.Task[None] | None" = None
     delivered: list[Deliver] = field(default_factory=list)
@@ -56,6 +67,9 @@ class Party:
 
     def ask(self, call: Call) -> None:
         self.live.post(self.live.now(), self.host.names[0], Begin(call))
+
+    def leave(self, session: str) -> None:
+        self.live.post(self.live.now(), self.host.names[0], Cancelled(session))
 
     async def answer(self, session: str) -> list[Deliver]:
         while not any(d.session == session and d.ending for d in self.delivered):
@@ -79,10 +93,25 @@ class Party:
 
 class Rig:
     def __init__(
-        self, policy: str = "sled", devices: int = 2, timeout_s: float = 5.0, linger_s: float = 30.0, **how: Any
+        self,
+        policy: str = "sled",
+        devices: int = 2,
+        timeout_s: float = 5.0,
+        linger_s: float = 30.0,
+        limits: Limits = LIMITS,
+        engines: Callable[[str, Any], Any] | None = None,
+        blobs: Callable[[], Any] = lambda: None,
+        **how: Any,
     ) -> None:
+        self.limits, self._engines, self._blobs = limits, engines, blobs
         self.cast = Cast(setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
         self.parties: list[Party] = []
+        self.proxies: list[Proxy] = []
+
+    async def way(self, address: str) -> Proxy:
+        """A link to that address that a test can break."""
+        self.proxies.append(await Proxy(address).start())
+        return self.proxies[-1]
 
     async def cloud(self, address: str = "127.0.0.1:0") -> Party:
         party = self._party("cloud-0")
@@ -96,8 +125,10 @@ class Rig:
         return self._run(party)
 
     def _party(self, name: str) -> Party:
-        host = Host(self.cast, (name,), None, Security(), LIMITS, "digest")
-        party = Party(host, Live(Wall(), told=lambda problem: None), Gate())
+        blobs = self._blobs()
+        host = Host(self.cast, (name,), blobs, Security(), self.limits, "digest", 997)
+        chip = Gate(self._engines(name, blobs) if self._engines else None)
+        party = Party(host, Live(Wall(), told=lambda problem: None), chip, blobs)
         party.live.add(name, self.cast.node(name), Chip(party.chip))
         party.live.on_deliver(lambda deliver, now: party.delivered.append(deliver))
         self.parties.append(party)
@@ -119,6 +150,8 @@ async def rig(policy: str = "sled", **how: Any) -> AsyncIterator[Rig]:
     finally:
         for party in reversed(made.parties):
             await party.end()
+        for proxy in made.proxies:
+            await proxy.stop()
 
 
 _RUNNER = asyncio.Runner()
@@ -129,5 +162,25 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     _RUNNER.run(scenario())
 
 
-def call(session: str, limit: int = 24) -> Call:
-    return Call(session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit)
+def call(session: str, limit: int = 24, **how: Any) -> Call:
+    return Call(session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit, **how)
+
+
+def origins(delivered: list[Deliver]) -> set[str]:
+    return {origin for deliver in delivered for origin in deliver.origins}
+
+
+def delivered_once(delivered: list[Deliver]) -> bool:
+    """Has every session at most one ending, and nothing after it?"""
+    over: set[str] = set()
+    for deliver in delivered:
+        if deliver.session in over:
+            return False
+        if deliver.ending:
+            over.add(deliver.session)
+    return True
+
+
+async def until(true: Callable[[], bool]) -> None:
+    while not true():
+        await asyncio.sleep(0.002)

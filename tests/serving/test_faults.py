@@ -1,14 +1,14 @@
 """What goes wrong between hosts: nothing hangs, nothing is delivered twice, the others are served."""
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from fake_pair import own_text
 from fake_world import ROWS
-from rig import Party, call, rig, run
+from rig import LIMITS, Party, call, delivered_once, origins, rig, run, until
 
-from serving.messages import Deliver, Message
+from serving.messages import Message
 from serving.slots.kv_cache import Reuse
 from serving.slots.link_loss import LinkLoss
 
@@ -76,6 +76,85 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
     run(play)
 
 
+def test_a_device_that_starts_again_asks_under_the_same_names() -> None:
+    async def play() -> None:
+        async with rig("sled", timeout_s=float("inf"), override={"kv_cache": Reuse()}) as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            device.ask(call("over"))
+            await device.answer("over")
+            device.ask(call("s", limit=4000))
+            await until(lambda: len(device.delivered) > 20)
+            await device.end()
+            device = await made.device(0, cloud.address)
+            for session in ("s", "over"):
+                device.ask(call(session))
+                assert await device.text(session) == own_text(call(session).prompt, 24)
+
+    run(play)
+
+
+def test_a_device_dies_while_the_cloud_computes_for_it() -> None:
+    async def play() -> None:
+        async with rig("sled", linger_s=0.05) as made:
+            cloud = await made.cloud()
+            doomed, other = [await made.device(i, cloud.address) for i in range(2)]
+            cloud.chip.hold = True
+            doomed.ask(call("s"))
+            await asyncio.to_thread(cloud.chip.held.wait, 10)
+            other.ask(call("t"))
+            await doomed.end()
+            await until(lambda: cloud.host.reachable == {"device-1"} and "s" not in cloud.node.owners)
+            cloud.chip.hold = False
+            cloud.chip.go.set()
+            assert await other.text("t") == own_text(call("t").prompt, 24)
+            await until(lambda: not cloud.chip.caches and not cloud.node.owners and not cloud.node.running)
+
+    run(play)
+
+
+@pytest.mark.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
+def test_a_conversation_goes_on_though(gone: str) -> None:
+    async def play() -> None:
+        how = {"link_loss": LinkLoss("wait"), "kv_cache": Reuse()}
+        async with rig("sled", timeout_s=float("inf"), linger_s=0.02, override=how) as made:
+            cloud = await made.cloud()
+            way = await made.way(cloud.address)
+            device = await made.device(0, way.address)
+            device.ask(call("s", keep=True))
+            first = await device.text("s")
+            prompt = (*call("s").prompt, *first, 5)
+            if gone == "the cloud starts again":
+                await cloud.end()
+                cloud = await made.cloud(cloud.address)
+            else:
+                way.cut()
+                await until(lambda: not cloud.chip.caches and not cloud.node.owners)
+                way.mend()
+            device.delivered.clear()
+            device.ask(replace(call("s", keep=True), prompt=prompt))
+            assert await device.text("s") == own_text(prompt, 24)
+
+    run(play)
+
+
+def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
+    async def play() -> None:
+        limits = replace(LIMITS, sessions=2)
+        async with rig("sled", timeout_s=float("inf"), limits=limits, override={"kv_cache": Reuse()}) as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            for session in ("a", "b", "c"):
+                device.ask(call(session, keep=True))
+                await device.answer(session)
+            assert "a" in cloud.node.released
+            device.delivered.clear()
+            device.ask(call("a", keep=True))
+            assert await device.text("a") == own_text(call("a").prompt, 24)
+
+    run(play)
+
+
 def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
     async def play() -> None:
         async with rig("sled") as made:
@@ -118,20 +197,6 @@ def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) ->
             assert cloud.chip.broken > 9_900
 
     run(play)
-
-
-def origins(delivered: list[Deliver]) -> set[str]:
-    return {origin for deliver in delivered for origin in deliver.origins}
-
-
-def delivered_once(delivered: list[Deliver]) -> bool:
-    endings = [deliver.session for deliver in delivered if deliver.ending]
-    return len(endings) == len(set(endings))
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
 
 
 def repeat(party: Party, to: str) -> None:

@@ -5,6 +5,7 @@ first.
 """
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -72,12 +73,11 @@ class Simulator:
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._chips: dict[str, Chip] = {}
-        self._wires: dict[tuple[str, str], Wire] = {}
+        self._wires: dict[str, dict[str, Wire]] = defaultdict(dict)
         self._observers = tuple(observers)
         self._ended: list[Callable[[str, float], None]] = []
         self._obey: dict[type[Command], Callable[[str, Any], None]] = {
             Start: self._start, Send: self._send, Deliver: self._deliver, Wake: self._wake, Drop: self._drop,
-            Chunk: self._ignore,
         }  # fmt: skip
 
     def add(self, name: str, node: Node, chip: Chip) -> None:
@@ -85,7 +85,7 @@ class Simulator:
 
     def connect(self, a: str, b: str, wire: Wire) -> None:
         """Messages from `a` to `b` take this wire; without one they arrive at once."""
-        self._wires[a, b] = wire
+        self._wires[a][b] = wire
 
     def on_end(self, hear: Callable[[str, float], None]) -> None:
         """`hear(session, now)` is called when a session has ended."""
@@ -109,7 +109,8 @@ class Simulator:
             for handled in heard:
                 handled(name, event, now, commands)
             for command in commands:
-                obey[type(command)](name, command)
+                if type(command) is not Chunk:  # which is for observers
+                    obey[type(command)](name, command)
 
     def _wake(self, name: str, wake: Wake) -> None:
         self.post(wake.at, name, Woke(wake.timer), Phase.DECISION)
@@ -122,25 +123,24 @@ class Simulator:
             for hear in self._ended:
                 hear(deliver.session, self.now)
 
-    def _ignore(self, name: str, command: Command) -> None:
-        """A chunk is for observers."""
-
     def _start(self, name: str, start: Start) -> None:
         chip, work = self._chips[name], start.work
         processor = chip.processor
         outcome, seconds = chip.executor.execute(work)
-        begin = max(self.now, processor.busy_until_s)  # abandoned work still occupies its chip
+        begin, busy_until_s = self.now, processor.busy_until_s
+        if busy_until_s > begin:
+            begin = busy_until_s  # abandoned work still occupies its chip
         end = processor.busy_until_s = begin + seconds
         for observer in self._observers:
             observer.ran(name, work, outcome, begin, end)
         heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, Finished(start.job, outcome)))
 
     def _send(self, name: str, send: Send) -> None:
-        now, to, message = self.now, send.to, send.message
-        wire = self._wires.get((name, to))
-        arrives = wire.arrive(send.nbytes, now) if wire else now
+        now, to, message, nbytes = self.now, send.to, send.message, send.nbytes
+        wire = self._wires[name].get(to)
+        arrives = wire.arrive(nbytes, now) if wire else now
         for observer in self._observers:
-            observer.sent(name, to, message, send.nbytes, now, arrives)
+            observer.sent(name, to, message, nbytes, now, arrives)
         if arrives < INF:
             heappush(self._heap, (arrives, _ARRIVAL, next(self._serial), to, Received(message)))
 

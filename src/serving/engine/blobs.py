@@ -60,5 +60,10 @@ class Blobs:
             if blob.id in self._tensors:
                 self._forget(blob.id)
 
+    def forget(self, owner: str) -> None:
+        """Forgets what belongs to `owner`, whoever sent it here."""
+        for name in [name for name in self._tensors if f"{owner}/" in name]:
+            self._forget(name)
+
     def _forget(self, name: str) -> None:
         self.held_nbytes -= self._tensors.pop(name).nbytes

@@ -55,5 +55,6 @@ class Engine:
         return generate(work, self._stack, slot, self.blobs, self._probed)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees the cache of the span that begins at layer `first`, or the drafter's (None)."""
+        """Frees the cache of the span from layer `first`, or the drafter's (None), and what was drawn from."""
         self.cache.drop(session, first)
+        self.blobs.forget(f"odds/{session}")

@@ -47,8 +47,8 @@ class Drawn:
         self._ranked = ranked
         self._sessions: dict[str, Rights] = {}
         self._loads = DraftLoads(layers)
-        self._drafts: dict[tuple[int, int, int], Drafted] = {}
-        self._results: dict[tuple[int, int], Result] = {}
+        self._drafts: dict[tuple[int, int, int, int], tuple[Drafted, tuple[Load, ...]]] = {}
+        self._results: dict[tuple[int, tuple[int, ...]], Result] = {}
         self._serial = count(1)
 
     def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
@@ -64,9 +64,9 @@ class Drawn:
         if not stop.cap or work.branches or work.probes or stop.score or work.sampling or work.exit or self._ranked:
             return self._careful(work)
         at, cap = work.start + fed, stop.cap
-        run = self._rights(work.session).run(at, cap, self._limits)
-        drafted = self._drafts.get((at, cap, run)) or self._made(at, cap, run)
-        return drafted, self._loads.of(work.start, fed, cap)
+        rights = self._sessions.get(work.session) or self._rights(work.session)
+        run = rights.run(at, cap, self._limits)
+        return self._drafts.get((at, fed, cap, run)) or self._made(at, fed, cap, run)
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees a session's luck: it can be drawn again."""
@@ -79,12 +79,12 @@ class Drawn:
             rights = self._sessions[session] = Rights(self._seed, session, self._prompts[session])
         return rights
 
-    def _made(self, at: int, cap: int, run: int) -> Drafted:
+    def _made(self, at: int, fed: int, cap: int, run: int) -> tuple[Drafted, tuple[Load, ...]]:
         """A draft of which all is known: the first `run` tokens right, the rest wrong."""
         tokens = tuple(PER_POSITION * (at + i) + (i >= run) for i in range(cap))
         drafted = Drafted(tokens, {}, tuple(_tops(token, 3) for token in tokens), False, at + cap - 1)
-        self._drafts[at, cap, run] = drafted
-        return drafted
+        made = self._drafts[at, fed, cap, run] = drafted, self._loads.of(at - fed, fed, cap)
+        return made
 
     def _careful(self, work: Generate) -> tuple[Drafted, tuple[Load, ...]]:
         """Drafts with scores, stop rules, distributions or branches."""
@@ -135,21 +135,21 @@ class Drawn:
 
     def _verdict(self, rows: Rows) -> Result:
         check = rows.check
-        at = rows.start + rows.n - check
-        accepted = 0
-        if check:
-            if rows.parents is not None:
-                raise ValueError(f"session {rows.session!r} sends a tree, and no model of acceptance knows of trees")
-            for token in rows.tokens[-check:]:
-                if token != PER_POSITION * (at + accepted):
-                    if token // PER_POSITION != at + accepted:
-                        raise RuntimeError(f"session {rows.session!r}: {token} is no draft for token {at + accepted}")
-                    break
-                accepted += 1
-        return self._results.get((at, accepted)) or self._judged(at, accepted)
+        at, drafts = rows.start + rows.n - check, rows.tokens[-check:] if check else ()
+        known = self._results.get((at, drafts)) if rows.parents is None else None
+        return known or self._judged(rows, at, drafts)
 
-    def _judged(self, at: int, accepted: int) -> Result:
-        result = self._results[at, accepted] = Result(Verdict(accepted, PER_POSITION * (at + accepted)), None)
+    def _judged(self, rows: Rows, at: int, drafts: tuple[int, ...]) -> Result:
+        if rows.parents is not None:
+            raise ValueError(f"session {rows.session!r} sends a tree, and no model of acceptance knows of trees")
+        accepted = 0
+        for token in drafts:
+            if token != PER_POSITION * (at + accepted):
+                if token // PER_POSITION != at + accepted:
+                    raise RuntimeError(f"session {rows.session!r}: {token} is no draft for token {at + accepted}")
+                break
+            accepted += 1
+        result = self._results[at, drafts] = Result(Verdict(accepted, PER_POSITION * (at + accepted)), None)
         return result
 
     def _hidden(self, rows: Rows, span: Span, out: str) -> Result:

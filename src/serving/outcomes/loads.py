@@ -5,7 +5,7 @@ from serving.messages import Forward
 
 
 class DraftLoads:
-    """Loads of the passes of a `Generate` on a drafter of `layers` layers, made once and shared by all sessions."""
+    """The load of the passes of a `Generate` on a drafter of `layers` layers, made once and shared by all sessions."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
@@ -19,7 +19,8 @@ class DraftLoads:
 
     def _made(self, start: int, fed: int, passes: int) -> tuple[Load, ...]:
         spans = [(start, fed), *((start + fed + i, 1) for i in range(passes - 1))]
-        made = self._known[start, fed, passes] = tuple(load(self._layers, [span], 1.0) for span in spans)
+        whole = load(self._layers, spans, float(passes))._replace(forwards=passes)
+        made = self._known[start, fed, passes] = (whole,)
         return made
 
 

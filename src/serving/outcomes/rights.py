@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from serving.luck import key, luck
+from serving.luck import course, key, luck_at
 
 _BITS = 17
 """One draw of 51 bits decides three positions, each to 1 in 131,072."""
+_ONE, _ALL = (1 << _BITS) - 1, 1 << 3 * _BITS
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class Chances:
 class Rights:
     """One session's luck: a bit per position of its answer, drawn as far as somebody asked."""
 
-    __slots__ = ("_last", "_right", "known", "prompt", "stream")
+    __slots__ = ("_course", "_last", "_right", "known", "prompt", "stream")
 
     def __init__(self, seed: int, name: str, prompt: int) -> None:
         self.prompt, self.stream = prompt, key(seed, name)
+        self._course = course(self.stream, "accept")
         self.known = self._right = 0
         self._last = 2
 
@@ -56,9 +58,10 @@ class Rights:
     def _draw(self, upto: int, limits: tuple[int, int, int]) -> None:
         last, known, right = self._last, self.known, self._right
         while known < upto:
-            bits = int(luck(self.stream, known // 3, "accept") * (1 << 3 * _BITS))
-            for shift in (0, _BITS, 2 * _BITS):
-                last = (bits >> shift & (1 << _BITS) - 1) < limits[last]
-                right |= last << known
-                known += 1
+            bits = int(luck_at(self._course, known // 3) * _ALL)
+            first = (bits & _ONE) < limits[last]
+            second = (bits >> _BITS & _ONE) < limits[first]
+            last = (bits >> 2 * _BITS) < limits[second]
+            right |= (first + 2 * second + 4 * last) << known
+            known += 3
         self._last, self.known, self._right = last, known, right

@@ -80,7 +80,7 @@ class _Player:
 
         part, blobs = self.part, Blobs()
         models = open_side(part.setup.pair, "cloud" if part.is_cloud else "device", blobs, part.accelerator)
-        host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest)
+        host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
         try:
             await self._meet(host)
             await self._serve(host, models, await self._hear("play"))

@@ -1,6 +1,7 @@
 """Slot `draft`: how far to draft before asking."""
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal, Protocol
 
 from serving.messages import Stop
@@ -53,14 +54,17 @@ class Window:
         return (self.score,) if self.score else ()
 
     def plan(self, s: Session) -> Stop | None:
-        room = min(self.k, s.remaining) - len(s.draft)
-        if s.stopped or s.draft_ended or room <= 0 or self._fell(s):
+        room = min(self.k, s.remaining) - len(s.draft) if len(s.draft) < self.k else 0
+        if room <= 0 or s.stopped or (s.draft and (s.draft_ended or self._fell(s))):
             return None
-        return Stop(room, self.score, self.below, self.keep)
+        return _stop(room, self.score, self.below, self.keep)
 
     def _fell(self, s: Session) -> bool:
         scores = s.scores.get(self.score)
         return bool(scores) and min(scores or ()) < self.below
+
+
+_stop = cache(Stop)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Stopwatch:
     seed: int
     clock: Callable[[], float] = time.perf_counter
     pause_s: float = 0.0
-    """Idle before each run, as a served model is between two pieces of work: caches and clocks of a processor that never
+    """Idle before each run, as a served model is between two pieces of work: caches and clock of a processor that never
     rests make a run some 10 % faster than one that had to wait for the network.
     """
     _runs: int = field(default=0, init=False)

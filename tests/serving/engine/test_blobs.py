@@ -45,3 +45,14 @@ def test_a_tensor_from_another_process_keeps_its_id_and_replaces_an_older_one():
     assert blobs.take(blob).tolist() == [1]
     blobs.discard((blob,))
     assert blobs.held_nbytes == 0
+
+
+def test_what_a_session_was_drawn_from_goes_with_it() -> None:
+    """Under its own name, and under the one that a transport gave it."""
+    blobs = Blobs()
+    blobs.put(torch.zeros(4), "odds/s", 8)
+    blobs.add(Blob("@device-0/odds/s/7", 8), torch.zeros(4))
+    other = blobs.put(torch.zeros(4), "odds/s2", 8)
+    blobs.forget("odds/s")
+    assert len(blobs) == 1
+    assert blobs.get(other) is not None

@@ -1,14 +1,17 @@
 """Random rows of slot choices on random prompts, limits, caches and mishaps: from a seed, so that a failure repeats."""
 
+import functools
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from fake_pair import own_text
 from fake_world import THRESHOLDS, World, policy, world
 
-from serving.drivers.simulator import Chip
-from serving.messages import INF, Cancelled, Joined, Lost
+from serving.drivers.observer import Observer
+from serving.drivers.simulator import Chip, Simulator
+from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Send
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
@@ -90,6 +93,25 @@ def mishap(w: World, r: random.Random) -> bool:
     return kind == "restart"
 
 
+class Unruly(Simulator):
+    """Its wires lose messages, say them twice, and let one overtake another: for a while or for ever."""
+
+    def __init__(self, observers: Sequence[Observer], r: random.Random) -> None:
+        super().__init__(observers)
+        self._r = r
+        self._rates = r.choice(((0.1, 0.0, 0.0), (0.0, 0.4, 0.0), (0.0, 0.0, 0.3), (0.05, 0.2, 0.2)))
+        self._until_s = r.choice((INF, 0.5))
+
+    def _send(self, name: str, send: Send) -> None:
+        lost, twice, late = self._rates if self.now < self._until_s else (0.0, 0.0, 0.0)
+        r = self._r
+        if r.random() < lost:
+            return
+        for _ in range(2 if r.random() < twice else 1):
+            way_s = r.uniform(0.0, 0.6) if r.random() < late else 0.02
+            self.post(self.now + way_s, send.to, Received(send.message))
+
+
 def check(w: World, p: Policy, calm: bool) -> None:
     for call in w.calls:
         ending, text = w.endings().get(call.session), w.text(call.session)
@@ -144,3 +166,35 @@ def test_any_row_of_choices_survives_mishaps(first: int) -> None:
             mishap(w, r)
         w.simulator.run(until=300)
         check(w, p, calm=False)
+
+
+def delivered_once(w: World) -> bool:
+    over: set[str] = set()
+    for deliver in w.log.commands(Deliver):
+        if deliver.session in over:
+            return False
+        if deliver.ending:
+            over.add(deliver.session)
+    return True
+
+
+@pytest.mark.parametrize("first", range(2000, 2400, 100))
+def test_any_row_of_choices_survives_unruly_wires(first: int) -> None:
+    answered = 0
+    for seed in range(first, first + 100):
+        r = random.Random(seed)
+        if (p := drawn(r)) is None:
+            continue
+        drive = functools.partial(Unruly, r=r)
+        w = world(p, **conditions(r) | {"timeout_s": 1.0, "drive": drive})
+        restarted = sum(mishap(w, r) for _ in range(r.randint(0, 2)))
+        w.simulator.run(until=3000)
+        for call in w.calls:
+            ending, text = w.endings().get(call.session), w.text(call.session)
+            assert ending in ("complete", "cancelled", "failed"), (seed, call.session)
+            answered += ending == "complete"
+            if p.lossless and p.link_loss.action != "local":
+                assert text == own_text(call.prompt, call.limit, call.ends)[: len(text)], seed
+        assert delivered_once(w), seed
+        assert restarted or w.replays(), seed
+    assert answered > 40

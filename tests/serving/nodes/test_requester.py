@@ -7,11 +7,14 @@ from fake_world import policy, world
 from serving.messages import (
     Begin,
     Call,
+    Cancelled,
     Drafted,
+    Drop,
     Finished,
     Generate,
     Joined,
     Lost,
+    Miss,
     Received,
     Reply,
     Request,
@@ -152,7 +155,42 @@ def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float,
 def test_an_answer_restores_patience() -> None:
     device, due = asking(1.0)
     assert waits(device, 3, due)[-1] == pytest.approx(8.0)
-    device.handle(Received(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 20.0)
+    device.handle(Received(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 14.0)
     job = device.numbers.last
-    out = device.handle(Finished(job, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 21.0)
-    assert [c.at for c in out if isinstance(c, Wake)] == [22.0]
+    out = device.handle(Finished(job, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 14.5)
+    assert [c.at for c in out if isinstance(c, Wake)] == [15.5]
+
+
+def test_a_session_has_one_timer_under_way_however_often_it_asks() -> None:
+    w = world(policy("sled", kv_cache=Reuse()), devices=1, limit=60, timeout_s=30.0).run()
+    assert len([m for m in w.log.commands(Send) if isinstance(m.message, Request)]) > 10
+    assert len([c for n, _, _, said in w.log.entries for c in said if n == "device-0" and isinstance(c, Wake)]) == 1
+
+
+def test_a_miss_of_a_later_round_than_ever_asked_is_answered_above_it() -> None:
+    device, _ = asking(1.0)
+    out = device.handle(Received(Miss("s", 1024, "cloud")), 1.5)
+    assert [c.message.round for c in out if isinstance(c, Send) and isinstance(c.message, Request)] == [1025]
+
+
+def test_while_nobody_can_be_asked_nothing_is_asked_in_vain() -> None:
+    device, due = asking(1.0)
+    waits(device, 2, due)  # the first vain attempts
+    device.handle(Lost("cloud"), 10.0)
+    out = device.handle(Joined("cloud"), 10_000.0)
+    assert any(isinstance(c, Send) and isinstance(c.message, Request) for c in out)
+    assert device.current is not None
+    assert device.current.state == "running"
+
+
+def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
+    p = policy("sled")
+    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0)
+    device.handle(Begin(Call("s", (1, 2, 3), 1, keep=True)), 0.0)
+    device.handle(Finished(1, Drafted((4,), {}, ((),), False, 3)), 0.0)
+    device.handle(Received(Reply("s", 0, 3, Verdict(0, 9), ("cloud",), 0)), 1.0)
+    assert list(device.parked) == ["s"]
+    assert Drop("s", None) in device.handle(Cancelled("s"), 2.0)
+    device.handle(Lost("cloud"), 3.0)
+    device.handle(Joined("cloud"), 4.0)
+    assert not device.parked

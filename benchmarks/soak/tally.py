@@ -1,0 +1,57 @@
+"""What became of everything that was asked during the soak."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.soak.hosts import NEW_TOKENS
+
+
+@dataclass
+class Tally:
+    """`problems` is empty when the soak is passed."""
+
+    waiting: dict[str, int] = field(default_factory=dict)
+    """Session -> its device."""
+    endings: Counter[str] = field(default_factory=Counter)
+    origins: Counter[str] = field(default_factory=Counter)
+    texts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Prompt -> what was answered with the cloud's help alone: always the same."""
+    problems: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
+    asked: int = 0
+
+    def note(self, word: str, value: Any) -> None:
+        match word:
+            case "asked":
+                self.asked += 1
+                self.waiting[value[0]] = value[1]
+            case "ended":
+                self._ended(*value)
+            case "died":
+                self.problems.append(f"the process {value} died of itself")
+            case "twice":
+                self.problems.append(f"{value} was delivered to after its end")
+
+    def _ended(
+        self, session: str, prompt: int | None, ending: str, text: tuple[int, ...], origins: Counter[str], wait_s: float
+    ) -> None:
+        self.endings[ending] += 1
+        self.origins += origins
+        self.longest_s = max(self.longest_s, wait_s)
+        device = self.waiting.pop(session, None)
+        if device is None:
+            self.problems.append(f"{session} ended twice")
+        if ending == "failed" or (ending == "complete" and len(text) != NEW_TOKENS):
+            self.problems.append(f"{session} ended {ending} with {len(text)} tokens")
+        if device is not None and device % 2 == 0 and origins["offline"]:
+            self.problems.append(f"{session} waits for the cloud, yet {origins['offline']} tokens were written without")
+        own = ending == "complete" and not origins["offline"]
+        if own and prompt is not None and self.texts.setdefault(prompt, text) != text:
+            self.problems.append(f"{session} got another text than others who asked the same")
+
+    def lost(self, numbers: set[int]) -> None:
+        """Devices were killed, and what they were asked with them."""
+        for session in [s for s, number in self.waiting.items() if number in numbers]:
+            del self.waiting[session]
+            self.endings["lost with its device"] += 1

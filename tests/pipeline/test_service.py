@@ -1,0 +1,114 @@
+"""The services' command lines: what they explain, and what they refuse before anything is built."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+
+from pipeline import build, service
+from pipeline.errors import ConfigError
+
+TOY = ("model=toy", "workload.template=plain")
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Say":
+    return Say(monkeypatch, capsys)
+
+
+class Say:
+    """Runs a command line in this process."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capsys = monkeypatch, capsys
+
+    def __call__(self, name: str, *words: str) -> tuple[int, str, str]:
+        self._monkeypatch.setattr(sys, "argv", [f"serving.{name}", *words])
+        self._monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+        code: object = 0
+        try:
+            service.main(name, f"What a {name} is.")
+        except SystemExit as ended:
+            code = ended.code
+        assert isinstance(code, int)
+        return code, *self._capsys.readouterr()
+
+
+@pytest.mark.parametrize("word", ["--help", "-h"])
+@pytest.mark.parametrize("name", ["cloud", "device"])
+def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, name: str, word: str) -> None:
+    code, out, _ = said(name, "+policy=synera", word)
+    assert code == 0
+    assert out.startswith(f"usage: python -m serving.{name} +policy=NAME")
+    assert f"What a {name} is." in out
+    for line in ("  synera ", "  sled ", "service:", "  device: 0 ", "    port: 8000", "  shaped: false"):
+        assert f"\n{line}" in out
+    assert "_target_" not in out
+    assert "# Groups whose files" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ((), "which policy?"),
+        (("+policy=syneras",), "there is no policy 'syneras'"),
+        (("+policy=sled", "service.devise=1"), "Could not override 'service.devise'"),
+        (("+policy=sled", "--multirun"), "--multirun is not an option here"),
+        (("+policy=sled", "--config-dir", "/none"), "there is no folder /none"),
+        (("+policy=sled", "--config-dir"), "no folder"),
+        (("+policy=sled", "service.device=x"), "got 'x'; a whole number is wanted"),
+        (("+policy=sled", "service.device=4"), "service.device is 4, but the testbed has 4"),
+        (("+policy=sled", "service.cloud=here"), "give host:port"),
+        (("+policy=sled", "service.pace=fast"), "allowed are wall, hardware"),
+    ],
+)
+def test_mistakes_are_said_in_words(said: Say, tmp_path: Path, words: tuple[str, ...], match: str) -> None:
+    code, _, err = said("device", *words, *TOY, f"outputs={tmp_path}")
+    assert code == 2
+    assert err.count("error: ") == 1
+    assert match in err
+    assert not list(tmp_path.rglob("manifest.json"))
+
+
+def test_a_policy_without_a_cloud_has_none_to_start_and_nothing_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="edge_centric places nothing in a cloud"):
+        service.run("cloud", ["+policy=edge_centric", *TOY, f"outputs={tmp_path}"])
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--config-dir", "-cd"])
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, joined: bool) -> None:
+    own = tmp_path / "own"
+    (own / "policy").mkdir(parents=True)
+    (own / "policy" / "mine.yaml").write_text("defaults: [edge_centric, _self_]\nname: mine\n")
+    words = [f"{option}={own}"] if joined else [option, str(own)]
+    with pytest.raises(ConfigError, match="policy mine places nothing in a cloud"):
+        service.run("cloud", ["+policy=mine", *words, *TOY, f"outputs={tmp_path / 'outputs'}"])
+
+
+def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from serving.cloud import Cloud
+
+    called = []
+
+    def run(cloud: Cloud, accelerator: str = "cpu") -> None:
+        called.append((cloud, accelerator))
+        raise ValueError("the address is taken")
+
+    def load(path: str, where: str) -> Any:
+        return run if path == "serving.cloud.run" else build_load(path, where)
+
+    build_load = build.load  # which remembers what it found
+    monkeypatch.setattr(build, "load", load)
+    monkeypatch.setattr("pipeline.job.Job.run", lambda *_: None)
+    models = checkpoints.made(tmp_path / "models")
+    words = [f"model.{side}.path={models[side]}" for side in ("device", "cloud")]
+    words += ["service.cloud=127.0.0.1:9", "service.health.port=null", f"outputs={tmp_path / 'outputs'}"]
+    with pytest.raises(ConfigError, match=r"^cloud: the address is taken$"):
+        service.run("cloud", ["+policy=sled", *TOY, *words])
+    cloud, accelerator = called[0]
+    assert (cloud.service.cloud, cloud.service.health.port, cloud.setup.policy.name) == ("127.0.0.1:9", None, "sled")
+    assert accelerator == "cpu"

@@ -1,0 +1,233 @@
+"""A device behind its gateway, on the real-time driver, with the fake pair for models."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from endpoint.fake_gateway import FakeTokenizer
+from fake_pair import own_text
+from fake_setup import LAYERS, setup
+from rig import Gate, run, until
+
+from serving.cast import Cast
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live
+from serving.drivers.simulator import Chip
+from serving.endpoint.gateway import Conversation, Piece, RefusedError
+from serving.gateway import DeviceGateway
+from serving.guarded import Guarded
+from serving.luck import key
+from serving.messages import Begin, Command, Event, Sampling
+from serving.nodes.device import Device
+from serving.nodes.session import Session
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+
+PROMPT = tuple(range(40, 52))
+Tokens = tuple[int, ...]
+
+
+@dataclass
+class Stage:
+    """`device-0` behind a gateway, and its cloud, in one process."""
+
+    gateway: DeviceGateway
+    live: Live
+    node: Device
+    chips: dict[str, Gate]
+    begun: list[Begin]
+
+    async def ask(
+        self, prompt: Tokens = PROMPT, limit: int = 12, sampling: Sampling | None = None, conversation: str = ""
+    ) -> list[Piece]:
+        named = Conversation(conversation, 0) if conversation else None
+        return [piece async for piece in self.gateway.ask(prompt, limit, sampling, named)]
+
+    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+        if isinstance(event, Begin):
+            self.begun.append(event)
+
+    def ran(self, *_: Any) -> None: ...
+
+    def sent(self, *_: Any) -> None: ...
+
+
+@asynccontextmanager
+async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[Stage]:
+    cast = Cast(setup(policy, devices=1, override={"kv_cache": Reuse()} | override), LAYERS)
+    tokenizer: Any = FakeTokenizer()
+    tokenizer.ends = ()
+    gateway = DeviceGateway("device-0", cast.setup.policy, tokenizer, 100, lambda: reach)
+    node = cast.node("device-0")
+    assert isinstance(node, Device)
+    made = Stage(gateway, None, node, {}, [])  # type: ignore[arg-type]
+    made.live = live = Live(Wall(), [gateway, made], told=lambda problem: None)
+    for name in ("device-0", *cast.workers):
+        made.chips[name] = Gate()
+        live.add(name, Guarded(node) if name == "device-0" else cast.node(name), Chip(made.chips[name]))
+    running = asyncio.create_task(live.run(lambda: False))
+    try:
+        async with asyncio.timeout(20):
+            yield made
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        live.close()
+
+
+def played(scene: Callable[[Stage], Coroutine[Any, Any, None]], policy: str = "sled", **how: Any) -> None:
+    async def play() -> None:
+        async with stage(policy, **how) as made:
+            made.gateway.play(made.live)
+            await scene(made)
+
+    run(play)
+
+
+def text(pieces: list[Piece]) -> Tokens:
+    return tuple(token for piece in pieces for token in piece.tokens)
+
+
+def test_pieces_are_the_answer_and_end() -> None:
+    async def scene(s: Stage) -> None:
+        pieces = await s.ask()
+        assert text(pieces) == own_text(PROMPT, 12)
+        assert [piece.ending for piece in pieces] == [""] * (len(pieces) - 1) + ["complete"]
+        assert all(len(piece.tokens) == len(piece.origins) for piece in pieces)
+
+    played(scene)
+
+
+def test_nothing_is_asked_before_there_is_a_driver() -> None:
+    async def play() -> None:
+        async with stage() as s:
+            assert not s.gateway.ready
+            with pytest.raises(RefusedError, match="still being loaded"):
+                await s.ask()
+
+    run(play)
+
+
+def test_a_conversation_tells_once_what_its_cache_held() -> None:
+    async def scene(s: Stage) -> None:
+        first = await s.ask(conversation="c")
+        second = await s.ask(PROMPT + text(first) + (7, 8), conversation="c")
+        assert sum(piece.cached for piece in first) == 0
+        assert [piece.cached for piece in second if piece.cached] == [len(PROMPT) + 12 - 1]
+        assert sum(piece.cached for piece in await s.ask(conversation="other")) == 0
+
+    played(scene)
+
+
+def test_a_conversation_that_is_forgotten_starts_from_nothing() -> None:
+    async def scene(s: Stage) -> None:
+        said = text(await s.ask(conversation="c"))
+        assert len(s.node.parked) == 1
+        s.gateway.forget("c")
+        again = await s.ask(PROMPT + said + (7,), conversation="c")
+        assert sum(piece.cached for piece in again) == 0
+
+    played(scene)
+
+
+def test_without_a_conversation_nothing_is_kept() -> None:
+    async def scene(s: Stage) -> None:
+        await s.ask()
+        assert not s.node.parked
+        await until(lambda: not any(chip.caches for chip in s.chips.values()))
+
+    played(scene)
+
+
+def test_closing_an_answer_early_cancels_it() -> None:
+    async def scene(s: Stage) -> None:
+        async with aclosing(s.gateway.ask(PROMPT, 1000, None, None)) as pieces:
+            await anext(pieces)
+        assert text(await s.ask()) == own_text(PROMPT, 12)  # else it would wait for a thousand tokens
+        assert len(s.begun) == 2
+
+    played(scene)
+
+
+def test_one_seed_is_one_luck_whatever_a_session_is_called() -> None:
+    async def scene(s: Stage) -> None:
+        for seed, conversation in ((5, "a"), (5, ""), (6, "b")):
+            await s.ask(limit=1, sampling=Sampling(1.0, 0, 1.0, seed), conversation=conversation)
+        calls = [begin.call for begin in s.begun]
+        assert len({call.session for call in calls}) == 3
+        tokens = [key(call.sampling.seed, call.session) for call in calls if call.sampling]
+        decisions = [Session(call, seed=99).stream for call in calls]
+        assert tokens == decisions
+        assert tokens[0] == tokens[1] != tokens[2]
+
+    played(scene, "edge_centric")
+
+
+@pytest.mark.parametrize("node", ["device-0", "cloud-0"])
+def test_a_chip_that_fails_fails_one_request_at_most(node: str) -> None:
+    async def scene(s: Stage) -> None:
+        s.chips[node].broken = 1
+        first = await s.ask()
+        assert first[-1].ending == ("failed" if node == "device-0" else "complete")
+        second = await s.ask()
+        assert (text(second), second[-1].ending) == (own_text(PROMPT, 12), "complete")
+
+    played(scene)
+
+
+def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(s: Stage) -> None:
+        handle, heard = s.node.handle, 0
+
+        def faulty(event: Event, now: float) -> Sequence[Command]:
+            nonlocal heard
+            heard += 1
+            if heard == 3:
+                raise KeyError("a fault")
+            return handle(event, now)
+
+        s.node.handle = faulty  # type: ignore[method-assign]
+        first = await s.ask()
+        assert first[-1].ending == "cancelled"
+        assert text(await s.ask()) == own_text(PROMPT, 12)
+
+    played(scene)
+    assert "broke off" in caplog.text
+    assert "a fault" in caplog.text
+
+
+def test_a_device_that_cannot_even_cancel_says_that_it_failed() -> None:
+    async def scene(s: Stage) -> None:
+        handle = s.node.handle
+
+        def broken(event: Event, now: float) -> Sequence[Command]:
+            raise KeyError("a fault")
+
+        s.node.handle = broken  # type: ignore[method-assign]
+        assert [piece.ending for piece in await s.ask()] == ["failed"]
+        s.node.handle = handle  # type: ignore[method-assign]
+        assert text(await s.ask()) == own_text(PROMPT, 12)
+
+    played(scene)
+
+
+@pytest.mark.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
+def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
+    async def scene(s: Stage) -> None:
+        await s.ask()
+        assert (s.gateway.uplink_nbytes > 0) == (s.gateway.downlink_nbytes > 0) == travels
+
+    played(scene, policy)
+
+
+@pytest.mark.parametrize(
+    ("policy", "action", "ready"), [("sled", "wait", False), ("sled", "local", True), ("edge_centric", "wait", True)]
+)
+def test_who_needs_its_cloud_is_not_ready_without(policy: str, action: Any, ready: bool) -> None:
+    async def scene(s: Stage) -> None:
+        assert (s.gateway.cloud, s.gateway.ready) == (False, ready)
+
+    played(scene, policy, reach=False, link_loss=LinkLoss(action))

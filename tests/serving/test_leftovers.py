@@ -1,0 +1,186 @@
+"""When all sessions are over nothing of them is left: not in nodes, caches, stores, drivers, transports or tasks."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import made
+from rig import LIMITS, Party, Rig, call, rig, run, until
+
+from serving.messages import Call
+from serving.nodes.worker import _RELEASED
+from serving.slots.kv_cache import Reuse
+from serving.slots.link_loss import LinkLoss
+
+
+def left_in(cloud: Party) -> dict[str, int]:
+    """What a cloud holds for anybody; names of sessions that are over are remembered, so many of them."""
+    worker = cloud.node
+    (listener,) = cloud.host._transports
+    held: dict[str, int] = {
+        name: len(getattr(worker, name))
+        for name in ("owners", "queue", "held", "text", "sent", "running", "leases", "suspects")
+    }
+    assert len(worker.released) <= _RELEASED
+    return held | {
+        "newest": len(worker.newest.keys() - worker.released.keys()),
+        "lengths": len(worker.ledger.lengths),
+        "drafts_from": len(worker.ledger._drafts_from),
+        "caches": len(cloud.chip.caches),
+        "events": len(cloud.live._heap),
+        "transport sessions": listener._desk.owners.open,  # type: ignore[attr-defined]
+        "outboxes": sum(len(guest.outbox._waiting) for guest in listener._desk.guests),  # type: ignore[attr-defined]
+    }
+
+
+def nothing(cloud: Party) -> bool:
+    return not any(left_in(cloud).values())
+
+
+async def ask_all(devices: list[Party], each: int, first: int = 0) -> None:
+    for i, device in enumerate(devices):
+        for j in range(first, first + each):
+            device.ask(call(f"s{i}.{j}", limit=8))
+    for i, device in enumerate(devices):
+        for j in range(first, first + each):
+            await device.answer(f"s{i}.{j}")
+
+
+async def meet(made: Rig, n: int = 2) -> tuple[Party, list[Party]]:
+    cloud = await made.cloud()
+    return cloud, [await made.device(i, cloud.address) for i in range(n)]
+
+
+@pytest.mark.parametrize("name", ["sled", "cloud_centric", "synera"])
+def test_many_sessions_leave_nothing(name: str) -> None:
+    async def play() -> None:
+        async with rig(name) as made:
+            cloud, devices = await meet(made)
+            await ask_all(devices, 2)
+            tasks = len(asyncio.all_tasks())
+            await ask_all(devices, 12, first=2)
+            await until(lambda: nothing(cloud))
+            assert len(asyncio.all_tasks()) == tasks
+            for device in devices:
+                assert not device.chip.caches
+                assert not device.node.parked
+                assert len(device.live._heap) <= 100  # one timer a session, until it is due
+
+    run(play)
+
+
+def test_messages_after_a_release_open_nothing() -> None:
+    async def play() -> None:
+        async with rig("sled") as made:
+            cloud, (device,) = await meet(made, 1)
+            carry, said = device.live._carriers["cloud-0"], []
+            device.live.carry("cloud-0", lambda *what: (said.append(what), carry(*what))[1])
+            await ask_all([device], 3)
+            await until(lambda: nothing(cloud))
+            for _, to, message in tuple(said):
+                cloud.live.heard(to, message)
+            await until(lambda: not cloud.live._heap and not cloud.node.running)
+            assert nothing(cloud)
+
+    run(play)
+
+
+def test_a_release_that_was_lost_with_its_link_is_made_up_for() -> None:
+    async def play() -> None:
+        how = {"link_loss": LinkLoss("local"), "kv_cache": Reuse()}
+        async with rig("sled", linger_s=0.05, override=how) as made:
+            cloud = await made.cloud()
+            way = await made.way(cloud.address)
+            device = await made.device(0, way.address)
+            device.ask(call("s", limit=400))
+            await until(lambda: len(device.delivered) > 3)
+            way.cut()
+            assert sum(len(d.tokens) for d in await device.answer("s")) == 400
+            way.mend()
+            await device.host.reached(["cloud-0"], 10)
+            await until(lambda: nothing_but_transport(cloud))
+
+    run(play)
+
+
+def nothing_but_transport(cloud: Party) -> bool:
+    """A transport keeps the name of a session for its owner until it starts again."""
+    return not any(n for name, n in left_in(cloud).items() if name not in ("transport sessions", "events"))
+
+
+def test_sessions_that_a_device_never_releases_are_bounded() -> None:
+    async def play() -> None:
+        limits = replace(LIMITS, sessions=4)
+        async with rig("sled", limits=limits, override={"kv_cache": Reuse()}) as made:
+            cloud, (device,) = await meet(made, 1)
+            carry = device.live._carriers["cloud-0"]
+            device.live.carry("cloud-0", lambda *what: None if type(what[2]).__name__ == "Release" else carry(*what))
+            await ask_all([device], 9)
+            await until(lambda: len(cloud.chip.caches) <= made.limits.sessions)
+            assert len(cloud.node.owners) <= made.limits.sessions
+            assert len(cloud.node.ledger.lengths) <= made.limits.sessions
+
+    run(play)
+
+
+def test_conversations_that_are_forgotten_leave_nothing() -> None:
+    async def play() -> None:
+        async with rig("sled", override={"kv_cache": Reuse()}) as made:
+            cloud, (device,) = await meet(made, 1)
+            for session in ("a", "b"):
+                device.ask(call(session, keep=True))
+                await device.answer(session)
+            assert set(device.node.parked) == {"a", "b"}
+            assert len(cloud.chip.caches) == 2
+            device.leave("b")  # the one that was served last
+            device.leave("a")
+            await until(lambda: nothing(cloud) and not device.node.parked and not device.chip.caches)
+
+    run(play)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return made(tmp_path_factory.mktemp("checkpoints"))
+
+
+def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud_failed(
+    checkpoints: dict[str, Path],
+) -> None:
+    from serving.engine.blobs import Blobs
+    from serving.engine.engine import Engine
+    from serving.engine.model import open_model
+
+    models = {side: open_model(str(checkpoints[side])) for side in ("device", "cloud")}
+
+    def engine(name: str, blobs: Any) -> Engine:
+        return Engine(models[name.split("-")[0]], blobs=blobs)
+
+    def asked(session: str, limit: int = 16) -> Call:
+        return Call(session, (2, 3, 4, 5, 6), limit)
+
+    async def play() -> None:
+        how: Any = {"link_loss": LinkLoss("wait"), "kv_cache": Reuse()}
+        async with rig("sled", linger_s=0.05, engines=engine, blobs=Blobs, override=how) as at_work:
+            cloud = await at_work.cloud()
+            way = await at_work.way(cloud.address)
+            device, other = await at_work.device(0, way.address), await at_work.device(1, cloud.address)
+            device.ask(asked("calm"))
+            own = await device.text("calm")
+            for i in range(6):
+                device.ask(asked(f"a{i}"))
+                other.ask(asked(f"b{i}"))
+            await until(lambda: bool(cloud.chip.engine.cache))
+            way.cut()
+            cloud.chip.broken = 2
+            await until(lambda: not device.host.reachable)
+            way.mend()
+            for i in range(6):
+                assert await device.text(f"a{i}") == own
+                assert await other.text(f"b{i}") == own
+            await until(lambda: not any(len(each.chip.engine.cache) for each in (cloud, device, other)))
+            assert not any(len(each.blobs) for each in (cloud, device, other))
+
+    run(play)

@@ -1,0 +1,362 @@
+"""The two services: processes that the official OpenAI client talks to, and their parts."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from checkpoints import made
+from fake_setup import LAYERS, setup
+from rig import LIMITS, run
+
+from serving.cast import Cast
+from serving.census import Census
+from serving.cloud import Cloud
+from serving.context import context_tokens
+from serving.device import Place, _dialled
+from serving.drivers.clock import Wall
+from serving.drivers.live import Live
+from serving.endpoint.endpoint import Endpoint
+from serving.health import Health
+from serving.host import Host
+from serving.messages import Forward, Received, Release, Request, Rows, Span
+from serving.nodes.worker import Worker
+from serving.pair import Model, Pair
+from serving.service import Health as HealthOptions
+from serving.service import Service, digest
+from serving.slots.kv_cache import Reuse
+from serving.stopping import drive, told_to_stop
+from serving.transport.security import Security
+
+TOKEN, KEY = "the-token-of-this-test", "the-key-of-this-test"
+
+
+class Process:
+    """A service with its output; `said` waits for a line."""
+
+    def __init__(self, name: str, *words: str) -> None:
+        environment = os.environ | {"TANDEM_TOKEN": TOKEN, "TANDEM_API_KEY": KEY, "OMP_NUM_THREADS": "1"}
+        self.output = ""
+        self._run = subprocess.Popen(
+            [sys.executable, "-m", f"serving.{name}", *words],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,
+        )  # fmt: skip
+
+    def said(self, pattern: str) -> str:
+        assert self._run.stdout
+        for line in self._run.stdout:
+            self.output += line
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"{pattern} was never said:\n{self.output}")
+
+    def told(self, number: signal.Signals) -> None:
+        self._run.send_signal(number)
+
+    def ended(self) -> int:
+        self.output += self._run.communicate(timeout=30)[0]
+        return self._run.returncode
+
+    def kill(self) -> None:
+        self._run.kill()
+        self._run.communicate()
+
+
+@pytest.fixture
+def pair(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, Process]]:
+    """A cloud and a device, started at once, with models of random weights."""
+    models, store = made(tmp_path), tmp_path_factory.getbasetemp().parent / "experiments"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = (
+        "+policy=sled", "model=toy", f"model.device.path={models['device']}", f"model.cloud.path={models['cloud']}",
+        f"service.cloud=127.0.0.1:{port}", "service.endpoint.port=0", "service.health.port=0", f"outputs={store}",
+        "workload.template=plain", "network.delay_ms=5", "service.shaped=true", "service.pace=hardware",
+        "trainer.threads=1", "service.limits.backoff_max_s=0.3",
+    )  # fmt: skip
+    both = Process("cloud", *words), Process("device", *words)
+    yield both
+    for process in both:
+        process.kill()
+
+
+def counted(page: str, name: str) -> float:
+    return next(float(line.split()[1]) for line in page.splitlines() if line.startswith(f"{name} "))
+
+
+def read(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as page:
+        return str(page.read().decode())
+
+
+def wait_until_ready(base: str) -> None:
+    while True:
+        try:
+            assert json.loads(read(f"{base}readyz"))["cloud"]
+            return
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code != 503:
+                raise
+            time.sleep(0.05)
+
+
+def test_the_official_client_streams_through_two_processes(pair: tuple[Process, Process]) -> None:
+    cloud, device = pair
+    client = openai.OpenAI(base_url=device.said(r"answers on (\S+)"), api_key=KEY, max_retries=0, timeout=30)
+    health = cloud.said(r"on (http\S+)/readyz")
+    wait_until_ready(str(client.base_url).removesuffix("v1/"))
+    with client:
+        _two_turns(client)
+        _one_seed_one_text(client)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="another").models.list()
+        assert json.loads(read(f"{health}/readyz")) == {"ready": True, "devices": 1}
+        page = read(f"{health}/metrics")
+        assert counted(page, "tandem_cloud_batches_total") > 0
+        assert counted(page, "tandem_cloud_errors_total") == 0
+        _stopped_in_the_middle(client, device)
+    cloud.told(signal.SIGINT)
+    assert (device.ended(), cloud.ended()) == (0, 0), cloud.output + device.output
+    assert TOKEN not in cloud.output + device.output
+    assert KEY not in cloud.output + device.output
+
+
+def _two_turns(client: openai.OpenAI) -> None:
+    messages: list[Any] = [{"role": "user", "content": "where is the red key"}]
+    first, usage = _streamed(client, messages)
+    assert first
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "is it in a box"}]
+    assert _streamed(client, messages)[1].prompt_tokens_details.cached_tokens > 0
+
+
+def _streamed(client: openai.OpenAI, messages: list[Any]) -> tuple[str, Any]:
+    stream = client.chat.completions.create(
+        model="sled", messages=messages, temperature=0, max_tokens=12, stream=True,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    chunks = list(stream)
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks[-1].usage
+
+
+def _one_seed_one_text(client: openai.OpenAI) -> None:
+    def text(seed: int) -> str:
+        answer = client.completions.create(model="sled", prompt="the red key", max_tokens=16, seed=seed)
+        assert {"accepted", "bonus", "corrected"} & set(answer.tandem["origins"])  # type: ignore[attr-defined]
+        return answer.choices[0].text
+
+    assert text(3) == text(3) != text(4)
+
+
+def _stopped_in_the_middle(client: openai.OpenAI, device: Process) -> None:
+    """The stream under way comes to its end."""
+    stream = client.completions.create(model="sled", prompt="where is it", max_tokens=40, seed=1, stream=True)
+    chunks = [next(stream)]
+    device.told(signal.SIGTERM)
+    chunks += stream
+    assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+
+
+# What is refused before anything is trained.
+
+
+def test_a_cloud_without_work_is_refused() -> None:
+    with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
+        Cloud(setup("edge_centric"), Service())
+
+
+def test_a_device_that_the_testbed_does_not_have_is_refused() -> None:
+    Place(setup(devices=3), Service(device=2))
+    with pytest.raises(ValueError, match=r"service.device is 3, but the testbed has 3"):
+        Place(setup(devices=3), Service(device=3))
+
+
+def test_a_token_that_anybody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
+    afar = Service(cloud="10.0.0.1:7070")
+    for side in (Cloud, Place):
+        with pytest.raises(ValueError, match="no TLS") as told:
+            side(setup(), afar)
+        assert TOKEN not in str(told.value)
+    Cloud(setup(), Service())
+    Place(setup("edge_centric"), afar)  # says nothing to anybody
+
+
+def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_API_KEY", " ")
+    with pytest.raises(ValueError, match="set but empty"):
+        Place(setup(), Service())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"cloud": "nowhere"}, "give host:port"),
+        ({"cloud": "h:99999"}, "give host:port"),
+        ({"device": -1}, "counted from 0"),
+        ({"timeout_s": 0.0}, "more than 0"),
+        ({"context_tokens": 1}, "at least 2"),
+        ({"grace_s": -1.0}, "0 or more"),
+        ({"endpoint": Endpoint(conversations=65)}, "service.limits.sessions"),
+    ],
+)
+def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Service(**wrong)
+
+
+def test_a_health_port_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"service.health.port is 70000"):
+        HealthOptions(port=70000)
+
+
+# How long a conversation may be.
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    models = made(tmp_path_factory.mktemp("models"))
+    timing = setup().pair
+    return Pair(
+        Model(path=models["device"], timing=timing.device.timing),
+        Model(path=models["cloud"], timing=timing.cloud.timing),
+    )
+
+
+def test_a_conversation_is_as_long_as_models_and_cache_allow(real: Pair) -> None:
+    assert context_tokens(setup("sled", pair=real)) == 512
+    assert context_tokens(setup("sled", pair=real), 100) == 100
+    assert context_tokens(setup("edge_centric", pair=real)) == 512
+    assert context_tokens(setup("cloud_centric", pair=real, override={"kv_cache": Reuse(capacity_tokens=90)})) == 90
+
+
+def test_a_longer_one_is_refused_with_the_reason(real: Pair) -> None:
+    with pytest.raises(ValueError, match="is 513, and the device's model takes 512"):
+        context_tokens(setup("sled", pair=real), 513)
+
+
+# Who may talk.
+
+
+def test_both_sides_must_mean_the_same() -> None:
+    names = {digest(Cast(each, LAYERS)) for each in (setup("sled"), setup("synera"), setup("sled", devices=3))} | {
+        digest(Cast(setup("sled"), 4))
+    }
+    assert len(names) == 4
+    assert digest(Cast(setup("sled"), LAYERS)) == digest(Cast(replace(setup("sled"), seed=9), LAYERS))
+    assert digest(Cast(setup("sled"), LAYERS)).startswith("sled/2-devices-")
+
+
+def test_a_cloud_that_refuses_is_a_plain_error() -> None:
+    async def play() -> None:
+        cast, other = Cast(setup("sled"), LAYERS), Cast(setup("synera"), LAYERS)
+        cloud = Host(cast, ("cloud-0",), None, Security(), LIMITS, digest(cast))
+        address = await cloud.listen("127.0.0.1:0")
+        device = Host(other, ("device-0",), None, Security(), LIMITS, digest(other))
+        with pytest.raises(ValueError, match=r"refuses this device: .*sled/2-devices-.*synera/2-devices-"):
+            await _dialled(device, address)
+        await cloud.close()
+
+    run(play)
+
+
+# A cloud's pages.
+
+
+def census() -> Census:
+    return Census(Worker("cloud-0", setup("sled", override={"kv_cache": Reuse()}).policy, capacity_tokens=500))
+
+
+def rows(session: str, n: int) -> Rows:
+    return Rows(session, 0, n, tuple(range(n)), 0, "greedy")
+
+
+def test_the_census_counts_what_the_worker_does() -> None:
+    found, span = census(), Span(0, LAYERS, True, True)
+    cast = Cast(setup("sled"), LAYERS)
+    for session in ("a", "b"):
+        request = Request(0, rows(session, 6), cast.hops, 0, ("cloud-0",), "device-0")
+        commands = found.node.handle(Received(request), 1.0)
+        found.handled("cloud-0", Received(request), 1.0, commands)
+    found.handled("cloud-0", Received(Release("z")), 1.0, ())
+    found.ran("cloud-0", Forward(span, (rows("a", 6), rows("b", 6)), ("none", "none"), ()), (), 1.0, 1.5)
+    assert (found.requests, found.batches, found.rows, found.busy_s) == (2, 1, 12, 0.5)
+    assert (found.waiting, found.sessions, found.cached_tokens, found.capacity_tokens) == (2, 2, 0, 500)
+    assert found.uplink_nbytes > 2 * 6 * 4
+
+
+def test_a_clouds_pages_tell_the_census() -> None:
+    async def play() -> None:
+        found = census()
+        found.errors = 3
+        health = Health(found, lambda: 2)
+        port = await health.serve("127.0.0.1", 0)
+        base = f"http://127.0.0.1:{port}"
+        ready, alive, page = [await asyncio.to_thread(read, f"{base}/{p}") for p in ("readyz", "healthz", "metrics")]
+        assert (json.loads(ready), json.loads(alive)) == ({"ready": True, "devices": 2}, {"alive": True})
+        assert counted(page, "tandem_cloud_errors_total") == 3
+        assert counted(page, "tandem_cloud_devices") == 2
+        assert counted(page, "tandem_cloud_cache_capacity_tokens") == 500
+        with pytest.raises(ValueError, match=rf"service.health: cannot listen on 127.0.0.1 port {port}"):
+            await Health(found, lambda: 0).serve("127.0.0.1", port)
+        await health.stop()
+
+    run(play)
+
+
+# Coming to an end.
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_heard_and_the_next_is_not_caught(number: signal.Signals) -> None:
+    async def play() -> None:
+        before = signal.getsignal(number)
+        try:
+            stop = told_to_stop()
+            os.kill(os.getpid(), number)
+            await asyncio.wait_for(stop.wait(), 10)
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            assert signal.getsignal(number) == default
+        finally:
+            signal.signal(number, before)
+
+    run(play)
+
+
+def test_things_still_happen_while_a_process_winds_down() -> None:
+    async def play() -> None:
+        heard: list[str] = []
+
+        class Ear:
+            def handle(self, event: Any, now: float) -> tuple[()]:
+                heard.append(event)
+                return ()
+
+        live, stop = Live(Wall()), asyncio.Event()
+        live.add("ear", Ear(), None)  # type: ignore[arg-type]
+        stop.set()
+
+        async def wind_down() -> None:
+            live.post(live.now(), "ear", "late")  # type: ignore[arg-type]
+            while not heard:
+                await asyncio.sleep(0.001)
+
+        await asyncio.wait_for(drive(live, stop, wind_down), 10)
+        live.close()
+        assert heard == ["late"]
+
+    run(play)
