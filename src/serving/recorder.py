@@ -126,11 +126,12 @@ class Recorder:
 
     def _decided(self, chunk: Chunk) -> None:
         record = self.records[chunk.session]
+        accepted = chunk.accepted
         record.decided += 1
-        if chunk.accepted is not None:
+        if accepted is not None:
             record.asked += 1
             record.sent += len(chunk.tokens)
-            record.accepted += chunk.accepted
+            record.accepted += accepted
         if self._detail:
             record.chunks.append(chunk)
 
@@ -183,10 +184,11 @@ class Recorder:
             return
         desk = self._desks[node]
         desk.running = work.rows
+        since_s, arrived = desk.since_s, desk.arrived
         for rows in work.rows:
             session = rows.session
-            since = desk.since_s.pop(session, now)
-            desk.arrived.discard(session)
+            since = since_s.pop(session, now)
+            arrived.discard(session)
             if now > since:
                 record = self.records[session]
                 record.cloud_wait_s += now - since
@@ -209,9 +211,10 @@ class Recorder:
 
     def _delivered(self, deliver: Deliver, now: float) -> None:
         record = self.records[deliver.session]
-        record.tokens += deliver.tokens
+        tokens = deliver.tokens
+        record.tokens += tokens
         record.origins += deliver.origins
-        record.seen_s += [now] * len(deliver.tokens)
+        record.seen_s += [now] * len(tokens)
         if deliver.ending:
             record.ending, record.ended_s = deliver.ending, now
 

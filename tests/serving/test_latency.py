@@ -33,6 +33,8 @@ def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
     assert latency.in_all(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
     assert latency.in_all([Load(3, 4, 100, 50)], 32, 8) == latency.seconds(Load(12, 4, 100, 50))
     assert latency.in_all((), 32, 8) == 0
+    alone = [Load(8, 4, 100, 50, 1), Load(8, 1, 9, 8, 1)]
+    assert latency.in_all([Load(8, 5, 109, 58, 2, forwards=2)], 32, 8) == pytest.approx(latency.in_all(alone, 32, 8))
 
 
 def test_roofline_from_first_principles():

@@ -103,7 +103,7 @@ def read(url: str) -> str:
 
 
 def wait_until_ready(base: str) -> None:
-    while True:
+    for _ in range(1200):
         try:
             assert json.loads(read(f"{base}readyz"))["cloud"]
             return
@@ -112,6 +112,7 @@ def wait_until_ready(base: str) -> None:
             if error.code != 503:
                 raise
             time.sleep(0.05)
+    raise AssertionError("the device has never reached its cloud")
 
 
 def test_the_official_client_streams_through_two_processes(pair: tuple[Process, Process]) -> None:

@@ -12,11 +12,11 @@ from serving.messages import (
     Command,
     Deliver,
     Event,
-    Failed,
     Finished,
     Hop,
     Joined,
     Lost,
+    Message,
     Miss,
     Received,
     Reply,
@@ -26,6 +26,7 @@ from serving.nodes.requester import Numbers, Requester, released
 from serving.nodes.session import Session
 from serving.policy import Policy
 
+_ANSWERS = (Reply, Miss)
 _PARKED = 48
 """Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
 
@@ -43,32 +44,36 @@ class Device:
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         """What only a device knows is settled here, the frequent first; the rest is for the session it serves."""
-        match event:
-            case Finished() | Failed():
-                pass
-            case Received():
-                message = event.message
-                if isinstance(message, Backlog):
-                    self.chooser.backlogs[message.node] = message
-                    return ()
-                if not isinstance(message, Reply | Miss) or not self._serves(message.session):
-                    return ()  # of a session that is over
-            case Begin():
-                self.waiting.append(event.call)
-                return self._next(now)
-            case Cancelled():
-                if not self._serves(event.session):
-                    return self._cancel(event.session)
-            case Lost():
-                self.chooser.dead.add(event.peer)
-            case Joined():
-                self.chooser.dead.discard(event.peer)
-        if not self.current or self.current.state != "running":
+        if isinstance(event, Received):
+            if not self._hears(event.message):
+                return ()
+        elif not isinstance(event, Finished):
+            match event:
+                case Begin():
+                    self.waiting.append(event.call)
+                    return self._next(now)
+                case Cancelled():
+                    if not self._serves(event.session):
+                        return self._cancel(event.session)
+                case Lost():
+                    self.chooser.dead.add(event.peer)
+                case Joined():
+                    self.chooser.dead.discard(event.peer)
+        current = self.current
+        if not current or current.state != "running":
             return ()
-        commands = self.current.handle(event, now)
-        if self.current.state != "running":
-            commands = commands + self._park(self.current)
+        commands = current.handle(event, now)
+        if current.state != "running":
+            commands = commands + self._park(current)
         return commands + self._next(now) if self.waiting else commands
+
+    def _hears(self, message: Message) -> bool:
+        """Is it for the session that is being served?"""
+        if isinstance(message, _ANSWERS):
+            return self._serves(message.session)
+        if isinstance(message, Backlog):
+            self.chooser.backlogs[message.node] = message
+        return False
 
     def _serves(self, session: str) -> bool:
         current = self.current

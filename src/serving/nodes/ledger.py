@@ -22,9 +22,10 @@ class Ledger:
 
     def valid(self, rows: Rows, span: Span) -> float:
         """Up to which length the cache that these rows need is valid."""
-        if span.first == span.last or not self.keep:
+        first = span.first
+        if first == span.last or not self.keep:
             return INF
-        key = rows.session, span.first
+        key = rows.session, first
         if rows.keep is not None and key in self._drafts_from:
             return self._drafts_from[key] + len(rows.keep)
         return self.lengths.get(key, 0)
@@ -36,10 +37,10 @@ class Ledger:
     def started(self, rows: Rows, span: Span) -> None:
         """Rows are about to run: until they are done only `start` is sure."""
         if span.first < span.last:
-            key = rows.session, span.first
-            self.lengths.pop(key, None)  # to the end: the order is that of use
-            self.lengths[key] = rows.start
-            self._drafts_from[key] = rows.start + rows.n - rows.check
+            key, start, lengths = (rows.session, span.first), rows.start, self.lengths
+            lengths.pop(key, None)  # to the end: the order is that of use
+            lengths[key] = start
+            self._drafts_from[key] = start + rows.n - rows.check
 
     def finished(self, rows: Rows, span: Span, rejected: int) -> None:
         if span.first < span.last and self.keep:

@@ -93,6 +93,7 @@ class Requester:
         self.vain_since_s = 0.0
         self.given_up = False
         self.drafts, self.probes = policy.draft.source == "model", policy.probes
+        self.looks_ahead, self.sends_drafts = policy.waiting.steps > 0, policy.verify.send
         self.goes_alone = self.drafts and (not hops or policy.early_exit.has_tail or policy.link_loss.action == "local")
         """Can it come to `_alone` at all?"""
         self.asked_probes = ("heads",) if policy.draft.source == "heads" else ()
@@ -113,13 +114,13 @@ class Requester:
     def handle(self, event: Event, now: float) -> Commands:
         if self.state != "running":
             return []
+        if isinstance(event, Finished):
+            return self._finished(event.job, event.outcome, now)
+        if isinstance(event, Received):
+            return self._received(event.message, now)
         match event:
-            case Finished():
-                return self._finished(event.job, event.outcome, now)
             case Failed():
                 return self._end("failed") if event.job == self.job else []
-            case Received():
-                return self._received(event.message, now)
             case Woke():
                 return self._woke(event.timer, now)
             case Lost():
@@ -146,7 +147,7 @@ class Requester:
             self._grow(outcome)
         else:
             self.s.drafted(outcome)
-        return self._advance(now)
+        return self._go_on(now)
 
     def _replied(self, reply: Reply, now: float) -> Commands:
         s = self.s
@@ -156,13 +157,14 @@ class Requester:
             return self._again(now, forget=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
         s.path, s.left, self.patience_s, self.vain = reply.path, reply.left, self.timeout_s, 0
-        chunk = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
-        out = chunk + self._show(*s.settle(reply.verdict), now)
+        out = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
+        out += self._show(*s.settle(reply.verdict), now)
         if reply.left and not s.ended:
             s.flight = ()
         else:
             s.round += 1
-        return out + self._advance(now)
+        out += self._advance(now)
+        return out
 
     def _woke(self, timer: int, now: float) -> Commands:
         s = self.s
@@ -219,14 +221,15 @@ class Requester:
     # What next.
 
     def _advance(self, now: float) -> Commands:
+        return self._end("complete") if self.s.ended else self._go_on(now)
+
+    def _go_on(self, now: float) -> Commands:
         s = self.s
-        if s.ended:
-            return self._end("complete")
         if self.job is not None:
             return []
         if s.flight is not None:
             return self._meanwhile()
-        alone = self._alone()
+        alone = self.goes_alone and self._alone()
         stop = self._alone_stop() if alone else self.p.draft.plan(s)
         if stop:
             return self._generate(stop)
@@ -239,9 +242,7 @@ class Requester:
 
     def _alone(self) -> bool:
         """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
-        if not self.goes_alone:
-            return False
-        return (
+        return self.goes_alone and (
             not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
         )
 
@@ -259,7 +260,7 @@ class Requester:
         s = self.s
         if self.drafts and s.kv == 0 and len(s.tokens) > 1:
             return self._generate(Stop(0))
-        return self._look_ahead() if self.p.waiting.steps else []
+        return self._look_ahead() if self.looks_ahead else []
 
     def _hold(self, budget: int) -> Commands:
         """The cloud is gone: fail, or let the question stand until it is back."""
@@ -300,8 +301,12 @@ class Requester:
     def _generate(self, stop: Stop) -> Commands:
         s = self.s
         base = len(s.tokens)
-        start = min(s.kv, base + len(s.draft) - 1)  # at least one row to feed: a model answers to a row
-        feed = tuple(s.tokens[start:]) + tuple(s.draft[max(0, start - base) :])
+        start = base + len(s.draft) - 1  # at least one row to feed: a model answers to a row
+        if s.kv < start:
+            start = s.kv
+        feed = tuple(s.tokens[start:])
+        if s.draft:
+            feed += tuple(s.draft[max(0, start - base) :])
         if not stop.cap:
             feed = feed[:-1]
         return self._start(
@@ -350,13 +355,14 @@ class Requester:
     def _ask(self, now: float, budget: int, drafts: bool = True) -> Commands:
         s = self.s
         s.left = budget
-        rows = s.ask(drafts and self.p.verify.send, self.p.verify.rule(s))
+        rows = s.ask(drafts and self.sends_drafts, self.p.verify.rule(s))
         out = self._requests(rows, budget)
         self.asked_s = now
         if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
             self.timer, self.due_s = self.numbers.next(), now + self.patience_s
             out.append(Wake(self.due_s, self.timer))
-        return out + self._meanwhile()
+        out += self._meanwhile()
+        return out
 
     def _send_ahead(self, now: float) -> Commands:  # noqa: ARG002
         """The prompt but its last token, which travels with the first question."""
@@ -389,11 +395,12 @@ class Requester:
         s = self.s
         if not s.path:
             s.path = (self.chooser.choose(self.hops[0].node, rows.n),)
-        value = 1.0 + rows.check
-        deadline = s.seen_s + value / s.call.rate if s.call.rate and rows.rule else INF
+        value, rate = 1.0 + rows.check, s.call.rate
+        deadline = s.seen_s + value / rate if rate and rows.rule else INF
         size = self.p.prefill.chunk(s)
-        parts = (rows,) if rows.n <= size else _parts(rows, size)
-        return [self._send(part, budget, deadline, value) for part in parts]
+        if rows.n <= size:
+            return [self._send(rows, budget, deadline, value)]
+        return [self._send(part, budget, deadline, value) for part in _parts(rows, size)]
 
     def _send(self, part: Rows, budget: int, deadline: float, value: float) -> Send:
         s = self.s

@@ -106,10 +106,11 @@ class Session:
     # What happens.
 
     def drafted(self, outcome: Drafted) -> None:
-        self.draft.extend(outcome.tokens)
-        self.tops.extend(outcome.tops)
-        self.odds.extend(outcome.odds)
+        self.draft += outcome.tokens
+        self.tops += outcome.tops
         self.stopped = outcome.stopped
+        if outcome.odds:
+            self.odds += outcome.odds
         for name, values in outcome.scores.items():
             self.scores.setdefault(name, []).extend(values)
 
@@ -119,7 +120,7 @@ class Session:
         draft = tuple(self.draft) if send_drafts else ()
         self.flight = draft
         self.branches, self.guessed = [], False
-        odds = tuple(self.odds) if draft else ()
+        odds = tuple(self.odds) if draft and self.odds else ()
         return Rows(
             self.call.session, self.peer, len(new) + len(draft), new + draft, len(draft), rule, self.call.sampling,
             self.parents, self.keep, None, odds,
@@ -131,12 +132,13 @@ class Session:
 
         Returns the tokens that became agreed, and who wrote each.
         """
-        flight, at = self.flight or (), len(self.tokens)
-        chosen = flight[: verdict.accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
-        last: Origin = "cloud" if not flight else "bonus" if verdict.accepted == len(flight) else "corrected"
+        flight, at, accepted = self.flight or (), len(self.tokens), verdict.accepted
+        chosen = flight[:accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
+        last: Origin = "cloud" if not flight else "bonus" if accepted == len(flight) else "corrected"
         new = self._agree((*chosen, verdict.token), _writers(len(chosen), last))
-        self.kv = min(self.kv, at + len(chosen), len(self.tokens))
-        self.peer, self.keep = len(self.tokens) - 1, verdict.keep
+        length = len(self.tokens)
+        self.kv = min(self.kv, at + len(chosen), length)
+        self.peer, self.keep = length - 1, verdict.keep
         branches, self.branches, self.flight = self.branches, [], None
         self._clear()
         if branches:
@@ -163,12 +165,14 @@ class Session:
 
     def _agree(self, tokens: Tokens, origins: Origins) -> tuple[Tokens, Origins]:
         """Up to the limit, and up to and with the first end token."""
-        n = min(len(tokens), self.full - len(self.tokens))
-        if not self.ends.isdisjoint(tokens):
+        n, room = len(tokens), self.full - len(self.tokens)
+        if n > room:
+            n = room
+        if self.ends and not self.ends.isdisjoint(tokens):
             n = next((i + 1 for i in range(n) if tokens[i] in self.ends), n)
         if n < len(tokens):
             tokens, origins = tokens[:n], origins[:n]
-        self.tokens.extend(tokens)
+        self.tokens += tokens
         return tokens, origins
 
     def forget_route(self) -> None:

@@ -94,12 +94,10 @@ class Worker:
         self.deciding = False
 
     def handle(self, event: Event, now: float) -> Commands:
+        if isinstance(event, Received):
+            message = event.message
+            return self._asked(message, now) if isinstance(message, Request) else self._hear(message)
         match event:
-            case Received():
-                message = event.message
-                if not isinstance(message, Request):
-                    return self._hear(message)
-                return self._asked(message, now)
             case Woke():
                 if event.timer == self.timer and not self.running:
                     self.deciding = False
@@ -157,7 +155,8 @@ class Worker:
         if m.round > newest:
             self.newest[session] = m.round
             self.queue.pop(session, None)
-        rows, span = self._to_run(m, m.rows), m.route[m.hop].span
+        span = m.route[m.hop].span
+        rows = self._to_run(m, m.rows, span)
         if rows is None:
             return [self._miss(m)]
         if self.ledger.keep and rows.start + rows.n > self.ledger.capacity:  # in the queue it would stop the others
@@ -165,14 +164,17 @@ class Worker:
             raise RuntimeError(f"{session} needs {need} cached tokens, the budget is {self.ledger.capacity}")
         if not self.ledger.keep and span.embed and not rows.rule:
             return []  # a part of a prompt: its text is stored, and computed with the question
-        self.queue.setdefault(session, []).append(Item(m, rows, span, now, rows.n))
-        return self._wake(now)
+        item, parts = Item(m, rows, span, now, rows.n), self.queue.get(session)
+        if parts:
+            parts.append(item)
+        else:
+            self.queue[session] = [item]
+        return [] if self.running or self.deciding else self._wake(now)
 
-    def _to_run(self, m: Request, rows: Rows) -> Rows | None:
+    def _to_run(self, m: Request, rows: Rows, span: Span) -> Rows | None:
         """What a request comes to here: without cache reuse the whole text, on the head hop with the drafts held for
         it.
         """
-        span = m.route[m.hop].span
         if not self.ledger.keep and span.embed:
             return self._whole_text(rows)
         if rows.check and not rows.tokens and span.head:
@@ -239,7 +241,7 @@ class Worker:
 
     def _taken(self, item: Item, n: int) -> Rows:
         """The next `n` rows of an item, which leaves the queue with its last."""
-        rows = item.rows.cut(item.done, item.done + n)
+        rows = item.rows if n == item.rows.n else item.rows.cut(item.done, item.done + n)
         item.done += n
         item.left -= n
         if not item.left:
@@ -261,9 +263,10 @@ class Worker:
         batch, self.running = self.running, []
         if self.suspects:
             self.suspects.difference_update([rows.session for _, rows in batch])
+        newest = self.newest
         for (item, rows), result in zip(batch, results, strict=True):
             m = item.request
-            if m.round < self.newest.get(rows.session, INF):  # released or superseded while it ran
+            if m.round < newest.get(rows.session, INF):  # released or superseded while it ran
                 out += self._drop_released(rows.session, item.span)
                 continue
             verdict = result.verdict
@@ -310,7 +313,9 @@ class Worker:
         left = 0 if verdict.token in m.ends else m.budget - 1
         reply = Reply(rows.session, m.round, agreed, verdict, m.path, left)
         out: Commands = [Send(m.reply_to, reply, HEADER_NBYTES + 4)]
-        return out + self._loop(m, rows, agreed + verdict.accepted, verdict, left, now) if left else out
+        if left:
+            out += self._loop(m, rows, agreed + verdict.accepted, verdict, left, now)
+        return out
 
     def _loop(self, m: Request, rows: Rows, start: int, verdict: Verdict, left: int, now: float) -> Commands:
         """The route goes on writing: the new token starts over at the first hop."""

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from serving.latency import Load
 from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
-from serving.outcomes.loads import DraftLoads, forward_load
+from serving.outcomes.loads import DraftLoads, forward_load, in_one
 from serving.outcomes.rights import Chances, Rights
 from serving.scores import IMPORTANCE
 
@@ -83,7 +83,7 @@ class Drawn:
         """A draft of which all is known: the first `run` tokens right, the rest wrong."""
         tokens = tuple(PER_POSITION * (at + i) + (i >= run) for i in range(cap))
         drafted = Drafted(tokens, {}, tuple(_tops(token, 3) for token in tokens), False, at + cap - 1)
-        made = self._drafts[at, fed, cap, run] = drafted, self._loads.of(at - fed, fed, cap)
+        made = self._drafts[at, fed, cap, run] = drafted, (in_one(self._loads.of(at - fed, fed, cap)),)
         return made
 
     def _careful(self, work: Generate) -> tuple[Drafted, tuple[Load, ...]]:

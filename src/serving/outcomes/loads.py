@@ -1,11 +1,13 @@
 """What work costs, counted as `serving.engine` counts it, without running it."""
 
+from collections.abc import Sequence
+
 from serving.latency import Load, load
 from serving.messages import Forward
 
 
 class DraftLoads:
-    """The load of the passes of a `Generate` on a drafter of `layers` layers, made once and shared by all sessions."""
+    """Loads of the passes of a `Generate` on a drafter of `layers` layers, made once and shared by all sessions."""
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
@@ -19,9 +21,14 @@ class DraftLoads:
 
     def _made(self, start: int, fed: int, passes: int) -> tuple[Load, ...]:
         spans = [(start, fed), *((start + fed + i, 1) for i in range(passes - 1))]
-        whole = load(self._layers, spans, float(passes))._replace(forwards=passes)
-        made = self._known[start, fed, passes] = (whole,)
+        made = self._known[start, fed, passes] = tuple(load(self._layers, [span], 1.0) for span in spans)
         return made
+
+
+def in_one(loads: Sequence[Load]) -> Load:
+    """The sums of forwards of as many layers: the same seconds, but for rounding, in a quarter of the time."""
+    _, rows, interactions, cached, head_rows, forwards = map(sum, zip(*loads, strict=True))
+    return Load(loads[0].layers, rows, interactions, cached, head_rows, int(forwards))
 
 
 def forward_load(work: Forward) -> Load:

@@ -26,6 +26,8 @@ class Found(NamedTuple):
 
 
 class Lookup:
+    """Finds drafts, verdicts and scores in a trace by place; it holds no state of any session."""
+
     def __init__(self, tables: Tables) -> None:
         self.depth = tables.depth
         self._targets, self._counts = tables.flat("targets"), tables.flat("counts")

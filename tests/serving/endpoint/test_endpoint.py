@@ -40,6 +40,9 @@ def test_an_empty_key_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("A_KEY", "")
     with pytest.raises(ValueError, match="A_KEY is set but empty"):
         endpoint.api_key()
-    monkeypatch.setenv("A_KEY", "k")
+    monkeypatch.setenv("A_KEY", " \n")
+    with pytest.raises(ValueError, match="A_KEY is set but empty"):
+        endpoint.api_key()
+    monkeypatch.setenv("A_KEY", "k\n")
     assert endpoint.api_key() == "k"
     assert Endpoint(api_key_env="").api_key() is None
