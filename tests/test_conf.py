@@ -10,6 +10,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from pipeline.compose import register_resolvers, resolved
+from serving.transport.limits import Limits
+from serving.transport.security import Security
 
 CONF = Path(__file__).parents[1] / "conf"
 SLOTS = [
@@ -104,3 +106,12 @@ def test_every_library_is_a_group_of_nodes_of_its_class() -> None:
         for name in choices(str(group)):
             node = yaml.safe_load((CONF / str(group) / f"{name}.yaml").read_text(encoding="utf-8"))
             assert node["_target_"] == target, f"{group}/{name}.yaml"
+
+
+@pytest.mark.parametrize("section", ["runtime", "service"])
+def test_limits_and_security_are_written_out_as_they_are_by_default(section: str) -> None:
+    node = composed("runtime=grpc")[section]
+    for name, default in (("limits", Limits()), ("security", Security())):
+        written = {key: value for key, value in node[name].items() if key != "_target_"}
+        assert written
+        assert written == {key: getattr(default, key) for key in written}

@@ -28,8 +28,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_shows_what_it_promises() -> None:
-    assert len(commands()) == 7
-    assert len(FILE.findall(DOC.read_text(encoding="utf-8"))) == 10
+    assert len(commands()) == 8
+    assert len(FILE.findall(DOC.read_text(encoding="utf-8"))) == 12
 
 
 @pytest.mark.parametrize("command", commands())

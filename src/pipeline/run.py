@@ -36,12 +36,15 @@ def run(cfg: DictConfig) -> "Report | None":
     """Plans, builds and reports one job; raises UserError for what a user can mend."""
     stop = str(cfg.stage)
     job = job_of(cfg)
-    if stop == "all":
+    goal = str(cfg.goal)
+    if stop == "all" and goal == "serve":
         return _reported(job)
-    if stop == "plan":
-        print(describe(job, job.plan()))
+    if stop == "all":
+        _build_one(job, goal)
+    elif stop == "plan":
+        print(describe(job, job.plan(goal)))
     elif stop in ("train", "profile"):
-        plan = job.plan()
+        plan = job.plan(goal)
         job.run(plan.goals(stop))
         print(describe(job, plan))
     else:

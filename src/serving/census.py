@@ -22,7 +22,7 @@ class Census:
 
     @property
     def sessions(self) -> int:
-        return len(self.node.owners)
+        return len(self.node.tenancy.owners)
 
     @property
     def cached_tokens(self) -> int:

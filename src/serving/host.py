@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Transport(Protocol):
+    """A dialler or a listener, as far as a host uses it."""
+
     def send(self, sender: str, to: str, message: Message) -> None: ...
 
     async def stop(self, grace_s: float) -> None: ...

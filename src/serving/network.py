@@ -1,79 +1,23 @@
 """A link between two places, and the channel of one direction of it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
 from statistics import NormalDist
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal
 
 from serving.evidence import check_sources
 from serving.links.downtime import Downtime, is_break
 from serving.links.outages import Outages, Window
+from serving.links.rate import Capacity, Constant, Delay, Direction, Rate
 from serving.luck import course, key, luck, luck_at
-
-Direction: TypeAlias = Literal["up", "down"]
 
 _HALF_NORMAL = NormalDist()
 _LONGEST_TIMEOUT_S = 60.0
 
 _AMOUNTS = ("delay_ms", "jitter_ms", "overhead_nbytes", "message_ms", "timeout_ms", "detect_ms")
 _FIGURES = frozenset(("uplink_mbps", "downlink_mbps", "uplink", "downlink", "delay", "loss", "outages", *_AMOUNTS))
-
-
-class Rate(Protocol):
-    """How fast bits leave: constant here, a recording elsewhere."""
-
-    def sent(self, nbytes: float, start: float) -> float:
-        """When the last of `nbytes` has left if the first may leave at `start`."""
-        ...
-
-    def carried(self, start: float, end: float) -> float:
-        """How many bytes can leave from `start` to `end`."""
-        ...
-
-
-class Capacity(Protocol):
-    """What one direction can carry where that is no constant; `serving.links` has the recorded ones."""
-
-    @property
-    def directions(self) -> tuple[Direction, ...]:
-        """Those of which it has something to say."""
-        ...
-
-    @property
-    def mean_mbps(self) -> float: ...
-
-    @property
-    def described(self) -> str: ...
-
-    def rate(self, direction: Direction, stream: int) -> Rate:
-        """As the device with this `stream` (from `serving.luck.key`) meets it, in seconds of the run."""
-        ...
-
-
-class Delay(Protocol):
-    """A propagation delay that changes; `serving.links` has a recorded one."""
-
-    @property
-    def described(self) -> str: ...
-
-    def delay(self, stream: int) -> Callable[[float], float]:
-        """One-way seconds of what leaves at a second of the run, as the device with this `stream` meets it."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A rate that never changes."""
-
-    mbps: float
-
-    def sent(self, nbytes: float, start: float) -> float:
-        return start + nbytes * 8e-6 / self.mbps
-
-    def carried(self, start: float, end: float) -> float:
-        return (end - start) * self.mbps / 8e-6
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def test_strangers_say_anything_while_others_are_served() -> None:
             assert await device.text("s") == own("s", 150)
             await until(lambda: cloud.host.reachable == {"device-0"})
             assert not cloud.node.chooser.dead - {"device-1"}
-            assert set(cloud.node.owners) <= {"s"}
+            assert set(cloud.node.tenancy.owners) <= {"s"}
             assert all(isinstance(each, Deliver) for each in device.delivered)
 
     run(play)
@@ -278,6 +278,6 @@ def test_a_token_that_the_model_does_not_have_breaks_its_own_stream_only() -> No
             other.ask(call("t"))
             assert await other.text("t") == own("t")
             assert (await wrong.answer("s"))[-1].ending == "failed"
-            assert not cloud.node.owners.keys() - {"t"}
+            assert not cloud.node.tenancy.owners.keys() - {"t"}
 
     run(play)

@@ -71,7 +71,7 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
             assert await other.text("t") == own_text(call("t").prompt, 24)
             await until(lambda: not cloud.chip.caches and not cloud.node.ledger.lengths)
             assert not cloud.node.queue
-            assert not cloud.node.owners
+            assert not cloud.node.tenancy.owners
 
     run(play)
 
@@ -104,11 +104,11 @@ def test_a_device_dies_while_the_cloud_computes_for_it() -> None:
             await asyncio.to_thread(cloud.chip.held.wait, 10)
             other.ask(call("t"))
             await doomed.end()
-            await until(lambda: cloud.host.reachable == {"device-1"} and "s" not in cloud.node.owners)
+            await until(lambda: cloud.host.reachable == {"device-1"} and "s" not in cloud.node.tenancy.owners)
             cloud.chip.hold = False
             cloud.chip.go.set()
             assert await other.text("t") == own_text(call("t").prompt, 24)
-            await until(lambda: not cloud.chip.caches and not cloud.node.owners and not cloud.node.running)
+            await until(lambda: not cloud.chip.caches and not cloud.node.tenancy.owners and not cloud.node.running)
 
     run(play)
 
@@ -129,7 +129,7 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
                 cloud = await made.cloud(cloud.address)
             else:
                 way.cut()
-                await until(lambda: not cloud.chip.caches and not cloud.node.owners)
+                await until(lambda: not cloud.chip.caches and not cloud.node.tenancy.owners)
                 way.mend()
             device.delivered.clear()
             device.ask(replace(call("s", keep=True), prompt=prompt))
@@ -147,7 +147,7 @@ def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
             for session in ("a", "b", "c"):
                 device.ask(call(session, keep=True))
                 await device.answer(session)
-            assert "a" in cloud.node.released
+            assert "a" in cloud.node.tenancy.released
             device.delivered.clear()
             device.ask(call("a", keep=True))
             assert await device.text("a") == own_text(call("a").prompt, 24)

@@ -10,7 +10,7 @@ from checkpoints import made
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
 from serving.messages import Call
-from serving.nodes.worker import _RELEASED
+from serving.nodes.tenancy import RELEASED
 from serving.slots.kv_cache import Reuse
 from serving.slots.link_loss import LinkLoss
 
@@ -20,12 +20,11 @@ def left_in(cloud: Party) -> dict[str, int]:
     worker = cloud.node
     (listener,) = cloud.host._transports
     held: dict[str, int] = {
-        name: len(getattr(worker, name))
-        for name in ("owners", "queue", "held", "text", "sent", "running", "leases", "suspects")
-    }
-    assert len(worker.released) <= _RELEASED
+        name: len(getattr(worker, name)) for name in ("queue", "held", "text", "sent", "running", "suspects")
+    } | {name: len(getattr(worker.tenancy, name)) for name in ("owners", "leases")}
+    assert len(worker.tenancy.released) <= RELEASED
     return held | {
-        "newest": len(worker.newest.keys() - worker.released.keys()),
+        "newest": len(worker.tenancy.newest.keys() - worker.tenancy.released.keys()),
         "lengths": len(worker.ledger.lengths),
         "drafts_from": len(worker.ledger._drafts_from),
         "caches": len(cloud.chip.caches),
@@ -119,7 +118,7 @@ def test_sessions_that_a_device_never_releases_are_bounded() -> None:
             device.live.carry("cloud-0", lambda *what: None if type(what[2]).__name__ == "Release" else carry(*what))
             await ask_all([device], 9)
             await until(lambda: len(cloud.chip.caches) <= made.limits.sessions)
-            assert len(cloud.node.owners) <= made.limits.sessions
+            assert len(cloud.node.tenancy.owners) <= made.limits.sessions
             assert len(cloud.node.ledger.lengths) <= made.limits.sessions
 
     run(play)

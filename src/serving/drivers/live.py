@@ -63,7 +63,8 @@ class Pacing:
     @property
     def described(self) -> str:
         mean_ms = 1e3 * self.late_s / max(1, self.events)
-        return f"events came {mean_ms:.2f} ms late in the mean; {self.overrun} of {self.works} works overran"
+        late = f"events came {mean_ms:.2f} ms late in the mean"
+        return f"{late}; {self.overrun} of {self.works} works overran" if self.works else late
 
 
 class Live:

@@ -34,6 +34,8 @@ class Part:
 
 
 class Answers:
+    """The way from a job to the parts of its answers: a turn in the line, a conversation, then the gateway."""
+
     def __init__(self, gateway: Gateway, line: Line, conversations: Conversations, clock: Callable[[], float]) -> None:
         self.gateway, self.line, self.conversations, self.clock = gateway, line, conversations, clock
 

@@ -17,6 +17,8 @@ Message = dict[str, str]
 
 
 class Chat:
+    """A `serving.endpoint.form.Form`: one list of messages, one answer."""
+
     name, id_prefix = "chat", "chatcmpl"
     object_name, chunk_name = "chat.completion", "chat.completion.chunk"
     limit: int | None = None

@@ -14,6 +14,8 @@ MAX_PROMPTS = 16
 
 
 class Completions:
+    """A `serving.endpoint.form.Form`: up to MAX_PROMPTS prompts, one answer each."""
+
     name, id_prefix = "completions", "cmpl"
     object_name = chunk_name = "text_completion"
     limit: int | None = 16

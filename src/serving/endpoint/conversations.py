@@ -11,6 +11,8 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
+    """The last turn of a conversation that nobody is asking now."""
+
     prompt: int
     """How many of the tokens were asked; the others were answered."""
     tokens: Tokens

@@ -37,17 +37,17 @@ class Endpoint:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise ValueError("endpoint.host is empty; give 127.0.0.1 for this machine alone, 0.0.0.0 for its network")
+            raise ValueError("service.endpoint.host is empty; 127.0.0.1 is for this machine alone, 0.0.0.0 for all")
         if not 0 <= self.port <= 65535:
-            raise ValueError(f"endpoint.port is {self.port}; it is 0 (any free port) to 65535")
+            raise ValueError(f"service.endpoint.port is {self.port}; it is 0 (any free port) to 65535")
         if not 0 <= self.temperature <= 2:
-            raise ValueError(f"endpoint.temperature is {self.temperature}; it is 0 (greedy) to 2")
+            raise ValueError(f"service.endpoint.temperature is {self.temperature}; it is 0 (greedy) to 2")
         for name, low in (("queue", 0), ("conversations", 0), ("max_body_nbytes", 1), ("connections", 1)):
             if getattr(self, name) < low:
-                raise ValueError(f"endpoint.{name} is {getattr(self, name)}; give at least {low}")
+                raise ValueError(f"service.endpoint.{name} is {getattr(self, name)}; give at least {low}")
         for name in ("retry_after_s", "body_s", "stall_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"endpoint.{name} is {getattr(self, name)}; it is a time in seconds, above 0")
+                raise ValueError(f"service.endpoint.{name} is {getattr(self, name)}; it is a time in seconds, above 0")
 
     @property
     def loopback(self) -> bool:
@@ -58,8 +58,11 @@ class Endpoint:
             return self.host == "localhost"
 
     def api_key(self) -> str | None:
-        """The key in the environment. Raises ValueError for one that is empty, which would let everybody in."""
-        key = os.environ.get(self.api_key_env) if self.api_key_env else None
-        if key is not None and not key.strip():
+        """The key in the environment, without blanks around it, which no header can carry.
+
+        Raises ValueError for one that is empty, which would let everybody in.
+        """
+        key = os.environ[self.api_key_env].strip() if self.api_key_env in os.environ else None
+        if key == "":
             raise ValueError(f"{self.api_key_env} is set but empty; give it a key, or unset it to serve without one")
         return key

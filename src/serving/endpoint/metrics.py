@@ -17,6 +17,8 @@ TBT_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class Metrics:
+    """Counts requests as they end; what is a state now is read when somebody asks."""
+
     def __init__(self, gateway: Gateway, line: Line, running: Running) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by how they ended.", "route", "outcome")

@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 
 class Running:
+    """The answers under way; once `stopping`, the endpoint takes no new ones."""
+
     def __init__(self) -> None:
         self.stopping = False
         self._tasks: set[asyncio.Task[None]] = set()

@@ -2,12 +2,9 @@
 
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from serving.links.outages import Window
-
-if TYPE_CHECKING:
-    from serving.network import Rate
+from serving.links.rate import Rate
 
 _MOST_WINDOWS = 100_000
 _ROUNDING_S = 1e-9

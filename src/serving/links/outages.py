@@ -13,6 +13,8 @@ Window = tuple[float, float]
 
 
 class Outages(Protocol):
+    """A schedule; the same stream always has the same windows."""
+
     @property
     def longest_s(self) -> float:
         """No window is longer; 0 when there is none."""

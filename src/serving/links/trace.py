@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from serving.links.loop import Loop, Replay
+from serving.links.rate import Direction
 from serving.links.recording import Recording
-from serving.network import Direction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from serving.links.loop import Loop
+from serving.links.rate import Direction
 from serving.links.trace import Trace
-from serving.network import Direction
 from serving.workload import files
 from serving.workload.row import BrokenRowError, Row
 

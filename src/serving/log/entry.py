@@ -18,6 +18,8 @@ class Born:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
+    """A node heard an event, and said commands."""
+
     node: str
     at_s: float
     event: Event
@@ -26,6 +28,8 @@ class Handled:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
+    """A piece of work on a node's chip, from its begin to its end."""
+
     node: str
     work: Work
     outcome: Outcome
@@ -35,6 +39,8 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
+    """A message left a node; `nbytes` is what it weighs on the imitated link."""
+
     node: str
     to: str
     message: Message

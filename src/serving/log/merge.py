@@ -29,6 +29,7 @@ def _shifted(path: Path) -> Iterator[Entry]:
 
 
 def merged(streams: Iterable[Iterator[Entry]], skew_s: float = SKEW_S) -> Iterator[Entry]:
+    """As `merge`, of entries whose times are on one clock already."""
     merger = _Merger(list(streams), skew_s)
     while merger.heads:
         yield merger.next()

@@ -23,6 +23,8 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class Header:
+    """What a journal says of itself."""
+
     facts: dict[str, Any]
     """What the writer said of the run, first and later."""
     offset_s: float

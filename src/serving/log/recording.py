@@ -30,6 +30,8 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Recording:
+    """Which files a run leaves for replay and for the eye. Raises ValueError for a time line of no sessions."""
+
     events: bool = False
     """Write the event log events.jsonl.gz, from which `stage=replay` and other tools tell the run again."""
     trace: bool = False

@@ -22,7 +22,8 @@ from serving.messages import (
     Reply,
 )
 from serving.nodes.chooser import Chooser, Tiers
-from serving.nodes.requester import Numbers, Requester, released
+from serving.nodes.requester import Numbers, Requester
+from serving.nodes.route import Route, released
 from serving.nodes.session import Session
 from serving.policy import Policy
 
@@ -35,8 +36,9 @@ class Device:
     def __init__(
         self, name: str, policy: Policy, hops: tuple[Hop, ...], tiers: Tiers, seed: int, timeout_s: float = INF
     ) -> None:
-        self.name, self.policy, self.hops, self.seed, self.timeout_s = name, policy, hops, seed, timeout_s
+        self.name, self.policy, self.seed, self.timeout_s = name, policy, seed, timeout_s
         self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name), Numbers()
+        self.route = Route(name, policy, hops, self.chooser)
         self.waiting: deque[Call] = deque()
         self.current: Requester | None = None
         self.parked: dict[str, Session] = {}
@@ -86,9 +88,7 @@ class Device:
             session = Session(self.waiting.popleft(), self.seed)
             if old := self.parked.pop(session.call.session, None):
                 self._resume(session, old)
-            self.current = Requester(
-                self.name, session, self.policy, self.hops, self.chooser, self.numbers, self.timeout_s
-            )
+            self.current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s)
             out += self.current.begin(now)
             if self.current.state != "running":
                 out += self._park(self.current)

@@ -9,36 +9,30 @@ from dataclasses import dataclass
 from typing import Literal
 
 from serving.messages import (
-    HEADER_NBYTES,
     INF,
     Cancelled,
     Chunk,
     Command,
     Deliver,
     Drafted,
-    Drop,
     Event,
     Failed,
     Finished,
     Generate,
-    Hop,
     Joined,
     Lost,
     Message,
     Miss,
     Outcome,
     Received,
-    Release,
     Reply,
-    Request,
     Rows,
-    Send,
     Start,
     Stop,
     Wake,
     Woke,
 )
-from serving.nodes.chooser import Chooser
+from serving.nodes.route import Route, released
 from serving.nodes.session import Branch, Origins, Session, Tokens
 from serving.policy import Policy
 
@@ -67,16 +61,13 @@ class Numbers:
 class Requester:
     def __init__(
         self,
-        name: str,
         session: Session,
         policy: Policy,
-        hops: tuple[Hop, ...],
-        chooser: Chooser,
+        route: Route,
         numbers: Numbers,
         timeout_s: float = INF,
     ) -> None:
-        self.name, self.s, self.p, self.hops = name, session, policy, hops
-        self.chooser, self.numbers, self.timeout_s = chooser, numbers, timeout_s
+        self.s, self.p, self.route, self.numbers, self.timeout_s = session, policy, route, numbers, timeout_s
         self.state: State = "running"
         self.job: int | None = None
         """The job whose outcome is awaited; None while the chip owes this session nothing."""
@@ -94,9 +85,10 @@ class Requester:
         self.given_up = False
         self.drafts, self.probes = policy.draft.source == "model", policy.probes
         self.looks_ahead, self.sends_drafts = policy.waiting.steps > 0, policy.verify.send
-        self.goes_alone = self.drafts and (not hops or policy.early_exit.has_tail or policy.link_loss.action == "local")
+        self.goes_alone = self.drafts and (
+            not route.hops or policy.early_exit.has_tail or policy.link_loss.action == "local"
+        )
         """Can it come to `_alone` at all?"""
-        self.asked_probes = ("heads",) if policy.draft.source == "heads" else ()
         session.offline = not self._reachable()
 
     # One event.
@@ -104,7 +96,7 @@ class Requester:
     def begin(self, now: float) -> Commands:
         self.s.seen_s = now
         out: Commands = []
-        if self.hops and not self.s.offline:
+        if self.route.hops and not self.s.offline:
             if self.p.prefill.when == "first":
                 out = self._ask(now, 1, drafts=False)
             elif self.p.prefill.when == "ahead" and len(self.s.tokens) > self.s.peer + 1:
@@ -144,7 +136,7 @@ class Requester:
             return []  # abandoned
         self.job, self.s.kv = None, outcome.cached
         if self.ahead:
-            self._grow(outcome)
+            self.s.drafted_ahead(outcome)
         else:
             self.s.drafted(outcome)
         return self._go_on(now)
@@ -216,7 +208,7 @@ class Requester:
         return self._again(now, forget=False) if not s.offline and (was or peer in s.path) else []
 
     def _reachable(self) -> bool:
-        return not self.given_up and all(self.chooser.reachable(hop.node) for hop in self.hops)
+        return not self.given_up and self.route.reachable()
 
     # What next.
 
@@ -237,13 +229,15 @@ class Requester:
         if budget:
             return self._hold(budget) if s.offline else self._ask(now, budget)
         if not s.draft:
-            raise RuntimeError(f"{self.name}: policy {self.p.name} drafted nothing and asks nobody")
+            raise RuntimeError(f"{self.route.name}: policy {self.p.name} drafted nothing and asks nobody")
         return self._stand(now) + self._advance(now)
 
     def _alone(self) -> bool:
         """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
         return self.goes_alone and (
-            not self.hops or self.p.early_exit.tail(self.s) or (self.s.offline and self.p.link_loss.action == "local")
+            not self.route.hops
+            or self.p.early_exit.tail(self.s)
+            or (self.s.offline and self.p.link_loss.action == "local")
         )
 
     def _alone_stop(self) -> Stop | None:
@@ -300,13 +294,7 @@ class Requester:
 
     def _generate(self, stop: Stop) -> Commands:
         s = self.s
-        base = len(s.tokens)
-        start = base + len(s.draft) - 1  # at least one row to feed: a model answers to a row
-        if s.kv < start:
-            start = s.kv
-        feed = tuple(s.tokens[start:])
-        if s.draft:
-            feed += tuple(s.draft[max(0, start - base) :])
+        start, feed = s.feed()
         if not stop.cap:
             feed = feed[:-1]
         return self._start(
@@ -324,27 +312,9 @@ class Requester:
             s.branches = [Branch(accepted, token) for accepted, token in self.p.waiting.guesses(s)]
         if not s.branches or len(s.branches[0].tokens) >= self.p.waiting.steps:
             return []
-        base = len(s.tokens)
-        start = min(s.kv, base + min(b.accepted for b in s.branches) - 1)
-        feeds = tuple(self._branch_feed(b, start) for b in s.branches)
+        start, feeds = s.feeds_ahead()
         work = Generate(s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, None, feeds)
         return self._start(work, ahead=True)
-
-    def _branch_feed(self, b: Branch, start: int) -> tuple[int, ...]:
-        s = self.s
-        flight = (s.flight or ())[max(0, start - len(s.tokens)) : b.accepted]
-        own = () if b.token is None else (b.token,)
-        return (*s.tokens[start:], *flight, *own, *b.tokens)
-
-    def _grow(self, outcome: Drafted) -> None:
-        for i, branch in enumerate(self.s.branches):
-            if branch.token is None:
-                branch.token = outcome.tokens[i]
-                continue
-            branch.tokens.append(outcome.tokens[i])
-            branch.tops.append(outcome.tops[i])
-            for name, values in outcome.scores.items():
-                branch.scores.setdefault(name, []).append(values[i])
 
     def _start(self, work: Generate, ahead: bool) -> Commands:
         self.job, self.ahead, self.s.kv = self.numbers.next(), ahead, work.start
@@ -356,7 +326,7 @@ class Requester:
         s = self.s
         s.left = budget
         rows = s.ask(drafts and self.sends_drafts, self.p.verify.rule(s))
-        out = self._requests(rows, budget)
+        out = self.route.requests(s, rows, budget)
         self.asked_s = now
         if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
             self.timer, self.due_s = self.numbers.next(), now + self.patience_s
@@ -368,7 +338,7 @@ class Requester:
         """The prompt but its last token, which travels with the first question."""
         s = self.s
         at, n = s.peer, len(s.tokens) - 1
-        out = self._requests(Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1)
+        out = self.route.requests(s, Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1)
         s.peer = n
         return out
 
@@ -390,36 +360,3 @@ class Requester:
         self.job = None  # a look-ahead belongs to the old attempt
         s.flight, s.seen_s = None, now
         return self._ask(now, s.left)
-
-    def _requests(self, rows: Rows, budget: int) -> Commands:
-        s = self.s
-        if not s.path:
-            s.path = (self.chooser.choose(self.hops[0].node, rows.n),)
-        value, rate = 1.0 + rows.check, s.call.rate
-        deadline = s.seen_s + value / rate if rate and rows.rule else INF
-        size = self.p.prefill.chunk(s)
-        if rows.n <= size:
-            return [self._send(rows, budget, deadline, value)]
-        return [self._send(part, budget, deadline, value) for part in _parts(rows, size)]
-
-    def _send(self, part: Rows, budget: int, deadline: float, value: float) -> Send:
-        s = self.s
-        request = Request(
-            s.round, part, self.hops, 0, s.path, self.name, budget, deadline, value, self.asked_probes, s.call.ends
-        )
-        return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self.p.exchange.nbytes(part))
-
-
-def released(s: Session) -> Commands:
-    """Nobody needs the caches of this session any more."""
-    name = s.call.session
-    return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in dict.fromkeys(s.path))]
-
-
-def _parts(rows: Rows, size: int) -> list[Rows]:
-    """Messages of at most `size` rows; the drafts and the row before them stay together."""
-    parts, a = [], 0
-    while a + size < rows.n - rows.check:
-        parts.append(rows.cut(a, a + size))
-        a += size
-    return [*parts, rows.cut(a, rows.n)]

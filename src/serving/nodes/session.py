@@ -114,6 +114,41 @@ class Session:
         for name, values in outcome.scores.items():
             self.scores.setdefault(name, []).extend(values)
 
+    def drafted_ahead(self, outcome: Drafted) -> None:
+        """One token more on every branch; where the target's own token is guessed, that comes first."""
+        for i, branch in enumerate(self.branches):
+            if branch.token is None:
+                branch.token = outcome.tokens[i]
+                continue
+            branch.tokens.append(outcome.tokens[i])
+            branch.tops.append(outcome.tops[i])
+            for name, values in outcome.scores.items():
+                branch.scores.setdefault(name, []).append(values[i])
+
+    def feed(self) -> tuple[int, tuple[int, ...]]:
+        """What the drafter lacks to go on: from where its cache is to be filled, and with what; at least one token,
+        because a model answers to a row.
+        """
+        base = len(self.tokens)
+        start = base + len(self.draft) - 1
+        if self.kv < start:
+            start = self.kv
+        feed = tuple(self.tokens[start:])
+        if self.draft:
+            feed += tuple(self.draft[max(0, start - base) :])
+        return start, feed
+
+    def feeds_ahead(self) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """The same for every branch, from where they have all in common."""
+        base = len(self.tokens)
+        start = min(self.kv, base + min(b.accepted for b in self.branches) - 1)
+        return start, tuple(self._feed_ahead(branch, start) for branch in self.branches)
+
+    def _feed_ahead(self, branch: Branch, start: int) -> tuple[int, ...]:
+        flight = (self.flight or ())[max(0, start - len(self.tokens)) : branch.accepted]
+        own = () if branch.token is None else (branch.token,)
+        return (*self.tokens[start:], *flight, *own, *branch.tokens)
+
     def ask(self, send_drafts: bool, rule: Rule) -> Rows:
         """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
         new = tuple(self.tokens[self.peer :])

@@ -43,14 +43,10 @@ from serving.nodes.admission import admit, cached
 from serving.nodes.chooser import Chooser, Tiers
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
+from serving.nodes.tenancy import Tenancy
 from serving.policy import Policy
 
 Commands = list[Command]
-
-_RELEASED = 4096
-"""How many sessions that are over are remembered."""
-_REOPENED = 1024
-"""Rounds by which a session that is over must be exceeded: nothing that is still on its way is so young."""
 
 _first, _arrived = attrgetter("first"), attrgetter("arrived")
 
@@ -77,16 +73,9 @@ class Worker:
         """Without cache reuse: the tokens to compute a session from."""
         self.held: dict[tuple[str, int, int], tuple[int, ...]] = {}
         """Drafts kept here for the head hop, so that they never travel; by (session, round, start)."""
-        self.newest: dict[str, int] = {}
-        """Session -> newest round seen; once it is released, the round that opens it again must be newer."""
-        self.released: dict[str, None] = {}
-        """The sessions that were released last, the oldest first."""
+        self.tenancy = Tenancy()
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
-        self.owners: dict[str, tuple[str, float]] = {}
-        """Session -> who asks for it, and when it last did."""
-        self.leases: dict[int, tuple[str, float]] = {}
-        """Timer -> who was lost, and when: what it does not ask for again by then is released."""
         self.suspects: set[str] = set()
         """Sessions whose last batch failed: they run alone, so that a bad one spoils no other's."""
         self.running: list[tuple[Item, Rows]] = []
@@ -102,7 +91,7 @@ class Worker:
                 if event.timer == self.timer and not self.running:
                     self.deciding = False
                     return self._dispatch(now) if self.queue else []
-                return self._expire(event.timer) if event.timer in self.leases else []
+                return self._expire(event.timer) if event.timer in self.tenancy.leases else []
             case Finished():
                 if event.job == self.job and isinstance(event.outcome, tuple):
                     return self._finish(event.outcome, now)
@@ -125,35 +114,23 @@ class Worker:
         return []
 
     def _asked(self, m: Request, now: float) -> Commands:
-        session = m.rows.session
-        newest = self.newest.get(session, -1)
-        if session in self.released:
-            if m.round <= newest:
-                return [self._over(m, newest)]
-            del self.released[session]
-        elif m.round < newest:
-            if not self._lives_anew(session, m.reply_to):
-                return []
-            del self.newest[session]
-        self.owners[session] = m.reply_to, now
-        return self._receive(m, now)
+        standing = self.tenancy.standing(m, now)
+        if standing == "open":
+            return self._receive(m, now)
+        return [self._over(m)] if standing == "over" else []
 
-    def _over(self, m: Request, newest: int) -> Send:
+    def _over(self, m: Request) -> Send:
         """Late, and nobody awaits an answer; or the session does go on, in rounds newer than what this Miss names."""
-        return Send(m.reply_to, Miss(m.rows.session, newest, self.name), HEADER_NBYTES)
-
-    def _lives_anew(self, session: str, owner: str) -> bool:
-        """Did the owner ask last before it was lost? Then it may have started again, and count from 0."""
-        last = self.owners.get(session)
-        return last is not None and any(last[0] == owner == p and last[1] <= at for p, at in self.leases.values())
+        session = m.rows.session
+        return Send(m.reply_to, Miss(session, self.tenancy.newest[session], self.name), HEADER_NBYTES)
 
     def _receive(self, m: Request, now: float) -> Commands:
-        session = m.rows.session
-        newest = self.newest.get(session, -1)
+        session, rounds = m.rows.session, self.tenancy.newest
+        newest = rounds.get(session, -1)
         if m.round < newest:
             return []
         if m.round > newest:
-            self.newest[session] = m.round
+            rounds[session] = m.round
             self.queue.pop(session, None)
         span = m.route[m.hop].span
         rows = self._to_run(m, m.rows, span)
@@ -263,7 +240,7 @@ class Worker:
         batch, self.running = self.running, []
         if self.suspects:
             self.suspects.difference_update([rows.session for _, rows in batch])
-        newest = self.newest
+        newest = self.tenancy.newest
         for (item, rows), result in zip(batch, results, strict=True):
             m = item.request
             if m.round < newest.get(rows.session, INF):  # released or superseded while it ran
@@ -340,19 +317,11 @@ class Worker:
         return [*(self._miss(self.sent.pop(key)[1]) for key in gone), *self._lease(peer, now)]
 
     def _lease(self, peer: str, now: float) -> Commands:
-        """Whoever was lost may come back for its sessions, for a while."""
-        if not any(owner == peer for owner, _ in self.owners.values()):
-            return []
-        timer = min(self.leases, default=0) - 1
-        self.leases[timer] = peer, now
-        return [Wake(now + self.linger_s, timer)]
+        timer = self.tenancy.lease(peer, now)
+        return [] if timer is None else [Wake(now + self.linger_s, timer)]
 
     def _expire(self, timer: int) -> Commands:
-        peer, since = self.leases.pop(timer)
-        left = [s for s, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
-        for session in left:
-            self.newest.pop(session, None)  # not over: its owner may still come back for it
-        return [command for session in left for command in self._forget(session)]
+        return [command for session in self.tenancy.expire(timer) for command in self._forget(session)]
 
     def _failed(self, now: float) -> Commands:
         """The chip broke down in the middle of a batch: all that was in it begins anew, each on its own."""
@@ -360,28 +329,18 @@ class Worker:
         out: Commands = []
         for item, rows in batch:
             out += [Drop(*key) for key in self.ledger.forget(rows.session)]
-            if item.request.round >= self.newest.get(rows.session, INF):
+            if item.request.round >= self.tenancy.newest.get(rows.session, INF):
                 self.queue.pop(rows.session, None)
                 self.suspects.add(rows.session)
                 out.append(self._miss(item.request))
         return out + self._wake(now)
 
     def _release(self, session: str) -> Commands:
-        """Over. What is on its way must not open it again; in time nothing is, and its name goes.
-
-        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
-        leaves a cache that is the first to be evicted.
-        """
-        if session not in self.released:
-            self.released[session] = None
-            self.newest[session] = self.newest.get(session, 0) + _REOPENED
-        if len(self.released) > _RELEASED:
-            oldest = next(iter(self.released))
-            del self.released[oldest], self.newest[oldest]
+        self.tenancy.release(session)
         return self._forget(session)
 
     def _forget(self, session: str) -> Commands:
-        self.owners.pop(session, None)
+        self.tenancy.owners.pop(session, None)
         self.queue.pop(session, None)
         self.suspects.discard(session)
         self.text.pop(session, None)
@@ -394,7 +353,7 @@ class Worker:
         return [Drop(*key) for key in self.ledger.forget(session)]
 
     def _drop_released(self, session: str, span: Span) -> Commands:
-        if session in self.newest and session not in self.released:
+        if self.tenancy.is_open(session):
             return []
         self.ledger.forget(session)
         return [Drop(session, span.first)]

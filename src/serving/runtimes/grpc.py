@@ -57,6 +57,8 @@ class Grpc:
     """A device asks again when it has heard nothing for so long; null: it waits for the connection's own verdict."""
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
+    machine: str = ""
+    """Only names it, so that outputs shared by two machines keep a run of each."""
 
     def __post_init__(self) -> None:
         if self.pace not in get_args(Pace):
@@ -65,6 +67,12 @@ class Grpc:
             raise ValueError(f"runtime.shaping is {self.shaping!r}; it must be one of {', '.join(_SHAPINGS)}")
         if self.device_processes < 1:
             raise ValueError(f"runtime.device_processes is {self.device_processes}; it must be at least 1")
+        if bool(self.security.certificate) != bool(self.security.authority):
+            given, missing = ("certificate", "authority") if self.security.certificate else ("authority", "certificate")
+            raise ValueError(
+                f"runtime.security: {given} is given without {missing}, but both ends of the connections are here: "
+                "TLS needs certificate and key of the clouds, and the authority that the devices believe"
+            )
 
     @property
     def described(self) -> str:

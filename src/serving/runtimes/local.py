@@ -31,6 +31,8 @@ class Local:
 
     pace: Pace = "wall"
     shaped: bool = True
+    machine: str = ""
+    """Only names it, so that outputs shared by two machines keep a run of each."""
 
     def __post_init__(self) -> None:
         if self.pace not in get_args(Pace):

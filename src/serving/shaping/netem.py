@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from math import pi, sqrt
 
-from serving.network import Direction, Link
+from serving.links.rate import Direction
+from serving.network import Link
 from serving.shaping.command import Command
 
 HANDLE = "7a7d:"

@@ -27,6 +27,8 @@ class Guest:
 
 
 class Desk:
+    """At most `limits.hosts` guests; a node lives with one of them at a time."""
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self.guests: list[Guest] = []

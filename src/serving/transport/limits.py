@@ -43,17 +43,15 @@ class Limits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not (value > 0 and isfinite(value)):
-                raise ValueError(f"transport.limits.{field.name}={value} must be more than 0, and finite.")
+                raise ValueError(f"limits.{field.name}={value} must be more than 0, and finite.")
         for name in ("outbox_nbytes", "tensors_nbytes"):
             if getattr(self, name) < self.message_nbytes:
                 raise ValueError(
-                    f"transport.limits.{name}={getattr(self, name)} holds less than one message of "
+                    f"limits.{name}={getattr(self, name)} holds less than one message of "
                     f"message_nbytes={self.message_nbytes}; raise the first or lower the second."
                 )
         if self.backoff_max_s < self.backoff_s:
-            raise ValueError(
-                f"transport.limits: backoff_max_s={self.backoff_max_s} must be at least backoff_s={self.backoff_s}."
-            )
+            raise ValueError(f"limits: backoff_max_s={self.backoff_max_s} must be at least backoff_s={self.backoff_s}.")
 
     @property
     def options(self) -> list[tuple[str, int]]:

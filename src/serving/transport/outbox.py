@@ -8,6 +8,8 @@ from serving.transport.refused import RefusedError
 
 
 class Outbox:
+    """First in, first out: one side puts without waiting, the stream takes."""
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._waiting: deque[bytes] = deque()

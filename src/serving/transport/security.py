@@ -39,9 +39,9 @@ class Security:
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.key):
             given, missing = ("certificate", "key") if self.certificate else ("key", "certificate")
-            raise ValueError(f"transport.security: {given} is given without {missing}; TLS needs both.")
+            raise ValueError(f"security: {given} is given without {missing}; TLS needs both.")
         if not self.token_env:
-            raise ValueError("transport.security.token_env is empty; name the environment variable of the token.")
+            raise ValueError("security.token_env is empty; name the environment variable of the token.")
 
     @property
     def token(self) -> str:
@@ -108,4 +108,4 @@ def _read(field: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise ValueError(f"transport.security.{field}={path} cannot be read: {error.strerror}.") from None
+        raise ValueError(f"security.{field}={path} cannot be read: {error.strerror}.") from None

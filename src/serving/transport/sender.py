@@ -28,7 +28,7 @@ class Sender:
         data = encode.envelope(sender, to, message, self._packs)
         if len(data) > self._limits.message_nbytes:
             raise ValueError(
-                f"a message of {len(data)} bytes to {to} is above transport.limits.message_nbytes="
+                f"a message of {len(data)} bytes to {to} is above limits.message_nbytes="
                 f"{self._limits.message_nbytes}; raise it on both sides, or prefill in parts (policy/prefill=parts)."
             )
         outbox.put(data)

@@ -182,7 +182,7 @@ def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None
     w.handle(Received(Release("a")), 2.0)
     assert said(list(w.handle(ask("a", round_=1), 2.1)), Miss) == [Miss("a", 1024, "cloud")]
     assert not w.queue
-    assert not w.owners
+    assert not w.tenancy.owners
 
 
 def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
@@ -191,7 +191,7 @@ def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
         served(w, ask(f"s{i}"))
         w.handle(Received(Release(f"s{i}")), 2.0)
         w.handle(Received(Release(f"s{i}")), 2.0)  # said twice: as one
-    assert len(w.newest) == len(w.released) == 4096
+    assert len(w.tenancy.newest) == len(w.tenancy.released) == 4096
     assert not w.ledger.lengths
 
 
@@ -219,8 +219,8 @@ def test_a_released_session_goes_on_in_newer_rounds() -> None:
     served(w, ask("a"))
     w.handle(Received(Release("a")), 2.0)
     assert batch(served(w, ask("a", round_=1025))) == [("a", 0, 10)]
-    assert not w.released
-    assert w.owners == {"a": ("device of a", 0.0)}
+    assert not w.tenancy.released
+    assert w.tenancy.owners == {"a": ("device of a", 0.0)}
 
 
 def test_an_owner_that_starts_again_counts_its_rounds_from_0() -> None:
@@ -238,10 +238,10 @@ def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:
     w = worker()
     served(w, ask("a", round_=7))
     w.handle(Lost("device of a"), 2.0)
-    (timer,) = w.leases
+    (timer,) = w.tenancy.leases
     assert w.handle(Woke(timer), 40.0) == [Drop("a", 0)]
-    assert not w.owners
-    assert not w.newest
+    assert not w.tenancy.owners
+    assert not w.tenancy.newest
     assert batch(served(w, ask("a", round_=8))) == [("a", 0, 10)]
 
 

@@ -8,6 +8,7 @@ from fake_setup import LAYERS, setup
 from serving.cast import Cast
 from serving.runtimes import grpc
 from serving.runtimes.grpc import Grpc
+from serving.transport.security import Security
 
 ADDRESS = "127.0.0.1:4711"
 
@@ -36,6 +37,12 @@ class Crew(grpc._Crew):
 def test_an_unknown_shaping_is_refused():
     with pytest.raises(ValueError, match=r"runtime\.shaping is True; it must be one of user, tc, none"):
         Grpc(shaping=True)
+
+
+@pytest.mark.parametrize("half", [{"certificate": "c.pem", "key": "k.pem"}, {"authority": "c.pem"}])
+def test_half_of_what_tls_needs_is_refused(half):
+    with pytest.raises(ValueError, match=r"runtime\.security: \w+ is given without \w+, but both ends"):
+        Grpc(security=Security(**half))
 
 
 def test_each_shaping_says_what_it_is():
