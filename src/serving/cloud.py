@@ -6,7 +6,7 @@ Give it the same words as its devices: both sides refuse each other when they me
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from serving.health import Health
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.01
+"""How often a cloud that is to stop looks whether it has answered all."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,15 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
         print(f"cloud: {setup.pair.cloud.where} listens on {address}{where}", flush=True)
-        await drive(live, stop)
+        await drive(live, stop, lambda: _drained(worker, service.grace_s))
+
+
+async def _drained(worker: Worker, grace_s: float) -> None:
+    """What was asked is answered, as far as that is done in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(grace_s):
+            while worker.queue or worker.running:
+                await asyncio.sleep(_LOOK_S)
 
 
 def _survived(census: Census) -> Callable[[Exception], None]:
