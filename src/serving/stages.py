@@ -7,7 +7,7 @@ from serving.log.recording import Recording
 from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress
-from serving.runtimes.runtime import Runtime
+from serving.runtimes.runtime import Query, Runtime
 from serving.setup import Setup
 from serving.workload.workload import Workload
 
@@ -47,13 +47,15 @@ def record_outcomes(
     seed: int,
     policy: Policy | None = None,
     depth: int = 8,
+    most: int = 480,
     accelerator: str = "cpu",
 ) -> None:
     """Records what both models write at each position of each answer; writes a trace that a simulation reads.
 
     `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
     `seed`. `depth` is how many tokens the drafter continues from each position: the longest window that the trace
-    answers exactly. Raises ValueError for sampled text.
+    answers exactly; no prompt is recorded twice, and `most` of them at most: a simulation deals further requests onto
+    them. Raises ValueError for sampled text.
     """
     from serving.open import open_models, queries
     from serving.outcomes import store
@@ -62,7 +64,10 @@ def record_outcomes(
 
     check_greedy(decoding)
     models = open_models(device, cloud, accelerator)
-    asked = queries(workload, decoding, seed, 1, models.tokenizer)
+    once: dict[str, Query] = {}
+    for query in queries(workload, decoding, seed, 1, models.tokenizer):
+        once.setdefault(query.prompt.id, query)
+    asked = list(once.values())[:most]
     made_from = {"pair": f"{named(device)} + {named(cloud)}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
     store.save(out, TraceRecording(models, policy, seed, depth, made_from).take(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)

@@ -58,6 +58,20 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
     assert read.described.endswith("2 sessions, the target's own greedy text")
 
 
+def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) -> None:
+    made = checkpoints.made(tmp_path)
+    for most, sessions in ((480, 2), (1, 1)):
+        out, work = tmp_path / f"out-{most}", tmp_path / f"work-{most}"
+        out.mkdir()
+        record_outcomes(
+            out, progress=lambda *_: None, work=work, depth=2, seed=0, most=most,
+            device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
+            workload=Workload(dataset=Where(), prompts=7, again=True, max_prompt_tokens=16, max_new_tokens=2),
+        )  # fmt: skip
+        assert len({session.prompt.id for session in replayed.load(out).trace.sessions}) == sessions
+        assert len(replayed.load(out).trace.sessions) == sessions
+
+
 def test_a_fit_is_a_stage_of_its_own(tmp_path: Path) -> None:
     store.save(tmp_path, trace())
     fit_outcomes(tmp_path, trace=tmp_path)
