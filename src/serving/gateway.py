@@ -67,11 +67,12 @@ class DeviceGateway:
         if live is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
         session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
-        if sampling:  # one seed, one text, whatever the session is called
+        if sampling:  # one seed, one text, whatever the session is called; without sampling one text
             sampling = replace(sampling, seed=seed_for(sampling.seed, session))
         pieces = self._pieces[session] = asyncio.Queue()
         self._cached[session] = None
-        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None)
+        seed = sampling.seed if sampling else seed_for(0, session)
+        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None, seed=seed)
         live.post(live.now(), self._device, Begin(call))
         ending = ""
         try:

@@ -273,6 +273,8 @@ class Call:
     keep: bool = False
     """May another call of this session follow, whose prompt goes on from here? Then caches stay until it is cancelled.
     """
+    seed: int | None = None
+    """Of the device's own decisions about this session; None: of its sampling, or else the device's."""
 
 
 @message

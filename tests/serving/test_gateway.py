@@ -166,6 +166,15 @@ def test_one_seed_is_one_luck_whatever_a_session_is_called() -> None:
     played(scene, "edge_centric")
 
 
+def test_greedy_requests_meet_one_luck() -> None:
+    async def scene(s: Stage) -> None:
+        for conversation in ("a", "b"):
+            await s.ask(limit=1, conversation=conversation)
+        assert len({Session(begin.call, seed=99).stream for begin in s.begun}) == 1
+
+    played(scene, "edge_centric")
+
+
 @pytest.mark.parametrize("node", ["device-0", "cloud-0"])
 def test_a_chip_that_fails_fails_one_request_at_most(node: str) -> None:
     async def scene(s: Stage) -> None:

@@ -44,7 +44,8 @@ class Session:
         self.full = self.prompt + call.limit
         """How long it is when the limit is reached."""
         self.ends = frozenset(call.ends)
-        self.stream = key(call.sampling.seed if call.sampling else seed, call.session)
+        own = call.sampling.seed if call.sampling else seed
+        self.stream = key(own if call.seed is None else call.seed, call.session)
         self.peer = 0
         """Length up to which every cache on the route is valid."""
         self.kv = 0
