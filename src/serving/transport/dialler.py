@@ -153,7 +153,7 @@ class Dialler:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.connect_s):
-                # A write into a refusal would hide its reason: https://github.com/grpc/grpc/issues/36066
+                # A write into a refusal would hide its reason: grpc issue 36066
                 if ADMITTED[0] in await call.initial_metadata():
                     with suppress(*_OVER):
                         await call.write(self._hello.wire)
