@@ -72,7 +72,15 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
         print(f"device: {name} answers on http://{service.endpoint.host}:{endpoint.port}/v1", flush=True)
+        stack.callback(asyncio.create_task(_met(host, service.cloud)).cancel)
         await drive(live, stop, lambda: endpoint.stop(service.grace_s))
+
+
+async def _met(host: Host, address: str) -> None:
+    """Whoever read that a cloud is tried again wants to read that it is there."""
+    if host.cast.workers:
+        await host.reached(host.cast.workers[:1])
+        print(f"device: its cloud at {address} is there", flush=True)
 
 
 def _live(cast: Cast, name: str, models: Models, service: Service, gateway: DeviceGateway) -> Live:

@@ -13,6 +13,7 @@ from serving.engine.tokenizer import Tokenizer
 from serving.luck import seed_for
 from serving.messages import (
     HEADER_NBYTES,
+    REPLY_NBYTES,
     Begin,
     Call,
     Cancelled,
@@ -125,4 +126,4 @@ class DeviceGateway:
 
 
 def _nbytes(message: Message) -> int:
-    return HEADER_NBYTES + 4 if isinstance(message, Reply) else HEADER_NBYTES
+    return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES

@@ -81,8 +81,10 @@ class Host:
             self._carriers |= {node: dialler for node, where in addresses.items() if where == address}
             await dialler.start()
 
-    async def reached(self, nodes: Iterable[str], within_s: float) -> None:
-        """Returns once all of `nodes` can be reached; raises ConnectionError when some cannot in that time."""
+    async def reached(self, nodes: Iterable[str], within_s: float | None = None) -> None:
+        """Returns once all of `nodes` can be reached; raises ConnectionError when some cannot in that time, if there is
+        one.
+        """
         wanted = frozenset(nodes)
         try:
             async with asyncio.timeout(within_s):
@@ -91,7 +93,7 @@ class Host:
                     await self._changed.wait()
         except TimeoutError:
             left = ", ".join(sorted(wanted - self.reachable))
-            raise ConnectionError(f"{left} cannot be reached, after {within_s:g} s of trying") from None
+            raise ConnectionError(f"{left} cannot be reached, after {within_s} s of trying") from None
 
     def play(self, live: Live) -> None:
         """From here on the driver hears what arrives."""

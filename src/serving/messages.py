@@ -252,6 +252,8 @@ class Backlog:
 
 HEADER_NBYTES = 16
 """The fixed part of a message: session, round, lengths. What a transport adds is the link's overhead."""
+REPLY_NBYTES = HEADER_NBYTES + 4
+"""With the one token that a verdict brings."""
 
 Message: TypeAlias = Request | Reply | Miss | Release | Backlog
 

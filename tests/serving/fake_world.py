@@ -2,16 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fake_pair import FakePair
 
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import Chip, Simulator, Wire
+from serving.drivers.simulator import Chip, Simulator
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
+from serving.scene import Driver
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft, Window
 from serving.slots.early_exit import NoExit, Tail
@@ -77,16 +78,6 @@ class Log:
 
     def commands(self, kind: type) -> list[Any]:
         return [c for _, _, _, commands in self.entries for c in commands if isinstance(c, kind)]
-
-
-class Driver(Protocol):
-    """What every driver offers to those who set a stage for it."""
-
-    def add(self, name: str, node: Node, chip: Chip) -> None: ...
-
-    def connect(self, a: str, b: str, wire: Wire) -> None: ...
-
-    def post(self, at: float, node: str, event: Event) -> None: ...
 
 
 @dataclass

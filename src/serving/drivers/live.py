@@ -107,7 +107,12 @@ class Live:
         self._carriers[to] = carry
 
     def on_deliver(self, hear: Callable[[Deliver, float], None]) -> None:
+        """`hear(deliver, now)` is called with all that a user is told."""
         self._hearers.append(hear)
+
+    def on_end(self, hear: Callable[[str, float], None]) -> None:
+        """`hear(session, now)` is called when a session has ended."""
+        self.on_deliver(lambda deliver, now: hear(deliver.session, now) if deliver.ending else None)
 
     # From outside, on the event loop.
 

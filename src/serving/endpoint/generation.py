@@ -33,7 +33,7 @@ class Generation:
             raw = await read(Request(scope, receive), endpoint.max_body_nbytes, endpoint.body_s)
             await while_present(receive, self._answer(raw, client))
         except ClientDisconnect:
-            pass
+            pass  # its request ended with it: there is nobody to answer
         except StalledError:
             tally.outcome = "stalled"  # the server closes the connection, since the response is not complete
         except Exception as error:

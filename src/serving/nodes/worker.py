@@ -14,6 +14,7 @@ from operator import attrgetter
 from serving.messages import (
     HEADER_NBYTES,
     INF,
+    REPLY_NBYTES,
     Backlog,
     Blob,
     Command,
@@ -289,7 +290,7 @@ class Worker:
         agreed = rows.start + rows.n - rows.check
         left = 0 if verdict.token in m.ends else m.budget - 1
         reply = Reply(rows.session, m.round, agreed, verdict, m.path, left)
-        out: Commands = [Send(m.reply_to, reply, HEADER_NBYTES + 4)]
+        out: Commands = [Send(m.reply_to, reply, REPLY_NBYTES)]
         if left:
             out += self._loop(m, rows, agreed + verdict.accepted, verdict, left, now)
         return out

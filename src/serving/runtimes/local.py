@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from serving.breaks import Breaks
@@ -10,7 +11,6 @@ from serving.cast import Cast
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live, Pace, Pacing
 from serving.drivers.observer import Observer
-from serving.messages import Deliver
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
 from serving.scene import Chips, link, populate
@@ -71,12 +71,7 @@ class Local:
         if self.shaped:
             link(live, cast)
             breaks.begin()
-
-        def delivered(deliver: Deliver, now: float) -> None:
-            if deliver.ending:
-                users.hear(deliver.session, now, live.post, "real time")
-
-        live.on_deliver(delivered)
+        live.on_end(partial(users.hear, post=live.post, clock="real time"))
         users.ask(live.post)
         try:
             await live.run(lambda: users.over)

@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from serving.breaks import Breaks
 from serving.cast import Cast
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live, Pace
-from serving.messages import Deliver
 from serving.scene import Chips, link, populate
 from serving.setup import Setup
 from serving.transport.limits import Limits
@@ -124,13 +124,8 @@ class _Player:
     def _ask(self, live: Live) -> None:
         """Seats the users of this process's devices; a cloud has none."""
         users = Users(self.part.queries, self.cast.devices)
-
-        def delivered(deliver: Deliver, now: float) -> None:
-            if deliver.ending:
-                users.hear(deliver.session, now, live.post)
-                self.line.send(("ended", deliver.session))
-
-        live.on_deliver(delivered)
+        live.on_end(partial(users.hear, post=live.post))
+        live.on_end(lambda session, _: self.line.send(("ended", session)))
         users.ask(live.post)
 
     async def _hear(self, word: str) -> Any:
