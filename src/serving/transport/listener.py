@@ -80,7 +80,7 @@ class Listener:
         """Takes no new host, says goodbye, lets what waits leave, then closes; after `grace_s` whatever happens."""
         self._stopping = True
         for guest in self._desk.guests:
-            guest.outbox.close(goodbye(f"{self._hello.nodes[0]} stops"))
+            guest.outbox.close(self._farewell)
         if self._server:
             await self._server.stop(grace_s)
         for guest in list(self._gone):
@@ -91,6 +91,10 @@ class Listener:
         guest = self._desk.find(to)
         self._sender.send(guest.outbox if guest else None, sender, to, message)
 
+    @property
+    def _farewell(self) -> bytes:
+        return goodbye(f"{self._hello.nodes[0]} stops")
+
     async def _talk(self, _: Any, context: Any) -> None:
         """One host's stream, from its Hello to its end."""
         try:
@@ -98,8 +102,9 @@ class Listener:
             if self._stopping:
                 raise RefusedError("UNAVAILABLE", f"{self._hello.nodes[0]} stops.")
             await context.send_initial_metadata((ADMITTED,))
-            guest = await self._greet(context)
+            guest = await self._meet(context)
             try:
+                await self._greet(context)
                 await self._serve(guest, context)
             finally:
                 self._part(guest)
@@ -107,19 +112,26 @@ class Listener:
             log.warning("stream from %s ends: %s", context.peer(), refused.text)
             await context.abort(status(refused.code), refused.text)
 
-    async def _greet(self, context: Any) -> Guest:
+    async def _meet(self, context: Any) -> Guest:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.hello_s):
                 data = await context.read()
-                hello = self._hello.meet(data if isinstance(data, bytes) else b"", limits)
-                guest = Guest(hello, _place(context), Outbox(limits), Luggage(self._blobs, limits.tensors_nbytes))
-                self._desk.rivals(guest, bool(self._security.token))
-                await context.write(self._hello.wire)
         except TimeoutError:
             raise RefusedError("DEADLINE_EXCEEDED", f"no Hello within limits.hello_s={limits.hello_s:g} s.") from None
-        self._enter(guest)
+        hello = self._hello.meet(data if isinstance(data, bytes) else b"", limits)
+        guest = Guest(hello, _place(context), Outbox(limits), Luggage(self._blobs, limits.tensors_nbytes))
+        self._enter(guest)  # before our Hello leaves: who has read it may be written to
         return guest
+
+    async def _greet(self, context: Any) -> None:
+        limits = self._limits
+        try:
+            async with asyncio.timeout(limits.hello_s):
+                await context.write(self._hello.wire)
+        except TimeoutError:
+            text = f"our Hello did not leave within limits.hello_s={limits.hello_s:g} s."
+            raise RefusedError("DEADLINE_EXCEEDED", text) from None
 
     def _enter(self, guest: Guest) -> None:
         for rival in self._desk.rivals(guest, bool(self._security.token)):
@@ -128,6 +140,8 @@ class Listener:
         for gone in [each for each in self._gone if guest.restarts(each)]:
             self._forget(gone)  # its tensors' names come again
         self._desk.enter(guest)
+        if self._stopping:
+            guest.outbox.close(self._farewell)
         self._ears.joined(guest.hello.nodes)
 
     async def _serve(self, guest: Guest, context: Any) -> None:

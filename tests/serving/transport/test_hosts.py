@@ -71,6 +71,37 @@ def test_what_waits_leaves_before_a_host_stops() -> None:
     play(scenario)
 
 
+def test_a_device_that_knows_its_cloud_is_known_to_it() -> None:
+    class Eager(FakeEars):
+        def joined(self, nodes: tuple[str, ...]) -> None:
+            super().joined(nodes)
+            listener.send("cloud-0", "device-0", REPLY)
+
+    async def scenario() -> None:
+        nonlocal listener
+        for _ in range(20):
+            device = Eager()
+            async with listening(FakeEars()) as (listener, address), dialling(device, address):
+                assert (await device.hear())[2] == REPLY
+
+    listener: Listener
+    play(scenario)
+
+
+def test_a_device_that_comes_while_its_cloud_stops_hears_goodbye() -> None:
+    async def scenario() -> None:
+        cloud = FakeEars()
+        async with listening(cloud) as (listener, address), raw(address) as call:
+            await call.initial_metadata()
+            stop = asyncio.ensure_future(listener.stop(30))
+            await asyncio.sleep(0)
+            await call.write(hello("device-0"))
+            await soon(asyncio.shield(stop))
+            assert [await cloud.news() for _ in range(2)] == [("joined", ("device-0",)), ("lost", ("device-0",))]
+
+    play(scenario)
+
+
 def test_a_device_finds_a_cloud_that_restarts() -> None:
     async def scenario() -> None:
         cloud, device = FakeEars(), FakeEars()
