@@ -16,6 +16,10 @@ _INTS = [
     "sent",
     "accepted",
     "wasted",
+    "exited",
+    "guesses",
+    "position_hits",
+    "hits",
     "chunks",
     "chunks_asked",
     "uplink_nbytes",
@@ -30,6 +34,10 @@ _FLOATS = [
     "begun_s",
     "ended_s",
     "ttft_s",
+    "depth",
+    "stalled_link_s",
+    "stalled_cloud_s",
+    "cloud_resident_s",
     "device_busy_s",
     "cloud_busy_s",
     "cloud_wait_s",
@@ -72,6 +80,7 @@ def request(name: str, origins: Iterable[str], seen_s: list[float], **changes: A
     """A complete request that arrived at 0; `changes` replace what follows from `origins` and `seen_s`."""
     origins = list(origins)
     row: dict[str, Any] = dict.fromkeys(_INTS, 0) | dict.fromkeys(_FLOATS) | dict.fromkeys(_TEXTS, "")
+    row |= {"depth": 0.0, "stalled_link_s": 0.0, "stalled_cloud_s": 0.0, "cloud_resident_s": 0.0}
     row |= {"device_busy_s": 0.0, "cloud_busy_s": 0.0, "cloud_wait_s": 0.0, "arrived_s": 0.0, "begun_s": 0.0}
     row |= {
         "request": name,
@@ -145,4 +154,5 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
     busy = {"device_busy_s": 0.3, "cloud_busy_s": 0.04 * len(judged), "cloud_wait_s": 0.01 * len(judged)}
     energy = {"device_energy_j": 4.0, "cloud_energy_j": 9.0 * len(judged)}
     extra = {"downlink_nbytes": 40 * len(judged), "uplink_messages": len(judged), "cloud_rows": 5 * len(judged)}
-    return request(name, origins, seen_s, **counts, **busy, **energy, **extra), line, drafts
+    ahead = {"depth": 40.0, "stalled_link_s": 0.085 * len(judged), "stalled_cloud_s": 0.05 * len(judged)}
+    return request(name, origins, seen_s, **counts, **busy, **energy, **extra, **ahead), line, drafts

@@ -80,14 +80,13 @@ class Latency:
 
     def in_all(self, loads: Iterable[Load], depth: int, of: int) -> float:
         """Seconds of several forwards, one after the other, of a model of `of` layers that stands for one of `depth`:
-        layer i for layer round(i x depth / of).
+        each of its layers for depth / of layers.
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
         total_s = 0.0
         for layers, rows, interactions, cached, head_rows, forwards in loads:
             body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s * forwards
-            ran = layers if depth == of else round(layers * depth / of)
-            total_s += ran / self.layers * body_s
+            total_s += layers * depth / (of * self.layers) * body_s
             if head_rows:
                 total_s += self.head_row_s * head_rows + self.head_c_s * forwards
         return total_s

@@ -5,6 +5,7 @@ only by the id and the bytes of its `Blob`. Every participant is a `Node`: `hand
 """
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Literal, Protocol, TypeAlias
 
 from serving.frozen import message
@@ -17,6 +18,11 @@ Rule = Literal["", "greedy", "sample", "tree"]
 Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
 """Who wrote a token: the device alone (its own choice, or the cloud is gone); the device, accepted by the cloud; the
 cloud in place of a rejected draft, after a fully accepted one, or without any draft.
+"""
+
+Guess = Literal["", "missed", "position", "hit"]
+"""What became of a look-ahead: none was made; it prepared for another position; for the right one, but for another
+token; for just this verdict.
 """
 
 
@@ -107,6 +113,24 @@ class Stop:
 
 
 @message
+class Exit:
+    """Layer-wise early exit: stop after a layer at which a token's score is above the threshold.
+
+    It is asked after each layer of the last share `last` of all, or after the first `checks` of these (0: all).
+    """
+
+    score: str
+    above: float
+    last: float
+    checks: int = 0
+
+    def layers(self, depth: int) -> tuple[int, ...]:
+        """How many layers have run at each check, for a model of `depth` layers; the last layer needs none."""
+        first = max(1, ceil((1.0 - self.last) * depth - 1e-9))
+        return tuple(range(first, min(depth, first + (self.checks or depth))))
+
+
+@message
 class Generate:
     """Draft work on the small model: feed what its cache lacks, then write until the stop rule says enough."""
 
@@ -122,10 +146,15 @@ class Generate:
     name.
     """
     sampling: Sampling | None = None
-    exit: tuple[str, float] | None = None
-    """Layer-wise early exit: (score, threshold)."""
+    exit: Exit | None = None
     branches: tuple[tuple[int, ...], ...] = ()
     """Instead of one continuation: one token after each of these; leaves no cache behind."""
+    again: int = 0
+    """This many drafts are written already, adopted from a branch, and their importance is wanted with that of the new
+    ones; the last of what is fed are they (all of them, or all but the last where nothing is to be written).
+    """
+    whole: bool = False
+    """Are the distributions of the drafts wanted in full, whatever verification needs of them?"""
 
 
 @message
@@ -155,7 +184,11 @@ class Drafted:
     cached: int
     """How long the small model's cache is now: the executor says it, nobody derives it."""
     odds: tuple[Blob, ...] = ()
-    """Per token the distribution it was drawn from, when sampling."""
+    """Per token the distribution it was drawn from, when sampling or where it is wanted in full."""
+    kept: tuple[int, ...] = ()
+    """Per distribution how many tokens it names; 0: all of the vocabulary."""
+    depths: tuple[float, ...] = ()
+    """Per token the share of the layers that had run when it was read off; empty where no exit was asked for."""
 
 
 @message
@@ -383,6 +416,7 @@ class Chunk:
     tokens: tuple[int, ...]
     scores: Mapping[str, tuple[float, ...]]
     accepted: int | None
+    guess: Guess = ""
 
 
 Command: TypeAlias = Start | Send | Wake | Drop | Deliver | Chunk

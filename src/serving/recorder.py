@@ -57,6 +57,14 @@ class Record:
     """Drafts that were judged."""
     accepted: int = 0
     drafted: int = 0
+    guesses: int = 0
+    """Verdicts that were prepared for, rightly in position, rightly in position and token."""
+    position_hits: int = 0
+    hits: int = 0
+    exited: int = 0
+    """Drafts that were read off before the last layer."""
+    depth: float = 0.0
+    """Of all drafts the share of the layers that had run, summed."""
     cloud_rows: int = 0
     """Rows that the cloud ran for it: prompt, uncached tokens and drafts."""
     uplink_nbytes: int = 0
@@ -132,6 +140,10 @@ class Recorder:
             record.asked += 1
             record.sent += len(chunk.tokens)
             record.accepted += accepted
+            if chunk.guess:
+                record.guesses += 1
+                record.position_hits += chunk.guess != "missed"
+                record.hits += chunk.guess == "hit"
         if self._detail:
             record.chunks.append(chunk)
 
@@ -139,6 +151,11 @@ class Recorder:
         record = self.records[work.session]
         tokens = len(outcome.tokens) if isinstance(outcome, Drafted) else 0
         record.drafted += tokens
+        if isinstance(outcome, Drafted) and outcome.depths:
+            record.exited += sum([depth < 1.0 for depth in outcome.depths])
+            record.depth += sum(outcome.depths)
+        else:
+            record.depth += tokens
         record.device_busy_s += end_s - begin_s
         if self._detail:
             record.line.append(("draft", begin_s, end_s, tokens))

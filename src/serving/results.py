@@ -15,6 +15,7 @@ from serving.messages import Chunk
 from serving.recorder import Record
 from serving.runtimes.runtime import Query, Runtime, Served
 from serving.setup import Setup
+from serving.stalls import stalls
 from serving.testbed import Fleet
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
@@ -46,6 +47,7 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
     answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
     begun_s = record.arrived_s if record.begun_s is None else record.begun_s
+    stalled = stalls(record.line)
     own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
     return {
         "request": record.session,
@@ -73,6 +75,14 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "sent": record.sent,
         "accepted": record.accepted,
         "wasted": record.drafted - own,
+        "exited": record.exited,
+        "depth": record.depth,
+        "guesses": record.guesses,
+        "position_hits": record.position_hits,
+        "hits": record.hits,
+        "stalled_link_s": stalled.link_s,
+        "stalled_cloud_s": stalled.cloud_s,
+        "cloud_resident_s": stalled.resident_s,
         "chunks": record.decided,
         "chunks_asked": record.asked,
         "uplink_nbytes": record.uplink_nbytes,

@@ -15,7 +15,8 @@ class Thresholds:
     """Synera, section 5: the confidence cut-off, the acceptance probability, and the profiled chunks themselves.
 
     `confidence` and `importance` are per-chunk averages, in the order the chunks were seen; a threshold is compared
-    with "above stays on the device" for confidence and "above is sent" for importance.
+    with "above stays on the device" for confidence and "above is sent" for importance. `openings` are the perplexities
+    of each answer's first chunk.
     """
 
     c_th: float
@@ -24,6 +25,7 @@ class Thresholds:
     importance: tuple[float, ...]
     made_from: dict[str, str]
     """What was profiled: model pair, data, window, seed."""
+    openings: tuple[float, ...] = ()
 
     def importance_percentile(self, share: float) -> float:
         """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
@@ -48,9 +50,7 @@ def load(path: Path) -> Thresholds:
     try:
         return _parsed(json.loads(file.read_text(encoding="utf-8")))
     except OSError:
-        raise ValueError(
-            f"there is no {file}; policy.offload.thresholds.path names a folder that stage=profile made"
-        ) from None
+        raise ValueError(f"there is no {file}; thresholds.path names a folder that stage=profile made") from None
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"thresholds {file} cannot be read ({problem!r}); profile again with stage=profile") from None
 
@@ -61,5 +61,6 @@ def _parsed(fields: dict[str, Any]) -> Thresholds:
         alpha=float(fields["alpha"]),
         confidence=tuple(fields["confidence"]),
         importance=tuple(fields["importance"]),
+        openings=tuple(fields["openings"]),
         made_from=dict(fields["made_from"]),
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 from serving.architecture import Architecture, Precision
 from serving.latency import Latency, Load
 from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Work
+from serving.odds import odds_nbytes
 
 
 class Engine(Protocol):
@@ -20,7 +21,7 @@ class Engine(Protocol):
 class Timed:
     """An executor: outcomes from `engine`, a model of `layers` layers; seconds and bytes of the timed `architecture`.
 
-    Layer i of the model stands for layer round(i x L_timed / L). `latency` gives the coefficients for a session,
+    Each of its layers stands for L_timed / L layers. `latency` gives the coefficients for a session,
     because a device may change its power mode between two of them.
     """
 
@@ -34,7 +35,7 @@ class Timed:
     ) -> None:
         self._engine, self._layers, self._depth, self._latency = engine, layers, architecture.layers, latency
         self._hidden_nbytes = architecture.hidden_nbytes(1, precision)
-        self._odds_nbytes = 2 * architecture.vocabulary
+        self._vocabulary = architecture.vocabulary
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
         outcome, loads = self._engine.execute(work)
@@ -49,7 +50,8 @@ class Timed:
         if isinstance(outcome, Drafted):
             if not outcome.odds:
                 return outcome
-            return replace(outcome, odds=tuple(Blob(blob.id, self._odds_nbytes) for blob in outcome.odds))
+            sized = zip(outcome.odds, outcome.kept, strict=True)
+            return replace(outcome, odds=tuple(Blob(b.id, odds_nbytes(kept, self._vocabulary)) for b, kept in sized))
         if not isinstance(work, Forward) or work.span.head:
             return outcome
         return tuple(self._resized_result(result, work, i) for i, result in enumerate(outcome))

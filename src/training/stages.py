@@ -7,6 +7,7 @@ from serving.decoding import Decoding
 from serving.pair import Checkpoint, Dtype, Pair
 from serving.progress import Progress
 from serving.slots.draft import Draft
+from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
 from training.latency.effort import Effort
 from training.trainer import Trainer
@@ -82,6 +83,7 @@ def profile_thresholds(
     cloud: Checkpoint,
     workload: Workload,
     draft: Draft,
+    early_exit: EarlyExit,
     decoding: Decoding,
     c_quantile: float,
     seed: int,
@@ -93,12 +95,13 @@ def profile_thresholds(
     """
     from serving.drivers.offline import play
     from serving.open import open_models, queries
+    from serving.slots.uncertainty import perplexity
     from serving.thresholds import Thresholds
     from training.thresholds import acceptance, cutoff, mean_score, profiling_policy
 
     models = open_models(device, cloud, accelerator)
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
-    records = play(profiling_policy(draft), models, asked, seed, progress)
+    records = play(profiling_policy(draft, early_exit), models, asked, seed, progress)
     chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]
     if not chunks:
         raise ValueError(
@@ -109,10 +112,12 @@ def profile_thresholds(
         alpha=acceptance(chunks),
         confidence=tuple(mean_score(c, "confidence") for c in chunks),
         importance=tuple(mean_score(c, "importance") for c in chunks),
+        openings=tuple(perplexity(records[q.call.session].chunks[0].scores["confidence"]) for q in asked),
         made_from={
             "pair": f"{named(device)} + {named(cloud)}",
             "data": f"{workload.dataset.name}, {len(asked)} prompts",
             "draft": repr(draft),
+            "layer-wise exit": repr(early_exit.layer),
             "seed": str(seed),
             "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
         },

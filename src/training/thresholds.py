@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from serving.messages import Chunk
+from serving.messages import Chunk, Exit
 from serving.nodes.session import Session
 from serving.policy import Policy
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import Draft
-from serving.slots.early_exit import NoExit
+from serving.slots.early_exit import EarlyExit
 from serving.slots.exchange import Tokens
 from serving.slots.kv_cache import Reuse
 from serving.slots.link_loss import LinkLoss
@@ -32,10 +32,22 @@ class Scored:
         return 1
 
 
-def profiling_policy(draft: Draft) -> Policy:
-    """The policy whose drafts are profiled: `draft` as it will be served, all else out of the way."""
+@dataclass(frozen=True)
+class Skipping:
+    """The drafter skips layers as it will when it is served; nothing is kept from the cloud."""
+
+    layer: Exit | None
+    has_tail: ClassVar[bool] = False
+
+    def tail(self, s: Session) -> bool:  # noqa: ARG002
+        return False
+
+
+def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
+    """The policy whose drafts are profiled: written as they will be when they are served, all else out of the way."""
     return Policy(
-        name="profiling", draft=draft, offload=Scored(), waiting=Idle(), early_exit=NoExit(), verify=Lossless(),
+        name="profiling", draft=draft, offload=Scored(), waiting=Idle(), early_exit=Skipping(early_exit.layer),
+        verify=Lossless(),
         prefill=Whole(), exchange=Tokens(), kv_cache=Reuse(), scheduler=Continuous(), placement=Cloud(),
         dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
     )  # fmt: skip

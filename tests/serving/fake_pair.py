@@ -5,6 +5,7 @@ in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 from dataclasses import dataclass, field
 
 from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict, Work
+from serving.scores import IMPORTANCE
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
 
@@ -80,6 +81,9 @@ class FakePair:
             cache.append(extend(cache[-1], token))
         tokens: list[int] = []
         scores: dict[str, list[float]] = {name: [] for name in work.probes}
+        if IMPORTANCE in scores and work.again:
+            before = len(cache) - 1 - (work.again if work.stop.cap else work.again - 1)
+            scores[IMPORTANCE] = [self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.again]]
         stopped = False
         while len(tokens) < work.stop.cap and not stopped and not (tokens and tokens[-1] in work.ends):
             if tokens:
@@ -103,7 +107,8 @@ class FakePair:
                 prefix = extend(prefix, token)
             prefixes.append(prefix)
         tokens = tuple(self.drafter_token(p) for p in prefixes)
-        scores = {name: tuple(self._score(p, name) for p in prefixes) for name in work.probes}
+        seen = [name for name in work.probes if name != IMPORTANCE]
+        scores = {name: tuple(self._score(p, name) for p in prefixes) for name in seen}
         tops = tuple((t, (t + 7) % VOCABULARY, (t + 11) % VOCABULARY) for t in tokens)
         return Drafted(tokens, scores, tops, False, work.start), self.step_s
 

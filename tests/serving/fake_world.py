@@ -15,16 +15,17 @@ from serving.policy import Policy
 from serving.scene import Driver
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft, Window
-from serving.slots.early_exit import NoExit, Tail
+from serving.slots.early_exit import NoExit, Progressive
 from serving.slots.exchange import Nothing, Tokens
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always, ConfidenceImportance, Handover, Never
+from serving.slots.offload import Always, Handover, Never
 from serving.slots.placement import Cloud, DeviceOnly
 from serving.slots.prefill import Whole
 from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.slots.selection import ConfidenceImportance
 from serving.slots.verify import Lossless
-from serving.slots.waiting import Idle
+from serving.slots.waiting import Idle, Parallel
 from serving.thresholds import Thresholds
 
 LAYERS = 8
@@ -41,7 +42,8 @@ ROWS: dict[str, dict[str, Any]] = {
     "sled": {"scheduler": StaticBatch(4, 0.01), "kv_cache": NoReuse()},
     "synera": {
         "offload": ConfidenceImportance(0.5, THRESHOLDS),
-        "early_exit": Tail(0.8),
+        "waiting": Parallel(THRESHOLDS),
+        "early_exit": Progressive(),
         "scheduler": VerificationAware(),
         "link_loss": LinkLoss("local"),
     },

@@ -55,6 +55,19 @@ class Served:
     accepted: int
     wasted: int
     """Drafted tokens that are not in the text."""
+    exited: int
+    """Drafted tokens that were read off before the last layer."""
+    depth: float
+    """Of all drafted tokens the share of the layers that had run, summed."""
+    guesses: int
+    """Verdicts that the device prepared for; in `position_hits` of them it knew where, in `hits` what would follow."""
+    position_hits: int
+    hits: int
+    stalled_link_s: float
+    """The device stood still, because of the link, because of the cloud."""
+    stalled_cloud_s: float
+    cloud_resident_s: float
+    """Its questions waited or were computed in the cloud."""
     chunks: int
     chunks_asked: int
     uplink_nbytes: int
@@ -78,6 +91,21 @@ class Served:
     @property
     def end_to_end_s(self) -> float | None:
         return None if self.ended_s is None else self.ended_s - self.arrived_s
+
+    @property
+    def service_s(self) -> float | None:
+        """Since the device turned to it."""
+        return None if self.ended_s is None or self.begun_s is None else self.ended_s - self.begun_s
+
+    @property
+    def token_s(self) -> float | None:
+        """Of its service for each token; unlike the gaps it does not depend on how many tokens are shown at once."""
+        return None if self.service_s is None or not self.tokens else self.service_s / len(self.tokens)
+
+    @property
+    def verification_s(self) -> float | None:
+        """In the cloud for each verification; None where none was asked for."""
+        return self.cloud_resident_s / self.chunks_asked if self.chunks_asked else None
 
     @property
     def mean_tbt_s(self) -> float | None:

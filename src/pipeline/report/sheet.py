@@ -106,6 +106,7 @@ def _latency(summary: Summary) -> Table:
     rows = {
         "time to first token (TTFT)": summary.latency.ttft_s,
         "time between tokens (TBT), mean of a request": summary.latency.tbt_s,
+        "service over tokens, mean of a request": summary.latency.token_s,
         "gap between two tokens": summary.latency.gap_s,
         "end to end": summary.latency.end_to_end_s,
         "queueing in the cloud": summary.latency.cloud_wait_s,
@@ -126,6 +127,12 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
     yield "quality", _quality(records, summary)
     yield "speed", _speed(summary)
     yield "drafts", _drafts(summary)
+    if summary.exits.share:
+        yield "early exit", _exits(summary)
+    if summary.ahead.guesses:
+        yield "look-ahead", _ahead(summary)
+    if summary.speculation.verifications:
+        yield "stalls", _stalls(summary)
     yield "offloaded", _offloaded(summary, context)
     shares = {origin: count / max(1, summary.tokens) for origin, count in summary.offloading.tokens_by_origin.items()}
     yield "written by", ", ".join(f"{origin} {percent(share)}" for origin, share in shares.items() if share)
@@ -169,6 +176,27 @@ def _drafts(summary: Summary) -> str:
         f"{text}; {drafts.judged} judged in {drafts.verifications} verifications, {percent(drafts.acceptance_rate)} "
         f"accepted; acceptance length {number(drafts.acceptance_length)}, with the cloud's own token "
         f"{number(drafts.acceptance_length_with_bonus)}"
+    )
+
+
+def _exits(summary: Summary) -> str:
+    exits = summary.exits
+    return f"{percent(exits.share)} of drafted tokens left before the last layer; {percent(exits.depth)} of layers ran"
+
+
+def _ahead(summary: Summary) -> str:
+    ahead = summary.ahead
+    return (
+        f"{ahead.guesses} verdicts prepared for; the position was right in {percent(ahead.position_hit_rate)}, "
+        f"position and token in {percent(ahead.hit_rate)}"
+    )
+
+
+def _stalls(summary: Summary) -> str:
+    stalls = summary.stalls
+    return (
+        f"devices stood still for {percent(stalls.link_share)} of their time because of the link, for "
+        f"{percent(stalls.cloud_share)} because of the cloud"
     )
 
 

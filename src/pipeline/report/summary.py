@@ -22,6 +22,12 @@ class Latency:
     end_to_end_s: Spread | None
     cloud_wait_s: Spread | None
     """A request's queueing in the cloud, all its rounds together."""
+    token_s: Spread | None
+    """A request's service, from the device's first move to the end, over its tokens: unlike the gaps it does not depend
+    on how many are shown at once.
+    """
+    verification_s: Spread | None
+    """In the cloud for each verification, queueing included; a request's mean."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,33 @@ class Speculation:
     acceptance_length: float | None
     acceptance_length_with_bonus: float | None
     wasted_share: float | None
+
+
+@dataclass(frozen=True)
+class Exits:
+    """share: drafted tokens that were read off before the last layer; depth: mean share of the layers that ran."""
+
+    share: float | None
+    depth: float | None
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Of the verdicts that the device prepared for while it waited, the share whose position was right, and whose
+    position and token were right: only these save anything.
+    """
+
+    guesses: int
+    position_hit_rate: float | None
+    hit_rate: float | None
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """Shares of the time of service in which the device stood still, waiting for the link or for the cloud."""
+
+    link_share: float | None
+    cloud_share: float | None
 
 
 @dataclass(frozen=True)
@@ -101,6 +134,9 @@ class Summary:
     latency: Latency
     throughput: Throughput
     speculation: Speculation
+    exits: Exits
+    ahead: Ahead
+    stalls: Stalls
     offloading: Offloading
     resources: Resources
     cost: Cost
@@ -125,6 +161,9 @@ def summarise(records: Records) -> Summary:
         latency=latency,
         throughput=_throughput(requests),
         speculation=_speculation(requests, origins),
+        exits=_exits(requests),
+        ahead=_ahead(requests),
+        stalls=_stalls(requests),
         offloading=_offloading(requests, origins),
         resources=_resources(requests),
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
@@ -140,6 +179,8 @@ def _latency(requests: Sequence[Served]) -> Latency:
         Spread.of(gap_s for request in requests for gap_s in request.tbt_s),
         Spread.of(request.end_to_end_s for request in requests),
         Spread.of(request.cloud_wait_s for request in requests),
+        Spread.of(request.token_s for request in requests),
+        Spread.of(request.verification_s for request in requests),
     )
 
 
@@ -162,6 +203,24 @@ def _speculation(requests: Sequence[Served], origins: Mapping[str, int]) -> Spec
         drafted, judged, accepted, asked, _share(accepted, judged), _share(accepted, asked),
         _share(accepted + added, asked), _share(_sum(requests, "wasted"), drafted),
     )  # fmt: skip
+
+
+def _exits(requests: Sequence[Served]) -> Exits:
+    drafted = _sum(requests, "drafted")
+    return Exits(_share(_sum(requests, "exited"), drafted), _share(sum(r.depth for r in requests), drafted))
+
+
+def _ahead(requests: Sequence[Served]) -> Ahead:
+    guesses = _sum(requests, "guesses")
+    return Ahead(guesses, _share(_sum(requests, "position_hits"), guesses), _share(_sum(requests, "hits"), guesses))
+
+
+def _stalls(requests: Sequence[Served]) -> Stalls:
+    service_s = sum(request.service_s or 0.0 for request in requests)
+    return Stalls(
+        _share(sum(request.stalled_link_s for request in requests), service_s),
+        _share(sum(request.stalled_cloud_s for request in requests), service_s),
+    )
 
 
 def _offloading(requests: Sequence[Served], origins: Mapping[str, int]) -> Offloading:

@@ -2,6 +2,7 @@
 
 import torch
 
+from serving.depths import Depths
 from serving.engine.model import Model
 
 _SMALLEST = 64
@@ -14,13 +15,17 @@ class CacheHoleError(RuntimeError):
 class Slot:
     """Keys and values of one session for layers first..last-1; tokens 0..length-1 are valid, the rest is stale.
 
-    The store has the shape (keys and values, layers, 1, KV heads, capacity, head size).
+    The store has the shape (keys and values, layers, 1, KV heads, capacity, head size). Of a drafter that leaves early,
+    layer i is valid up to `depths.first_below(i)` only; `waiting` are the hidden states of the tokens that have not run
+    all layers, in order, for the layer that each is to enter next.
     """
 
-    __slots__ = ("_store", "drafts_at", "first", "length")
+    __slots__ = ("_store", "depths", "drafts_at", "first", "length", "waiting")
 
     def __init__(self, model: Model, first: int, last: int) -> None:
         self.first, self.length, self.drafts_at = first, 0, 0
+        self.depths: Depths | None = None
+        self.waiting: list[torch.Tensor] = []
         shape = (2, last - first, 1, model.kv_heads, _SMALLEST, model.head_size)
         self._store = torch.empty(shape, dtype=model.dtype, device=model.device)
 
@@ -63,6 +68,9 @@ class Slot:
                 f"session {session!r} begins at token {start}, but only {self.length} tokens are cached"
             )
         self.length = start
+        if self.depths is not None:
+            self.depths.truncate(start)
+            del self.waiting[self.depths.short :]
 
 
 class Cache:

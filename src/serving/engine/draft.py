@@ -1,18 +1,21 @@
 """Draft work: one session's continuation on the small model, token by token, with the scores that stop rules read."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
+from serving.depths import read
 from serving.engine.blobs import Blobs
 from serving.engine.cache import Slot
+from serving.engine.descent import Descent
 from serving.engine.importance import Importance
-from serving.engine.sampling import as_sent, distribution, draw
-from serving.engine.stack import Lot, Stack
+from serving.engine.sampling import as_sent, distribution, draw, kept, opened
+from serving.engine.stack import Stack
 from serving.engine.statistics import check_scores, measure
-from serving.latency import Load, load
+from serving.latency import Load
 from serving.luck import key, luck
-from serving.messages import Blob, Drafted, Generate, Stop
+from serving.messages import Blob, Drafted, Exit, Generate, Stop
 from serving.scores import IMPORTANCE
 
 
@@ -28,10 +31,14 @@ class Chunk:
         self.tops: list[tuple[int, ...]] = []
         self.scores: dict[str, list[float]] = {name: [] for name in self.probes}
         self.odds: list[Blob] = []
+        self.kept: list[int] = []
+        self.depths: list[float] = []
         self.stopped = False
 
-    def write(self, logits: torch.Tensor, position: int) -> bool:
-        """Chooses the token at `position` from logits of shape (1, vocabulary); is there more to write?"""
+    def write(self, logits: torch.Tensor, position: int, depth: float) -> bool:
+        """Chooses the token at `position` from logits of shape (1, vocabulary), read off after the share `depth` of the
+        layers; is there more to write?
+        """
         stop, found = self.work.stop, measure(logits, self._names)
         self.stopped = bool(stop.score) and found.scores[stop.score][0] < stop.below
         if self.stopped and not stop.keep:
@@ -39,23 +46,69 @@ class Chunk:
         token = self._choose(logits, found.tokens[0], position)
         self.tokens.append(token)
         self.tops.append(tuple(found.tops[0]))
+        if self.work.exit:
+            self.depths.append(depth)
         for name, values in self.scores.items():
             values.append(found.scores[name][0])
         return not self.stopped and token not in self.work.ends
 
     def _choose(self, logits: torch.Tensor, likeliest: int, position: int) -> int:
-        sampling = self.work.sampling
+        sampling, whole = self.work.sampling, self.work.whole
+        if sampling is None and not whole:
+            return likeliest
+        odds = distribution(logits[0], sampling) if sampling else logits[0].softmax(-1)
+        sent = as_sent(odds, whole).cpu()
+        self.odds.append(self._blobs.put(sent, f"odds/{self.work.session}", sent.nbytes))
+        self.kept.append(kept(sent))
         if sampling is None:
             return likeliest
-        sent = as_sent(distribution(logits[0], sampling)).cpu()
-        self.odds.append(self._blobs.put(sent, f"odds/{self.work.session}", sent.nbytes))
-        return draw(sent, luck(key(sampling.seed, self.work.session), position, "draft"))
+        return draw(opened(sent, logits.shape[-1]), luck(key(sampling.seed, self.work.session), position, "draft"))
 
     def drafted(self, cached: int, importance: tuple[float, ...] | None) -> Drafted:
         scores = {name: tuple(values) for name, values in self.scores.items()}
         if importance is not None:
             scores[IMPORTANCE] = importance
-        return Drafted(tuple(self.tokens), scores, tuple(self.tops), self.stopped, cached, tuple(self.odds))
+        return Drafted(
+            tuple(self.tokens), scores, tuple(self.tops), self.stopped, cached, tuple(self.odds), tuple(self.kept),
+            tuple(self.depths),
+        )  # fmt: skip
+
+
+class Reading:
+    """Runs rows down until their tokens can be read off: after the last layer, or at an exit that is sure enough."""
+
+    def __init__(self, stack: Stack, rule: Exit | None) -> None:
+        self._stack, self._rule, self._layers = stack, rule, len(stack.model.layers)
+        self.exits = rule.layers(self._layers) if rule else ()
+        if rule:
+            check_scores((rule.score,))
+
+    def read(self, descent: Descent, rows: Sequence[int]) -> tuple[list[tuple[torch.Tensor, float]], tuple[Load, ...]]:
+        """Per row its logits, of shape (1, vocabulary), and after what share of the layers; what all of it did.
+
+        The pass goes on until the last of the rows is read off; each check asks the head about all of them.
+        """
+        found: dict[int, tuple[torch.Tensor, float]] = {}
+        vain = -1
+        for layer in (*self.exits, self._layers):
+            vain += 1
+            logits = self._stack.logits(descent.to(layer)[list(rows)])
+            sure = self._sure(logits) if layer < self._layers else [True] * len(rows)
+            for i in range(len(rows)):
+                if sure[i] and i not in found:
+                    found[i] = (logits[i : i + 1], layer / self._layers)
+            if len(found) == len(rows):
+                break
+        return [found[i] for i in range(len(rows))], read(descent.leave(), len(rows), vain)
+
+    def importance(self, probed: frozenset[int]) -> Importance:
+        """Of the probed layers that always run, so that it depends on the text and not on who left where."""
+        always = range(self.exits[0] if self.exits else self._layers)
+        return Importance(probed & frozenset(always) or frozenset(always[-1:]))
+
+    def _sure(self, logits: torch.Tensor) -> list[bool]:
+        rule = self._rule
+        return [value > rule.above for value in measure(logits, (rule.score,)).scores[rule.score]] if rule else []
 
 
 def generate(
@@ -64,58 +117,64 @@ def generate(
     """Feeds what the cache lacks, then writes up to the stop rule; the last token written is not fed back.
 
     Scores and tops describe the model's own distribution, before temperature, top-k and top-p. Branches know no stop
-    rule.
+    rule and no importance, which is seen from later rows. With exits, importance is that of the layers that always run.
 
-    Raises ValueError for an unknown score, for early exit, and when there is nothing to feed.
+    Raises ValueError for an unknown score, and when there is nothing to feed.
     """
-    if work.exit is not None:
-        raise ValueError("layer-wise early exit was asked of an engine that has none; leave `exit` empty")
-    importance = Importance(probed) if IMPORTANCE in work.probes else None
+    reading = Reading(stack, work.exit)
     if work.branches:
-        return _branches(Chunk(replace(work, stop=Stop(1)), blobs), stack, slot, importance)
-    return _continue(Chunk(work, blobs), stack, slot, importance)
+        return _branches(Chunk(replace(work, stop=Stop(1)), blobs), reading, stack, slot)
+    importance = reading.importance(probed) if IMPORTANCE in work.probes else None
+    chunk = Chunk(work, blobs)
+    if not work.stop.cap:
+        loads = _fill(work, stack, slot, importance if work.again else None)
+    else:
+        loads = write_on(chunk, reading, stack, slot, importance)
+    return chunk.drafted(slot.length, importance.chunk(work.again, len(chunk.tokens)) if importance else None), loads
 
 
-def _continue(
-    chunk: Chunk, stack: Stack, slot: Slot, importance: Importance | None
-) -> tuple[Drafted, tuple[Load, ...]]:
-    session, feed, cap = chunk.work.session, chunk.work.feed, chunk.work.stop.cap
-    if cap and not feed:
-        raise ValueError(f"session {session!r} asks for {cap} tokens with nothing to feed; a model needs a row")
-    loads = []
+def _fill(work: Generate, stack: Stack, slot: Slot, importance: Importance | None) -> tuple[Load, ...]:
+    """Nothing is written: the cache is filled, and the importance of drafts that were written before is seen."""
+    if not work.feed:
+        return ()
+    if importance:
+        importance.choose(max(1, work.again - 1))
+    descent = Descent(stack, slot, work.feed, importance=importance)
+    descent.to(len(stack.model.layers))
+    return descent.leave()
+
+
+def write_on(
+    chunk: Chunk, reading: Reading, stack: Stack, slot: Slot, importance: Importance | None
+) -> tuple[Load, ...]:
+    """Writes the chunk, token by token; what the passes did. Raises ValueError when there is nothing to feed."""
+    work, feed, loads = chunk.work, chunk.work.feed, list[Load]()
+    if not feed:
+        raise ValueError(
+            f"session {work.session!r} asks for {work.stop.cap} tokens with nothing to feed; a model needs a row"
+        )
     while feed:
-        hidden = _pass(stack, slot, feed, importance if cap else None)
-        loads.append(load(len(stack.model.layers), [(slot.length - len(feed), len(feed))], float(cap > 0)))
-        more = cap > 0 and chunk.write(stack.logits(hidden[-1:]), slot.length) and len(chunk.tokens) < cap
+        if importance:
+            importance.choose(1 if loads else max(1, work.again))
+        ((logits, depth),), done = reading.read(Descent(stack, slot, feed, importance=importance), [-1])
+        loads += done
+        more = chunk.write(logits, slot.length, depth) and len(chunk.tokens) < work.stop.cap
         feed = (chunk.tokens[-1],) if more else ()
-    scores = importance.chunk(len(chunk.tokens)) if importance else None
-    return chunk.drafted(slot.length, scores), tuple(loads)
+    return tuple(loads)
 
 
-def _pass(stack: Stack, slot: Slot, tokens: tuple[int, ...], importance: Importance | None) -> torch.Tensor:
-    if importance is not None:
-        importance.choose(None)
-    return stack.run(stack.embed(tokens), [Lot(slot, len(tokens))], 0, len(stack.model.layers), importance)
-
-
-def _branches(
-    chunk: Chunk, stack: Stack, slot: Slot, importance: Importance | None
-) -> tuple[Drafted, tuple[Load, ...]]:
+def _branches(chunk: Chunk, reading: Reading, stack: Stack, slot: Slot) -> tuple[Drafted, tuple[Load, ...]]:
     """One token after each branch, all branches in one pass: a forest whose roots follow the cache."""
     work, start = chunk.work, slot.length
     if not all(work.branches):
         raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a row")
     tokens = [token for branch in work.branches for token in branch]
     parents, ends = _chains([len(branch) for branch in work.branches])
-    rows = torch.tensor(ends, device=stack.model.device)
-    if importance is not None:
-        importance.choose(rows)
-    hidden = stack.run(stack.embed(tokens), [Lot(slot, len(tokens), parents)], 0, len(stack.model.layers), importance)
+    found, loads = reading.read(Descent(stack, slot, tokens, parents), ends)
     slot.truncate(start, work.session)
-    for logits, branch in zip(stack.logits(hidden.index_select(0, rows)), work.branches, strict=True):
-        chunk.write(logits[None], start + len(branch))
-    scores = importance.own([start + end for end in ends]) if importance else None
-    return chunk.drafted(start, scores), (load(len(stack.model.layers), [(start, len(tokens))], len(ends)),)
+    for (logits, depth), branch in zip(found, work.branches, strict=True):
+        chunk.write(logits, start + len(branch), depth)
+    return chunk.drafted(start, None), loads
 
 
 def _chains(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:

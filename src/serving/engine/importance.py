@@ -5,7 +5,7 @@ from torch.nn.functional import pad
 
 
 class Importance:
-    """Gathers the attention that chosen rows pay to every column, averaged over heads and probed layers.
+    """Gathers the attention that the last rows of a pass pay to every column, averaged over heads and probed layers.
 
     Args:
         layers: the probed layers; at least one must be run in every pass.
@@ -13,13 +13,13 @@ class Importance:
 
     def __init__(self, layers: frozenset[int]) -> None:
         self._layers = layers
-        self._rows: torch.Tensor | None = None
+        self._rows = 1
         self._seen: list[torch.Tensor] = []
         self.passes: list[torch.Tensor] = []
-        """One tensor a pass, of shape (chosen rows, columns)."""
+        """One tensor a pass, of shape (rows looked at, columns)."""
 
-    def choose(self, rows: torch.Tensor | None) -> None:
-        """The rows of the next pass to look at; None: the last one."""
+    def choose(self, rows: int) -> None:
+        """How many of the last rows of the next pass to look at."""
         self._rows, self._seen = rows, []
 
     def look(
@@ -31,11 +31,14 @@ class Importance:
         """
         if layer not in self._layers:
             return
-        chosen = query[0, :, -1:] if self._rows is None else query[0].index_select(1, self._rows)
+        chosen = query[0, :, -self._rows :]
         shape = (keys.shape[1], chosen.shape[0] // keys.shape[1], chosen.shape[1], keys.shape[2])
         scores = (chosen.reshape(shape[0], -1, chosen.shape[2]) @ keys[0].transpose(1, 2)).mul_(scaling).view(shape)
         if mask is not None:
-            scores = scores + (mask[-1:] if self._rows is None else mask.index_select(0, self._rows))
+            scores = scores + mask[-self._rows :]
+        elif query.shape[2] > 1:  # a plain triangle
+            ahead = torch.ones(shape[2:], dtype=torch.bool, device=scores.device).triu(shape[3] - shape[2] + 1)
+            scores = scores.masked_fill(ahead, float("-inf"))
         self._seen.append(scores.softmax(-1, dtype=torch.float32).mean((0, 1)))
 
     def end_pass(self) -> None:
@@ -43,25 +46,23 @@ class Importance:
         columns = max(seen.shape[1] for seen in self._seen)
         self.passes.append(torch.stack([pad(seen, (columns - seen.shape[1], 0)) for seen in self._seen]).mean(0))
 
-    def chunk(self, drafted: int) -> tuple[float, ...]:
-        """Per drafted token the mean attention that fed-back rows at or after it pay to it.
+    def chunk(self, again: int, drafted: int) -> tuple[float, ...]:
+        """Per token of a draft the mean attention that its rows at or after that token pay to it.
 
-        The first pass wrote the first token, each later one fed a token back. The last token is never fed back and gets
-        the mean of the others; where nothing was fed back, the row that wrote the token, seen by itself, stands in.
+        The draft is `again` tokens that were written before and `drafted` new ones. All but the last are fed: of the
+        former as the last rows of the first pass, each new one in a pass of its own. The last token gets the mean of
+        the others; where nothing is fed, the row that wrote the token, seen by itself, stands in.
         """
-        if not drafted:
-            return ()
-        fed = drafted - 1
-        if not fed:
-            return (float(self.passes[0][-1, -1]),)
-        sums = torch.zeros(fed)
-        for i, seen in enumerate(self.passes[1 : fed + 1]):
-            own = seen[-1, -(i + 1) :]
-            sums[i + 1 - own.shape[0] : i + 1] += own.cpu()
-        means: list[float] = (sums / torch.arange(fed, 0, -1)).tolist()
-        return (*means, sum(means) / fed)
-
-    def own(self, columns: list[int]) -> tuple[float, ...]:
-        """Per chosen row of the last pass what it pays to one column."""
-        last = self.passes[-1]
-        return tuple(float(last[row, column]) for row, column in enumerate(columns))
+        tokens = again + drafted
+        if tokens < 2:
+            return tuple(float(self.passes[0][-1, -1]) for _ in range(tokens))
+        sums = torch.zeros(tokens - 1)
+        fed = self.passes[0].shape[0] if again else 0
+        if fed:
+            n = min(fed, tokens - 1)
+            sums[:n] += self.passes[0][-fed:, -fed:][:n, :n].sum(0).cpu()
+        for i, seen in enumerate(self.passes[1:drafted], fed + 1):
+            own = seen[-1, -i:]
+            sums[i - own.shape[0] : i] += own.cpu()
+        means: list[float] = (sums / torch.arange(tokens - 1, 0, -1)).tolist()
+        return (*means, sum(means) / len(means))

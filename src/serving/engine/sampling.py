@@ -3,6 +3,7 @@
 import torch
 
 from serving.messages import Sampling
+from serving.odds import entry_nbytes, odds_nbytes
 
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -40,18 +41,58 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     return logits.masked_fill(dropped.scatter(-1, order, dropped), float("-inf"))
 
 
-def as_sent(probabilities: torch.Tensor) -> torch.Tensor:
-    """The fp16 form in which a draft's distribution crosses a link.
+def as_sent(probabilities: torch.Tensor, whole: bool = False) -> torch.Tensor:
+    """The form in which a draft's distribution, of shape (vocabulary,), crosses a link: rounded to fp16.
 
-    Drafts are drawn from this rounded form, so that the verifier knows exactly what they were drawn from.
+    Drafts are drawn from this rounded form, so that the verifier knows exactly what they were drawn from. What has no
+    probability is left out where that makes it smaller (Synera, section 4.2), unless the `whole` is wanted: then bytes
+    of shape (tokens named, 4 or 6) hold each token's number, ascending, and its probability, in little endian.
     """
-    return probabilities.to(torch.float16)
+    rounded = probabilities.to(torch.float16)
+    tokens = rounded.nonzero()[:, 0]
+    vocabulary = len(rounded)
+    if whole or odds_nbytes(len(tokens), vocabulary) == odds_nbytes(0, vocabulary):
+        return rounded
+    halves = entry_nbytes(vocabulary) // 2
+    numbers = tokens.int()[:, None].view(torch.int16)[:, : halves - 1]
+    return torch.cat([numbers, rounded[tokens].view(torch.int16)[:, None]], 1).view(torch.int8)
+
+
+def kept(sent: torch.Tensor) -> int:
+    """How many tokens a sent distribution names; 0: all."""
+    return len(sent) if sent.dtype == torch.int8 else 0
 
 
 def as_received(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocabulary` tokens."""
-    odds = sent.double()
-    return widen(odds / odds.sum(), vocabulary)
+    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocabulary` tokens.
+
+    Bit for bit the same whether it was sent whole or not. Raises ValueError for a token beyond the vocabulary.
+    """
+    odds = widen(opened(sent, vocabulary), vocabulary).double()
+    return odds / odds.sum()
+
+
+def opened(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """The fp16 probabilities that `as_sent` stands for, `vocabulary` of them where it names tokens.
+
+    Raises ValueError for a token beyond the vocabulary.
+    """
+    if sent.dtype != torch.int8:
+        return sent
+    tokens, odds = _named(sent)
+    if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        named = f"tokens {int(tokens.min())} to {int(tokens.max())}" if len(tokens) else "no token"
+        raise ValueError(f"a distribution names {named} of a vocabulary of {vocabulary}")
+    return torch.zeros(vocabulary, dtype=torch.float16, device=sent.device).index_put_((tokens,), odds)
+
+
+def _named(sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that a distribution of shape (tokens named, 4 or 6) names, and their fp16 probabilities."""
+    halves = sent.view(torch.int16)
+    tokens = halves[:, 0].long() & 0xFFFF
+    if halves.shape[1] == 3:
+        tokens += halves[:, 1].long() << 16
+    return tokens, halves[:, -1].contiguous().view(torch.float16)
 
 
 def widen(probabilities: torch.Tensor, vocabulary: int) -> torch.Tensor:

@@ -20,6 +20,12 @@ class Lot:
     n: int
     parents: tuple[int, ...] | None = None
     """Where the rows form a tree: each row's parent row, -1 for none. Absent: one row follows the other."""
+    past: int | None = None
+    """How many tokens these layers have cached, where that is less than others have; None: as many as the slot says."""
+
+    @property
+    def start(self) -> int:
+        return self.slot.length if self.past is None else self.past
 
 
 class Stack:
@@ -38,7 +44,9 @@ class Stack:
     def run(
         self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, importance: Importance | None = None
     ) -> torch.Tensor:
-        """Layers first..last-1 over rows that lie end to end in the order of `lots`; their slots grow by these rows."""
+        """Layers first..last-1 over rows that lie end to end in the order of `lots`; their slots reach as far as these
+        rows.
+        """
         segments = [self._segment(lot) for lot in lots]
         packed = Packed(segments, [lot.n for lot in lots], self.model.windows, importance)
         rotary = self._rotary(lots)
@@ -46,9 +54,7 @@ class Stack:
         for layer in self.model.layers[first:last]:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=packed)
         for lot in lots:
-            lot.slot.length += lot.n
-        if importance is not None:
-            importance.end_pass()
+            lot.slot.length = lot.start + lot.n
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -57,7 +63,7 @@ class Stack:
         return logits[:, : self.vocabulary].float()
 
     def _segment(self, lot: Lot) -> Segment:
-        slot, past, end = lot.slot, lot.slot.length, lot.slot.length + lot.n
+        slot, past, end = lot.slot, lot.start, lot.start + lot.n
         slot.reserve(end)
         single = lot.n == 1 and lot.parents is None  # needs no mask: what its window does not cover is left out
         seen = {w: slot.views(max(0, end - w) if w and single else 0, end) for w in self._windows}
@@ -73,7 +79,7 @@ class Stack:
     def _rotary(self, lots: Sequence[Lot]) -> tuple[torch.Tensor, torch.Tensor]:
         rotary = self.model.rotary
         if len(lots) == 1 and lots[0].parents is None:
-            past = lots[0].slot.length
+            past = lots[0].start
             return rotary.between(past, past + lots[0].n)
         if rotary.original is None:
             positions = [position for lot in lots for position in _positions(lot)]
@@ -83,7 +89,7 @@ class Stack:
 
 
 def _positions(lot: Lot) -> list[int]:
-    past = lot.slot.length
+    past = lot.start
     if lot.parents is None:
         return list(range(past, past + lot.n))
     return [past + depth for depth in _depths(lot.parents)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serving.engine.sampling import as_received, distribution, draw, residual, widen
+from serving.engine.sampling import as_received, distribution, draw, kept, residual, widen
 from serving.luck import key, luck
 from serving.messages import Sampling, Verdict
 
@@ -43,7 +43,7 @@ def sample(
     from the draft's q stands with probability min(1, p(x) / q(x)); the first that falls is replaced by a draw from
     max(0, p - q).
 
-    Shapes: `logits` (drafts + 1, vocabulary), `odds` one fp16 distribution per draft as `as_sent` rounds it. `first` is
+    Shapes: `logits` (drafts + 1, vocabulary), `odds` one distribution per draft as `as_sent` makes it. `first` is
     the position of the first draft in the sequence, which names the luck. Raises ValueError when a distribution is
     missing.
     """
@@ -51,7 +51,7 @@ def sample(
         raise ValueError(
             f"session {session!r} sent {len(drafts)} drafts with {len(odds)} distributions; sampling needs one each"
         )
-    width = max([logits.shape[1], *map(len, odds)])
+    width = max([logits.shape[1], *(len(one) for one in odds if not kept(one))])
     target, stream = widen(distribution(logits, sampling), width), key(sampling.seed, session)
     for i, token in enumerate(drafts):
         draft = as_received(odds[i], width)

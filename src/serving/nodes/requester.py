@@ -19,6 +19,7 @@ from serving.messages import (
     Failed,
     Finished,
     Generate,
+    Guess,
     Joined,
     Lost,
     Message,
@@ -35,6 +36,7 @@ from serving.messages import (
 from serving.nodes.route import Route, released
 from serving.nodes.session import Branch, Origins, Session, Tokens
 from serving.policy import Policy
+from serving.scores import IMPORTANCE
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _LONGEST_PATIENCE_S = 60.0
@@ -84,6 +86,7 @@ class Requester:
         self.vain_since_s = 0.0
         self.given_up = False
         self.drafts, self.probes = policy.draft.source == "model", policy.probes
+        self.weighs = IMPORTANCE in self.probes
         self.looks_ahead, self.sends_drafts = policy.waiting.steps > 0, policy.verify.send
         self.goes_alone = self.drafts and (
             not route.hops or policy.early_exit.has_tail or policy.link_loss.action == "local"
@@ -136,7 +139,7 @@ class Requester:
             return []  # abandoned
         self.job, self.s.kv = None, outcome.cached
         if self.ahead:
-            self.s.drafted_ahead(outcome)
+            self.s.drafted_ahead(outcome, self.p.waiting.steps)
         else:
             self.s.drafted(outcome)
         return self._go_on(now)
@@ -149,7 +152,8 @@ class Requester:
             return self._again(now, forget=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
         s.path, s.left, self.patience_s, self.vain = reply.path, reply.left, self.timeout_s, 0
-        out = self._chunk(reply.verdict.accepted)  # a draft that did not travel was replaced: none of it accepted
+        # A draft that did not travel was replaced: none of it accepted.
+        out = self._chunk(reply.verdict.accepted, s.foreseen(reply.verdict))
         out += self._show(*s.settle(reply.verdict), now)
         if reply.left and not s.ended:
             s.flight = ()
@@ -222,7 +226,7 @@ class Requester:
         if s.flight is not None:
             return self._meanwhile()
         alone = self.goes_alone and self._alone()
-        stop = self._alone_stop() if alone else self.p.draft.plan(s)
+        stop = self._alone_stop() if alone else self.p.draft.plan(s) or self._unscored()
         if stop:
             return self._generate(stop)
         budget = 0 if alone else self._budget()  # nobody is asked when alone
@@ -242,6 +246,10 @@ class Requester:
 
     def _alone_stop(self) -> Stop | None:
         return None if self.s.draft else Stop(1)
+
+    def _unscored(self) -> Stop | None:
+        """A draft adopted whole is fed once, for its importance, before it is decided on."""
+        return Stop(0) if self.weighs and self.s.unscored else None
 
     def _budget(self) -> int:
         """Tokens the route may write now; an empty draft is always asked."""
@@ -283,12 +291,12 @@ class Requester:
         self.s.seen_s = now
         return [Deliver(self.s.call.session, tokens, origins)]
 
-    def _chunk(self, accepted: int | None) -> Commands:
+    def _chunk(self, accepted: int | None, guess: Guess = "") -> Commands:
         s = self.s
         if not s.draft:
             return []
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
-        return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted)]
+        return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted, guess)]
 
     # Work on the own chip.
 
@@ -299,10 +307,11 @@ class Requester:
             feed = feed[:-1]
         return self._start(
             Generate(
-                s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer
+                s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
+                again=s.unscored if self.weighs else 0, whole=self.p.exchange.whole,
             ),
             ahead=False,
-        )
+        )  # fmt: skip
 
     def _look_ahead(self) -> Commands:
         """One token on each guess; work cannot be cancelled, so a verdict waits for one token at most."""
@@ -310,10 +319,14 @@ class Requester:
         if not s.guessed:
             s.guessed = True
             s.branches = [Branch(accepted, token) for accepted, token in self.p.waiting.guesses(s)]
-        if not s.branches or len(s.branches[0].tokens) >= self.p.waiting.steps:
+        growing = s.growing(self.p.waiting.steps)
+        if not growing:
             return []
-        start, feeds = s.feeds_ahead()
-        work = Generate(s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, None, feeds)
+        start, feeds = s.feeds_ahead(growing)
+        work = Generate(
+            s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
+            feeds, whole=self.p.exchange.whole,
+        )  # fmt: skip
         return self._start(work, ahead=True)
 
     def _start(self, work: Generate, ahead: bool) -> Commands:

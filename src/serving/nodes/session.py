@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from serving.luck import key, luck
-from serving.messages import Blob, Call, Drafted, Origin, Rows, Rule, Verdict
+from serving.messages import Blob, Call, Drafted, Guess, Origin, Rows, Rule, Verdict
+from serving.scores import IMPORTANCE
 
 Tokens = tuple[int, ...]
 Origins = tuple[Origin, ...]
@@ -28,12 +29,18 @@ class Branch:
     tokens: list[int] = field(default_factory=list)
     scores: dict[str, list[float]] = field(default_factory=dict)
     tops: list[tuple[int, ...]] = field(default_factory=list)
+    odds: list[Blob] = field(default_factory=list)
+
+    @property
+    def own(self) -> Tokens:
+        """What follows the accepted drafts, as far as it is known."""
+        return tuple(self.tokens) if self.token is None else (self.token, *self.tokens)
 
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "ends", "flight", "full", "guessed", "hits", "keep", "kv", "left",
-        "odds", "offline", "parents", "path", "peer", "position_hits", "prompt", "round", "scores", "seen_s",
+        "branches", "call", "draft", "ends", "flight", "full", "guessed", "keep", "kv", "left",
+        "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
         "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
 
@@ -61,7 +68,6 @@ class Session:
         self.offline = False
         self.seen_s = 0.0
         """When the user last saw a token."""
-        self.position_hits = self.hits = 0
         self._clear()
 
     def resume(self, old: "Session") -> None:
@@ -100,6 +106,11 @@ class Session:
         """Does the draft run into an end token, so that there is nothing to draft behind it?"""
         return bool(self.draft) and self.draft[-1] in self.ends
 
+    @property
+    def unscored(self) -> int:
+        """How many drafts, adopted from a branch, have no importance yet: that of a draft is seen from later ones."""
+        return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
+
     def luck(self, purpose: str) -> float:
         """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
         return luck(self.stream, len(self.tokens), purpose)
@@ -115,14 +126,24 @@ class Session:
         for name, values in outcome.scores.items():
             self.scores.setdefault(name, []).extend(values)
 
-    def drafted_ahead(self, outcome: Drafted) -> None:
-        """One token more on every branch; where the target's own token is guessed, that comes first."""
-        for i, branch in enumerate(self.branches):
+    def growing(self, steps: int) -> list[Branch]:
+        """The branches that want another token: shorter than `steps`, not at their end, with room in the answer."""
+        return [b for b in self.branches if len(b.tokens) < steps and not self._is_over(b)]
+
+    def _is_over(self, branch: Branch) -> bool:
+        last = ((self.flight or ())[: branch.accepted] + branch.own)[-1:]
+        full = branch.accepted + 1 + len(branch.tokens) >= self.remaining
+        return full or not self.ends.isdisjoint(last)
+
+    def drafted_ahead(self, outcome: Drafted, steps: int) -> None:
+        """One token more on every growing branch; where the target's own token is guessed, that comes first."""
+        for i, branch in enumerate(self.growing(steps)):
             if branch.token is None:
                 branch.token = outcome.tokens[i]
                 continue
             branch.tokens.append(outcome.tokens[i])
             branch.tops.append(outcome.tops[i])
+            branch.odds += outcome.odds[i : i + 1]
             for name, values in outcome.scores.items():
                 branch.scores.setdefault(name, []).append(values[i])
 
@@ -139,16 +160,15 @@ class Session:
             feed += tuple(self.draft[max(0, start - base) :])
         return start, feed
 
-    def feeds_ahead(self) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """The same for every branch, from where they have all in common."""
+    def feeds_ahead(self, branches: Sequence[Branch]) -> tuple[int, tuple[Tokens, ...]]:
+        """The same for branches, from where they have all in common."""
         base = len(self.tokens)
-        start = min(self.kv, base + min(b.accepted for b in self.branches) - 1)
-        return start, tuple(self._feed_ahead(branch, start) for branch in self.branches)
+        start = min(self.kv, base + min(b.accepted for b in branches) - 1)
+        return start, tuple(self._feed_ahead(branch, start) for branch in branches)
 
-    def _feed_ahead(self, branch: Branch, start: int) -> tuple[int, ...]:
+    def _feed_ahead(self, branch: Branch, start: int) -> Tokens:
         flight = (self.flight or ())[max(0, start - len(self.tokens)) : branch.accepted]
-        own = () if branch.token is None else (branch.token,)
-        return (*self.tokens[start:], *flight, *own, *branch.tokens)
+        return (*self.tokens[start:], *flight, *branch.own)
 
     def ask(self, send_drafts: bool, rule: Rule) -> Rows:
         """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
@@ -183,12 +203,17 @@ class Session:
             self.draft, self.parents = list(verdict.proposal[0]), verdict.proposal[1]
         return new
 
+    def foreseen(self, verdict: Verdict) -> Guess:
+        """How the branches fit a verdict that is not settled yet."""
+        if not self.branches:
+            return ""
+        there = [branch.token for branch in self.branches if branch.accepted == verdict.accepted]
+        return "hit" if verdict.token in there else "position" if there else "missed"
+
     def _adopt(self, branches: Sequence[Branch], verdict: Verdict) -> None:
-        self.position_hits += any(b.accepted == verdict.accepted for b in branches)
         for b in branches:
             if b.accepted == verdict.accepted and b.token == verdict.token:
-                self.hits += 1
-                self.draft, self.scores, self.tops = b.tokens, b.scores, b.tops
+                self.draft, self.scores, self.tops, self.odds = b.tokens, b.scores, b.tops, b.odds
 
     def stand(self) -> tuple[Tokens, Origins]:
         """The device's own draft stands: not offloaded, or the cloud is gone."""

@@ -7,11 +7,10 @@ import torch
 
 from serving.engine.blobs import Blobs
 from serving.engine.cache import Slot
-from serving.engine.draft import Chunk
-from serving.engine.importance import Importance
+from serving.engine.draft import Chunk, Reading, write_on
 from serving.engine.model import Model
 from serving.engine.stack import Lot, Stack
-from serving.messages import Drafted, Generate, Stop
+from serving.messages import Drafted, Exit, Generate, Stop
 from serving.scores import SCORES
 
 
@@ -29,11 +28,12 @@ class Forced:
     Args:
         model: from `open_model`.
         vocabulary: how many rows of its head are real tokens.
+        rule: where it leaves early when it drafts, if it does.
     """
 
-    def __init__(self, model: Model, vocabulary: int) -> None:
+    def __init__(self, model: Model, vocabulary: int, rule: Exit | None = None) -> None:
         self._model, self._stack, self._blobs = model, Stack(model, vocabulary), Blobs(0)
-        self._depth = len(model.layers)
+        self._depth, self._rule, self._reading = len(model.layers), rule, Reading(self._stack, rule)
 
     @torch.inference_mode()
     def choices(self, path: Sequence[int], first: int, rows: int = 256) -> list[int]:
@@ -54,18 +54,14 @@ class Forced:
         found = []
         for at in range(first, len(path) + 1):
             slot.truncate(0 if at == first else at - 1, "recorded")
-            work = Generate("", slot.length, tuple(path[slot.length : at]), Stop(depth), ends, SCORES)
+            work = Generate("", slot.length, tuple(path[slot.length : at]), Stop(depth), ends, SCORES, exit=self._rule)
             found.append(self._continue(work, slot))
         return found
 
     def _continue(self, work: Generate, slot: Slot) -> Continuation:
         """As `serving.engine.draft` writes, but the attention of every pass is kept."""
-        chunk, seen, feed = Chunk(work, self._blobs), Importance(frozenset(range(self._depth))), work.feed
-        while feed:
-            seen.choose(None)
-            hidden = self._stack.run(self._stack.embed(feed), [Lot(slot, len(feed))], 0, self._depth, seen)
-            more = chunk.write(self._stack.logits(hidden[-1:]), slot.length) and len(chunk.tokens) < work.stop.cap
-            feed = (chunk.tokens[-1],) if more else ()
+        chunk, seen = Chunk(work, self._blobs), self._reading.importance(frozenset(range(self._depth)))
+        write_on(chunk, self._reading, self._stack, slot, seen)
         return Continuation(chunk.drafted(slot.length, None), _attention(seen.passes))
 
 

@@ -68,6 +68,24 @@ _stop = cache(Stop)
 
 
 @dataclass(frozen=True)
+class Opening:
+    """The first `k` tokens of an answer, on which it is decided who goes on; then one token at a time."""
+
+    k: int
+    source: ClassVar[Literal["model"]] = "model"
+    probes: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"policy.draft.k is {self.k}; an opening has at least 1 token")
+
+    def plan(self, s: Session) -> Stop | None:
+        k = 1 if s.written else self.k
+        room = min(k, s.remaining) - len(s.draft)
+        return None if room <= 0 or s.draft_ended else _stop(room)
+
+
+@dataclass(frozen=True)
 class NoDraft:
     """Nobody drafts: every token is the target's."""
 

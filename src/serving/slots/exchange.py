@@ -1,12 +1,17 @@
 """Slot `exchange`: what crosses the link beside the rows themselves, whose payload follows from the placement."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from serving.messages import Rows
 
 
 class Exchange(Protocol):
+    @property
+    def whole(self) -> bool:
+        """Does the drafter make the distributions of its drafts in full, whatever verification needs?"""
+        ...
+
     def nbytes(self, rows: Rows) -> int:
         """Bytes that a message needs for these rows beyond token ids and hidden states."""
         ...
@@ -16,15 +21,33 @@ class Exchange(Protocol):
 class Nothing:
     """No message leaves the device."""
 
+    whole: ClassVar[bool] = False
+
     def nbytes(self, rows: Rows) -> int:  # noqa: ARG002
         return 0
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids; under sampling also the drafter's whole distribution per draft (fp16), which lossless verification
-    needs.
+    """Token ids, and of the drafter's distributions what lossless verification needs (Synera, section 4.2): under
+    greedy decoding nothing, under top-k and top-p sampling the tokens that could have been drawn.
     """
 
+    whole: ClassVar[bool] = False
+
     def nbytes(self, rows: Rows) -> int:
-        return sum(blob.nbytes for blob in rows.odds) if rows.odds else 0
+        return _distributions(rows)
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Token ids and the drafter's whole distribution for each, greedy or not (Synera without compression)."""
+
+    whole: ClassVar[bool] = True
+
+    def nbytes(self, rows: Rows) -> int:
+        return _distributions(rows)
+
+
+def _distributions(rows: Rows) -> int:
+    return sum(blob.nbytes for blob in rows.odds) if rows.odds else 0

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.luck import key, luck
-from serving.messages import Blob, Call, Drafted, Verdict
+from serving.messages import Blob, Call, Drafted, Guess, Verdict
 from serving.nodes.session import Branch, Session
 
 PROMPT = (1, 2, 3)
@@ -174,25 +174,25 @@ def ahead(s: Session, *guesses: tuple[int, int | None]) -> None:
         s.branches.append(Branch(accepted, token, [70 + i, 80 + i], {"confidence": [0.4, 0.3]}, [(70 + i,), (80 + i,)]))
 
 
-ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], tuple[int, int]]] = {
-    "position and token match": ([(2, 50)], Verdict(2, 50), [70, 80], (1, 1)),
-    "position alone is not enough": ([(2, 51)], Verdict(2, 50), [], (1, 0)),
-    "token alone is not enough": ([(1, 50)], Verdict(2, 50), [], (0, 0)),
-    "one of two guesses": ([(2, 51), (2, 50)], Verdict(2, 50), [71, 81], (1, 1)),
-    "full acceptance, bonus guessed": ([(4, 14)], Verdict(4, 14), [70, 80], (1, 1)),
-    "full acceptance, another bonus": ([(4, 14)], Verdict(4, 15), [], (1, 0)),
-    "the bonus was not drafted yet": ([(4, None)], Verdict(4, 14), [], (1, 0)),
+ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], Guess]] = {
+    "position and token match": ([(2, 50)], Verdict(2, 50), [70, 80], "hit"),
+    "position alone is not enough": ([(2, 51)], Verdict(2, 50), [], "position"),
+    "token alone is not enough": ([(1, 50)], Verdict(2, 50), [], "missed"),
+    "one of two guesses": ([(2, 51), (2, 50)], Verdict(2, 50), [71, 81], "hit"),
+    "full acceptance, bonus guessed": ([(4, 14)], Verdict(4, 14), [70, 80], "hit"),
+    "full acceptance, another bonus": ([(4, 14)], Verdict(4, 15), [], "position"),
+    "the bonus was not drafted yet": ([(4, None)], Verdict(4, 14), [], "position"),
 }
 
 
 @pytest.mark.parametrize("case", ADOPTED)
 def test_what_was_drafted_ahead_survives_only_behind_what_the_target_wrote(case: str) -> None:
-    guesses, verdict, draft, hits = ADOPTED[case]
+    guesses, verdict, draft, guess = ADOPTED[case]
     s = asked()
     ahead(s, *guesses)
+    assert s.foreseen(verdict) == guess
     s.settle(verdict)
     assert s.draft == draft
-    assert (s.position_hits, s.hits) == hits
     assert s.branches == []
     if draft:  # the next guess reads them
         assert s.scores == {"confidence": [0.4, 0.3]}
