@@ -27,13 +27,16 @@ SLOTS = [
     "placement",
     "dispatch",
     "link_loss",
-    "artifacts",
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-_APART = ("experiment", "hardware/chip", "model/architecture", "runtime/outcomes")
+OVERRIDES = ("pair", "method", "exit")
+"""Groups of overrides, added with a plus: what experiments vary together."""
+_APART = ("experiment", "hardware/chip", "model/architecture", "runtime/outcomes", "policy/artifacts", *OVERRIDES)
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
-"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's."""
+"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's; artifacts
+come with the slots that need them.
+"""
 
 
 def choices(group: str) -> list[str]:
@@ -64,6 +67,14 @@ def test_every_choice_composes(turn: int) -> None:
     assert composed(*words)["stages"]["serve"]["setup"]["policy"]
 
 
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in OVERRIDES for name in choices(group)])
+def test_every_group_of_overrides_composes(group: str, name: str) -> None:
+    lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith("# ")
+    assert composed(f"+{group}={name}")["stages"]["serve"]
+
+
 @pytest.mark.parametrize("name", choices("runtime/outcomes"))
 def test_every_source_of_outcomes_composes(name: str) -> None:
     data = composed("runtime=simulated", f"runtime/outcomes={name}")
@@ -77,7 +88,7 @@ def test_every_policy_names_every_slot(name: str) -> None:
 
 
 def test_every_slot_is_a_group() -> None:
-    assert sorted(path.name for path in (CONF / "policy").iterdir() if path.is_dir()) == sorted(SLOTS)
+    assert sorted(path.name for path in (CONF / "policy").iterdir() if path.is_dir()) == sorted((*SLOTS, "artifacts"))
 
 
 def test_every_slot_choice_is_used_by_a_policy_or_says_what_it_is_for() -> None:
