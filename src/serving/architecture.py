@@ -1,6 +1,6 @@
 """The shape of a language model, and what follows from it: parameters, bytes, FLOPs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Precision: TypeAlias = Literal["fp32", "fp16", "int8", "int4"]
@@ -11,6 +11,13 @@ WEIGHT_BITS: dict[str, float] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 
 NUMBER_NBYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "int8": 2, "int4": 2}
 """Bytes of one activation or KV entry."""
+
+Quantization: TypeAlias = Literal["none", "int8", "nf4"]
+"""How a checkpoint keeps the linear layers of its blocks, where not in the precision of all the rest."""
+
+QUANTIZED_BITS: dict[str, float] = {"int8": 8, "nf4": 4.5}
+"""As bitsandbytes stores them. nf4: four bits, and an fp32 scale for every 64 weights (QLoRA, section 3, without double
+quantisation). int8: a byte; its fp32 scale for every row of weights is not counted (LLM.int8(), section 3.1)."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,8 @@ class Architecture:
     norms: int = 2
     """Norms a block: 1 where attention and MLP run in parallel on one norm (Falcon 7B)."""
     norm_bias: bool = False
+    quantization: Quantization = "none"
+    """Of the blocks' linear layers, as the checkpoint that this stands for has it; see `quantized`."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "norms"):
@@ -78,8 +87,33 @@ class Architecture:
         head = 0 if self.tied else self.head_parameters
         return self.layers * self.block_parameters + self.embedding_parameters + self.norm_parameters + head
 
+    def quantized(self, quantization: Quantization) -> "Architecture":
+        """The same shape with its blocks' linear layers in fewer bits, and a name that tells coefficients apart.
+
+        Only bytes follow from it: weights are stored and read in fewer bits; activations, KV cache and arithmetic are
+        the hardware's, and turning stored weights into numbers takes no time, as in kernels that do it while they read.
+        Raises ValueError for a shape that is quantised otherwise.
+        """
+        if quantization == self.quantization:
+            return self
+        if self.quantization != "none":
+            raise ValueError(f"architecture {self.name} is quantised to {self.quantization}, not to {quantization}.")
+        return replace(self, name=f"{self.name}_{quantization}", quantization=quantization)
+
+    def block_nbytes(self, precision: Precision) -> float:
+        """Weights of one block as they are stored."""
+        matmul, bits = self.block_matmul_parameters, WEIGHT_BITS[precision]
+        matmul_bits = QUANTIZED_BITS.get(self.quantization, bits)
+        return (matmul * matmul_bits + (self.block_parameters - matmul) * bits) / 8
+
+    def head_nbytes(self, precision: Precision) -> float:
+        """Weights of the LM head, which no quantisation touches."""
+        return self.head_parameters * WEIGHT_BITS[precision] / 8
+
     def weights_nbytes(self, precision: Precision) -> int:
-        return round(self.parameters() * WEIGHT_BITS[precision] / 8)
+        """Weights of the whole model as they are stored, shared ones counted once."""
+        outside = self.parameters() - self.layers * self.block_parameters
+        return round(self.layers * self.block_nbytes(precision) + outside * WEIGHT_BITS[precision] / 8)
 
     def kv_nbytes_per_token(self, precision: Precision) -> int:
         """Keys and values of one token in all layers."""

@@ -120,14 +120,13 @@ def roofline(
         )
     flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
     nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel
-    a_weight = architecture.weights_nbytes(precision) / architecture.parameters()
     return Latency(
         a_s=2 * architecture.layers * architecture.block_matmul_parameters / flops,
         b_compute_s=architecture.flops_per_interaction() / flops,
         b_read_s=architecture.kv_nbytes_per_token(precision) / nbytes,
-        c_s=architecture.layers * architecture.block_parameters * a_weight / nbytes + chip.launch_overhead_s,
+        c_s=architecture.layers * architecture.block_nbytes(precision) / nbytes + chip.launch_overhead_s,
         head_row_s=2 * architecture.head_parameters / flops,
-        head_c_s=architecture.head_parameters * a_weight / nbytes,
+        head_c_s=architecture.head_nbytes(precision) / nbytes,
         layers=architecture.layers,
         source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {architecture.name}, {precision}"
         + (f", {tensor_parallel} chips" if tensor_parallel > 1 else ""),

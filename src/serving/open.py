@@ -73,7 +73,9 @@ def _engine(checkpoint: Checkpoint, blobs: "Blobs", vocabulary: int, accelerator
     from serving.engine.model import open_model
 
     torch.set_num_threads(1)
-    model = open_model(checkpoint.where, dtype=checkpoint.dtype, device=accelerator)
+    model = open_model(
+        checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization
+    )
     return Engine(model, blobs=blobs, vocabulary=vocabulary)
 
 

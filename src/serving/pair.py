@@ -2,26 +2,33 @@
 
 import json
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from serving.architecture import Architecture
+from serving.architecture import QUANTIZED_BITS, Architecture, Quantization
 from serving.engine.architectures import ARCHITECTURES
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+
+QUANTIZING = ("bitsandbytes", "accelerate")
+"""What `transformers` needs to load weights in 8 or 4 bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A causal LM that `transformers` loads from a directory, or from the Hub, where its name is all its identity.
 
-    Raises ValueError for a directory that holds no causal LM.
+    Raises ValueError for a directory that holds no causal LM, and for a quantisation whose library is not installed or
+    that the checkpoint already has.
     """
 
     path: Path | None = None
     hub: str | None = None
     dtype: Dtype = "fp32"
     """Of the computation on this machine; what the named hardware computes in is the fleet's `precision`."""
+    quantization: Quantization = "none"
+    """int8 or nf4: the blocks' linear layers in 8 or 4 bits, by bitsandbytes; see `serving.engine.quantization`."""
 
     def __post_init__(self) -> None:
         if self.path is None and self.hub is None:
@@ -30,8 +37,10 @@ class Checkpoint:
             )
         if self.path is not None and self.hub is not None:
             raise ValueError(f"model: both a path and hub={self.hub} are given; set path=null to take the Hub's")
+        if self.quantization != "none":
+            _check_library(self.quantization)
         if isinstance(self.path, Path):
-            _check(self.path)
+            _check(self.path, self.quantization)
 
     @property
     def where(self) -> str:
@@ -41,9 +50,28 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Checkpoint):
-    """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory."""
+    """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory.
+
+    Where the checkpoint is quantised, so is what it stands for.
+    """
 
     timing: Architecture
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantization != "none":
+            object.__setattr__(self, "timing", self.timing.quantized(self.quantization))
+
+    @property
+    def charged(self) -> str | None:
+        """What a report has to say of a quantised model's seconds and bytes."""
+        if self.quantization == "none":
+            return None
+        return (
+            f"{self.timing.name}: the linear layers of the blocks are stored and read in "
+            f"{QUANTIZED_BITS[self.quantization]:g} bits a weight, all else in the hardware's precision; "
+            "arithmetic is the hardware's, and no time is charged for turning stored weights into numbers"
+        )
 
 
 @dataclass(frozen=True)
@@ -65,7 +93,16 @@ class Pair:
             same_tokenizer(self.device.path, self.cloud.path)
 
 
-def _check(path: Path) -> None:
+def _check_library(quantization: str) -> None:
+    missing = [name for name in QUANTIZING if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"model: quantization={quantization} needs {' and '.join(missing)}, which this Python does not have; "
+            "install tandem-llm[quantization], or set quantization=none"
+        )
+
+
+def _check(path: Path, quantization: str) -> None:
     """Refuses what is not a causal LM's directory, without loading anything."""
     file = path / "config.json"
     if not file.is_file():
@@ -73,6 +110,7 @@ def _check(path: Path) -> None:
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         names, kind = config.get("architectures") or [], config.get("model_type")
+        stored = config.get("quantization_config")
     except (ValueError, AttributeError) as problem:
         raise ValueError(f"{file} is damaged ({problem}); fetch or train the checkpoint again") from problem
     if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
@@ -80,3 +118,5 @@ def _check(path: Path) -> None:
     if kind not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")
+    if stored and quantization != "none":
+        raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")

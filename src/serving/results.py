@@ -4,14 +4,15 @@ them.
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from serving.cast import Cast
-from serving.cost import packing_factor
 from serving.engine.tokenizer import Tokenizer
 from serving.messages import Chunk
+from serving.packing import Packing, reported
 from serving.recorder import Record
 from serving.runtimes.runtime import Query, Runtime, Served
 from serving.setup import Setup
@@ -23,7 +24,7 @@ from serving.workload.metrics import Rouge1
 Row = dict[str, Any]
 
 
-def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
+def write(out: Path, setup: Setup, runtime: Runtime, served: Served, packing: Packing | None = None) -> None:
     """Fills the artifact folder of a `serve` stage."""
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
     cast = Cast(setup, served.layers)
@@ -37,7 +38,7 @@ def write(out: Path, setup: Setup, runtime: Runtime, served: Served) -> None:
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
     _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
-    meta = json.dumps(_meta(setup, runtime, served, fleets, rows), indent=1)
+    meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing), indent=1)
     (out / "meta.json").write_text(meta, encoding="utf-8")
 
 
@@ -117,10 +118,12 @@ def _chunk(chunk: Chunk) -> Row:
 
 
 def _meta(
-    setup: Setup, runtime: Runtime, served: Served, fleets: Sequence[Fleet], rows: Sequence[Row]
+    setup: Setup, runtime: Runtime, served: Served, fleets: Sequence[Fleet], rows: Sequence[Row],
+    packing: Packing | None,
 ) -> dict[str, Any]:
     metrics = setup.workload.dataset.metrics
-    factor, source = packing_factor(setup.pair.cloud.timing)
+    timed = setup.pair.cloud.timing
+    factor = packing.factor(timed) if packing else reported(timed)
     links = [fleet.network or setup.network for fleet in fleets] if setup.placed else []
     return {
         "policy": setup.policy.name,
@@ -131,7 +134,8 @@ def _meta(
         "notes": [*_notes(setup), *served.notes],
         "timing": _here(setup) if served.here else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
-        "packing_factor": {"value": factor, "source": source},
+        "packing_factor": asdict(factor) if factor else None,
+        "overhead": dict(served.overhead),
         "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
         "seed": setup.seed,
     }
@@ -144,6 +148,7 @@ def _notes(setup: Setup) -> list[str]:
         "set model.device.timing and model.cloud.timing to what they are"
     )
     found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
+    found += [pair.device.charged, pair.cloud.charged]
     return [note for note in found if note]
 
 

@@ -165,8 +165,14 @@ class Testbed:
 def check_fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
     """Refuse a model that does not fit: weights, KV of `sessions` x `tokens`, and one forward of `tokens` rows.
 
-    The operating system's share of a unified memory is not counted. Raises ValueError with each term.
+    The operating system's share of a unified memory is not counted. Raises ValueError with each term, and where fleet
+    and model both say in how few bits weights are stored.
     """
+    if architecture.quantization != "none" and fleet.precision in ("int8", "int4"):
+        raise ValueError(
+            f"{architecture.name} is quantised, and precision={fleet.precision} of {fleet.chip.name} stores weights in "
+            "fewer bits once more; set the hardware's precision to fp16, or the model's quantization to none."
+        )
     memory = fleet.memory_nbytes
     if memory is None:
         return

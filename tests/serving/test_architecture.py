@@ -86,3 +86,32 @@ def test_impossible_shapes_are_refused():
         Architecture(**shape, vocabulary=10, published_parameters=1, source="made up")
     with pytest.raises(ValueError, match="vocabulary=0 must be at least 1"):
         Architecture(**{**shape, "kv_heads": 2}, vocabulary=0, published_parameters=1, source="made up")
+
+
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4.5)])
+def test_a_quantised_shape_keeps_its_embedding_and_head(quantization, bits):
+    plain = architecture("tinyllama_1_1b")
+    shape = plain.quantized(quantization)
+    linear = 22 * (2048 * 64 * 2 * (32 + 4) + 3 * 2048 * 5632)
+    assert shape.name == f"tinyllama_1_1b_{quantization}"
+    assert shape.weights_nbytes("fp16") == linear * bits / 8 + 2 * (plain.parameters() - linear)
+    assert shape.head_nbytes("fp16") == plain.head_nbytes("fp16") == 2 * 32000 * 2048
+    assert shape.block_nbytes("fp16") == linear / 22 * bits / 8 + 2 * 2 * 2048
+    assert shape.kv_nbytes_per_token("fp16") == plain.kv_nbytes_per_token("fp16")
+    assert shape.flops_per_token() == plain.flops_per_token()
+
+
+def test_bytes_of_the_parts_make_up_the_whole():
+    for name in names("model/architecture"):
+        shape = architecture(name)
+        outside = shape.parameters() - shape.layers * shape.block_parameters
+        for precision, nbytes in (("fp32", 4), ("fp16", 2), ("int8", 1), ("int4", 4.5 / 8)):
+            whole = shape.layers * shape.block_nbytes(precision) + outside * nbytes
+            assert shape.weights_nbytes(precision) == round(whole) == round(shape.parameters() * nbytes)
+
+
+def test_a_shape_is_quantised_once():
+    shape = architecture("tinyllama_1_1b").quantized("nf4")
+    assert shape.quantized("nf4") is shape
+    with pytest.raises(ValueError, match="tinyllama_1_1b_nf4 is quantised to nf4, not to int8"):
+        shape.quantized("int8")

@@ -1,13 +1,19 @@
 """What is no pair of causal LMs is refused from its files alone."""
 
 import json
+from collections.abc import Iterator
+from dataclasses import fields
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from catalogue import architecture
+import yaml
+from catalogue import CONF, architecture
 from checkpoints import tokenizer_json
 
-from serving.pair import Model, Pair
+from serving import pair
+from serving.pair import Checkpoint, Model, Pair
 
 TIMING = architecture("tinyllama_1_1b")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -64,3 +70,56 @@ def test_two_tokenizers_are_no_pair(tmp_path: Path) -> None:
 def test_one_tokenizer_makes_a_pair(tmp_path: Path) -> None:
     a, b = (Model(timing=TIMING, path=folder(tmp_path / name)) for name in "ab")
     assert Pair(a, b).device.where != Pair(a, b).cloud.where
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the library that quantises were installed."""
+    monkeypatch.setattr(pair, "find_spec", lambda name: ModuleSpec(name, None))
+
+
+def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pair, "find_spec", lambda _: None)
+    assert Model(timing=TIMING, hub="some/model").charged is None
+    with pytest.raises(
+        ValueError, match=r"nf4 needs bitsandbytes and accelerate, .* install tandem-llm\[quantization\]"
+    ):
+        Model(timing=TIMING, hub="some/model", quantization="nf4")
+
+
+@pytest.mark.usefixtures("library")
+def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
+    here = folder(tmp_path / "a", {**LLAMA, "quantization_config": {"quant_method": "awq"}})
+    assert Model(timing=TIMING, path=here).timing == TIMING
+    with pytest.raises(ValueError, match="is quantised already; set quantization=none"):
+        Model(timing=TIMING, path=here, quantization="int8")
+
+
+@pytest.mark.usefixtures("library")
+def test_a_quantised_model_stands_for_a_quantised_architecture() -> None:
+    model = Model(timing=TIMING, hub="some/model", quantization="nf4")
+    assert (model.timing.name, model.timing.quantization) == ("tinyllama_1_1b_nf4", "nf4")
+    assert "stored and read in 4.5 bits a weight" in str(model.charged)
+    again = Model(timing=model.timing, hub="some/model", quantization="nf4")
+    assert again == model
+
+
+def test_who_names_a_checkpoint_by_its_fields_names_them_all() -> None:
+    names = {field.name for field in fields(Checkpoint)}
+    found = {str(file.relative_to(CONF)): node for file in sorted(CONF.rglob("*.yaml")) for node in checkpoints(file)}
+    assert {"policy/artifacts/thresholds.yaml", "runtime/outcomes/trace.yaml"} <= set(found)
+    for file, node in found.items():
+        assert set(node) >= names, f"{file} leaves out {names - set(node)}"
+
+
+def checkpoints(file: Path) -> Iterator[dict[str, Any]]:
+    """The nodes of a YAML file that say where a checkpoint is."""
+    waiting = [yaml.safe_load(file.read_text(encoding="utf-8"))]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            if {"path", "hub", "dtype"} <= set(node):
+                yield node
+            waiting.extend(node.values())
+        elif isinstance(node, list):
+            waiting.extend(node)

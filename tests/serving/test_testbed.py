@@ -147,3 +147,27 @@ def test_empty_schedules_are_refused():
 
 def test_a_fleet_may_have_its_own_link():
     assert fleet("pixel_7", network={"uplink_mbps": 1, "downlink_mbps": 2}).network != link("lte")
+
+
+def test_a_quantised_model_fits_where_the_whole_one_does_not():
+    pi, shape = fleet("raspberry_pi_4b"), architecture("vicuna_7b")
+    with pytest.raises(ValueError, match="vicuna_7b does not fit"):
+        check_fits(pi, shape, sessions=1, tokens=256)
+    check_fits(pi, shape.quantized("nf4"), sessions=1, tokens=256)
+
+
+def test_bits_are_not_saved_twice():
+    shape = architecture("tinyllama_1_1b").quantized("nf4")
+    with pytest.raises(
+        ValueError, match=r"_nf4 is quantised, and precision=int8 of raspberry_pi_5 .* set the hardware's"
+    ):
+        check_fits(fleet("raspberry_pi_5", precision="int8"), shape, sessions=1, tokens=256)
+
+
+def test_coefficients_of_the_whole_model_do_not_time_the_quantised_one():
+    found = fleet("a100_80gb", timing="wisp_section_4_4")
+    whole = architecture("qwen3_32b")
+    assert "roofline" not in found.latency(whole).source
+    source = found.latency(whole.quantized("nf4")).source
+    assert "roofline" in source
+    assert source.endswith("(wisp_section_4_4 has no qwen3_32b_nf4)")

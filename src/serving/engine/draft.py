@@ -59,7 +59,8 @@ class Chunk:
         odds = distribution(logits[0], sampling) if sampling else logits[0].softmax(-1)
         sent = as_sent(odds, whole).cpu()
         self.odds.append(self._blobs.put(sent, f"odds/{self.work.session}", sent.nbytes))
-        self.kept.append(kept(sent))
+        cut = sampling is not None and (sampling.top_k > 0 or sampling.top_p < 1)
+        self.kept.append(kept(sent) if cut else 0)  # uncut, it grows with the vocabulary of the timed model
         if sampling is None:
             return likeliest
         return draw(opened(sent, logits.shape[-1]), luck(key(sampling.seed, self.work.session), position, "draft"))

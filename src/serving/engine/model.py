@@ -12,6 +12,7 @@ from torch import nn
 from serving.engine.architectures import ARCHITECTURES
 from serving.engine.attention import NAME as ATTENTION
 from serving.engine.attention import register
+from serving.engine.quantization import repair, settings
 from serving.engine.rotary import Rotary
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,7 +39,7 @@ class Model:
     device: torch.device
 
 
-def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") -> Model:
+def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu", quantization: str = "none") -> Model:
     """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention.
 
     Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
@@ -54,7 +55,9 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") ->
     check_checkpoint(path)
     try:
         with _no_progress_bar():
-            pretrained: Any = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], output_loading_info=True)
+            pretrained: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=DTYPES[dtype], output_loading_info=True, **settings(quantization, DTYPES[dtype], device)
+            )
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(f"the checkpoint at {path} cannot be read ({error}); fetch or train it again") from error
     loaded, found = pretrained
@@ -62,6 +65,7 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu") ->
         raise ValueError(
             f"the checkpoint at {path} lacks weights ({len(missing)}, such as {missing[0]}); fetch it again"
         )
+    repair(loaded)
     return take_apart(loaded, device=device, name=str(path))
 
 

@@ -5,6 +5,8 @@ import torch
 from serving.messages import Sampling
 from serving.odds import entry_nbytes, odds_nbytes
 
+_FEW = 1024
+
 
 def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Probabilities after temperature, then top-k, then top-p (in that order, as `transformers` does).
@@ -34,11 +36,17 @@ def _check(sampling: Sampling) -> None:
 
 
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Keeps the smallest set of likeliest tokens whose probability reaches `top_p`."""
-    ordered, order = logits.sort(-1)
-    dropped = ordered.softmax(-1).cumsum(-1) <= 1 - top_p
-    dropped[..., -1] = False
-    return logits.masked_fill(dropped.scatter(-1, order, dropped), float("-inf"))
+    """Keeps the smallest set of likeliest tokens whose probability reaches `top_p`.
+
+    It is looked for among the likeliest few first: to sort a vocabulary of 32,000 takes longer than all the rest.
+    """
+    odds = logits.softmax(-1)
+    best, order = odds.topk(min(_FEW, odds.shape[-1]), -1)
+    if float(best.double().sum(-1).min()) < top_p:
+        best, order = odds.sort(-1, descending=True)
+    before = best.double().cumsum(-1) - best
+    chosen = logits.gather(-1, order).masked_fill(before >= top_p, float("-inf"))
+    return torch.full_like(logits, float("-inf")).scatter(-1, order, chosen)
 
 
 def as_sent(probabilities: torch.Tensor, whole: bool = False) -> torch.Tensor:

@@ -1,0 +1,150 @@
+"""Models whose linear layers are kept in 8 or 4 bits."""
+
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from serving.engine.engine import Engine
+from serving.engine.model import open_model
+from serving.engine.quantization import repair, settings
+from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.pair import QUANTIZING
+
+MISSING = [name for name in QUANTIZING if find_spec(name) is None]
+installed = pytest.mark.skipif(
+    bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install -e '.[quantization]'"
+)
+both = pytest.mark.parametrize("quantization", ["int8", "nf4"])
+PROMPT = (5, 17, 40, 8)
+FITTING = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "initializer_range": 0.1}
+"""Sizes that every kernel of bitsandbytes takes."""
+
+
+@pytest.fixture
+def saved(causal, tmp_path):
+    """Saves a tiny model, and says where: saved(variant, **settings)."""
+
+    def save(variant="llama", **given):
+        causal(variant, **given).save_pretrained(tmp_path)
+        return tmp_path
+
+    return save
+
+
+def stored(model):
+    """What the linear layers of the blocks are, and the dtypes of their weights."""
+    modules = [m for layer in model.layers for m in layer.modules() if isinstance(m, nn.Linear)]
+    return {type(m).__name__ for m in modules}, {m.weight.dtype for m in modules}
+
+
+def dequantised(path, model):
+    """The `transformers` model with the weights that `model` really has."""
+    from transformers.integrations.bitsandbytes import dequantize_bnb_weight
+
+    plain = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for full, layer in zip(plain.model.layers, model.layers, strict=True):
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear):
+                weight = dequantize_bnb_weight(module.weight, getattr(module, "state", None))
+                full.get_submodule(name).weight.data = weight.to(torch.float32)
+    return plain.eval()
+
+
+def logits(model, tokens):
+    """The head's numbers over a whole text, of shape (tokens, vocabulary)."""
+    engine = Engine(model)
+    work = Forward(Span(0, len(model.layers), True, False), (Rows("a", 0, len(tokens), tokens),), ("all",))
+    result = engine.execute(work)[0][0]
+    with torch.inference_mode():
+        return model.head(model.norm(engine.blobs.take(result.blob))).float()
+
+
+@installed
+@pytest.mark.parametrize("variant", ["llama", "llama_yarn", "qwen2", "phi3", "neox"])
+@pytest.mark.parametrize(
+    ("quantization", "kind", "dtype"), [("int8", "Linear8bitLt", torch.int8), ("nf4", "Linear4bit", torch.uint8)]
+)
+def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quantization, kind, dtype):
+    model = open_model(saved(variant), quantization=quantization)
+    assert stored(model) == ({kind}, {dtype})
+    assert type(model.head) is nn.Linear
+    assert {model.dtype, model.embed.weight.dtype, model.norm.weight.dtype, model.head.weight.dtype} == {torch.float32}
+
+
+@installed
+@both
+@pytest.mark.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
+def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
+    engine = Engine(open_model(saved(**sizes), quantization=quantization))
+    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(8), probes=("confidence", "importance")))[0]
+    assert all(0 < score <= 1.01 for score in drafted.scores["confidence"])
+    whole = logits(engine.model, (*PROMPT, *drafted.tokens))
+    assert tuple(whole[3:-1].argmax(-1).tolist()) == drafted.tokens
+
+
+@installed
+def test_nf4_computes_with_the_weights_that_it_stores(saved):
+    path = saved()
+    model = open_model(path, quantization="nf4")
+    with torch.inference_mode():
+        expected = dequantised(path, model)(torch.tensor([PROMPT])).logits[0]
+    torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=1e-3)
+
+
+@installed
+def test_int8_is_nearer_to_the_checkpoint_than_nf4(saved):
+    path = saved(**FITTING)
+    full, eight, four = (logits(open_model(path, quantization=each), PROMPT) for each in ("none", "int8", "nf4"))
+    spread = full.std()
+    assert 0 < (eight - full).std() < 0.05 * spread
+    assert (eight - full).std() < (four - full).std() < 0.5 * spread
+
+
+@installed
+@both
+def test_a_row_does_not_depend_on_the_rows_beside_it(saved, quantization):
+    layer = open_model(saved(**FITTING), quantization=quantization).layers[0].mlp.gate_proj
+    row, loud = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.full((1, 64), 40.0)
+    with torch.inference_mode():
+        alone, beside = layer(row), layer(torch.cat([row, loud]))
+    assert torch.equal(alone[0], beside[0])
+
+
+@installed
+@both
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
+    model = open_model(saved(), dtype=dtype, quantization=quantization)
+    engine = Engine(model)
+    engine.execute(Generate("a", 0, PROMPT, Stop(5)))
+    assert model.dtype in (torch.bfloat16, torch.float16)
+    assert engine.cache.nbytes == 2 * 4 * 64 * 2 * 8 * 2
+
+
+@installed
+@both
+def test_nothing_is_logged_of_every_product(saved, quantization, caplog):
+    Engine(open_model(saved(), quantization=quantization)).execute(Generate("a", 0, PROMPT, Stop(3)))
+    assert not [record for record in caplog.records if record.name.startswith("bitsandbytes")]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kept"), [(64, 32, True), (192, 96, True), (48, 64, False), (64, 48, False)]
+)
+def test_layers_of_other_sizes_are_kept_from_the_fast_kernel(inputs, outputs, kept):
+    layer = SimpleNamespace(support_avx512bf16_for_cpu=True, in_features=inputs, out_features=outputs)
+    repair(SimpleNamespace(modules=lambda: [nn.ReLU(), layer]))
+    assert layer.support_avx512bf16_for_cpu is kept
+
+
+def test_a_model_that_is_not_quantised_needs_no_library():
+    assert settings("none", torch.float32, "cpu") == {}
+
+
+def test_unknown_quantisations_are_refused(saved):
+    with pytest.raises(ValueError, match="quantization 'awq' is not known; choose one of none, int8, nf4"):
+        open_model(saved(), quantization="awq")
