@@ -116,7 +116,8 @@ class Stop:
 class Exit:
     """Layer-wise early exit: stop after a layer at which a token's score is above the threshold.
 
-    It is asked after each layer of the last share `last` of all, or after the first `checks` of these (0: all).
+    It is asked when all layers but the last share `last` have run, and then before each layer that is left; `checks`
+    times at most (0: no limit).
     """
 
     score: str

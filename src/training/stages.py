@@ -85,19 +85,21 @@ def profile_thresholds(
     draft: Draft,
     early_exit: EarlyExit,
     decoding: Decoding,
-    c_quantile: float,
     seed: int,
+    c_quantile: float | None = None,
+    k: float = 10.0,
     accelerator: str = "cpu",
 ) -> None:
     """Verifies every draft on prompts that are not served; writes thresholds.json (Synera, section 5).
 
-    c_th is the `c_quantile` of the confidence of fully accepted chunks: the paper does not say how it becomes a number.
+    The paper does not say how c_th becomes a number. By default it is the one at which P_conf, of steepness `k`, best
+    parts fully accepted chunks from others; else the `c_quantile` of the confidence of the former.
     """
     from serving.drivers.offline import play
     from serving.open import open_models, queries
     from serving.slots.uncertainty import perplexity
     from serving.thresholds import Thresholds
-    from training.thresholds import acceptance, cutoff, mean_score, profiling_policy
+    from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
     models = open_models(device, cloud, accelerator)
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
@@ -108,11 +110,11 @@ def profile_thresholds(
             "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
         )
     Thresholds(
-        c_th=cutoff(chunks, c_quantile),
+        c_th=best_cutoff(chunks, k) if c_quantile is None else cutoff(chunks, c_quantile),
         alpha=acceptance(chunks),
         confidence=tuple(mean_score(c, "confidence") for c in chunks),
         importance=tuple(mean_score(c, "importance") for c in chunks),
-        openings=tuple(perplexity(records[q.call.session].chunks[0].scores["confidence"]) for q in asked),
+        openings=tuple(perplexity(r.chunks[0].scores["confidence"]) for r in records.values() if r.chunks),
         made_from={
             "pair": f"{named(device)} + {named(cloud)}",
             "data": f"{workload.dataset.name}, {len(asked)} prompts",
@@ -127,6 +129,36 @@ def profile_thresholds(
 def named(checkpoint: Checkpoint) -> str:
     """An artifact's stage and digest, or what else tells a checkpoint from others, without the path to it."""
     return "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
+
+
+def measure_alignment(
+    out: Path,
+    *,
+    progress: Progress,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    gamma: int = 4,
+    seed: int = 0,
+    accelerator: str = "cpu",
+) -> None:
+    """How often the small model's tokens are the large one's, by confidence, and what importance tells of it.
+
+    On the large model's greedy answers to the workload's prompts, with drafts of `gamma` tokens; writes rows.json for
+    an exhibit, metrics.json and figures (Synera, section 3.2, Fig. 4 and 5b).
+    """
+    import json
+
+    from serving.open import open_models, queries
+    from training.alignment import figures, table
+    from training.alignment.alignment import align
+
+    models = open_models(device, cloud, accelerator)
+    found = align(models, queries(workload, Decoding(), seed, 1, models.tokenizer), gamma, seed, progress)
+    rows = table.rows(found)
+    (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    (out / "metrics.json").write_text(json.dumps(table.metrics(found, rows), indent=1), encoding="utf-8")
+    figures.draw(found, rows, out / "figures")
 
 
 def measure_quality(

@@ -16,6 +16,7 @@ from serving.slots.link_loss import LinkLoss
 from serving.slots.placement import Cloud
 from serving.slots.prefill import Whole
 from serving.slots.scheduler import Continuous
+from serving.slots.selection import p_confidence
 from serving.slots.verify import Lossless
 from serving.slots.waiting import Idle
 from serving.thresholds import nearest_rank
@@ -62,6 +63,22 @@ def cutoff(chunks: Sequence[Chunk], quantile: float) -> float:
     """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
     sure = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
     return nearest_rank(sure, quantile) if sure else 1.0
+
+
+def best_cutoff(chunks: Sequence[Chunk], k: float) -> float:
+    """c_th at which P_conf filters best (Synera, section 4.2): it lets through as many as can be of the chunks that are
+    not fully accepted, and as few as can be of the others. 1 where only one kind was seen.
+    """
+    right = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
+    wrong = [mean_score(c, "confidence") for c in chunks if c.accepted != len(c.tokens)]
+    if not (right and wrong):
+        return 1.0
+
+    def parted(c_th: float) -> float:
+        through = [sum(p_confidence(c, c_th, k) for c in kind) / len(kind) for kind in (wrong, right)]
+        return through[0] - through[1]
+
+    return max((i / 1000 for i in range(1000)), key=parted)
 
 
 def acceptance(chunks: Sequence[Chunk]) -> float:

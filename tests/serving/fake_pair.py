@@ -58,6 +58,11 @@ class FakePair:
         agrees = chance(prefix, 1) < self.alpha
         return token if agrees else (token + 1 + int(chance(prefix, 2) * 5)) % VOCABULARY
 
+    def tops(self, prefix: int) -> tuple[int, int, int]:
+        """The drafter's three likeliest, among which is the target's token."""
+        own, target = self.drafter_token(prefix), target_token(prefix)
+        return own, (own + 7) % VOCABULARY if own == target else target, (own + 11) % VOCABULARY
+
     def _score(self, prefix: int, name: str) -> float:
         agrees = self.drafter_token(prefix) == target_token(prefix)
         x = chance(prefix, sum(map(ord, name)))
@@ -84,7 +89,7 @@ class FakePair:
         if IMPORTANCE in scores and work.again:
             before = len(cache) - 1 - (work.again if work.stop.cap else work.again - 1)
             scores[IMPORTANCE] = [self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.again]]
-        stopped = False
+        stopped, odds, tops = False, [], []
         while len(tokens) < work.stop.cap and not stopped and not (tokens and tokens[-1] in work.ends):
             if tokens:
                 cache.append(extend(cache[-1], tokens[-1]))
@@ -92,11 +97,13 @@ class FakePair:
             if stopped and not work.stop.keep:
                 break
             tokens.append(self.drafter_token(cache[-1]))
+            odds += _odds(work, cache[-1:])
+            tops.append(self.tops(cache[-1]))
             for name in work.probes:
                 scores[name].append(self._score(cache[-1], name))
         self.rows_run += len(work.feed) + max(0, len(tokens) - 1)
-        tops = tuple((t, (t + 7) % VOCABULARY, (t + 11) % VOCABULARY) for t in tokens)
-        done = Drafted(tuple(tokens), {k: tuple(v) for k, v in scores.items()}, tops, stopped, len(cache) - 1)
+        seen = {k: tuple(v) for k, v in scores.items()}
+        done = Drafted(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds))
         return done, self.step_s * max(1, len(tokens)) + self.row_s * len(work.feed)
 
     def _branches(self, work: Generate, base: int) -> tuple[Drafted, float]:
@@ -109,8 +116,8 @@ class FakePair:
         tokens = tuple(self.drafter_token(p) for p in prefixes)
         seen = [name for name in work.probes if name != IMPORTANCE]
         scores = {name: tuple(self._score(p, name) for p in prefixes) for name in seen}
-        tops = tuple((t, (t + 7) % VOCABULARY, (t + 11) % VOCABULARY) for t in tokens)
-        return Drafted(tokens, scores, tops, False, work.start), self.step_s
+        tops = tuple(self.tops(p) for p in prefixes)
+        return Drafted(tokens, scores, tops, False, work.start, tuple(_odds(work, prefixes))), self.step_s
 
     def _forward(self, work: Forward) -> tuple[tuple[Result, ...], float]:
         results = tuple(self._rows(work.span, rows) for rows in work.rows)
@@ -134,7 +141,14 @@ class FakePair:
     def _verdict(self, rows: Rows, prefixes: list[int]) -> Verdict:
         plain = rows.n - rows.check
         drafts = rows.tokens[len(rows.tokens) - rows.check :]
+        if rows.sampling and rows.check:
+            assert [odds.id for odds in rows.odds] == [f"odds/{prefix}" for prefix in prefixes[plain - 1 : -1]]
         accepted = 0
         while accepted < rows.check and drafts[accepted] == target_token(prefixes[plain - 1 + accepted]):
             accepted += 1
         return Verdict(accepted, target_token(prefixes[plain - 1 + accepted]))
+
+
+def _odds(work: Generate, prefixes: list[int]) -> list[Blob]:
+    """What a token was drawn from is known by what stood before it."""
+    return [Blob(f"odds/{prefix}", 16) for prefix in prefixes] if work.sampling or work.whole else []

@@ -8,7 +8,7 @@ from fake_pair import FakePair
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
-from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node
+from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node, Sampling
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
@@ -29,7 +29,7 @@ from serving.slots.waiting import Idle, Parallel
 from serving.thresholds import Thresholds
 
 LAYERS = 8
-THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {})
+THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.6, 3.0))
 
 _COMMON: dict[str, Any] = {
     "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(),
@@ -121,6 +121,7 @@ def world(
     ends: tuple[int, ...] = (),
     timeout_s: float = INF,
     capacity_tokens: float = INF,
+    sampling: Sampling | None = None,
     drive: Callable[[Sequence[Observer]], Driver] = Simulator,
 ) -> World:
     log = Log()
@@ -141,7 +142,7 @@ def world(
     for i in range(devices):
         for j in range(calls_each):
             text = tuple((seed * 7919 + i * 104729 + j * 613 + k * 31) % 997 for k in range(prompt))
-            call = Call(f"s{i}.{j}", text, limit, ends)
+            call = Call(f"s{i}.{j}", text, limit, ends, sampling)
             calls.append(call)
             simulator.post(i * 0.003, f"device-{i}", Begin(call))
     return World(simulator, log, make, nodes, chips, calls)

@@ -1,159 +1,188 @@
-"""Which drafts are sent: Synera's two probabilities by hand, and its budget."""
+"""Which drafts are sent by those who look at no score, by uncertain tokens (Hybrid), by whole samples (EdgeFM)."""
 
-from itertools import pairwise
-from math import exp
+from math import exp, log
 from typing import Any
 
 import pytest
+from fake_pair import extend, target_token
+from fake_world import World, policy, world
 
 from serving.luck import key, luck
-from serving.messages import INF, Call
+from serving.messages import INF, Call, Deliver, Request, Send
 from serving.nodes.session import Session
-from serving.slots.offload import Always, ConfidenceImportance, Handover, Never, p_confidence, p_importance
+from serving.slots.draft import Opening, Window
+from serving.slots.offload import Always, Handover, Never, Random
+from serving.slots.uncertainty import Perplexity, Uncertain, perplexity
+from serving.slots.verify import Replace
 from serving.thresholds import Thresholds
 
-
-def thresholds(confidence: list[float], importance: list[float], c_th: float = 0.7) -> Thresholds:
-    return Thresholds(c_th, 0.7, tuple(confidence), tuple(importance), {})
+SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
-def uniform(n: int = 400, c_th: float = 0.7) -> Thresholds:
-    """Chunks whose two scores are spread evenly and independently."""
+def spread(n: int = 400) -> Thresholds:
+    """Confidences over 0 to 1 and openings over 1 to 11, in no order."""
     stream = key(0, "chunks")
-    scores = [[luck(stream, i, name) for i in range(n)] for name in ("confidence", "importance")]
-    return thresholds(*scores, c_th=c_th)
+    confidence = tuple(luck(stream, i, "confidence") for i in range(n))
+    openings = tuple(1 + 10 * luck(stream, i, "openings") for i in range(n))
+    return Thresholds(0.7, 0.7, confidence, (0.5,) * n, {}, openings)
 
 
-def drafted(confidence: float, importance: float, name: str = "s") -> Session:
+def drafted(*confidence: float, name: str = "s", written: int = 0) -> Session:
     s = Session(Call(name, (1, 2, 3), 20), 0)
-    s.draft, s.scores = [1, 2], {"confidence": [confidence, confidence], "importance": [importance, importance]}
+    s.tokens += range(written)
+    s.draft, s.scores = [1] * len(confidence), {"confidence": list(confidence)}
     return s
 
 
-def share_sent(offload: ConfidenceImportance, profiled: Thresholds, draws: int = 20) -> float:
-    """How often chunks like the profiled ones are really sent."""
-    chunks = list(zip(profiled.confidence, profiled.importance, strict=True))
-    sent = [offload.ask(drafted(c, i, f"s{n} {j}")) for j, (c, i) in enumerate(chunks) for n in range(draws)]
-    return sum(sent) / len(sent)
+def asked(w: World) -> list[Request]:
+    return [sent.message for sent in w.log.commands(Send) if isinstance(sent.message, Request)]
 
 
-# Synera, section 4.2.
-
-
-@pytest.mark.parametrize(
-    ("c", "expected"),
-    [
-        (0.3, 1.0),
-        (0.7, 1.0),
-        (0.775, 1 / (1 + exp(-2.5))),  # norm = 0.25 - 0.5
-        (0.85, 0.5),  # half way: norm = 0
-        (0.925, 1 / (1 + exp(2.5))),
-        (1.0, 1 / (1 + exp(5))),
-    ],
-)
-def test_confident_chunks_stay(c: float, expected: float) -> None:
-    assert p_confidence(c, c_th=0.7, k=10) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("i", "expected"),
-    [
-        (0.0, 0.0),
-        (0.2, 0.0),
-        (0.25, 1 / (1 + exp(2.5))),  # norm = 0.25 - 0.5, theta = -10
-        (0.3, 0.5),
-        (0.35, 1 / (1 + exp(-2.5))),
-        (0.4, 1 / (1 + exp(-5))),
-        (0.41, 1.0),
-    ],
-)
-def test_important_chunks_go(i: float, expected: float) -> None:
-    assert p_importance(i, i_th=0.4, theta=-10) == pytest.approx(expected)
-
-
-def test_both_curves_are_monotone_and_jump_by_less_than_a_hundredth() -> None:
-    """The printed sigmoids end at 1 / (1 + e^-5): the tiers meet up to 0.0067."""
-    grid = [i / 2000 for i in range(2001)]
-    falling = [p_confidence(x, 0.7, 10) for x in grid]
-    rising = [p_importance(x, 0.4, -10) for x in grid]
-    assert falling == sorted(falling, reverse=True)
-    assert rising == sorted(rising)
-    for curve in (falling, rising):
-        assert max(abs(b - a) for a, b in pairwise(curve)) < 0.02
-
-
-@pytest.mark.parametrize("c", [0.0, 0.5, 1.0])
-def test_a_cutoff_of_one_filters_nothing(c: float) -> None:
-    assert p_confidence(c, c_th=1.0, k=10) == 1.0
-
-
-# The budget.
-
-
-@pytest.mark.parametrize("calibration", ["share", "percentile"])
-def test_a_budget_of_nothing_sends_nothing(calibration: Any) -> None:
-    profiled = uniform()
-    offload = ConfidenceImportance(0.0, profiled, calibration)
-    assert offload.i_th == INF
-    assert share_sent(offload, profiled, draws=2) == 0
-
-
-def test_a_budget_of_all_sends_all_that_the_confidence_filter_lets_through() -> None:
-    profiled = uniform()
-    offload = ConfidenceImportance(1.0, profiled)
-    unsure = sum(p_confidence(c, 0.7, 10) for c in profiled.confidence) / 400
-    assert share_sent(offload, profiled) == pytest.approx(unsure, abs=0.02)
-    assert all(offload.ask(drafted(0.5, i, f"s{i}")) for i in (1e-6, 0.5, 1.0))
-
-
-@pytest.mark.parametrize("budget", [0.05, 0.1, 0.2, 0.4, 0.6])
-def test_the_share_is_the_budget(budget: float) -> None:
-    profiled = uniform()
-    assert share_sent(ConfidenceImportance(budget, profiled), profiled) == pytest.approx(budget, abs=0.02)
-
-
-def test_more_budget_lowers_the_cutoff() -> None:
-    profiled = uniform()
-    cutoffs = [ConfidenceImportance(b, profiled).i_th for b in (0.1, 0.2, 0.4, 0.8)]
-    assert cutoffs == sorted(cutoffs, reverse=True)
-    sent = [share_sent(ConfidenceImportance(b, profiled), profiled, 5) for b in (0.0, 0.1, 0.2, 0.4, 0.8)]
-    assert sent == sorted(sent)
-
-
-@pytest.mark.parametrize(("budget", "i_th"), [(0.2, 0.8), (0.5, 0.5), (0.9, 0.1), (1.0, 0.1)])
-def test_the_papers_rule_takes_a_percentile_of_importance(budget: float, i_th: float) -> None:
-    """Above i_th lies the budget's share of ten chunks with importance 0.1, 0.2, ... 1.0."""
-    profiled = thresholds([0.5] * 10, [i / 10 for i in range(1, 11)])
-    assert ConfidenceImportance(budget, profiled, "percentile").i_th == i_th
-
-
-def test_without_profiled_chunks_nothing_breaks() -> None:
-    for calibration in ("share", "percentile"):
-        assert ConfidenceImportance(0.5, thresholds([], []), calibration).i_th < INF  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("budget", [-0.1, 1.1])
-def test_a_budget_is_a_share(budget: float) -> None:
-    with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):
-        ConfidenceImportance(budget, uniform())
-
-
-def test_a_plan_is_made_before_the_thresholds_exist() -> None:
-    pending: Any = object()
-    assert ConfidenceImportance(0.5, pending).i_th == INF
-
-
-# The others.
+# Those who look at no score.
 
 
 def test_the_plain_choices() -> None:
     s = drafted(0.5, 0.5)
     assert (Always().ask(s), Never().ask(s), Handover().ask(s)) == (1, 0, 20)
-    assert (Always().reach, Never().reach, Handover().reach) == ("all", "none", "handover")
+    assert (Always().reach, Never().reach, Handover().reach, Random(0.5).reach) == ("all", "none", "handover", "some")
 
 
-def test_a_decision_is_the_same_when_it_is_asked_again() -> None:
-    offload = ConfidenceImportance(0.3, uniform())
-    for j in range(50):
-        s = drafted(0.8, 0.5, f"s{j}")
-        assert offload.ask(s) == offload.ask(s)
+@pytest.mark.parametrize("budget", SHARES)
+def test_random_chunks_go_as_often_as_the_budget_says(budget: float) -> None:
+    offload = Random(budget)
+    sent = [offload.ask(drafted(0.5, name=f"s{i}", written=at)) for i in range(100) for at in range(20)]
+    assert sum(sent) / 2000 == pytest.approx(budget, abs=0.03)
+    assert offload.probes == ()
+
+
+def test_random_selection_has_a_luck_of_its_own() -> None:
+    """The same chunks as another purpose's luck would choose are no random baseline."""
+    sessions = [drafted(0.5, name=f"s{i}") for i in range(400)]
+    both = sum(Random(0.5).ask(s) and s.luck("offload_importance") < 0.5 for s in sessions)
+    assert both / 400 == pytest.approx(0.25, abs=0.07)
+
+
+# Uncertain tokens.
+
+
+@pytest.mark.parametrize("budget", SHARES)
+def test_the_least_sure_drafts_go_and_they_are_the_budgets_share(budget: float) -> None:
+    profiled = spread()
+    offload = Uncertain(budget, profiled)
+    sent = [c for c in profiled.confidence if offload.ask(drafted(c))]
+    assert sent == [c for c in profiled.confidence if c in sorted(profiled.confidence)[: round(400 * budget)]]
+    assert len(sent) / 400 == pytest.approx(budget)
+
+
+def test_hybrid_replaces_one_token_at_a_time() -> None:
+    """Each offloaded token is the target's, each kept one the drafter's; none is sent along."""
+    fields: dict[str, Any] = {"draft": Window(1), "verify": Replace(), "offload": Uncertain(0.5, spread())}
+    w = world(policy("sled", **fields), devices=1, limit=60, alpha=0.3).run()
+    delivered = [d for d in w.log.commands(Deliver) if d.tokens]
+    assert all(len(d.tokens) == 1 for d in delivered)
+    assert all((r.rows.check, r.budget) == (0, 1) for r in asked(w))
+    origins = [d.origins[0] for d in delivered]
+    assert len(origins) == 60
+    assert set(origins) == {"device", "cloud"}
+    assert origins.count("cloud") == len(asked(w)) == len([c for c in w.chunks() if c.accepted == 0])
+    below = fields["offload"].below
+    for chunk, origin in zip(w.chunks(), origins, strict=True):
+        assert len(chunk.tokens) == 1
+        assert (chunk.scores["confidence"][0] <= below) == (chunk.accepted == 0) == (origin == "cloud")
+    prefix_text = [*w.calls[0].prompt, *w.text("s0.0")]
+    for chunk, delivery in zip(w.chunks(), delivered, strict=True):
+        own = target_token(prefix_of(prefix_text[: chunk.at]))
+        assert delivery.tokens[0] == (own if delivery.origins == ("cloud",) else chunk.tokens[0])
+
+
+def prefix_of(text: list[int]) -> int:
+    prefix = 1
+    for token in text:
+        prefix = extend(prefix, token)
+    return prefix
+
+
+# Whole samples.
+
+
+def test_perplexity_is_the_inverse_geometric_mean() -> None:
+    assert perplexity((0.5, 0.5, 0.5)) == pytest.approx(2.0)
+    assert perplexity((0.25, 1.0)) == pytest.approx(2.0)
+    assert perplexity([1.0]) == 1.0
+    assert perplexity((0.9, 0.1)) == pytest.approx(exp(-(log(0.9) + log(0.1)) / 2))
+    assert 1e11 < perplexity((0.0,)) < INF
+
+
+@pytest.mark.parametrize("budget", SHARES)
+def test_the_budgets_share_of_samples_goes_as_a_whole(budget: float) -> None:
+    profiled = spread()
+    offload = Perplexity(budget, profiled)
+    budgets = [offload.ask(drafted(1 / ppl)) for ppl in profiled.openings]
+    assert set(budgets) <= {0, 20}
+    assert budgets.count(20) / 400 == pytest.approx(budget, abs=1 / 400)
+
+
+def test_a_sample_is_decided_on_once() -> None:
+    offload = Perplexity(0.5, spread())
+    assert offload.ask(drafted(0.01)) == 20
+    assert offload.ask(drafted(0.01, written=1)) == 0
+
+
+def test_edgefm_hands_the_whole_sample_over_or_none_of_it() -> None:
+    """Opening drafts of four; the sample that goes is the target's own text from its first token."""
+    profiled = Thresholds(0.7, 0.7, (), (), {}, (1.2, 1.4, 2.0, 4.0))
+    fields: dict[str, Any] = {"draft": Opening(4), "verify": Replace(), "offload": Perplexity(0.5, profiled)}
+    w = world(policy("sled", **fields), devices=12, limit=24, alpha=0.6).run()
+    seen = set()
+    for call in w.calls:
+        own = {o for d in w.log.commands(Deliver) if d.session == call.session for o in d.origins}
+        sent = [r for r in asked(w) if r.rows.session == call.session]
+        opening = next(c for c in w.chunks() if c.session == call.session)
+        high = perplexity(opening.scores["confidence"]) > fields["offload"].above
+        assert own == ({"cloud"} if high else {"device"})
+        assert [(r.rows.check, r.budget, r.rows.n) for r in sent] == ([(0, 24, 12)] if high else [])
+        assert len(opening.tokens) == 4
+        assert len(w.text(call.session)) == 24
+        chunks = [c for c in w.chunks() if c.session == call.session]
+        assert [len(c.tokens) for c in chunks] == ([4] if high else [4] + [1] * 20)
+        seen.add(high)
+    assert seen == {True, False}
+
+
+@pytest.mark.parametrize("limit", [1, 3, 9])
+def test_an_opening_is_no_longer_than_the_answer_and_ends_at_an_end_token(limit: int) -> None:
+    opening = Opening(4)
+    s = Session(Call("s", (1, 2), limit, (9,)), 0)
+    stop = opening.plan(s)
+    assert stop is not None
+    assert stop.cap == min(4, limit)
+    s.draft = [5, 9]
+    assert opening.plan(s) is None or limit < 2
+    s.draft, s.tokens = [], [1, 2, 3]
+    assert limit == 1 or opening.plan(s).cap == 1  # type: ignore[union-attr]
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
+def test_a_budget_is_a_share(budget: float) -> None:
+    for build in (lambda: Random(budget), lambda: Uncertain(budget, spread()), lambda: Perplexity(budget, spread())):
+        with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):
+            build()
+
+
+def test_a_plan_is_made_before_the_thresholds_exist() -> None:
+    pending: Any = object()
+    assert (Uncertain(0.5, pending).below, Perplexity(0.5, pending).above) == (0.0, INF)
+
+
+def test_without_profiled_chunks_nothing_breaks() -> None:
+    none = Thresholds(0.7, 0.7, (), (), {})
+    assert Perplexity(0.5, none).ask(drafted(0.1)) == 0
+    assert Uncertain(0.5, none).ask(drafted(0.1)) == 0
+
+
+def test_an_opening_has_a_token() -> None:
+    with pytest.raises(ValueError, match=r"policy.draft.k is 0; an opening has at least 1 token"):
+        Opening(0)

@@ -6,9 +6,10 @@ from typing import Any, ClassVar
 import pytest
 from fake_world import ROWS, policy
 
-from serving.messages import Hop, Span
+from serving.messages import Call, Exit, Hop, Span
+from serving.nodes.session import Session
 from serving.slots.draft import NoDraft, Window
-from serving.slots.early_exit import Tail
+from serving.slots.early_exit import Layers, NoExit, Progressive, Tail
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
 from serving.slots.offload import Handover, Never
@@ -128,6 +129,13 @@ def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, A
         (lambda: Reuse(0.5), "policy.kv_cache.capacity_tokens is 0.5; give at least 1"),
         (lambda: Tail(1.5), "policy.early_exit.after is 1.5; it is a share of max_new_tokens: 0 to 1"),
         (lambda: Tail(-0.5), "policy.early_exit.after is -0.5"),
+        (lambda: Layers(1.5), "policy.early_exit.margin is 1.5; it is a difference of probabilities: 0 to 1"),
+        (lambda: Layers(-0.1), "policy.early_exit.margin is -0.1"),
+        (lambda: Layers(last=0.0), "policy.early_exit.last is 0.0; it is a share of the layers: above 0, below 1"),
+        (lambda: Layers(last=1.0), "policy.early_exit.last is 1.0"),
+        (lambda: Layers(checks=0), "policy.early_exit.checks is 0; check after at least 1 layer, or null for all"),
+        (lambda: Progressive(after=1.5), "policy.early_exit.after is 1.5"),
+        (lambda: Progressive(margin=1.5), "policy.early_exit.margin is 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(build: type, message: str) -> None:
@@ -137,3 +145,20 @@ def test_options_out_of_range_are_refused(build: type, message: str) -> None:
 
 def test_no_reuse_has_no_budget_and_handover_no_drafts() -> None:
     assert (NoReuse().capacity_tokens, NoReuse().keep, Handover().reach) == (None, False, "handover")
+
+
+def test_what_of_the_drafter_is_skipped() -> None:
+    """Synera, section 4.3: a margin of 0.7 in the last quarter of the layers, and no offloading after 0.8 of all."""
+    assert (NoExit().layer, Tail(0.8).layer) == (None, None)
+    assert Layers().layer == Progressive().layer == Exit("margin", 0.7, 0.25, 0)
+    assert Layers(0.5, 0.5, 1).layer == Exit("margin", 0.5, 0.5, 1)
+    assert [choice.has_tail for choice in (NoExit(), Layers(), Tail(0.8), Progressive())] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("choice", [Tail(0.8), Progressive()])
+@pytest.mark.parametrize(("written", "over"), [(0, False), (8, False), (9, True), (10, True)])
+def test_the_tail_begins_behind_its_share(choice: Tail | Progressive, written: int, over: bool) -> None:
+    s = Session(Call("s", (1, 2, 3), 10), 0)
+    s.tokens += range(written)
+    assert choice.tail(s) is over
+    assert not Layers().tail(s)

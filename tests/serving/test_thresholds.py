@@ -23,7 +23,7 @@ def test_a_broken_artifact_is_named(tmp_path: Path, text: str) -> None:
 
 def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"there is no .*thresholds.json; policy.offload.thresholds.path names a folder"
+        ValueError, match=r"there is no .*thresholds.json; thresholds.path names a folder that stage=profile made"
     ):
         load(tmp_path)
 

@@ -2,8 +2,12 @@
 
 import pytest
 
+from serving.luck import luck
 from serving.messages import Chunk
-from training.thresholds import acceptance, cutoff, mean_score, profiling_policy
+from serving.slots.draft import Window
+from serving.slots.early_exit import EarlyExit, Layers, NoExit, Progressive, Tail
+from serving.slots.selection import p_confidence
+from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
 
 def chunk(accepted: int, confidence: float = 0.5, n: int = 4) -> Chunk:
@@ -17,6 +21,37 @@ def test_the_cutoff_is_a_quantile_of_the_confidence_of_fully_accepted_chunks() -
 
 def test_without_a_fully_accepted_chunk_nothing_is_confident_enough() -> None:
     assert cutoff([chunk(3)], 0.5) == cutoff([], 0.5) == 1.0
+
+
+def test_the_best_cutoff_parts_accepted_chunks_from_others() -> None:
+    chunks = [chunk(4, c) for c in (0.8, 0.85, 0.9, 0.95)] + [chunk(2, c) for c in (0.3, 0.5, 0.6)]
+    c_th = best_cutoff(chunks, 10.0)
+    assert [p_confidence(c, c_th, 10.0) > 0.9 for c in (0.3, 0.5, 0.6)] == [True] * 3
+    assert all(p_confidence(c, c_th, 10.0) < 0.5 for c in (0.85, 0.9, 0.95))
+    for other in (cutoff(chunks, q) for q in (0.0, 0.5, 1.0)):
+        assert parted(chunks, c_th) >= parted(chunks, other)
+
+
+def parted(chunks: list[Chunk], c_th: float) -> float:
+    """How much likelier a chunk that was not fully accepted is to be let through."""
+    through = [
+        [p_confidence(mean_score(c, "confidence"), c_th, 10.0) for c in kind] for kind in (chunks[4:], chunks[:4])
+    ]
+    return sum(through[0]) / len(through[0]) - sum(through[1]) / len(through[1])
+
+
+def test_of_one_kind_alone_nothing_is_confident_enough() -> None:
+    assert best_cutoff([chunk(4)], 10.0) == best_cutoff([chunk(1)], 10.0) == 1.0
+
+
+def test_the_best_cutoff_is_no_worse_than_any_other() -> None:
+    chunks = [chunk(3 + (luck(1, i, "right") < i / 200), i / 200) for i in range(200)]
+    chunks.sort(key=lambda c: c.accepted != 4)
+    right = sum(c.accepted == 4 for c in chunks)
+    ordered = [*chunks[right - 4 : right], *chunks[right:]]  # four of the right ones, as `parted` wants them
+    best = parted(ordered, best_cutoff(ordered, 10.0))
+    assert best > 0
+    assert all(parted(ordered, i / 97) <= best + 1e-3 for i in range(97))
 
 
 def test_the_mean_is_over_a_chunks_tokens() -> None:
@@ -53,8 +88,14 @@ def test_no_chunks_no_acceptance() -> None:
 
 
 def test_profiling_verifies_every_draft_and_scores_it() -> None:
-    from serving.slots.draft import Window
-
-    policy = profiling_policy(Window(4))
+    policy = profiling_policy(Window(4), NoExit())
     assert policy.lossless
     assert policy.probes == ("confidence", "importance")
+
+
+@pytest.mark.parametrize("early_exit", [NoExit(), Tail(0.0), Layers(0.5), Progressive(0.5, checks=1, after=0.0)])
+def test_profiled_drafts_skip_the_layers_that_served_ones_skip_and_nothing_else(early_exit: EarlyExit) -> None:
+    policy = profiling_policy(Window(4), early_exit)
+    assert policy.early_exit.layer == early_exit.layer
+    assert not policy.early_exit.has_tail
+    assert policy.lossless

@@ -55,7 +55,8 @@ class Layers:
     Args:
         margin: above it a token is read off; 0.7 in the paper. From 1 on no token ever is, and every check is in vain.
         last: the share of the layers, the last ones, in which it may stop; 0.25 in the paper.
-        checks: after how many of these layers the head is asked; null: all. Each check costs a pass through the head.
+        checks: how often the head is asked before the last layer; null: before each of these layers, the first time at
+            1 - `last` of all. Each check costs a pass through the head.
     """
 
     margin: float = 0.7

@@ -45,6 +45,12 @@ def threshold_for(share: Callable[[float], float], budget: float, low: float, hi
     return low if rising else high
 
 
+def share_through(profiled: Thresholds, c_th: float, k: float) -> float:
+    """Of the profiled chunks that the confidence filter lets through."""
+    odds = [p_confidence(c, c_th, k) for c in profiled.confidence]
+    return sum(odds) / max(1, len(odds))
+
+
 def mean(s: Session, score: str) -> float:
     """Of the draft's tokens."""
     values = s.scores[score]
@@ -100,13 +106,26 @@ class Importance:
 
 @dataclass(frozen=True)
 class ConfidenceImportance(Importance):
-    """Confident chunks stay, then important ones go, within a budget (Synera, section 4.2, Fig. 10)."""
+    """Confident chunks stay, then important ones go, within a budget (Synera, section 4.2, Fig. 10).
+
+    `c_th` is the profiled one, or as much more as is needed where `share` could not be reached with it.
+    """
 
     k: float = 10.0
     probes: ClassVar[tuple[str, ...]] = ("confidence", "importance")
+    c_th: float = field(init=False, default=0.0)
+
+    def _cutoff(self) -> float:
+        object.__setattr__(self, "c_th", self.thresholds.c_th)
+        if self.calibration == "share" and self._share(0.0) < self.budget:
+            object.__setattr__(self, "c_th", threshold_for(self._through, self.budget, self.c_th, 1.0))
+        return super()._cutoff()
+
+    def _through(self, c_th: float) -> float:
+        return share_through(self.thresholds, c_th, self.k)
 
     def filter(self, confidence: float) -> float:
-        return p_confidence(confidence, self.thresholds.c_th, self.k)
+        return p_confidence(confidence, self.c_th, self.k)
 
     def ask(self, s: Session) -> int:
         if s.luck("offload_confidence") >= self.filter(mean(s, "confidence")):
@@ -137,11 +156,11 @@ class Confidence:
     def _cutoff(self) -> float:
         if self.budget is None:
             return self.thresholds.c_th
-        return threshold_for(self._share, self.budget, -1.0, 1.0 - 1e-9)
+        return threshold_for(self._share, self.budget, -1e3, 1.0 - 1e-9)  # so low that P_conf is 0.007 for all
 
     def _share(self, c_th: float) -> float:
-        odds = [p_confidence(c, c_th, self.k) for c in self.thresholds.confidence]
-        return sum(odds) / max(1, len(odds))
+        return share_through(self.thresholds, c_th, self.k)
 
     def ask(self, s: Session) -> int:
-        return int(s.luck("offload_confidence") < p_confidence(mean(s, "confidence"), self.c_th, self.k))
+        odds = p_confidence(mean(s, "confidence"), self.c_th, self.k) if self.budget != 0.0 else 0.0
+        return int(s.luck("offload_confidence") < odds)

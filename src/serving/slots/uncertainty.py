@@ -28,7 +28,7 @@ class Uncertain:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        if isinstance(self.thresholds, Thresholds) and self.budget:
+        if isinstance(self.thresholds, Thresholds) and self.budget and self.thresholds.confidence:
             object.__setattr__(self, "below", nearest_rank(self.thresholds.confidence, self.budget))
 
     def ask(self, s: Session) -> int:

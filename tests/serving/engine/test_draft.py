@@ -7,10 +7,11 @@ import torch
 
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
-from serving.engine.sampling import draw
+from serving.engine.sampling import draw, opened
 from serving.luck import key, luck
-from serving.messages import Generate, Sampling, Stop
+from serving.messages import Exit, Generate, Sampling, Stop
 
+VOCABULARY = 97
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 
 
@@ -52,6 +53,13 @@ def test_feeding_without_a_cap_only_fills_the_cache(engine):
     assert (drafted.tokens, drafted.tops, drafted.cached) == ((), (), len(PROMPT))
     assert drafted.scores == {"confidence": (), "importance": ()}
     assert _draft(engine, start=4, feed=(), stop=Stop(0)).cached == 4
+
+
+def test_a_fill_tells_the_importance_of_drafts_that_were_written_before(engine):
+    drafted = _draft(engine, stop=Stop(4), probes=("importance",))
+    adopted = _draft(engine, start=len(PROMPT), feed=drafted.tokens[:3], stop=Stop(0), probes=("importance",), again=4)
+    assert adopted.tokens == ()
+    assert adopted.scores["importance"] == pytest.approx(drafted.scores["importance"], abs=1e-5)
 
 
 def test_an_end_token_is_drafted_and_ends_the_draft(engine, llama):
@@ -99,26 +107,15 @@ def test_scores_and_tops_are_those_of_the_row_that_wrote_the_token(engine, llama
 @pytest.mark.parametrize("sampling", [None, Sampling(1.0, 0, 1.0, 3)])
 def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling):
     _draft(engine, stop=Stop(0))
-    branches = ((11,), (12, 13, 14), (12, 50))
-    drafted = _draft(
-        engine,
-        start=7,
-        feed=(),
-        branches=branches,
-        stop=Stop(1),
-        probes=("confidence", "importance"),
-        sampling=sampling,
-    )
-    alone = [
-        _draft(engine, start=7, feed=b, stop=Stop(1), probes=("confidence", "importance"), sampling=sampling)
-        for b in branches
-    ]
+    branches, asked = ((11,), (12, 13, 14), (12, 50)), ("confidence", "importance")
+    drafted = _draft(engine, start=7, feed=(), branches=branches, stop=Stop(1), probes=asked, sampling=sampling)
+    alone = [_draft(engine, start=7, feed=b, stop=Stop(1), probes=asked, sampling=sampling) for b in branches]
     assert drafted.tokens == tuple(one.tokens[0] for one in alone)
     assert drafted.tops == tuple(one.tops[0] for one in alone)
     assert drafted.cached == 7
-    for name in ("confidence", "importance"):
-        assert drafted.scores[name] == pytest.approx([one.scores[name][0] for one in alone], abs=1e-5)
-    assert len(drafted.odds) == (3 if sampling else 0)
+    assert [*drafted.scores] == ["confidence"]  # importance is what later rows pay, and there are none
+    assert drafted.scores["confidence"] == pytest.approx([one.scores["confidence"][0] for one in alone], abs=1e-5)
+    assert len(drafted.odds) == len(drafted.kept) == (3 if sampling else 0)
 
 
 def test_branches_know_no_stop_rule(engine):
@@ -127,18 +124,46 @@ def test_branches_know_no_stop_rule(engine):
     assert not drafted.stopped
 
 
-def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine):
+@pytest.mark.parametrize("whole", [False, True])
+def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine, whole):
     sampling = Sampling(0.8, 20, 0.95, seed=4)
-    drafted = _draft(engine, stop=Stop(8), sampling=sampling)
+    drafted = _draft(engine, stop=Stop(8), sampling=sampling, whole=whole)
     again = _draft(engine, stop=Stop(3), sampling=sampling)
     assert again.tokens == drafted.tokens[:3]  # luck is named by position, not by how often it was asked
-    assert [blob.nbytes for blob in drafted.odds] == [2 * 97] * 8
     for i, (token, blob) in enumerate(zip(drafted.tokens, drafted.odds, strict=True)):
-        odds = engine.blobs.get(blob)
+        odds = opened(engine.blobs.get(blob), VOCABULARY)
         assert token == draw(odds, luck(key(4, "a"), len(PROMPT) + i, "draft"))
         assert odds.dtype == torch.float16
         assert odds[token] > 0
-        assert int((odds > 0).sum()) <= 20
+        assert 0 < int((odds > 0).sum()) <= 20
+
+
+def test_a_distribution_names_what_could_have_been_drawn_unless_all_is_wanted(engine):
+    sampling = Sampling(0.8, 20, 0.95, seed=4)
+    few, all_ = (_draft(engine, stop=Stop(8), sampling=sampling, whole=whole) for whole in (False, True))
+    assert few.tokens == all_.tokens
+    assert [blob.nbytes for blob in few.odds] == [4 * kept for kept in few.kept]
+    assert all(0 < kept <= 20 for kept in few.kept)
+    assert ([blob.nbytes for blob in all_.odds], all_.kept) == ([2 * VOCABULARY] * 8, (0,) * 8)
+    for short, long in zip(few.odds, all_.odds, strict=True):
+        assert torch.equal(opened(engine.blobs.get(short), VOCABULARY), engine.blobs.get(long))
+
+
+def test_greedy_drafts_come_with_a_distribution_only_if_it_is_wanted(engine, llama):
+    plain, whole = (_draft(engine, stop=Stop(5), whole=wanted) for wanted in (False, True))
+    assert (plain.odds, plain.kept) == ((), ())
+    assert whole.tokens == plain.tokens
+    assert whole.kept == (0,) * 5
+    rows = _logits(llama, (*PROMPT, *whole.tokens))[len(PROMPT) - 1 : -1].softmax(-1)
+    for row, blob in zip(rows, whole.odds, strict=True):
+        torch.testing.assert_close(engine.blobs.get(blob).float(), row, atol=1e-3, rtol=1e-3)
+
+
+def test_a_distribution_weighs_what_its_tensor_weighs(engine):
+    for top_k in (1, 20, 48, 49, 60):
+        drafted = _draft(engine, stop=Stop(3), sampling=Sampling(1.0, top_k, 1.0, seed=4))
+        assert drafted.kept == (top_k if top_k <= 48 else 0,) * 3
+        assert [blob.nbytes for blob in drafted.odds] == [engine.blobs.get(blob).nbytes for blob in drafted.odds]
 
 
 def test_other_sessions_and_seeds_have_other_luck(engine):
@@ -157,5 +182,5 @@ def test_work_that_says_too_little_is_refused(engine):
         _draft(engine, probes=("boldness",))
     with pytest.raises(ValueError, match="score 'importance' is not known"):
         _draft(engine, stop=Stop(4, "importance", 0.5))
-    with pytest.raises(ValueError, match="layer-wise early exit"):
-        _draft(engine, exit=("margin", 0.7))
+    with pytest.raises(ValueError, match="score 'boldness' is not known"):
+        _draft(engine, exit=Exit("boldness", 0.7, 0.25))

@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from serving.engine.sampling import as_received, as_sent, distribution, draw, residual
+from serving.engine.sampling import as_received, as_sent, distribution, draw, kept, opened, residual
 from serving.messages import Sampling
+from serving.odds import odds_nbytes
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
@@ -18,6 +19,31 @@ def test_a_distribution_is_what_generate_would_draw_from(temperature, top_k, top
     want = TopPLogitsWarper(top_p)(None, want) if top_p < 1 else want
     got = distribution(logits, Sampling(temperature, top_k, top_p, 0))
     torch.testing.assert_close(got.float(), want.softmax(-1))
+
+
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("top_k", [0, 50, 3000])
+def test_a_nucleus_beyond_the_likeliest_few_is_found_too(sharpness, top_k):
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
+    want = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
+    want = TopPLogitsWarper(0.95)(None, want).softmax(-1)
+    got = distribution(logits, Sampling(1.0, top_k, 0.95, 0))
+    counts = [(got > 0).sum(-1), (want > 0).sum(-1)]
+    assert (counts[0] - counts[1]).abs().max() <= 1  # sums in another order may pass 0.95 a token sooner or later
+    torch.testing.assert_close(got.float(), want, atol=1e-3, rtol=1e-3)
+
+
+def test_a_nucleus_is_the_smallest_set_that_reaches_the_share():
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
+    for top_p, tokens in [
+        (0.05, [1]),
+        (0.39, [1]),
+        (0.41, [1, 3]),
+        (0.69, [1, 3]),
+        (0.71, [1, 2, 3]),
+        (0.95, [0, 1, 2, 3]),
+    ]:
+        assert distribution(logits, Sampling(1.0, 0, top_p, 0)).nonzero()[:, 0].tolist() == tokens
 
 
 @pytest.mark.parametrize(
@@ -52,6 +78,52 @@ def test_what_is_sent_is_what_is_received_padded_to_a_larger_vocabulary():
     assert float(odds.sum()) == pytest.approx(1, abs=1e-12)
     torch.testing.assert_close(odds[:50], sent.double() / sent.double().sum())
     assert not odds[50:].any()
+
+
+SIZES = [(97, 4), (32_000, 4), (65_536, 4), (65_537, 6), (128_256, 6)]
+
+
+@pytest.mark.parametrize(("vocabulary", "width"), SIZES)
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_what_has_no_probability_is_left_out(vocabulary, width, tokens):
+    odds = distribution(
+        torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), Sampling(1.0, tokens, 1.0, 0)
+    )
+    sent, whole = as_sent(odds), as_sent(odds, whole=True)
+    assert (tuple(sent.shape), sent.dtype, kept(sent)) == ((tokens, width), torch.int8, tokens)
+    assert (tuple(whole.shape), whole.dtype, kept(whole)) == ((vocabulary,), torch.float16, 0)
+    assert torch.equal(opened(sent, vocabulary), whole)
+    for larger in (vocabulary, vocabulary + 64):
+        assert torch.equal(as_received(sent, larger), as_received(whole, larger))
+    assert sent.nbytes == odds_nbytes(tokens, vocabulary)
+
+
+def test_the_last_token_of_a_vocabulary_can_be_named():
+    for vocabulary, width in SIZES:
+        sent = as_sent(torch.nn.functional.one_hot(torch.tensor(vocabulary - 1), vocabulary).double())
+        assert sent.view(torch.uint8).tolist() == [[*(vocabulary - 1).to_bytes(width - 2, "little"), 0x00, 0x3C]]
+        assert opened(sent, vocabulary).nonzero().tolist() == [[vocabulary - 1]]
+
+
+def test_what_names_too_many_tokens_travels_whole():
+    for tokens, shape in [(49, (49, 4)), (50, (100,)), (51, (100,))]:
+        odds = torch.zeros(100, dtype=torch.float64)
+        odds[:tokens] = 1 / tokens
+        assert tuple(as_sent(odds).shape) == shape
+
+
+def test_what_fp16_rounds_to_nothing_is_not_named():
+    odds = torch.full((1000,), 1e-9, dtype=torch.float64)
+    odds[7], odds[900] = 0.75, 0.25
+    assert kept(as_sent(odds)) == 2
+
+
+@pytest.mark.parametrize("tokens", [[], [97], [0, 65_535]])
+def test_a_token_that_does_not_exist_is_refused(tokens):
+    entries = [[*token.to_bytes(2, "little"), 0x00, 0x3C] for token in tokens]
+    sent = torch.tensor(entries, dtype=torch.uint8).reshape(-1, 4).view(torch.int8)
+    with pytest.raises(ValueError, match="of a vocabulary of 97"):
+        opened(sent, 97)
 
 
 def test_a_residual_is_what_the_draft_left_uncovered():

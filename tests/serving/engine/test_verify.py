@@ -110,3 +110,35 @@ def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
         verify.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)
     }
     assert verdicts <= {0, 1, 2}
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0, 6, 1.0, 3), Sampling(1.3, 0, 0.6, 3), Sampling(0.7, 9, 0.8, 3)])
+def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
+    generator = torch.Generator().manual_seed(4)
+    target = torch.randn(DRAFTS + 1, 200, generator=generator) * 3
+    odds = distribution(target[:-1] + torch.randn(DRAFTS, 200, generator=generator), sampling)
+    sent, whole = [as_sent(row) for row in odds], [as_sent(row, whole=True) for row in odds]
+    assert all(len(short) < 90 and len(long) == 200 for short, long in zip(sent, whole, strict=True))
+    verdicts = []
+    for session in map(str, range(60)):
+        drafts = [draw(row, luck(key(3, session), i, "draft")) for i, row in enumerate(whole)]
+        verdict, other = (verify.sample(target, drafts, each, sampling, session, 0) for each in (sent, whole))
+        assert verdict == other
+        verdicts.append(verdict.accepted)
+    assert {0, DRAFTS} < set(verdicts)
+
+
+def test_a_padded_target_judges_by_either_form_alike():
+    sampling = Sampling(1.0, 5, 1.0, 3)
+    odds = distribution(torch.randn(60, generator=torch.Generator().manual_seed(4)), sampling)
+    target = torch.zeros(2, 64)
+    for session in map(str, range(20)):
+        token = draw(as_sent(odds, whole=True), luck(key(3, session), 0, "draft"))
+        verdicts = [verify.sample(target, (token,), [as_sent(odds, w)], sampling, session, 0) for w in (True, False)]
+        assert verdicts[0] == verdicts[1]
+
+
+def test_a_token_beyond_the_targets_vocabulary_cannot_be_judged():
+    odds = as_sent(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
+    with pytest.raises(ValueError, match="names tokens 70 to 70 of a vocabulary of 64"):
+        verify.sample(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)

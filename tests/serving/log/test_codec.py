@@ -22,6 +22,7 @@ from serving.messages import (
     Drafted,
     Drop,
     Event,
+    Exit,
     Finished,
     Forward,
     Generate,
@@ -55,7 +56,12 @@ EVENTS: list[Event] = [
     Received(REQUEST),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
     Received(Backlog("cloud-0", 0.25, 0.001, INF)),
-    Finished(3, Drafted((1, 2), {"confidence": (0.5, -INF), "margin": ()}, ((1, 2, 3), ()), True, 7, (BLOB,))),
+    Finished(
+        3,
+        Drafted(
+            (1, 2), {"confidence": (0.5, -INF), "margin": ()}, ((1, 2, 3), ()), True, 7, (BLOB,), (20,), (0.75, 1.0)
+        ),
+    ),
     Finished(3, (Result(VERDICT, None), Result(None, BLOB))),
     Finished(3, ()),
     *(kind(1) for kind in (messages.Woke, messages.Failed)),
@@ -63,8 +69,8 @@ EVENTS: list[Event] = [
     *(Received(message) for message in (messages.Miss("s", 1, "cloud-0"), messages.Release("s"))),
 ]
 COMMANDS: list[Command] = [
-    Start(1, Generate("s", 0, (1,), Stop(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING, ("x", 0.5),
-                      ((1,), (1, 2)))),
+    Start(1, Generate("s", 0, (1,), Stop(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING,
+                      Exit("margin", 0.7, 0.25, 1), ((1,), (1, 2)), 2, True)),
     Start(2, Forward(Span(0, 8, True, False), (ROWS_FULL, ROWS_FULL), ("all", "last"), ("importance",))),
     Send("cloud-0", REQUEST, 42),
     Wake(INF, 3),
@@ -72,6 +78,7 @@ COMMANDS: list[Command] = [
     Drop("s", 4),
     Deliver("s", (1, 2), ("accepted", "bonus"), "complete"),
     Chunk("s", 3, (1,), {"confidence": (0.5,)}, None),
+    Chunk("s", 3, (1,), {}, 1, "hit"),
 ]  # fmt: skip
 
 

@@ -11,33 +11,55 @@ from fake_world import THRESHOLDS, World, policy, world
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
-from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Send
+from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Sampling, Send
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
-from serving.slots.draft import NoDraft, Window
-from serving.slots.early_exit import NoExit, Tail
+from serving.slots.draft import NoDraft, Opening, Window
+from serving.slots.early_exit import NoExit, Progressive, Tail
+from serving.slots.exchange import Tokens
+from serving.slots.exchange import Whole as Distributions
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always, ConfidenceImportance, Handover, Never
+from serving.slots.offload import Always, Handover, Never, Random
 from serving.slots.placement import Cloud, DeviceOnly
 from serving.slots.prefill import Parts, Whole
 from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.slots.selection import Confidence, ConfidenceImportance
+from serving.slots.uncertainty import Perplexity, Uncertain
 from serving.slots.verify import Lossless, Replace
-from serving.slots.waiting import Idle
+from serving.slots.waiting import Idle, Parallel
 
 SLOTS: dict[str, list[Any]] = {
-    "draft": [Window(4), Window(1), Window(8, "margin", 0.5, keep=False), Window(12, "confidence", 0.6), NoDraft()],
+    "draft": [
+        Window(4),
+        Window(1),
+        Window(8, "margin", 0.5, keep=False),
+        Window(12, "confidence", 0.6),
+        Opening(3),
+        NoDraft(),
+    ],
     "offload": [
+        Always(),
         Always(),
         Handover(),
         Never(),
+        Random(0.4),
+        Confidence(THRESHOLDS),
         ConfidenceImportance(0.5, THRESHOLDS),
         ConfidenceImportance(0.0, THRESHOLDS),
+        Uncertain(0.5, THRESHOLDS),
+        Perplexity(0.5, THRESHOLDS),
     ],
-    "waiting": [Idle()],
-    "early_exit": [NoExit(), Tail(0.8), Tail(0.0)],
-    "verify": [Lossless(), Replace()],
+    "waiting": [
+        Idle(),
+        Parallel(THRESHOLDS),
+        Parallel(THRESHOLDS, 1, full=False, alternative="likeliest"),
+        Parallel(THRESHOLDS, 9),
+    ],
+    "early_exit": [NoExit(), Tail(0.8), Tail(0.0), Progressive()],
+    "verify": [Lossless(), Lossless(), Replace()],
+    "exchange": [Tokens(), Distributions()],
     "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Parts(1, "lazy"), Parts(9, "first")],
     "kv_cache": [Reuse(), NoReuse(), Reuse(100.0)],
     "scheduler": [
@@ -69,6 +91,7 @@ def conditions(r: random.Random) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
+        "sampling": r.choice((None, Sampling(0.9, 0, 1.0, 5))),
         "timeout_s": r.choice((INF, 5.0)),
     }
 
@@ -123,6 +146,11 @@ def check(w: World, p: Policy, calm: bool) -> None:
             assert len(text) == call.limit or text[-1] in call.ends
         if p.lossless and (calm or p.link_loss.action != "local"):
             assert text == own[: len(text)]
+    for chunk in w.chunks():
+        assert set(chunk.scores) == set(p.probes)
+        assert all(len(values) == len(chunk.tokens) for values in chunk.scores.values())
+        assert p.waiting.steps or not chunk.guess
+        assert not chunk.guess or chunk.accepted is not None
 
 
 def nothing_left(w: World) -> None:

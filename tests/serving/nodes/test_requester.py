@@ -28,8 +28,8 @@ from serving.nodes.device import Device
 from serving.slots.draft import Window
 from serving.slots.kv_cache import Reuse
 from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import ConfidenceImportance
 from serving.slots.prefill import Parts
+from serving.slots.selection import ConfidenceImportance
 from serving.thresholds import Thresholds
 
 MOMENTS = [i * 0.013 for i in range(30)]

@@ -1,0 +1,63 @@
+"""A slot's choice brings what it needs into any policy: one override makes a whole plan."""
+
+from typing import Any
+
+import pytest
+
+from pipeline import api
+
+TOY = ("model=toy", "workload=smoke")
+THRESHOLDS = "thresholds"
+
+
+def stages(*words: str) -> dict[str, Any]:
+    return {stage.name: stage for stage in api.stages([*words, *TOY])}
+
+
+NEEDED = {
+    "+policy=sled policy/offload=synera": True,
+    "+policy=sled policy/offload=confidence": True,
+    "+policy=sled policy/offload=perplexity": True,
+    "+policy=sled policy/offload=random": False,
+    "+policy=sled policy/waiting=parallel": True,
+    "+policy=sled policy/waiting=parallel policy/offload=synera": True,
+    "+policy=sled policy/exchange=whole": False,
+    "+policy=edge_centric policy/early_exit=layers": False,
+    "+policy=synera policy/waiting=idle": True,
+    "+policy=synera policy/waiting=idle policy/offload=always": False,
+    "+policy=hybrid": True,
+    "+policy=edgefm": True,
+}
+
+
+@pytest.mark.parametrize("words", NEEDED)
+def test_a_plan_profiles_thresholds_where_a_slot_reads_them(words: str) -> None:
+    planned = stages(*words.split())
+    assert list(planned)[-1] == "serve"
+    assert (THRESHOLDS in planned) is NEEDED[words]
+    assert (THRESHOLDS in planned["serve"].inputs) is NEEDED[words]
+
+
+def test_thresholds_are_profiled_with_the_policys_own_draft() -> None:
+    """The same artifact serves every selection and budget; another draft has one of its own."""
+    words = ("policy/waiting=parallel", "policy/offload=importance")
+
+    def digest(*more: str) -> str:
+        return str(stages("+policy=sled", *more)[THRESHOLDS].digest)
+
+    assert digest(*words) == digest("policy/offload=confidence") == digest(*words, "policy.offload.budget=0.4")
+    assert digest(*words) != digest(*words, "policy.draft.k=5")
+
+
+def test_thresholds_are_profiled_with_the_layers_that_are_skipped() -> None:
+    words = ("+policy=sled", "policy/offload=synera")
+    digests = {
+        name: stages(*words, *more)[THRESHOLDS].digest
+        for name, more in {
+            "none": (),
+            "layers": ("policy/early_exit=layers",),
+            "surer": ("policy/early_exit=layers", "policy.early_exit.margin=0.9"),
+            "once": ("policy/early_exit=layers", "policy.early_exit.checks=1"),
+        }.items()
+    }
+    assert len(set(digests.values())) == 4

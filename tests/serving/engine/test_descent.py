@@ -1,0 +1,165 @@
+"""Rows that leave early, wait, and are taken along: whatever came before, a layer's output is the unsplit model's."""
+
+import random
+
+import pytest
+import torch
+
+from serving.engine.cache import Slot
+from serving.engine.descent import Descent
+from serving.engine.model import take_apart
+from serving.engine.stack import Lot, Stack
+
+VARIANTS = (
+    "llama", "llama_yarn", "qwen2", "qwen2_mixed", "qwen3", "mistral", "mistral_open", "phi3", "phi3_longrope", "neox",
+    "neox_sequential",
+)  # fmt: skip
+LAYERS, LONGEST = 4, 38  # phi3_longrope changes its keys at 40
+
+
+class Text:
+    """A session's text and cache, and what both models say of them."""
+
+    def __init__(self, causal, variant, seed=0):
+        self.whole, model = causal(variant), take_apart(causal(variant))
+        self.stack, self.slot = Stack(model, model.vocabulary), Slot(model, 0, LAYERS)
+        self.tokens, self.r = [], random.Random(seed)
+
+    def some(self, n):
+        return [self.r.randrange(3, 97) for _ in range(n)]
+
+    def feed(self, tokens, depth, parents=None):
+        descent = Descent(self.stack, self.slot, tokens, parents)
+        logits = self.stack.logits(descent.to(depth))
+        descent.leave()
+        return logits
+
+    def full(self, tokens):
+        return self.whole(torch.tensor([tokens])).logits[0]
+
+    def shallow(self, tokens, depth):
+        """The head's opinion after `depth` layers, without any cache."""
+        slot = Slot(self.stack.model, 0, LAYERS)
+        return self.stack.logits(self.stack.run(self.stack.embed(tokens), [Lot(slot, len(tokens))], 0, depth))
+
+    def wanted(self, tokens, depth):
+        return self.full(tokens) if depth == LAYERS else self.shallow(tokens, depth)
+
+    def append(self, n, depth):
+        new = self.some(n)
+        got = self.feed(new, depth)
+        self.tokens += new
+        assert (got - self.wanted(self.tokens, depth)[-n:]).abs().max() < 1e-4
+
+    def branch(self, n, depth):
+        """A random forest behind the text, rolled back at once."""
+        tokens, parents = self.some(n), [self.r.randrange(-1, i) for i in range(n)]
+        got = self.feed(tokens, depth, tuple(parents))
+        for node in range(n):
+            path, at = [], node
+            while at >= 0:
+                path.insert(0, tokens[at])
+                at = parents[at]
+            assert (got[node] - self.wanted([*self.tokens, *path], depth)[-1]).abs().max() < 1e-4
+        self.cut(len(self.tokens))
+
+    def cut(self, length):
+        self.slot.truncate(length, "a")
+        del self.tokens[length:]
+
+    def consistent(self):
+        assert len(self.slot.depths) == self.slot.length == len(self.tokens)
+        assert len(self.slot.waiting) == self.slot.depths.short
+
+    def step(self):
+        n, depth = self.r.randint(1, 5), self.r.choice((1, 2, 2, 3, 3, LAYERS))
+        kind = self.r.choice(("append", "append", "append", "branch", "cut"))
+        if kind == "cut" or len(self.tokens) + n > LONGEST:
+            self.cut(self.r.randint(len(self.tokens) // 2, len(self.tokens)))
+        elif kind == "branch":
+            self.branch(n, depth)
+        else:
+            self.append(n, depth)
+        self.consistent()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@torch.inference_mode()
+def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, variant):
+    for seed in range(2):
+        text = Text(causal, variant, seed)
+        text.append(12, LAYERS)  # longer than a sliding window
+        for _ in range(16):
+            text.step()
+        text.append(1, LAYERS)
+        assert text.slot.depths.short == 0
+
+
+@pytest.mark.parametrize("variant", ["llama", "mistral", "neox"])
+@torch.inference_mode()
+def test_a_prompt_may_leave_early_too(causal, variant):
+    text = Text(causal, variant)
+    text.append(15, 1)
+    text.append(2, 3)
+    text.append(3, 2)
+    assert [text.slot.depths.first_below(layer) for layer in range(LAYERS)] == [20, 20, 17, 0]
+    text.append(1, LAYERS)
+
+
+@torch.inference_mode()
+def test_branches_take_the_waiting_along_and_leave_it_deeper(causal):
+    text = Text(causal, "llama")
+    text.append(10, LAYERS)
+    text.append(2, 2)
+    text.append(1, 1)
+    text.branch(4, 3)
+    assert [text.slot.depths.first_below(layer) for layer in range(LAYERS)] == [13, 13, 13, 10]
+    text.branch(4, LAYERS)
+    assert (text.slot.depths.short, text.slot.waiting) == (0, [])
+
+
+@torch.inference_mode()
+def test_a_rollback_into_the_waiting_keeps_those_before_it(causal):
+    text = Text(causal, "llama")
+    text.append(9, LAYERS)
+    text.append(3, 3)
+    text.append(3, 1)
+    text.cut(11)
+    text.consistent()
+    assert len(text.slot.waiting) == 2
+    text.append(2, LAYERS)
+
+
+@torch.inference_mode()
+def test_a_pass_may_stop_at_several_layers_on_its_way(causal):
+    """Each check sees its layer; who waits at a layer between is taken along from there."""
+    text = Text(causal, "llama")
+    text.append(8, LAYERS)
+    text.append(2, 2)
+    new = text.some(2)
+    text.tokens += new
+    descent = Descent(text.stack, text.slot, new)
+    for depth in range(1, LAYERS + 1):
+        got = text.stack.logits(descent.to(depth))
+        assert got.shape[0] == 2
+        assert (got - text.wanted(text.tokens, depth)[-2:]).abs().max() < 1e-4
+    assert [(one.layers, one.rows, one.cached) for one in descent.leave()] == [(2, 2, 10), (2, 4, 8)]
+
+
+@torch.inference_mode()
+def test_hidden_states_of_who_waits_survive_a_cache_that_grows(causal):
+    text = Text(causal, "llama")
+    text.append(60, 2)
+    text.append(30, 1)
+    text.append(1, LAYERS)
+
+
+@torch.inference_mode()
+def test_the_comparison_notices_a_lost_state(causal):
+    text = Text(causal, "llama")
+    text.append(8, LAYERS)
+    text.append(2, 2)
+    text.slot.waiting[0] = text.slot.waiting[0] + 1.0
+    new = text.some(1)
+    got = text.feed(new, LAYERS)
+    assert (got - text.full([*text.tokens, *new])[-1:]).abs().max() > 1e-2

@@ -1,0 +1,94 @@
+"""Real models under a device that drafts ahead, leaves layers early and weighs its drafts: as if it did neither."""
+
+import itertools
+
+import pytest
+from fake_world import THRESHOLDS, policy
+
+from serving.drivers.simulator import Chip, Simulator
+from serving.engine.engine import Engine
+from serving.engine.model import take_apart
+from serving.messages import Begin, Call, Sampling
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
+from serving.recorder import Recorder
+from serving.slots.draft import Window
+from serving.slots.early_exit import Layers, NoExit
+from serving.slots.kv_cache import Reuse
+from serving.slots.waiting import Idle, Parallel
+
+PROMPTS = ((5, 17, 40, 8, 23, 61), (9, 30, 77))
+LIMIT = 20
+SAMPLING = Sampling(0.2, 4, 0.95, 3)
+
+
+class Weighed:
+    reach = "all"
+    probes = ("confidence", "importance")
+
+    def ask(self, s):
+        return 1
+
+
+class Slow:
+    """Takes so long for everything."""
+
+    def __init__(self, engine, seconds):
+        self.engine, self.seconds = engine, seconds
+
+    def execute(self, work):
+        return self.engine.execute(work)[0], self.seconds
+
+    def drop(self, session, first):
+        self.engine.drop(session, first)
+
+
+@pytest.fixture(scope="module")
+def models(causal):
+    """Upper layers change little, and those of the target a little more: most drafts are accepted, not all."""
+    drafter, target = take_apart(causal("llama")), take_apart(causal("llama"))
+    for model, share in ((drafter, 0.15), (target, 0.25)):
+        for layer in model.layers[1:]:
+            layer.self_attn.o_proj.weight.data.mul_(share)
+            layer.mlp.down_proj.weight.data.mul_(share)
+    return drafter, target
+
+
+def play(models, waiting, early_exit, sampling=None):
+    p = policy("sled", waiting=waiting, early_exit=early_exit, kv_cache=Reuse(), offload=Weighed(), draft=Window(4))
+    device = Engine(models[0])
+    cloud = Engine(models[1], blobs=device.blobs)  # which is all the transport there is
+    recorder = Recorder(["device"])
+    simulator = Simulator([recorder])
+    simulator.add("cloud", Worker("cloud", p), Chip(Slow(cloud, 10.0)))
+    simulator.add("device", Device("device", p, p.placement.route(4), {"cloud": ("cloud",)}, 0), Chip(Slow(device, 1)))
+    for i, prompt in enumerate(PROMPTS):
+        simulator.post(0.0, "device", Begin(Call(f"r{i}", prompt, LIMIT, (), sampling)))
+    simulator.run()
+    assert not len(device.cache)
+    return recorder.records
+
+
+@pytest.mark.parametrize("early_exit", [NoExit(), Layers(0.3, 0.75), Layers(0.3, 0.5, 1)], ids=str)
+@pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
+def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, sampling):
+    idle = play(models, Idle(), early_exit, sampling)
+    busy = play(models, Parallel(THRESHOLDS, 3), early_exit, sampling)
+    for name, record in idle.items():
+        assert busy[name].tokens == record.tokens
+        assert len(record.tokens) == LIMIT
+        for mine, other in itertools.zip_longest(busy[name].chunks, record.chunks):
+            assert (mine.at, mine.tokens, mine.accepted) == (other.at, other.tokens, other.accepted)
+            for score, values in other.scores.items():
+                assert mine.scores[score] == pytest.approx(values, abs=1e-4)
+    assert sum(record.hits for record in busy.values()) > 0
+    assert sum(record.guesses - record.hits for record in busy.values()) > 0
+
+
+@pytest.mark.parametrize("early_exit", [Layers(0.3, 0.75), Layers(0.0, 0.5), Layers(1.0, 0.5)], ids=str)
+def test_whoever_leaves_early_the_text_is_the_targets_own(models, early_exit):
+    plain = play(models, Idle(), NoExit())
+    exited = play(models, Parallel(THRESHOLDS, 5), early_exit)
+    assert [r.tokens for r in exited.values()] == [r.tokens for r in plain.values()]
+    shares = {r.exited / r.drafted for r in exited.values()}
+    assert shares == {0.0} if early_exit.margin == 1.0 else min(shares) > 0

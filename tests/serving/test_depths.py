@@ -1,0 +1,60 @@
+"""Who left how deep, against caches that are kept layer by layer."""
+
+import random
+
+import pytest
+
+from serving.depths import Depths, read
+from serving.latency import Load, load
+
+LAYERS = 5
+
+
+class Caches:
+    """Per layer the tokens that it has; a row that enters takes along every token that the layer lacks."""
+
+    def __init__(self) -> None:
+        self.layers: list[list[int]] = [[] for _ in range(LAYERS)]
+        self.length = 0
+
+    def truncate(self, length: int) -> None:
+        self.length = length
+        self.layers = [[token for token in layer if token < length] for layer in self.layers]
+
+    def passed(self, rows: int, ran: int) -> list[tuple[int, int]]:
+        """Per layer that ran how many tokens it had, and how many entered it."""
+        self.length += rows
+        found = []
+        for layer in self.layers[:ran]:
+            entering = [token for token in range(self.length) if token not in layer]
+            assert entering == list(range(len(layer), self.length)), "a hole in a layer's cache"
+            found.append((len(layer), len(entering)))
+            layer += entering
+        return found
+
+
+def by_layer(loads: tuple[Load, ...]) -> list[Load]:
+    return [one._replace(layers=1) for one in loads for _ in range(int(one.layers))]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_layer_runs_what_it_lacks(seed: int) -> None:
+    draw, ledger, caches = random.Random(seed), Depths(LAYERS), Caches()
+    for _ in range(80):
+        if draw.random() < 0.4:
+            length = draw.randint(max(0, len(ledger) - draw.choice((1, 3, 100))), len(ledger))
+            ledger.truncate(length)
+            caches.truncate(length)
+        rows, ran = draw.choice((1, 1, 1, 4)), draw.randint(1, LAYERS)
+        waiting = [ledger.waiting(layer) for layer in range(LAYERS)]
+        assert sum(waiting) == ledger.short == sum(token not in caches.layers[-1] for token in range(caches.length))
+        loads = ledger.passed(rows, ran)
+        assert by_layer(loads) == [load(1, [span]) for span in caches.passed(rows, ran)]
+        assert len(ledger) == caches.length
+        assert [ledger.first_below(layer) for layer in range(LAYERS)] == [len(layer) for layer in caches.layers]
+
+
+def test_checks_in_vain_are_passes_through_the_head_alone() -> None:
+    ledger = Depths(4)
+    assert read(ledger.passed(3, 3), 1, 1) == (load(3, [(0, 3)], 1.0), Load(0.0, 0, 0, 0, 1.0))
+    assert read(ledger.passed(1, 4), 2, 0) == (load(3, [(3, 1)]), load(1, [(0, 4)], 2.0))

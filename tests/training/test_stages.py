@@ -1,0 +1,52 @@
+"""Profiling stages on made-up records: what becomes of answers without a draft."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.messages import Call, Chunk
+from serving.slots.draft import Window
+from serving.slots.early_exit import Layers
+from serving.thresholds import load
+from training.stages import profile_thresholds
+
+SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
+
+
+def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[Chunk]) -> None:
+    asked = [SimpleNamespace(call=Call(name, (1,), 4)) for name in chunks]
+    records = {name: SimpleNamespace(chunks=found) for name, found in chunks.items()}
+    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr("serving.open.queries", lambda *_: asked)
+    monkeypatch.setattr("serving.drivers.offline.play", lambda *_: records)
+    checkpoint: Any = SimpleNamespace(path=None, hub="a/b")
+    workload: Any = SimpleNamespace(dataset=SimpleNamespace(name="made up"))
+    decoding: Any = None
+    profile_thresholds(
+        out, progress=lambda *_: None, device=checkpoint, cloud=checkpoint, workload=workload, draft=Window(2),
+        early_exit=Layers(), decoding=decoding, seed=0,
+    )  # fmt: skip
+
+
+def test_openings_are_those_of_each_answers_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sure = Chunk("a", 1, (1, 2), SCORES | {"confidence": (1.0, 1.0)}, 2)
+    unsure = Chunk("a", 4, (1, 2), SCORES, 0)
+    profiled(monkeypatch, tmp_path, a=[sure, unsure], b=[unsure])
+    thresholds = load(tmp_path)
+    assert thresholds.openings == pytest.approx((1.0, 2.0))
+    assert thresholds.confidence == pytest.approx((1.0, 0.5, 0.5))
+    assert thresholds.importance == pytest.approx((0.3, 0.3, 0.3))
+    assert "Exit(score='margin'" in thresholds.made_from["layer-wise exit"]
+
+
+def test_an_answer_without_a_draft_has_no_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window that drops unsure tokens may draft nothing, all the way."""
+    profiled(monkeypatch, tmp_path, a=[], b=[Chunk("b", 1, (1, 2), SCORES, 0)])
+    assert load(tmp_path).openings == pytest.approx((2.0,))
+
+
+def test_without_any_draft_there_is_nothing_to_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="not one draft was made on the profiling prompts; raise workload"):
+        profiled(monkeypatch, tmp_path, a=[], b=[])
