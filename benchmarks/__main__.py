@@ -5,8 +5,8 @@
 
 import sys
 
+from benchmarks import compression, job, lossless, overhead, plan, simulation
 from benchmarks import engine as engine_speed
-from benchmarks import job, lossless, plan, simulation
 from benchmarks.pair import artifacts
 
 
@@ -17,7 +17,14 @@ def main() -> int:
         return 0 if soak.main(sys.argv[2:]) else 1
     found = artifacts()
     large, small, corpus = found["cloud_model"], found["device_model"], found["corpus"]
-    passed = [plan.main(), job.main(), lossless.main(large, corpus), simulation.main()]
+    passed = [
+        plan.main(),
+        job.main(),
+        lossless.main(large, corpus),
+        simulation.main(),
+        overhead.main(),
+        compression.main(),
+    ]
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1
 

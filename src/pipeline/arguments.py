@@ -14,7 +14,10 @@ def conf_dir() -> Path:
 
 
 def rewritten(argv: Sequence[str]) -> list[str]:
-    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`."""
+    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`.
+
+    Experiments come first: of two files of overrides Hydra lets the later win, and a command adjusts its experiment.
+    """
     found = []
     for word in argv:
         if word.startswith("+policy="):
@@ -22,7 +25,7 @@ def rewritten(argv: Sequence[str]) -> list[str]:
         elif word.startswith("experiment="):
             word = f"+{word}"
         found.append(word)
-    return found
+    return sorted(found, key=lambda word: not word.startswith("+experiment="))
 
 
 def chosen(argv: Sequence[str], group: str) -> list[str]:

@@ -23,7 +23,12 @@ POLICIES = ["cloud_centric", "edge_centric", "sled", "synera"]
     ],
 )
 def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
-    assert arguments.rewritten(["a=b", written]) == ["a=b", hydra]
+    assert set(arguments.rewritten(["a=b", written])) == {"a=b", hydra}
+
+
+def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
+    words = ["+method=cloud", "experiment=synera/table4", "a=b"]
+    assert arguments.rewritten(words) == ["+experiment=synera/table4", "+method=cloud", "a=b"]
 
 
 @pytest.mark.parametrize(

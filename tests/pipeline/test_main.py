@@ -78,7 +78,9 @@ def test_a_sweep_over_policies(say: Say, word: str) -> None:
 def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) -> None:
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
-    assert [line.split()[0] for line in lines[1:]] == ["cloud_centric", "edge_centric", "sled", "synera"]
+    assert [line.split()[0] for line in lines[1:]] == [
+        "cloud_centric", "edge_centric", "edgefm", "hybrid", "sled", "synera",
+    ]  # fmt: skip
 
 
 def test_a_plan_says_what_would_run_and_why(say: Say) -> None:
@@ -154,6 +156,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "there is nothing at /no/such.jsonl",
     ),
 }
+
+
+@pytest.mark.parametrize("words", [("model=tiny_160m",), ("model=tiny_7b", "hardware.cloud.tensor_parallel=4")])
+def test_the_other_embedded_pairs_are_planned(words: tuple[str, ...], tmp_path: Path) -> None:
+    planned = api.stages(["+policy=synera", *words, "stage=plan", f"outputs={tmp_path / 'outputs'}"])
+    assert "device_model" in {stage.name for stage in planned}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -1,6 +1,6 @@
 """Own tokens, the target's clock: layers are scaled, bytes are the timed architecture's."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -58,11 +58,24 @@ def test_the_session_decides_the_coefficients() -> None:
     assert asked == ["g", "s"]
 
 
-def test_distributions_are_two_bytes_an_entry_of_the_timed_vocabulary() -> None:
-    small = Drafted((1,), {}, ((1,),), False, 1, (Blob("x", 3),))
-    outcome, _ = timed(small).execute(Generate("s", 0, (1,), Stop(1)))
+@pytest.mark.parametrize(
+    ("kept", "nbytes"), [(0, 2 * 32000), (1, 4), (50, 4 * 50), (15_999, 4 * 15_999), (20_000, 2 * 32000)]
+)
+def test_distributions_weigh_what_they_name_of_the_timed_vocabulary(kept: int, nbytes: int) -> None:
+    small = Drafted((1, 2), {}, ((1,), (2,)), False, 1, (Blob("x", 3), Blob("y", 3)), (kept, 0))
+    outcome, _ = timed(small).execute(Generate("s", 0, (1,), Stop(2)))
     assert isinstance(outcome, Drafted)
-    assert outcome.odds == (Blob("x", 2 * 32000),)
+    assert outcome.odds == (Blob("x", nbytes), Blob("y", 2 * 32000))
+
+
+def test_a_token_of_a_large_vocabulary_is_named_in_four_bytes() -> None:
+    small = Drafted((1,), {}, ((1,),), False, 1, (Blob("x", 3),), (50,))
+    engine = Engine(small, ())
+    outcome, _ = Timed(engine, 8, replace(LARGE, vocabulary=128_256), "fp16", lambda _: ONE).execute(
+        Generate("s", 0, (1,), Stop(1))
+    )
+    assert isinstance(outcome, Drafted)
+    assert outcome.odds == (Blob("x", 6 * 50),)
 
 
 @pytest.mark.parametrize(("out", "counted"), [("all", 5), ("last", 5)])

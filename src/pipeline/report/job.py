@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.report import figures, logbook, outcome, sweep
+from pipeline.report import exhibits, figures, logbook, outcome, sweep
 from pipeline.report.context import JobContext
 from pipeline.report.logbook import Logbook
 from pipeline.report.outcome import Outcome
@@ -51,7 +51,8 @@ def job(artifact: Path, context: JobContext, file: TextIO | None = None) -> Repo
     run_id, link = _log(artifact, context, summary, text, drawn, file)
     result = replace(
         outcome.begun(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
-        quality_metric=records.meta.quality_metric or "", metrics=summary.metrics(), run_id=run_id,
+        quality_metric=records.meta.quality_metric or "", run_id=run_id,
+        metrics=summary.metrics() | _of_stages(context),
     )  # fmt: skip
     result.write(context.folder)
     if link and context.sweep is None:
@@ -60,8 +61,13 @@ def job(artifact: Path, context: JobContext, file: TextIO | None = None) -> Repo
 
 
 def stage(context: JobContext, file: TextIO | None = None) -> None:
-    """Log a job that ended with a stage that is a report itself: its numbers and figures, and all it was made from."""
+    """Log a job that ended with a stage that is a report itself: its numbers and figures, and all it was made from; its
+    sweep, if there is one, hears of the numbers.
+    """
     file = file or sys.stdout
+    if context.sweep:
+        found = _of_stages(context)
+        replace(outcome.begun(context), status="complete", metrics=found).write(context.folder)
     with guarded(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
@@ -83,6 +89,11 @@ def failed(error: BaseException, context: JobContext, file: TextIO | None = None
             result = replace(result, run_id=run_id)
             result.write(context.folder)
     return result
+
+
+def _of_stages(context: JobContext) -> dict[str, float]:
+    """`stage/NAME/METRIC` of what the job was made from."""
+    return {f"stage/{name}": value for one in context.stages for name, value in exhibits.metrics(one).items()}
 
 
 def _draw(records: Records, folder: Path) -> tuple[Path, ...]:

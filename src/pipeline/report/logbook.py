@@ -75,7 +75,7 @@ def log_job(book: Logbook, context: JobContext, parent: str | None, error: str |
 
     tags = {"kind": "job", "digest": context.digest, "revision": context.revision, "error": error}
     run_id = book.begin(_title(context), parent, _own(tags))
-    book.params(run_id, flat(context.config))
+    book.params(run_id, flat({name: node for name, node in context.config.items() if name != "exhibit"}))
     book.text(run_id, "config.yaml", yaml.safe_dump(masked(context.config), sort_keys=False))
     book.text(run_id, "overrides.txt", "".join(f"{masked_override(one)}\n" for one in context.overrides))
     book.text(run_id, "environment.json", json.dumps(_environment(context), indent=1, default=str))

@@ -154,6 +154,8 @@ class Meta:
     notes: tuple[str, ...] = ()
     timing: Mapping[str, str] = field(default_factory=dict)
     packing_factor: PackingFactor | None = None
+    overhead: Mapping[str, float] = field(default_factory=dict)
+    """What deciding took, where a clock could tell: ms a token on the device, its share in the cloud."""
     seed: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""

@@ -142,6 +142,8 @@ class Summary:
     cost: Cost
     quality: Quality
     slo: dict[str, SloOutcome]
+    overhead: dict[str, float]
+    """What deciding took, where a clock could tell."""
 
     def metrics(self) -> dict[str, float]:
         """Every number that is known, flat: `latency/ttft_s/median`, `cost/written_s`, ..."""
@@ -169,6 +171,7 @@ def summarise(records: Records) -> Summary:
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
         quality=_quality(requests),
         slo=slo.by_class(requests),
+        overhead=dict(records.meta.overhead),
     )
 
 

@@ -13,18 +13,24 @@ from typing import TYPE_CHECKING, Any, TextIO
 from hydra.experimental.callback import Callback
 
 from pipeline.artifacts import atomic
+from pipeline.errors import UserError
 from pipeline.report.context import JobContext
 from pipeline.report.parameters import masked_override
+from pipeline.report.table import plain, show
 from pipeline.report.tracking import Tracking, guarded
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from pipeline.report.comparison import Row
+    from pipeline.report.exhibit.show import Made
+    from pipeline.report.exhibit.sweep import Prepared
 
 NAME = "sweep.json"
 FAILED = 1
 """Exit status of a sweep of which a job has no result."""
+REFUSED = 2
+"""Exit status of a sweep whose exhibit cannot be: no job runs."""
 
 
 def parent(context: JobContext) -> str | None:
@@ -51,9 +57,21 @@ class SweepCallback(Callback):
 
     def __init__(self, tracking: Tracking, file: TextIO | None = None) -> None:
         self.tracking, self.file = tracking, file
+        self.exhibit: Prepared | None = None
 
     def on_multirun_start(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
-        """Create the store once, before any job could, and the run that the jobs' runs are nested in."""
+        """Check the exhibit; create the store once, before any job could, and the run that the jobs' are nested in.
+
+        Raises SystemExit where the exhibit cannot be: an exception would be no more than a warning of Hydra's.
+        """
+        from pipeline.report.exhibit.sweep import prepared
+
+        _experiment_first(config)
+        try:
+            self.exhibit = prepared(config)
+        except UserError as problem:
+            print(f"error: {problem}", file=sys.stderr)
+            sys.exit(REFUSED)
         if config.get("stage", "all") == "all":
             overrides = [masked_override(one) for one in config.hydra.overrides.task]
             begin(Path(config.hydra.sweep.dir), overrides, self.tracking, self._out)
@@ -61,13 +79,28 @@ class SweepCallback(Callback):
     def on_multirun_end(self, config: "DictConfig", **kwargs: Any) -> None:  # noqa: ARG002
         """Print and log the comparison. Raises SystemExit where a job has no result."""
         if config.get("stage", "all") == "all":
-            rows = end(Path(config.hydra.sweep.dir), self.tracking, self._out)
+            rows = end(Path(config.hydra.sweep.dir), self.tracking, self._out, self.exhibit)
             if any(row.problem for row in rows):
                 sys.exit(FAILED)
 
     @property
     def _out(self) -> TextIO:
         return self.file or sys.stdout
+
+
+def _experiment_first(config: "DictConfig") -> None:
+    """Let every job name its experiment before what the sweep adds to it.
+
+    Of two files that choose for one group, Hydra obeys the one that was added last, and a sweep's own parameters are
+    added before the command line's: `+variant` would lose against the experiment that it varies.
+    """
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    params = config.hydra.sweeper.get("params")
+    named = [word for word in config.hydra.overrides.task if word.startswith("+experiment=")]
+    if params and named:
+        with read_write(config), open_dict(config):
+            config.hydra.sweeper.params = OmegaConf.merge({"+experiment": named[-1].partition("=")[2]}, params)
 
 
 def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
@@ -84,8 +117,10 @@ def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) 
     return run_id
 
 
-def end(folder: Path, tracking: Tracking, file: TextIO) -> "list[Row]":
-    """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, MLflow, and the line that opens it."""
+def end(folder: Path, tracking: Tracking, file: TextIO, exhibit: "Prepared | None" = None) -> "list[Row]":
+    """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, the exhibit, MLflow, and the line that
+    opens it.
+    """
     from pipeline.report import comparison, tradeoff
 
     rows = comparison.print_table(folder, file)
@@ -94,13 +129,19 @@ def end(folder: Path, tracking: Tracking, file: TextIO) -> "list[Row]":
     if len(points) > 1:
         metric = next(row.outcome.quality_metric for row in rows if row.quality)
         made.append(tradeoff.draw(points, folder / "tradeoff.png", metric))
+    shown = exhibit.show(rows, folder) if exhibit else None
+    if shown:
+        show(shown.parts, file)
+        made += shown.files
     print(f"\nwritten: {', '.join(map(str, made))}", file=file, flush=True)
     with guarded(tracking, lambda text: print(text, file=file, flush=True)):
-        _log(folder, rows, made, tracking, file)
+        _log(folder, rows, made, shown, tracking, file)
     return rows
 
 
-def _log(folder: Path, rows: "list[Row]", made: list[Path], tracking: Tracking, file: TextIO) -> None:
+def _log(
+    folder: Path, rows: "list[Row]", made: list[Path], shown: "Made | None", tracking: Tracking, file: TextIO
+) -> None:
     from pipeline.report.logbook import Logbook
 
     run_id = _noted(folder).get("run_id")
@@ -109,7 +150,9 @@ def _log(folder: Path, rows: "list[Row]", made: list[Path], tracking: Tracking, 
     book = Logbook.open(tracking)
     book.files(run_id, made)
     complete = sum(row.problem is None for row in rows)
-    book.metrics(run_id, {"jobs": len(rows), "jobs_complete": complete})
+    book.metrics(run_id, {"jobs": len(rows), "jobs_complete": complete} | (shown.metrics if shown else {}))
+    if shown:
+        book.text(run_id, "exhibit.txt", "\n".join(plain(shown.parts)) + "\n")
     book.end(run_id, failed=complete < len(rows))
     runs = [row.outcome.run_id for row in rows if row.outcome.run_id]
     print(tracking.link(book.experiment_id, runs or [run_id]), file=file, flush=True)

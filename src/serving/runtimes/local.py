@@ -11,6 +11,7 @@ from serving.cast import Cast
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live, Pace, Pacing
 from serving.drivers.observer import Observer
+from serving.overhead import Overhead
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
 from serving.scene import Chips, link, populate
@@ -49,9 +50,11 @@ class Local:
 
         models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-        records, pacing = asyncio.run(self.play(setup, models, asked, progress, observers))
+        records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, note = self.pace == "wall", f"pace: {pacing.described}"
-        return Served(asked, records, models.tokenizer, models.cloud_layers, here=here, notes=(note,))
+        return Served(
+            asked, records, models.tokenizer, models.cloud_layers, here=here, notes=(note,), overhead=overhead
+        )
 
     async def play(
         self,
@@ -60,14 +63,15 @@ class Local:
         queries: "Sequence[Query]",
         progress: Progress = silent,
         observers: Sequence[Observer] = (),
-    ) -> tuple[dict[str, Record], Pacing]:
-        """The records by session, and how well the pace was kept."""
+    ) -> tuple[dict[str, Record], Pacing, dict[str, float]]:
+        """The records by session, how well the pace was kept, and what deciding cost."""
         cast = Cast(setup, models.cloud_layers)
         users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
         names = (*cast.workers, *cast.devices)
         breaks = Breaks(cast, names, lambda *what: live.post(*what), lambda: users.over)
         live = Live(Wall(), [recorder, breaks, *observers], self.pace)
-        populate(live, cast, Chips(cast, models, queries), names)
+        overhead = Overhead(live)
+        populate(overhead, cast, Chips(cast, models, queries), names)
         if self.shaped:
             link(live, cast)
             breaks.begin()
@@ -77,4 +81,5 @@ class Local:
             await live.run(lambda: users.over)
         finally:
             live.close()
-        return recorder.records, live.pacing
+        tokens = sum(len(record.tokens) for record in recorder.records.values())
+        return recorder.records, live.pacing, overhead.metrics(cast.devices, cast.workers, tokens)

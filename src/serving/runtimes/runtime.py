@@ -1,7 +1,7 @@
 """What every runtime is given and gives back, whatever makes its time."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from serving.drivers.observer import Observer
@@ -59,6 +59,8 @@ class Served:
     """Did work take as long as it takes on this machine, whose power nobody measures, and not as on named chips?"""
     notes: tuple[str, ...] = ()
     """What a reader of the figures must know."""
+    overhead: Mapping[str, float] = field(default_factory=dict)
+    """What deciding cost here, as `serving.overhead` counts it; empty where that was not timed."""
 
 
 class Runtime(Protocol):

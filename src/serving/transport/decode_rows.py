@@ -101,12 +101,19 @@ class RowsDecoder:
             raise invalid(f"rows.odds: {len(wire.odds)} distributions for check={check} drafts")
         blobs = tuple(self._blob("rows.odds", sender, blob, carried) for blob in wire.odds)
         for blob in wire.odds if self._carry else ():
-            name, shape = tensors.check("rows.odds.tensor", blob.tensor)
-            checks.one_of("rows.odds: type", name, ("fp16", "bf16", "fp32"))
-            checks.within("rows.odds: dimensions", len(shape), 1, 1)
-            if self._known.vocabulary is not None:
-                checks.within("rows.odds: tokens", shape[0], 1, self._known.vocabulary)
+            self._distribution(blob.tensor)
         return blobs
+
+    def _distribution(self, wire: pb.Tensor) -> None:
+        """One that names tokens, or a probability for each of the vocabulary, whose values `Luggage` checks."""
+        if wire.dtype == "int8":
+            tensors.check_named("rows.odds", wire, self._known.vocabulary)
+            return
+        name, shape = tensors.check("rows.odds.tensor", wire)
+        checks.one_of("rows.odds: type", name, ("fp16", "bf16", "fp32", "int8"))
+        checks.within("rows.odds: dimensions", len(shape), 1, 1)
+        if self._known.vocabulary is not None:
+            checks.within("rows.odds: tokens", shape[0], 1, self._known.vocabulary)
 
     def _blob(self, field: str, sender: str, wire: pb.Blob, carried: list[tuple[Blob, pb.Tensor]]) -> Blob:
         name = checks.blob_id(field, f"@{sender}/{wire.id}")

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 ITEM_NBYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 MAX_DIMENSIONS = 4
+NAMED_NBYTES = (4, 6)
+"""Of a token that a distribution names: its number, in two bytes or four, and its probability in fp16."""
 
 if sys.byteorder != "little":
     raise ImportError("serving.transport.tensors: tensors travel in little endian; this machine is big endian.")
@@ -51,3 +53,27 @@ def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
     if len(wire.data) != nbytes:
         raise invalid(f"{field}.data: {len(wire.data)} bytes, but {list(shape)} of {name} are {nbytes}")
     return name, shape
+
+
+def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
+    """Of a distribution that names tokens, as `serving.engine.sampling.as_sent` packs it: int8 of shape (tokens, 4 or
+    6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them above it.
+
+    Raises RefusedError when it does not fit `check`, or is none.
+    """
+    import numpy as np
+
+    name, shape = check(field, wire)
+    checks.one_of(f"{field}: type of what names tokens", name, ("int8",))
+    checks.within(f"{field}: dimensions", len(shape), 2, 2)
+    if shape[1] not in NAMED_NBYTES:
+        raise invalid(f"{field}: {shape[1]} bytes a token, must be one of {', '.join(map(str, NAMED_NBYTES))}")
+    most = checks.MAX_TOKEN if vocabulary is None else vocabulary - 1
+    checks.within(f"{field}: tokens", shape[0], 1, most + 1)
+    entries = np.frombuffer(wire.data, [("token", f"<u{shape[1] - 2}"), ("probability", "<f2")])
+    tokens, odds = entries["token"], entries["probability"]
+    checks.integers(f"{field}: tokens", (int(tokens[0]), int(tokens.max())), 0, most)
+    if not bool((tokens[1:] > tokens[:-1]).all()):
+        raise invalid(f"{field}: tokens must be named once each, in ascending order.")
+    if not bool(np.isfinite(odds).all() and (odds >= 0).all() and (odds > 0).any()):
+        raise invalid(f"{field}: a distribution must be of finite shares from 0, one of them above it.")

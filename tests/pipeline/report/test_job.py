@@ -21,7 +21,7 @@ CONFIG = {
         "_target_": "serving.policy.Policy",
         "name": "synera",
         "draft": {"_target_": "serving.slots.draft.Window", "size": 4},
-        "offload": {"_target_": "serving.slots.offload.ConfidenceImportance", "budget": 0.2, "calibration": "share"},
+        "offload": {"_target_": "serving.slots.selection.ConfidenceImportance", "budget": 0.2, "calibration": "share"},
         "waiting": {"_target_": "serving.slots.waiting.Idle"},
     },
     "model": {"device": {"timing": "tinyllama_1_1b"}, "cloud": {"timing": "llama2_13b", "api_key": SECRET}},

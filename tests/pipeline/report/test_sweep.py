@@ -16,8 +16,8 @@ from pipeline.report.tracking import Tracking
 SWEEPING = Path(__file__).parents[2] / "sweeping.py"
 
 
-def run(artifact: Path, outputs: Path, policies: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SWEEPING), str(artifact), "-m", f"policy={policies}", f"outputs={outputs}"]
+def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SWEEPING), str(artifact), "-m", f"policy={policies}", f"outputs={outputs}", *words]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
 
@@ -34,6 +34,34 @@ def test_a_sweep_nests_its_jobs_compares_them_and_outlives_one_that_fails(tracki
     assert "/#/compare-runs?runs=" in lines[-1]
     assert (tmp_path / "sweep" / "comparison.csv").exists()
     check_runs(tracking, json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"], lines[-1])
+
+
+EXHIBIT = (
+    "+exhibit={title: Table 4, columns: [{name: quality}], rows: {label: '{policy}'}, reported: {sled: {quality: 0.5}},"
+    "figure: {x: '{row}', y: quality}, claims: [{says: both are equal, row: sled, than: synera, metric: quality,"
+    "wanted: equal, margin: 0.1}]}"
+)
+
+
+def test_a_sweep_with_an_exhibit_ends_with_it_in_its_own_run(tracking, tmp_path):
+    done = run(drawn(tmp_path / "serve"), tmp_path, "synera,sled", EXHIBIT)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "holds  both are equal: +0 [+0, +0]" in done.stdout
+    client, _ = tracking.connect()
+    run_id = json.loads((tmp_path / "sweep" / "sweep.json").read_text())["run_id"]
+    assert {f"exhibit.{kind}" for kind in ("txt", "json", "csv", "png")} <= {
+        item.path for item in client.list_artifacts(run_id)
+    }
+    metrics = client.get_run(run_id).data.metrics
+    assert (metrics["exhibit/sled/quality"], metrics["exhibit/claims holds"]) == (15 / 24, 1.0)
+
+
+def test_a_sweep_whose_exhibit_cannot_be_runs_no_job(tmp_path):
+    done = run(tmp_path, tmp_path, "synera,sled", EXHIBIT.replace("row: sled", "row: sleed"))
+    assert done.returncode == sweep.REFUSED
+    assert done.stderr.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
+    assert not (tmp_path / "sweep").exists()
 
 
 def check_runs(tracking: Tracking, parent: str, last: str) -> None:

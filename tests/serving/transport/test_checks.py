@@ -1,12 +1,13 @@
 """What is out of bounds is refused, and the text names the field."""
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_hosts import ROUTE, request
 
-from serving.messages import Hop, Reply, Span, Verdict
+from serving.messages import Blob, Hop, Reply, Request, Span, Verdict
 from serving.transport import encode
 from serving.transport import tandem_pb2 as pb
 from serving.transport.checks import parsed
@@ -140,6 +141,75 @@ def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: 
         envelope.request.rows.blob.CopyFrom(pb.Blob(id="h", nbytes=24, tensor=tensor))
 
     assert field in refused(change, tensors=True)
+
+
+def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
+    """A distribution that names tokens, as `serving.engine.sampling.as_sent` packs it."""
+    data = b"".join(struct.pack("<He" if width == 4 else "<Ie", *entry) for entry in entries)
+    return pb.Tensor(dtype="int8", shape=[len(entries), width], data=data)
+
+
+def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
+    def change(envelope: pb.Envelope) -> None:
+        del envelope.request.rows.odds[:]
+        envelope.request.rows.odds.append(pb.Blob(id="odds/s/1", nbytes=4, tensor=tensor))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("tensor", "field"),
+    [
+        (named((1000, 1.0)), "tokens"),
+        (named((3, 0.5), (65_535, 0.5)), "tokens: values 3 to 65535"),
+        (named((2**31, 1.0), width=6), "tokens: values"),
+        (named((3, 0.5), (3, 0.5)), "ascending"),
+        (named((4, 0.5), (3, 0.5)), "ascending"),
+        (named((3, 0.5), (4, -0.5)), "shares from 0"),
+        (named((3, float("nan"))), "finite"),
+        (named((3, 0.5), (4, float("inf"))), "finite"),
+        (named((3, 0.0), (4, 0.0)), "one of them above"),
+        (named(*((i, 0.5) for i in range(1001))), "tokens: 1001"),
+        (pb.Tensor(dtype="int8", shape=[4], data=b"\0\0\0\x3c"), "dimensions"),
+        (pb.Tensor(dtype="int8", shape=[1, 4, 1], data=b"\0\0\0\x3c"), "dimensions"),
+        (pb.Tensor(dtype="int8", shape=[1, 5], data=b"\0\0\0\x3c\0"), "5 bytes a token"),
+        (pb.Tensor(dtype="int8", shape=[2, 4], data=b"\0\0\0\x3c"), "4 bytes"),
+        (pb.Tensor(dtype="int8", shape=[0, 4], data=b""), "shape"),
+        (pb.Tensor(dtype="fp16", shape=[1, 2], data=b"\0" * 4), "dimensions"),
+        (pb.Tensor(dtype="fp16", shape=[1001], data=b"\0" * 2002), "rows.odds: tokens"),
+        (pb.Tensor(dtype="fp64", shape=[1], data=b"\0" * 8), "dtype"),
+    ],
+)
+def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -> None:
+    assert field in refused(sends(tensor), tensors=True)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        named((0, 1.0)),
+        named((7, 0.25), (999, 0.75)),
+        named((7, 0.25), (999, 0.75), width=6),
+        named((7, 0.0), (8, 6e-8)),
+        named(*((i, 0.5) for i in range(1000))),
+        pb.Tensor(dtype="fp16", shape=[1000], data=b"\0\x3c" * 1000),
+        pb.Tensor(dtype="fp32", shape=[7], data=b"\0\0\x80\x3f" * 7),
+    ],
+)
+def test_distributions_travel_in_either_form_and_without_sampling(tensor: pb.Tensor) -> None:
+    frame = parsed(encode.envelope("device-0", "cloud-0", request(), None))
+    sends(tensor)(frame.envelope)
+    message, carried = Decoder(Limits(), KNOWN, tensors=True).message(frame.envelope)
+    assert isinstance(message, Request)
+    assert (message.rows.rule, message.rows.sampling) == ("greedy", None)
+    assert carried == [(Blob("@device-0/odds/s/1", 4), tensor)]
+
+
+def test_a_vocabulary_that_is_not_known_bounds_nothing_but_the_number() -> None:
+    frame = parsed(encode.envelope("device-0", "cloud-0", request(), None))
+    sends(named((2**31 - 1, 1.0), width=6))(frame.envelope)
+    Decoder(Limits(), Known(), tensors=True).message(frame.envelope)
+    assert "tokens" in refused(sends(named((2**31, 1.0), width=6)), tensors=True, known=Known())
 
 
 def test_a_hop_that_does_not_embed_needs_hidden_states() -> None:

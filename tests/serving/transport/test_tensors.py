@@ -7,10 +7,12 @@ import torch
 from fake_hosts import FAST, FakeEars, dialling, ending, hello, listening, play, raw, request
 
 from serving.engine.blobs import Blobs
+from serving.engine.sampling import as_received, as_sent, distribution
 from serving.messages import Blob, Hop, Request, Sampling, Span
 from serving.transport import encode, tensors
 from serving.transport import tandem_pb2 as pb
 from serving.transport.hello import Hello
+from serving.transport.known import Known
 from serving.transport.luggage import Luggage
 from serving.transport.refused import RefusedError
 
@@ -47,6 +49,16 @@ def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
     assert not len(store)
 
 
+@pytest.mark.parametrize("vocabulary", [97, 32_000, 128_256])
+def test_a_distribution_that_names_tokens_is_taken_as_it_is_packed(vocabulary: int) -> None:
+    sampling = Sampling(1.0, 10, 1.0, 0)
+    odds = as_sent(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
+    wire = pb.Tensor.FromString(tensors.pack(odds).SerializeToString())
+    tensors.check_named("t", wire, vocabulary)
+    tensors.check_named("t", wire, None)
+    assert torch.equal(tensors.unpack("t", wire), odds)
+
+
 def hidden(blob: Blob, n: int) -> Request:
     rows = replace(request(n=n).rows, tokens=(), check=0, blob=blob)
     return Request(0, rows, MIDDLE, 0, ("cloud-0",), "device-0")
@@ -74,6 +86,27 @@ def test_hidden_states_and_odds_reach_the_other_store() -> None:
                 found = (await cloud.hear())[2]
                 assert isinstance(found, Request)
                 assert torch.equal(there.get(found.rows.odds[0]), odds)
+
+    play(scenario)
+
+
+def test_named_odds_reach_the_other_store_and_are_judged_alike() -> None:
+    async def scenario() -> None:
+        cloud, here, there = FakeEars(), Blobs(), Blobs()
+        sampling = Sampling(1.0, 5, 1.0, 0)
+        odds = as_sent(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
+        sent = here.put(odds, "odds/s", odds.nbytes)
+        async with (
+            listening(cloud, blobs=there, known=Known(vocabulary=1000)) as (_, address),
+            dialling(FakeEars(), address, blobs=here) as dialler,
+        ):
+            rows = replace(request().rows, rule="sample", odds=(sent,), sampling=sampling)
+            dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
+            found = (await cloud.hear())[2]
+            assert isinstance(found, Request)
+            arrived = there.get(found.rows.odds[0])
+            assert arrived.shape == (5, 4)
+            assert torch.equal(as_received(arrived, 1000), as_received(odds, 1000))
 
     play(scenario)
 

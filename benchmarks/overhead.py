@@ -1,0 +1,191 @@
+"""What Synera's decisions cost on this machine: per token on a device, and beside the cloud's forwards, by budget.
+
+Nodes, slots and engine are the real ones on the embedded pair, on virtual time, so that every round decides alike; what
+is timed is the wall clock around each `handle` and each `execute`. The paper (section 6.7): below 0.5 ms a token on the
+device for P_conf and P_imp, about 25 % at most beside the cloud's computing.
+
+The scores are computed inside the drafter's forwards, not in a node: they are timed apart, the same four tokens drafted
+with and without them in turn.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from serving.cast import Cast
+from serving.drivers.simulator import Simulator
+from serving.messages import Generate, Stop
+from serving.open import open_models, queries
+from serving.overhead import Overhead
+from serving.recorder import Recorder
+from serving.runtimes.runtime import Models, Query
+from serving.scene import Chips, link, populate
+from serving.setup import Setup
+from serving.timed import Engine
+from serving.users import Users
+
+BUDGETS = (0.0, 0.2, 0.4, 0.8)
+PROMPTS, ROUNDS = 40, 5
+SCORED_ROUNDS, DRAFT = 12, 4
+LIMIT_MS, LIMIT_SHARE = 0.5, 0.25
+PROBES: dict[str, tuple[str, ...]] = {
+    "no scores": (), "confidence": ("confidence",), "importance": ("importance",),
+    "both": ("confidence", "importance"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Round:
+    """One workload served: milliseconds per token, microseconds per batch, and ratios."""
+
+    tokens: int
+    asked_share: float
+    device_ms: float
+    forward_ms: float
+    """The device's own computing per token, scores included."""
+    batches: int
+    batch_us: float
+    share: float
+    share_named: float
+    """Beside the time that the same forwards take on the named hardware."""
+
+
+class Batches:
+    """An observer that counts forwards, and the seconds that they take on the named hardware."""
+
+    def __init__(self, workers: Sequence[str]) -> None:
+        self._workers, self.count, self.named_s = workers, 0, 0.0
+
+    def handled(self, *_: object) -> None: ...
+
+    def sent(self, *_: object) -> None: ...
+
+    def ran(self, node: str, work: object, outcome: object, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if node in self._workers:
+            self.count += 1
+            self.named_s += end_s - begin_s
+
+
+def configured(budget: float, outputs: str = "outputs") -> Setup:
+    """The conf files' own Synera at a budget, with the artifacts that are there."""
+    from pipeline import api
+    from pipeline.artifacts.store import Store
+    from pipeline.build import construct
+
+    words = ("policy=synera", f"policy.offload.budget={budget}", f"workload.prompts={PROMPTS}", f"outputs={outputs}")
+    stages = {stage.name: stage for stage in api.stages(words)}
+    store = Store(Path(outputs).absolute() / "artifacts")
+    made: Setup = construct(stages["serve"].args["setup"], lambda name: store.path(stages[name]), "setup")
+    return made
+
+
+def played(setup: Setup, models: Models, asked: Sequence[Query]) -> Round:
+    """As the runtime `emulated` sets the stage, with a stopwatch before it."""
+    cast = Cast(setup, models.cloud_layers)
+    users, recorder, batches = Users(asked, cast.devices), Recorder(cast.devices), Batches(cast.workers)
+    simulator = Simulator([recorder, batches])
+    overhead = Overhead(simulator)
+    populate(overhead, cast, Chips(cast, models, asked), (*cast.workers, *cast.devices))
+    link(simulator, cast)
+    simulator.on_end(partial(users.hear, post=simulator.post))
+    users.ask(simulator.post)
+    simulator.run()
+    records = recorder.records.values()
+    tokens, chunks = sum(len(r.tokens) for r in records), sum(r.decided for r in records)
+    found = overhead.metrics(cast.devices, cast.workers, tokens)
+    decided_s = sum(overhead.decided_s[name] for name in cast.workers)
+    forward_s = sum(overhead.computed_s[name] for name in cast.devices)
+    return Round(
+        tokens=tokens,
+        asked_share=sum(r.asked for r in records) / max(1, chunks),
+        device_ms=found["device_ms_per_token"],
+        forward_ms=1e3 * forward_s / tokens,
+        batches=batches.count,
+        batch_us=1e6 * decided_s / max(1, batches.count),
+        share=found.get("cloud_share", 0.0),
+        share_named=decided_s / batches.named_s if batches.count else 0.0,
+    )
+
+
+def scored(engine: Engine, asked: Sequence[Query]) -> dict[str, list[float]]:
+    """Milliseconds per drafted token of each choice of scores, for each prompt the fastest of the rounds: whoever
+    shares the machine can only make one slower.
+    """
+    found: dict[str, list[float]] = {name: [] for name in PROBES}
+    for query in asked:
+        prompt, session = query.call.prompt, query.call.session
+        engine.execute(Generate(session, 0, prompt[:-1], Stop(0)))
+        fastest = dict.fromkeys(PROBES, float("inf"))
+        for round_ in range(SCORED_ROUNDS):
+            for name in sorted(PROBES, key=partial(turn, round_)):
+                fastest[name] = min(fastest[name], drafted_ms(engine, session, prompt, PROBES[name]))
+        for name, ms in fastest.items():
+            found[name].append(ms)
+        engine.drop(session, None)
+    return found
+
+
+def turn(round_: int, name: str) -> int:
+    """Another choice goes first in every round."""
+    return (list(PROBES).index(name) + round_) % len(PROBES)
+
+
+def drafted_ms(engine: Engine, session: str, prompt: Sequence[int], probes: tuple[str, ...]) -> float:
+    work = Generate(session, len(prompt) - 1, tuple(prompt[-1:]), Stop(DRAFT), probes=probes)
+    began = time.perf_counter()
+    engine.execute(work)
+    return 1e3 * (time.perf_counter() - began) / DRAFT
+
+
+def told(values: Sequence[float], digits: int = 3) -> str:
+    ordered = sorted(values)
+    return f"{median(ordered):.{digits}f} ({ordered[0]:.{digits}f} to {ordered[-1]:.{digits}f})"
+
+
+def percent(values: Sequence[float]) -> str:
+    ordered = sorted(values)
+    return f"{median(ordered):.1%} ({ordered[0]:.1%} to {ordered[-1]:.1%})"
+
+
+def main() -> bool:
+    """Rounds of all budgets in turn, after one that is not counted."""
+    setups = {budget: configured(budget) for budget in BUDGETS}
+    first = setups[BUDGETS[0]]
+    models = open_models(first.pair.device, first.pair.cloud)
+    asked = queries(first.workload, first.decoding, first.seed, first.devices, models.tokenizer)
+    rounds: dict[float, list[Round]] = {budget: [] for budget in BUDGETS}
+    for _ in range(ROUNDS + 1):
+        for budget, setup in setups.items():
+            rounds[budget].append(played(setup, models, asked))
+    passed = [show(budget, found[1:]) for budget, found in rounds.items()]
+    show_scores(scored(models.device, asked))
+    return all(passed)
+
+
+def show(budget: float, found: Sequence[Round]) -> bool:
+    one, device_ms, share = found[0], [r.device_ms for r in found], [r.share for r in found]
+    print(f"budget {budget}: {one.asked_share:.0%} of chunks asked, {one.tokens} tokens, {one.batches} batches")
+    forward_ms = told([r.forward_ms for r in found], 2)
+    print(f"  device  {told(device_ms)} ms a token, limit {LIMIT_MS}; its forwards {forward_ms} ms a token")
+    if one.batches:
+        batch_us, named = told([r.batch_us for r in found], 0), percent([r.share_named for r in found])
+        print(f"  cloud   {batch_us} us a batch: {percent(share)} beside its forwards here, limit {LIMIT_SHARE:.0%}; "
+              f"{named} beside those of the named hardware")  # fmt: skip
+    return median(device_ms) <= LIMIT_MS and median(share) <= LIMIT_SHARE
+
+
+def show_scores(found: dict[str, list[float]]) -> None:
+    print(f"drafting without scores: {told(found['no scores'])} ms a token")
+    for name in list(PROBES)[1:]:
+        extra = [b - a for a, b in zip(found["no scores"], found[name], strict=True)]
+        quarter = sorted(extra)[len(extra) // 4], sorted(extra)[3 * len(extra) // 4]
+        print(f"  {name}: {median(extra):+.3f} ms a token (middle half {quarter[0]:+.3f} to {quarter[1]:+.3f}), "
+              f"{median(extra) / median(found['no scores']):+.0%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)

@@ -1,0 +1,139 @@
+"""A number of a row with how sure it is: its value in each replicate, and resamples of it that pair with other rows'.
+
+Replicates (seeds) are strata: prompts are resampled within each, and what is shown is the mean over them. All rows see
+the same resamples of a replicate's prompts, so that the difference of two rows, resample by resample, is a paired
+bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapters 8 and 13).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+from pipeline.report.bootstrap import Interval
+from pipeline.report.sheet import SEED
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+RESAMPLES = 2000
+_LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Resamples of one replicate's value; two pair where their `prompts` are the same."""
+
+    values: NDArray[np.float64]
+    prompts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`values` by replicate; `draws` for each of them, or none where the metric has no value a request."""
+
+    values: Mapping[str, float]
+    draws: Mapping[str, Draws] = field(default_factory=dict)
+
+    @property
+    def value(self) -> float:
+        """The mean over replicates."""
+        return sum(self.values.values()) / len(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float] | None:
+        """The least and the greatest replicate's value; None for one."""
+        return (min(self.values.values()), max(self.values.values())) if len(self.values) > 1 else None
+
+    @property
+    def interval(self) -> Interval | None:
+        """95 % percentile interval of the mean over replicates; None without draws of each."""
+        import numpy as np
+
+        if not self.draws or self.draws.keys() != self.values.keys():
+            return None
+        pooled = np.mean([draws.values for draws in self.draws.values()], axis=0)
+        known = pooled[np.isfinite(pooled)]
+        if not known.size:
+            return None
+        low, high = np.quantile(known, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+        return Interval(self.value, float(low), float(high))
+
+    def scaled(self, factor: float) -> Estimate:
+        return self._mapped(lambda values: values * factor)
+
+    def less(self, value: float) -> Estimate:
+        return self._mapped(lambda values: values - value)
+
+    def minus(self, other: Estimate) -> Estimate | None:
+        """The paired difference over the replicates that both have; None without any."""
+        return self._with(other, operator.sub)
+
+    def over(self, other: Estimate) -> Estimate | None:
+        """The paired ratio over the replicates that both have and in which the other is not 0; None without any."""
+        known = {key: value for key, value in other.values.items() if value != 0}
+        return self._with(replace(other, values=known), operator.truediv)
+
+    def _mapped(self, change: Callable[[Any], Any]) -> Estimate:
+        draws = {key: replace(draws, values=change(draws.values)) for key, draws in self.draws.items()}
+        return Estimate({key: change(value) for key, value in self.values.items()}, draws)
+
+    def _with(self, other: Estimate, combine: Callable[[Any, Any], Any]) -> Estimate | None:
+        common = [key for key in self.values if key in other.values]
+        if not common:
+            return None
+        values = {key: combine(self.values[key], other.values[key]) for key in common}
+        return Estimate(values, self._paired(other, common, combine))
+
+    def _paired(self, other: Estimate, common: Sequence[str], combine: Callable[[Any, Any], Any]) -> dict[str, Draws]:
+        """None at all where one replicate's prompts are not the same: half an interval would mislead."""
+        import numpy as np
+
+        pairs = [(key, self.draws.get(key), other.draws.get(key)) for key in common]
+        with np.errstate(all="ignore"):
+            paired = {
+                key: Draws(combine(mine.values, its.values), mine.prompts)
+                for key, mine, its in pairs
+                if mine and its and mine.prompts == its.prompts
+            }
+        return paired if len(paired) == len(common) else {}
+
+
+def pooled(estimates: Sequence[Estimate]) -> Estimate | None:
+    """One estimate of the replicates of several; None of none."""
+    if not estimates:
+        return None
+    values = {key: value for one in estimates for key, value in one.values.items()}
+    return Estimate(values, {key: draws for one in estimates for key, draws in one.draws.items()})
+
+
+def of_values(values: Sequence[float], replicate: str = "") -> Estimate:
+    """The mean of one value a prompt; rows with as many values pair, value by value. Raises ValueError without any."""
+    import numpy as np
+
+    if not values:
+        raise ValueError("a mean needs one value at least")
+    sums = np.column_stack([np.asarray(values, dtype=np.float64), np.ones(len(values))])
+    resampled = resampled_sums(sums, replicate)
+    prompts = tuple(map(str, range(len(values))))
+    return Estimate(
+        {replicate: float(sums[:, 0].mean())}, {replicate: Draws(resampled[:, 0] / resampled[:, 1], prompts)}
+    )
+
+
+def resampled_sums(sums: NDArray[np.float64], replicate: str) -> NDArray[np.float64]:
+    """`[prompts, k]` -> `[RESAMPLES, k]`: sums over prompts drawn with replacement, the same for every row."""
+    return _counts(replicate, len(sums)) @ sums
+
+
+@lru_cache(maxsize=8)
+def _counts(replicate: str, n: int) -> NDArray[np.float64]:
+    import numpy as np
+
+    rng = np.random.default_rng([SEED, crc32(replicate.encode())])
+    return rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)

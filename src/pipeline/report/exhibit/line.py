@@ -1,0 +1,59 @@
+"""The rows of an exhibit as they are shown: what came of each, column by column."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.report.exhibit.estimate import Estimate
+from pipeline.report.exhibit.schema import Column, Exhibit
+
+Cell = Estimate | str | None
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row. `measured` are its numbers as they are, by the metrics' names; `problem` says why there are none."""
+
+    group: str
+    label: str
+    measured: Mapping[str, Cell] = field(default_factory=dict)
+    choices: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An exhibit with its rows, in their order, and those after them that only the paper reports."""
+
+    exhibit: Exhibit
+    lines: Sequence[Line]
+
+    @classmethod
+    def of(cls, exhibit: Exhibit, ours: Iterable[Line]) -> "Shown":
+        found = list(ours)
+        known = {(line.group, line.label) for line in found}
+        absent = [Line(*place, problem="not run") for place in exhibit.said() if place not in known]
+        return cls(exhibit, [*found, *absent])
+
+    @property
+    def groups(self) -> list[str]:
+        return list(dict.fromkeys(line.group for line in self.lines))
+
+    def line(self, group: str, label: str) -> Line | None:
+        return next((line for line in self.lines if (line.group, line.label) == (group, label)), None)
+
+    def reported(self, line: Line, column: str) -> float | str | None:
+        return self.exhibit.said().get((line.group, line.label), {}).get(column)
+
+    def ours(self, line: Line, column: Column) -> Cell:
+        """In the column's unit, or as it compares with the row that the column names; None where that is not known."""
+        own = line.measured.get(column.source)
+        if not isinstance(own, Estimate):
+            return own
+        if column.relative is None:
+            return own.scaled(column.scale)
+        found = self.line(line.group, column.relative.to)
+        other = found.measured.get(column.source) if found else None
+        if not isinstance(other, Estimate):
+            return None
+        combined = own.over(other) if column.relative.how == "ratio" else own.minus(other)
+        return combined.scaled(column.scale) if combined else None

@@ -1,0 +1,181 @@
+"""What an exhibit declares: columns, rows, what the paper reports, a figure, claims, and what differs in our set-up.
+
+    exhibit:
+      _target_: pipeline.report.exhibit.Exhibit
+      title: ...
+      columns: [{name: "TBT, ms", metric: latency/tbt_s/mean, scale: 1000}]
+      rows: {label: "{policy}", group: "{pair}", over: training.seed}
+
+`{name}` in a template stands for what was chosen: `{policy}`, `{policy.offload.budget}`, `{policy/waiting}`.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+QUALITY = "quality/mean"
+Wanted = Literal["above", "below", "equal", "at_most", "at_least"]
+
+
+@dataclass(frozen=True)
+class Relative:
+    """To the row `to` of the same group; `how`: ours over that row's, or minus it."""
+
+    to: str
+    how: Literal["ratio", "difference"] = "ratio"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of each row: `metric` (by default `name`) times `scale`, which makes its unit.
+
+    metric      a name of `Summary.metrics()`, `quality`, or `stage/NAME/METRIC` of a stage's metrics.json
+    relative    what is shown is the comparison with another row
+    """
+
+    name: str
+    metric: str = ""
+    scale: float = 1.0
+    relative: Relative | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            raise ValueError(f"exhibit.columns: the column of metric {self.metric!r} has no name; give it one")
+        if self.scale == 0:
+            raise ValueError(
+                f"exhibit.columns: the scale of {self.name!r} is 0; it multiplies the metric, as 1000 for ms"
+            )
+
+    @property
+    def source(self) -> str:
+        """The metric's full name."""
+        return full_name(self.metric or self.name)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How jobs become rows: templates of a row's label and of its group, and the choice whose values are pooled.
+
+    over    a choice such as `training.seed`: jobs that differ in it alone are one row
+    """
+
+    label: str
+    group: str = ""
+    over: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.label.strip():
+            raise ValueError("exhibit.rows.label is empty; write a template over the choices, such as '{policy}'")
+        if "{" in self.over:
+            raise ValueError(f"exhibit.rows.over is {self.over!r}; it names one choice, without braces: training.seed")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A panel for each `y` (names of columns) against `x` (a column, or a template), a line for each of `lines`.
+
+    Values of `x` that are not all numbers are places on the axis in the rows' order. In templates `{row}` and `{group}`
+    stand for a row's label and group; without `lines` every group is a line. Lines follow the rows' order; `marks` is a
+    template of what stands beside a point.
+    """
+
+    x: str
+    y: str | tuple[str, ...]
+    lines: str = "{group}"
+    marks: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def panels(self) -> tuple[str, ...]:
+        return (self.y,) if isinstance(self.y, str) else self.y
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that the numbers support or not: `row` against the row `than` of its group, or against a `value`.
+
+    metric    a column's name (then in its unit, and relative where the column is) or a metric's
+    wanted    above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
+    group     the only group to look at; by default each
+    """
+
+    says: str
+    row: str
+    metric: str
+    wanted: Wanted
+    than: str | None = None
+    value: float | None = None
+    margin: float = 0.0
+    group: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.than is None) == (self.value is None):
+            raise ValueError(f"exhibit.claims: {self.says!r} needs one of `than` (a row) and `value` (a number)")
+        if self.margin < 0:
+            raise ValueError(f"exhibit.claims: the margin of {self.says!r} is {self.margin}; give 0 or more")
+        if self.wanted == "equal" and self.margin == 0:
+            raise ValueError(f"exhibit.claims: {self.says!r} wants `equal`; say within which `margin`")
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """One table or figure. Raises ValueError for names that no column has, and for a shape of `reported` that is none.
+
+    rows        needed where the exhibit is a sweep's; a stage brings rows of its own
+    reported    row label -> column name -> number or short text, or group -> that; what is left out is a dash
+    differs     sentences: what is not as in the paper
+    """
+
+    title: str
+    columns: tuple[Column, ...]
+    rows: Rows | None = None
+    reported: Mapping[str, Any] = field(default_factory=dict)
+    figure: Figure | None = None
+    claims: tuple[Claim, ...] = ()
+    differs: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if not names or len(set(names)) < len(names):
+            raise ValueError(f"exhibit.columns are {names}; give one at least, and each a name of its own")
+        for place, name in self._named():
+            if name not in names:
+                raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(repr, names))}")
+
+    def column(self, metric: str) -> Column:
+        """The column of this name, or one for a metric that no column shows."""
+        return next((column for column in self.columns if column.name == metric), Column(metric))
+
+    def said(self) -> dict[tuple[str, str], Mapping[str, float | str]]:
+        """What the paper reports, by (group, row); the group is "" where there is none."""
+        grouped = _is_grouped(self.reported)
+        groups = self.reported if grouped else {"": self.reported}
+        return {(group, row): values for group, rows in groups.items() for row, values in rows.items()}
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        for (_, row), values in self.said().items():
+            if not isinstance(values, Mapping):
+                raise ValueError(  # noqa: TRY004 - what a person wrote
+                    f"exhibit.reported: {row!r} is {values!r}; column names with their values are wanted"
+                )
+            yield from ((f"exhibit.reported of {row!r}", name) for name in values)
+        if self.figure:
+            yield from (("exhibit.figure.y", name) for name in self.figure.panels)
+            axes = {"x": self.figure.x, "lines": self.figure.lines}
+            yield from ((f"exhibit.figure.{axis}", name) for axis, name in axes.items() if "{" not in name)
+
+
+def full_name(metric: str) -> str:
+    """`quality` is short for its mean."""
+    return QUALITY if metric == "quality" else metric
+
+
+def _is_grouped(reported: Mapping[str, Any]) -> bool:
+    inner = [value for rows in reported.values() if isinstance(rows, Mapping) for value in rows.values()]
+    some, every = (test(isinstance(value, Mapping) for value in inner) for test in (any, all))
+    if some and not every:
+        raise ValueError(
+            "exhibit.reported has groups in some places only; write row -> column, or group -> row -> column"
+        )
+    return some

@@ -1,0 +1,86 @@
+"""An exhibit of one run: a report stage whose rows another stage computed.
+
+    stages:
+      hits: {_target_: ..., _kind_: profile, ...}     # writes rows.json
+      figure:
+        _target_: pipeline.report.exhibit.stage.show
+        _kind_: report
+        exhibit: ${exhibit}
+        table: ${stage:hits}
+    goal: figure
+
+rows.json is `{row: {metric: cell}}`, or `{group: {row: {metric: cell}}}`, with the metrics of the exhibit's columns. A
+cell is a number, a text, null, or a list with a number for each prompt, which gets an interval and pairs with other
+rows' lists of that length.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import UserError
+from pipeline.report.exhibit.estimate import Estimate, of_values
+from pipeline.report.exhibit.line import Cell, Line, Shown
+from pipeline.report.exhibit.schema import Exhibit, full_name
+from pipeline.report.exhibit.show import make
+from pipeline.report.table import plain
+
+NAME = "rows.json"
+
+
+class TableError(UserError):
+    """A stage left no table that an exhibit can show."""
+
+
+def show(out: Path, *, exhibit: Exhibit, table: Path) -> None:
+    """Writes exhibit.txt, exhibit.json, exhibit.csv, figures/exhibit.png and metrics.json.
+
+    Raises TableError where `table` has no rows.json, or one of another shape.
+    """
+    lines = list(rows(table))
+    shown = Shown.of(exhibit, lines)
+    made = make(shown, out, out / "figures" / "exhibit.png", list(_notes(exhibit, lines)))
+    (out / "exhibit.txt").write_text("\n".join(plain(made.parts)) + "\n", encoding="utf-8")
+    (out / "metrics.json").write_text(json.dumps(made.metrics, indent=1), encoding="utf-8")
+
+
+def rows(artifact: Path) -> Iterator[Line]:
+    """The rows that a stage computed."""
+    path = artifact / NAME
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise TableError(f"{path} cannot be read as the rows of an exhibit: {problem}.") from problem
+    if not _is_table(found):
+        raise TableError(f"{path} is no table: {{row: {{column: cell}}}} is wanted, or {{group: {{row: ...}}}}.")
+    groups = found if _is_grouped(found) else {"": found}
+    for group, own in groups.items():
+        for label, cells in own.items():
+            found_cells = {full_name(name): _cell(value, f"{path}: {label}, {name}") for name, value in cells.items()}
+            yield Line(group, label, found_cells)
+
+
+def _is_table(node: Any) -> bool:
+    return isinstance(node, dict) and all(isinstance(value, dict) for value in node.values())
+
+
+def _is_grouped(table: Mapping[str, Any]) -> bool:
+    return all(_is_table(rows) and rows for rows in table.values())
+
+
+def _cell(value: Any, place: str) -> Cell:
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return of_values([float(one) for one in value]) if isinstance(value, list) else Estimate({"": float(value)})
+    except (TypeError, ValueError) as problem:
+        raise TableError(f"{place} is {value!r}; a number, a text, null or a list of numbers is wanted.") from problem
+
+
+def _notes(exhibit: Exhibit, lines: list[Line]) -> Iterator[str]:
+    """What the exhibit names and the table has not: often a slip of the pen."""
+    known = {metric for line in lines for metric in line.measured}
+    for column in exhibit.columns:
+        if column.source not in known:
+            yield f"no row has {column.source!r}; there are {', '.join(sorted(known))}"

@@ -1,0 +1,38 @@
+"""The exhibits of conf/experiment: each would be shown if its sweep ran now."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from pipeline import api
+from pipeline.arguments import conf_dir
+from pipeline.build import Schema, construct
+from pipeline.compose import register_resolvers, resolved
+from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.sweep import prepared
+
+EXPERIMENTS = conf_dir() / "experiment"
+NAMES = sorted(
+    str(file.relative_to(EXPERIMENTS).with_suffix(""))
+    for file in EXPERIMENTS.rglob("*.yaml")
+    if "\nexhibit:" in file.read_text(encoding="utf-8")
+)
+
+
+def file_of(name: str) -> Path:
+    return EXPERIMENTS / f"{name}.yaml"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exhibit_is_whole(name: str) -> None:
+    if "MULTIRUN" in file_of(name).read_text(encoding="utf-8"):
+        register_resolvers()
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
+            assert prepared(config) is not None
+    else:
+        with api.composed(f"experiment={name}") as cfg:
+            node = resolved(cfg)["exhibit"]
+        data = Schema(str, lambda _target, _name: None).coerce(node, Exhibit, "exhibit")
+        assert isinstance(construct(data, None, "exhibit"), Exhibit)

@@ -1,0 +1,35 @@
+"""What a sweep hears of its jobs besides what they served: the numbers of the stages behind them."""
+
+import json
+
+from pipeline.report import comparison, job
+from pipeline.report.context import JobContext, StageRun
+from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.jobs import lines
+from pipeline.report.exhibit.schema import Column, Rows
+from pipeline.report.tracking import Tracking
+
+
+def reported(tmp_path, number: int, alpha: float) -> None:
+    """A job of a sweep that ended with a report stage of its own."""
+    artifact, folder = tmp_path / f"stage{number}", tmp_path / "sweep" / str(number)
+    artifact.mkdir()
+    (artifact / "metrics.json").write_text(json.dumps({"alpha": alpha}))
+    stage = StageRun("hits", f"hits-{number}", "report", artifact, 1.0, False)
+    job.stage(
+        JobContext(
+            folder, Tracking(uri="none"), {}, (f"seed={number}",), stages=(stage,), number=number,
+            sweep=tmp_path / "sweep",
+        )
+    )  # fmt: skip
+
+
+def test_a_stages_numbers_are_metrics_of_its_job(tmp_path):
+    for number, alpha in enumerate((0.5, 0.7)):
+        reported(tmp_path, number, alpha)
+    rows = comparison.compare(tmp_path / "sweep")
+    assert [row.problem for row in rows] == [None, None]
+    exhibit = Exhibit("t", (Column("alpha", "stage/hits/alpha"),), rows=Rows("all", over="seed"))
+    (line,) = lines(exhibit, rows, {})
+    alpha = line.measured["stage/hits/alpha"]
+    assert (alpha.value, alpha.spread, alpha.interval) == (0.6, (0.5, 0.7), None)

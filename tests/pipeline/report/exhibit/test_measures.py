@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+from served import drawn
+
+from pipeline.report.exhibit import measures
+from pipeline.report.records import Records
+from pipeline.report.summary import summarise
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory):
+    return Records.read(drawn(tmp_path_factory.mktemp("serve"), share=0.5))
+
+
+def test_measures_are_what_the_summary_says(records):
+    metrics = summarise(records).metrics()
+    checked = 0
+    for metric, expected in metrics.items():
+        found = measures.measure(metric)
+        if found is None:
+            continue
+        own = float(found.of(np.sum([found.sums(request) for request in records.requests], axis=0)))
+        factor = expected / own if metric.startswith(("cost/", "resources/")) and own else 1.0
+        assert own * factor == pytest.approx(expected), metric
+        assert factor == pytest.approx(_factor(metric, len(records.requests))), metric
+        checked += 1
+    assert checked > 20
+
+
+def _factor(metric: str, n: int) -> float:
+    """The packing factor of a cost; the number of requests of a total."""
+    if metric in ("cost/verified_s", "cost/written_s"):
+        return 1 / 6
+    return n if metric.startswith("resources/") and not metric.endswith("_j_per_token") else 1.0
+
+
+def test_every_metric_of_a_summary_is_known(records):
+    assert [name for name in summarise(records).metrics() if not measures.is_known(name)] == []
+    assert measures.is_known("quality/by_task/any")
+    assert measures.is_known("stage/thresholds/alpha")
+    assert not measures.is_known("latency/tbt/mean")
+
+
+def test_percentiles_and_numbers_of_stages_are_not_resampled():
+    assert measures.measure("latency/tbt_s/p99") is None
+    assert measures.measure("stage/thresholds/alpha") is None

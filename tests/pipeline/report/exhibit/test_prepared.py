@@ -1,0 +1,90 @@
+"""What is refused before the first job of a sweep, and what is not."""
+
+import re
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from pipeline.errors import ConfigError
+from pipeline.report.exhibit.sweep import Prepared, prepared
+
+EXHIBIT = """
+_target_: pipeline.report.exhibit.Exhibit
+title: A toy
+columns:
+  - {name: quality}
+  - {name: "cost vs cloud", metric: cost/verified_s, relative: {to: cloud}}
+  - {name: alpha, metric: stage/thresholds/alpha}
+rows: {label: "{variant}", group: "{pair}", over: training.seed}
+reported:
+  small:
+    cloud: {quality: 0.7}
+claims:
+  - {says: it costs less, row: no_pi, than: cloud, metric: cost/verified_s, wanted: below}
+"""
+PARAMS = {"+variant": "cloud,no_pi", "+pair": "small", "training.seed": "0,3"}
+
+
+def asked(exhibit: str = EXHIBIT, *words: str, sweeper: str = "x.BasicSweeper", goal: str = "serve") -> Prepared | None:
+    """What a multirun with these words on its command line makes of an exhibit."""
+    hydra: dict[str, Any] = {
+        "sweeper": {"_target_": sweeper, "params": PARAMS},
+        "overrides": {"task": list(words)},
+        "runtime": {"choices": {"policy": "synera", "policy/waiting": "parallel"}},
+    }
+    config = {"goal": goal, "seed": 5, "policy": {"offload": {"budget": 0.2}}, "exhibit": yaml.safe_load(exhibit)}
+    return prepared(OmegaConf.create(config | {"hydra": hydra}))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("metric: cost/verified_s, rel", "metric: cost, rel", "there is no metric 'cost' (cost vs cloud). There are q"),
+        ("metric: cost/verified_s, wanted", "metric: cost, wanted", "there is no metric 'cost' (cost)"),
+        ("  cloud: {quality", "  clod: {quality", "exhibit.reported: no job is the row 'small / clod'"),
+        ("row: no_pi,", "row: no_ip,", "exhibit.claims, 'it costs less': no job is the row 'no_ip'. The rows are"),
+        ("than: cloud", "than: clod", "exhibit.claims, 'it costs less': no job is the row 'clod'"),
+        ("{to: cloud}", "{to: clod}", "exhibit.columns, 'cost vs cloud': no job is the row 'clod'"),
+        ("wanted: below}", "wanted: below, group: large}", "no group 'large'; there are ['small']"),
+        ('"{variant}"', '"{varant}"', "nothing is chosen by the name 'varant'. The sweep chooses variant, pair, train"),
+        (", over: training.seed", "", "jobs 0 and 1 are both the row 'cloud'. Name what sets them apart"),
+        ("title: A toy", "titel: A toy", "Exhibit has no option 'titel'. Its options: title, columns"),
+        ("wanted: below", "wanted: lower", "exhibit.claims[0].wanted: got 'lower'; allowed are above, below"),
+        ("{name: quality}", "{name: quality, scale: much}", "exhibit.columns[0].scale: got 'much'; a number is wanted"),
+        ("A toy", "${nothing.there}", "the exhibit cannot be resolved"),
+        ("\nrows: {", "\nrow: {", "Exhibit has no option 'row'"),
+    ],
+)
+def test_a_wrong_exhibit_is_refused(old: str, new: str, message: str) -> None:
+    assert old in EXHIBIT
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        asked(EXHIBIT.replace(old, new))
+
+
+def test_an_exhibit_of_a_sweep_says_what_its_rows_are() -> None:
+    without = re.sub("rows: .*", "", EXHIBIT)
+    with pytest.raises(ConfigError, match=r"^exhibit.rows is missing"):
+        asked(without)
+    assert asked(without, goal="figure") is None
+
+
+@pytest.mark.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
+def test_another_sweep_on_the_command_line_is_no_slip_of_the_pen(word: str) -> None:
+    assert asked(EXHIBIT, word) is not None
+
+
+def test_what_no_job_chooses_is_as_the_configuration_has_it() -> None:
+    group = '"{pair}, {seed}, {policy/waiting}, {policy.offload.budget}"'
+    found = asked(EXHIBIT.replace('"{pair}"', group).replace("  small:", '  "small, 5, parallel, 0.2":'))
+    assert found is not None
+    assert found.base == {"seed": "5", "policy/waiting": "parallel", "policy.offload.budget": "0.2"}
+
+
+def test_what_another_sweeper_will_run_is_not_known_before() -> None:
+    assert asked(EXHIBIT.replace("  cloud: {quality", "  clod: {quality"), sweeper="x.OptunaSweeper") is not None
+
+
+def test_without_an_exhibit_there_is_nothing_to_prepare() -> None:
+    assert asked("null") is None

@@ -1,0 +1,52 @@
+import re
+
+import pytest
+
+from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.label import chosen, fields, fill
+from pipeline.report.exhibit.schema import Claim, Column, Figure, Rows
+
+QUALITY = (Column("quality"),)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        (lambda: Column(" ", "x"), "the column of metric 'x' has no name"),
+        (lambda: Column("TBT", scale=0), "the scale of 'TBT' is 0"),
+        (lambda: Rows(""), "exhibit.rows.label is empty"),
+        (lambda: Rows("{policy}", over="{seed}"), "it names one choice, without braces"),
+        (lambda: Claim("so", "a", "quality", "above"), "'so' needs one of `than` (a row) and `value`"),
+        (lambda: Claim("so", "a", "quality", "above", "b", 3), "'so' needs one of `than` (a row) and `value`"),
+        (lambda: Claim("so", "a", "quality", "equal", "b"), "say within which `margin`"),
+        (lambda: Claim("so", "a", "quality", "above", "b", margin=-1), "the margin of 'so' is -1"),
+        (lambda: Exhibit("t", ()), "exhibit.columns are []"),
+        (lambda: Exhibit("t", QUALITY * 2), "each a name of its own"),
+        (lambda: Exhibit("t", QUALITY, reported={"a": {"TBT": 1}}), "there is no column 'TBT'; there are 'quality'"),
+        (lambda: Exhibit("t", QUALITY, reported={"a": 3}), "'a' is 3; column names with their values"),
+        (lambda: Exhibit("t", QUALITY, reported={"g": {"a": {"quality": 1}, "b": 2}}), "has groups in some places"),
+        (lambda: Exhibit("t", QUALITY, figure=Figure("{x}", "TBT")), "exhibit.figure.y: there is no column 'TBT'"),
+        (lambda: Exhibit("t", QUALITY, figure=Figure("x", "quality")), "exhibit.figure.x: there is no column 'x'"),
+    ],
+)
+def test_what_is_no_exhibit_is_refused(what, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        what()
+
+
+def test_reported_is_by_row_or_by_group_and_row():
+    assert Exhibit("t", QUALITY, reported={"a": {"quality": 1}}).said() == {("", "a"): {"quality": 1}}
+    grouped = Exhibit("t", QUALITY, reported={"g": {"a": {"quality": 1}, "b": {}}, "h": {"a": {"quality": 2}}})
+    assert grouped.said() == {("g", "a"): {"quality": 1}, ("g", "b"): {}, ("h", "a"): {"quality": 2}}
+
+
+def test_a_metric_that_no_column_shows_is_a_column_of_its_own():
+    exhibit = Exhibit("t", (Column("TBT, ms", "latency/tbt_s/mean", 1000),))
+    assert exhibit.column("TBT, ms").scale == 1000
+    assert exhibit.column("quality").source == "quality/mean"
+
+
+def test_a_template_is_filled_with_what_was_chosen():
+    assert fields("{pair}: {policy/offload} {pair}") == ["pair", "policy/offload"]
+    assert fill("budget {policy.offload.budget} of {x}", {"policy.offload.budget": "0.2"}) == "budget 0.2 of -"
+    assert (chosen("+variant=a/b"), chosen("x='a b'")) == (("variant", "a/b"), ("x", "a b"))

@@ -1,0 +1,72 @@
+import json
+
+import pytest
+
+from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.schema import Claim, Column, Figure
+from pipeline.report.exhibit.stage import TableError, rows, show
+
+RIGHT = [1.0] * 30 + [0.0] * 10
+WRONG = [1.0] * 12 + [0.0] * 28
+
+
+def table(folder, node):
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.json").write_text(json.dumps(node))
+    return folder
+
+
+EXHIBIT = Exhibit(
+    "Fig. 5: which tokens to send",
+    (Column("share sent", "share"), Column("quality"), Column("how"), Column("typo")),
+    reported={"importance 0.1": {"quality": 0.7}, "importance 0.9": {"quality": "as the cloud"}},
+    figure=Figure("share sent", "quality", lines="how"),
+    claims=(Claim("importance beats random at 0.1", "importance 0.1", "quality", "above", than="random 0.1"),),
+    differs=("our pair",),
+)
+ROWS = {
+    "importance 0.1": {"share": 0.1, "quality": RIGHT, "how": "importance"},
+    "random 0.1": {"share": 0.1, "quality": WRONG, "how": "random"},
+}
+
+
+def test_a_stages_rows_are_shown_beside_what_is_reported(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    show(out, exhibit=EXHIBIT, table=table(tmp_path / "t", ROWS))
+    text = (out / "exhibit.txt").read_text(encoding="utf-8")
+    assert "holds  importance beats random at 0.1: +0.450 [" in text
+    assert "differs  our pair" in text
+    assert "note     no row has 'typo'; there are how, quality/mean, share" in text
+    assert "as the cloud | -" in text
+    assert (out / "figures" / "exhibit.png").stat().st_size > 1000
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["exhibit/importance 0.1/quality"] == 0.75
+    assert metrics["exhibit/claims holds"] == 1
+    written = json.loads((out / "exhibit.json").read_text())
+    assert written["rows"][0]["columns"]["quality"]["reported"] == 0.7
+    assert written["rows"][2]["problem"] == "not run"
+
+
+def test_rows_may_be_in_groups(tmp_path):
+    found = list(rows(table(tmp_path, {"g": ROWS, "h": ROWS})))
+    assert [(line.group, line.label) for line in found[1:3]] == [("g", "random 0.1"), ("h", "importance 0.1")]
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        ([1], r"is no table: \{row: \{column: cell\}\} is wanted"),
+        ({"a": 3}, "is no table"),
+        ({"a": {"q": [1, "b"]}}, r"rows.json: a, q is \[1, 'b'\]; a number, a text, null or a list"),
+        ({"a": {"q": []}}, r"a, q is \[\]"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, node, message):
+    with pytest.raises(TableError, match=message):
+        list(rows(table(tmp_path, node)))
+
+
+def test_a_stage_without_rows_is_told_so(tmp_path):
+    with pytest.raises(TableError, match="cannot be read as the rows of an exhibit"):
+        list(rows(tmp_path))

@@ -1,0 +1,82 @@
+import pytest
+
+from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.estimate import Estimate, of_values
+from pipeline.report.exhibit.line import Line, Shown
+from pipeline.report.exhibit.schema import Claim, Column, Relative
+from pipeline.report.exhibit.verdict import judged, tally, verdicts
+
+
+@pytest.mark.parametrize(
+    ("wanted", "margin", "low", "high", "result"),
+    [
+        ("above", 0.0, 0.01, 0.05, "holds"),
+        ("above", 0.02, 0.01, 0.05, "undecided"),
+        ("above", 0.0, -0.01, 0.05, "undecided"),
+        ("above", 0.0, 0.0, 0.0, "does not hold"),
+        ("below", 0.0, -0.05, -0.01, "holds"),
+        ("below", 0.0, 0.01, 0.05, "does not hold"),
+        ("equal", 0.02, -0.01, 0.02, "holds"),
+        ("equal", 0.02, -0.01, 0.03, "undecided"),
+        ("equal", 0.02, 0.03, 0.05, "does not hold"),
+        ("at_most", 0.0, 0.0, 0.0, "holds"),
+        ("at_most", 0.01, -0.5, 0.01, "holds"),
+        ("at_most", 0.0, 0.01, 0.02, "does not hold"),
+        ("at_least", 0.01, -0.01, 0.4, "holds"),
+        ("at_least", 0.01, -0.03, 0.4, "undecided"),
+        ("at_least", 0.01, -0.03, -0.02, "does not hold"),
+    ],
+)
+def test_an_interval_decides_where_it_lies_on_one_side(wanted, margin, low, high, result):
+    assert judged(Claim("so", "a", "q", wanted, value=0, margin=margin), low, high) == result
+
+
+def shown(*claims: Claim, **lines: Estimate) -> Shown:
+    columns = (Column("q"), Column("q of a", "q", relative=Relative("a")))
+    rows = [Line("", label, {"q": cell}) for label, cell in lines.items()]
+    return Shown.of(Exhibit("t", columns, claims=claims), rows)
+
+
+GOOD, BAD = of_values([1.0] * 30 + [0.0] * 10), of_values([1.0] * 12 + [0.0] * 28)
+
+
+def test_a_claim_compares_two_rows_prompt_by_prompt():
+    (found,) = verdicts(shown(Claim("a beats b", "a", "q", "above", than="b"), a=GOOD, b=BAD))
+    assert (found.result, found.basis) == ("holds", "95 % interval")
+    assert found.difference.value == pytest.approx(0.45)
+    assert 0 < found.bounds[0] < 0.45 < found.bounds[1]
+
+
+def test_a_claim_on_a_relative_column_compares_the_ratio_with_a_value():
+    (found,) = verdicts(shown(Claim("b is half of a at most", "b", "q of a", "at_most", value=0.5), a=GOOD, b=BAD))
+    assert found.difference.value == pytest.approx(0.4 - 0.5)
+
+
+@pytest.mark.parametrize("than", ["b", "c"])
+def test_a_row_without_a_number_decides_nothing(than):
+    (found,) = verdicts(shown(Claim("so", "a", "q", "above", than=than), a=GOOD, b=None))
+    assert (found.result, found.basis) == ("not decided", f"no number of '{than}'")
+
+
+def test_without_a_seed_in_common_nothing_is_decided():
+    claim = Claim("so", "a", "q", "above", than="b")
+    (found,) = verdicts(shown(claim, a=Estimate({"0": 1.0}), b=Estimate({"3": 1.0})))
+    assert (found.result, found.basis) == ("not decided", "no seed is complete in both rows")
+
+
+def test_what_cannot_be_resampled_is_judged_by_its_seeds_or_its_value():
+    claim = Claim("so", "a", "q", "above", than="b")
+    (one,) = verdicts(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
+    assert (one.result, one.basis) == ("holds", "no interval")
+    (seeds,) = verdicts(shown(claim, a=Estimate({"0": 2.0, "3": 0.5}), b=Estimate({"0": 1.0, "3": 1.0})))
+    assert (seeds.result, seeds.basis, seeds.bounds) == ("undecided", "seeds alone", (-0.5, 1.0))
+    (other,) = verdicts(shown(claim, a=GOOD, b=of_values([0.0] * 7)))
+    assert other.basis == "not the same prompts: no interval"
+
+
+def test_a_claim_is_made_in_every_group_or_in_one():
+    rows = [Line(group, label, {"q": cell}) for group in "gh" for label, cell in (("a", GOOD), ("b", BAD))]
+    claims = (Claim("so", "a", "q", "above", than="b"), Claim("so", "b", "q", "above", than="a", group="h"))
+    found = verdicts(Shown.of(Exhibit("t", (Column("q"),), claims=claims), rows))
+    assert [(one.group, one.result) for one in found] == [("g", "holds"), ("h", "holds"), ("h", "does not hold")]
+    assert tally(found) == {"holds": 2, "does not hold": 1}

@@ -1,0 +1,138 @@
+"""Drafts asked about twice over the real wire, with whole and with compressed distributions, on models of random
+weights and a real vocabulary; for the tests and for benchmarks/compression.py.
+"""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+
+from serving.engine.engine import Engine
+from serving.engine.model import take_apart
+from serving.messages import Blob, Drafted, Forward, Generate, Hop, Request, Rows, Sampling, Span, Stop, Verdict
+from serving.transport import checks, encode, tensors
+from serving.transport import tandem_pb2 as pb
+from serving.transport.decode import Decoder
+from serving.transport.known import Known
+from serving.transport.limits import Limits
+from serving.transport.luggage import Luggage
+
+VOCABULARY = 32_000
+"""Llama-2's, and Synera's example in section 4.2."""
+GAMMA = 4
+PROMPT_TOKENS = 16
+LAYERS = 2
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes of one request as a frame, and of its distributions alone."""
+
+    nbytes: int
+    odds_nbytes: int
+
+
+@dataclass(frozen=True)
+class Question:
+    """One chunk asked about with its whole distributions and with compressed ones."""
+
+    entropies: tuple[float, ...]
+    """Of the drafter's own distributions, in nats."""
+    whole: Size
+    compressed: Size
+    kept: tuple[int, ...]
+    """Tokens named per compressed distribution; 0: all. Empty where none is sent."""
+    verdicts: tuple[Verdict, Verdict]
+    """After whole and after compressed distributions."""
+
+
+def device_model(nats: float, hidden: int) -> Any:
+    """A Llama of random weights whose head is scaled so that the mean entropy of a next token is `nats`."""
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=LAYERS,
+        num_attention_heads=4, max_position_embeddings=512, initializer_range=0.3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.inference_mode():
+        logits = model(torch.stack([prompt(-1 - i) for i in range(4)])).logits.flatten(0, 1)
+        model.lm_head.weight.mul_(_scale(logits, nats))
+    return model
+
+
+def _scale(logits: torch.Tensor, nats: float) -> float:
+    """By how much to multiply logits so that their mean entropy is `nats`, found by halving."""
+    low, high = 0.0, 16.0 / float(logits.std())
+    for _ in range(12):
+        middle = (low + high) / 2
+        odds = (logits * middle).softmax(-1)
+        flat = float(-(odds * odds.clamp_min(1e-30).log()).sum(-1).mean()) > nats
+        low, high = (middle, high) if flat else (low, middle)
+    return low
+
+
+def cloud_model(device: Any, noise: float) -> Any:
+    """One that often agrees: each weight of the device's with this share of its matrix's deviation added at random."""
+    model, generator = deepcopy(device), torch.Generator().manual_seed(1)
+    with torch.inference_mode():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.add_(torch.randn(weight.shape, generator=generator), alpha=noise * float(weight.std()))
+    return model
+
+
+def prompt(number: int) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (PROMPT_TOKENS,), generator=torch.Generator().manual_seed(number % 2**31))
+
+
+class Pair:
+    """A device and a cloud, each with a store of its own; between them frames alone."""
+
+    def __init__(self, nats: float = 2.0, hidden: int = 64, noise: float = 0.02) -> None:
+        small = device_model(nats, hidden)
+        large = cloud_model(small, noise)
+        self.device, self.cloud = Engine(take_apart(small)), Engine(take_apart(large))
+        self._route = (Hop("cloud", Span(0, LAYERS, True, True)),)
+        self._decoder = Decoder(Limits(), Known(VOCABULARY, route=self._route), tensors=True)
+        self._luggage = Luggage(self.cloud.blobs, Limits().tensors_nbytes)
+
+    def questions(self, number: int, chunks: int, sampling: Sampling | None) -> Iterator[Question]:
+        """Of one session, chunk after chunk as the verdicts have it."""
+        session, text = f"device-0/{number}", prompt(number).tolist()
+        here = there = 0  # how long the caches are
+        for round_ in range(chunks):
+            ask = partial(self._ask, session, text, here, there, round_, sampling)
+            (drafted, whole, verdict), (again, compressed, second) = ask(True), ask(False)
+            assert drafted.tokens == again.tokens, "the same luck must draft the same tokens"
+            yield Question(again.scores["entropy"], whole, compressed, again.kept, (verdict, second))
+            here = len(text) + min(verdict.accepted, GAMMA - 1)
+            there = len(text) + verdict.accepted
+            text += [*drafted.tokens[: verdict.accepted], verdict.token]
+
+    def _ask(
+        self, session: str, text: list[int], here: int, there: int, round_: int, sampling: Sampling | None, whole: bool
+    ) -> tuple[Drafted, Size, Verdict]:
+        feed, stop = tuple(text[here:]), Stop(GAMMA)
+        work = Generate(session, here, feed, stop, probes=("entropy",), sampling=sampling, whole=whole)
+        drafted, _ = self.device.execute(work)
+        assert isinstance(drafted, Drafted)
+        sent, rule = (*text[there:], *drafted.tokens), "sample" if sampling else "greedy"
+        rows = Rows(session, there, len(sent), sent, GAMMA, rule, sampling, odds=drafted.odds)
+        size, arrived = self._through(Request(round_, rows, self._route, 0, ("cloud-0",), "device-0", value=GAMMA))
+        (result,), _ = self.cloud.execute(Forward(self._route[0].span, (arrived,), ("last",)))
+        return drafted, size, result.verdict
+
+    def _through(self, message: Request) -> tuple[Size, Rows]:
+        """The rows as the other side reads them, their tensors in that side's store."""
+        frame = encode.envelope("device-0", "cloud-0", message, (self._pack, self._pack))
+        arrived, carried = self._decoder.message(checks.parsed(frame).envelope)
+        self._luggage.add(carried)
+        assert isinstance(arrived, Request)
+        return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.rows
+
+    def _pack(self, blob: Blob) -> pb.Tensor:
+        return tensors.pack(self.device.blobs.get(blob))

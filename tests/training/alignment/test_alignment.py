@@ -1,0 +1,105 @@
+"""Logits and drafts by hand, and a toy pair against what `transformers` says of it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from serving.decoding import Decoding
+from serving.messages import Chunk
+from serving.open import open_models, queries
+from serving.pair import Checkpoint
+from serving.progress import silent
+from serving.workload.tiny import TinyTasks
+from serving.workload.workload import Workload
+from training import generation, stages, tokenizer
+from training.acceptance import draft
+from training.alignment.alignment import Alignment, align, drafted_importance, judge
+from training.alignment.table import BINS, TOKEN
+
+
+def test_hits_and_confidence_of_logits() -> None:
+    """The likeliest token of 7 first, then the rest in order: token 5 is the sixth, so no top-5 hit."""
+    logits = torch.log(torch.tensor([[0.4, 0.2, 0.14, 0.1, 0.08, 0.05, 0.03]])).expand(4, 7)
+    confidence, top_1, top_5 = judge(logits, [0, 1, 4, 5])
+    assert confidence == pytest.approx([0.4] * 4)
+    assert top_1.tolist() == [True, False, False, False]
+    assert top_5.tolist() == [True, True, True, False]
+
+
+def test_a_vocabulary_smaller_than_five_has_hits_alone() -> None:
+    assert judge(torch.zeros(1, 3), [2])[2].all()
+
+
+def chunk(at: int, importance: tuple[float, ...], accepted: int) -> Chunk:
+    return Chunk("s", at, tuple(range(len(importance))), {"importance": importance}, accepted)
+
+
+def test_drafts_count_up_to_their_first_miss() -> None:
+    """Behind 10 tokens: a whole draft and its bonus token, a draft cut at its second token, one at its first."""
+    chunks = [chunk(10, (0.1, 0.2), 2), chunk(13, (0.3, 0.4, 0.5), 1), chunk(15, (0.6, 0.7), 0)]
+    found = drafted_importance(chunks, begin=10, n=6)
+    np.testing.assert_array_equal(found, [0.1, 0.2, np.nan, 0.3, 0.4, 0.6])
+
+
+def test_a_draft_longer_than_the_answer_is_cut_with_it() -> None:
+    assert drafted_importance([chunk(5, (0.1, 0.2, 0.3), 3)], begin=5, n=2).tolist() == [0.1, 0.2]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The toy pair's alignment, and the prompts it was measured on."""
+
+    found: Alignment
+    prompts: list[str]
+    pair: tuple[Path, Path]
+
+
+@pytest.fixture(scope="module")
+def workload(toy_corpus: Path) -> Workload:
+    return Workload(dataset=TinyTasks(corpus=toy_corpus), prompts=12, max_prompt_tokens=192, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def toy(workload: Workload, toy_pair: tuple[Path, Path]) -> Toy:
+    models = open_models(Checkpoint(path=toy_pair[1]), Checkpoint(path=toy_pair[0]))
+    asked = queries(workload, Decoding(), 0, 1, models.tokenizer)
+    return Toy(align(models, asked, 4, 0, silent), [query.prompt.text for query in asked], toy_pair)
+
+
+def test_tokens_are_judged_as_one_forward_pass_of_transformers_judges_them(toy: Toy) -> None:
+    large, small = (generation.load(checkpoint) for checkpoint in toy.pair)
+    words = tokenizer.load(toy.pair[0])
+    outputs = generation.greedy(large, words, toy.prompts, limit=12)
+    known = draft(small, words, tokenizer.prompt_ids(words, toy.prompts), outputs)
+    tokens = toy.found.tokens
+    assert np.bincount(tokens.answer).tolist() == [len(output) for output in outputs]
+    np.testing.assert_array_equal(tokens.top_1, np.concatenate(known.accepted))
+    np.testing.assert_array_equal(tokens.content, np.concatenate(known.content))
+    # `draft` counts the padding of the vocabulary in, the engine does not
+    np.testing.assert_allclose(tokens.confidence, np.concatenate(known.confidence), rtol=1e-2)
+
+
+def test_what_was_cut_was_missed(toy: Toy) -> None:
+    """Each cut draft has one miss among the judged tokens, and a whole one has none."""
+    judged = ~np.isnan(toy.found.tokens.importance)
+    assert judged.any()
+    assert (judged & ~toy.found.tokens.top_1).sum() == toy.found.drafts.cut.sum()
+    assert (toy.found.tokens.top_5 >= toy.found.tokens.top_1).all()
+
+
+def test_the_stage_leaves_rows_metrics_and_figures(
+    workload: Workload, toy_pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    large, small = (Checkpoint(path=path) for path in toy_pair)
+    stages.measure_alignment(tmp_path, progress=silent, device=small, cloud=large, workload=workload)
+    table, metrics = (json.loads((tmp_path / name).read_text()) for name in ("rows.json", "metrics.json"))
+    shares = [np.mean(row["share"]) for row in list(table[TOKEN].values())[: len(BINS)]]
+    assert sum(shares) == pytest.approx(1)
+    assert metrics["answers"] == 12
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == [
+        "confidence_cdf.png", "hit_rate.png", "importance_cdf.png"
+    ]  # fmt: skip

@@ -1,0 +1,89 @@
+"""Rows of made-up tokens and drafts, counted by hand."""
+
+import numpy as np
+import pytest
+
+from training.alignment.alignment import Alignment, Drafts, Flags, Tokens
+from training.alignment.table import CONTENT, DRAFT, DRAFTED, SCORE, TOKEN, metrics, rows
+
+
+def flags(text: str) -> Flags:
+    return np.array([letter == "x" for letter in text])
+
+
+TOKENS = Tokens(
+    answer=np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1]),
+    confidence=np.array([0.1, 0.2, 0.39, 0.4, 0.8, 0.9, 1.0, 1.0, 0.95, 0.19]),
+    top_1=flags("..xxxxxxx."),
+    top_5=flags("x.xxxxxxxx"),
+    content=flags("xx.......x"),
+    importance=np.array([0.6, 0.2, 0.1, 0.1, 0.1, np.nan, 0.3, 0.2, 0.2, 0.2]),
+)
+DRAFTS = Drafts(np.array([0, 0, 0, 1, 1]), np.array([0.1, 0.2, 0.6, 1.0, 0.6]),
+                np.array([0.6, 0.2, 0.1, 0.3, 0.2]), flags("xx..x"))  # fmt: skip
+FOUND = Alignment(("choice", "sort"), TOKENS, DRAFTS)
+
+
+def value(group: str, row: str, metric: str) -> float | None:
+    cell = rows(FOUND)[group][row][metric]
+    return None if cell is None else float(np.mean(cell))
+
+
+@pytest.mark.parametrize(
+    ("row", "share", "top_1", "top_5"),
+    [
+        ("confidence 0.0-0.2", 0.2, 0.0, 1.0),  # an edge belongs to the bin above it
+        ("confidence 0.2-0.4", 0.2, 0.5, 0.5),
+        ("confidence 0.4-0.6", 0.1, 1.0, 1.0),
+        ("confidence 0.6-0.8", 0.0, None, None),
+        ("confidence 0.8-1.0", 0.5, 1.0, 1.0),  # and 1 to the last one
+        ("confidence 0.0-0.4", 0.4, 0.25, 0.75),
+        ("all", 1.0, 0.7, 0.9),
+    ],
+)
+def test_bins_of_confidence(row: str, share: float, top_1: float | None, top_5: float | None) -> None:
+    found = [value(TOKEN, row, metric) for metric in ("share", "top_1", "top_5")]
+    assert found == [pytest.approx(each) if each is not None else None for each in (share, top_1, top_5)]
+
+
+def test_content_tokens_are_binned_among_themselves() -> None:
+    assert value(CONTENT, "confidence 0.0-0.2", "share") == pytest.approx(2 / 3)
+
+
+def test_the_most_important_of_the_drafted_tokens() -> None:
+    """Nine have a draft, with 2.0 of importance: a fifth of them are two, with 0.6 and 0.3."""
+    assert value(DRAFTED, "most important fifth", "importance_held") == pytest.approx(0.45)
+    assert value(DRAFTED, "most important fifth", "misses_held") == pytest.approx(1 / 3)
+    assert value(DRAFTED, "least confident fifth", "misses_held") == pytest.approx(2 / 3)
+
+
+def test_how_often_the_most_important_drafts_are_cut() -> None:
+    assert value(DRAFT, "all", "cut") == pytest.approx(0.6)
+    assert value(DRAFT, "most important fifth", "cut") == pytest.approx(1.0)
+    assert value(DRAFT, "most important fifth", "misses_held") == pytest.approx(1 / 3)
+
+
+def test_what_the_scores_tell() -> None:
+    """Of drafts: doubt ranks one whole draft beside the last cut one, importance 0.6, 0.2, 0.2 against 0.1 and 0.3."""
+    assert value(SCORE, "doubt of drafts", "auc") == pytest.approx(5.5 / 6)
+    assert value(SCORE, "importance of drafts", "auc") == pytest.approx(4 / 6)
+    assert value(SCORE, "doubt of tokens", "auc") == pytest.approx(1.0)
+    assert value(SCORE, "doubt of drafts", "spearman") == pytest.approx(1.0)
+
+
+def test_metrics_are_the_rows_without_what_is_unknown() -> None:
+    found = metrics(FOUND, rows(FOUND))
+    assert found["token/all/top_1"] == pytest.approx(0.7)
+    assert "token/confidence 0.6-0.8/top_1" not in found
+    assert (found["tokens"], found["drafts"], found["answers"]) == (10, 5, 2)
+    assert found["task/sort/importance_auc_cut"] == 0.0
+    assert all(isinstance(number, int | float) for number in found.values())
+    assert not any(mark in name for name in found for mark in "%,()")  # MLflow refuses them
+
+
+def test_answers_without_drafts_have_rows_without_numbers() -> None:
+    none = np.array([])
+    bare = Tokens(*(np.array([], np.int64 if name == "answer" else np.float64 if name in ("confidence", "importance")
+                             else np.bool_) for name in Tokens.__annotations__))  # fmt: skip
+    found = Alignment(("",), bare, Drafts(none.astype(np.int64), none, none, none.astype(np.bool_)))
+    assert set(metrics(found, rows(found))) == {"answers", "tokens", "drafts"}
