@@ -81,6 +81,15 @@ def test_every_source_of_outcomes_composes(name: str) -> None:
     assert data["stages"]["serve"]["runtime"]["outcomes"]["_target_"].startswith("serving.outcomes.")
 
 
+def test_the_embedded_pairs_share_a_cloud_model_and_differ_in_their_device_models() -> None:
+    family = [composed(f"model={name}")["stages"] for name in ("tiny_160m", "tiny", "tiny_7b")]
+    for shared in ("corpus", "cloud_model"):
+        assert all(stages[shared] == family[1][shared] for stages in family)
+    hidden = [stages["device_model"]["architecture"]["hidden_size"] for stages in family]
+    assert hidden == sorted({*hidden})
+    assert hidden[-1] < family[0]["cloud_model"]["architecture"]["hidden_size"]
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_names_every_slot(name: str) -> None:
     assert list(defaults_of(name)) == SLOTS

@@ -27,7 +27,7 @@ from serving.log.entry import Born, Handled
 from serving.log.journal import Journal
 from serving.log.reading import read
 from serving.log.replay import replay
-from serving.messages import Command, Deliver, Event, Message
+from serving.messages import Command, Deliver, Drafted, Event, Finished, Generate, Message, Start
 from serving.open import open_models, queries
 from serving.outcomes import replayed
 from serving.progress import silent
@@ -46,6 +46,8 @@ POLICIES = sorted(file.stem for file in (Path(__file__).parents[1] / "conf" / "p
 POLICIES.remove("unset")
 SAMPLED = ("sled", "synera")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=12", "trainer.threads=1", "tracking.uri=none")
+SURE = {"synera": ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")}
+"""The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 CASES = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
@@ -74,7 +76,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
     words = (f"policy={policy}", *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
-    with api.composed(*words, f"decoding.temperature={temperature}") as cfg:
+    with api.composed(*words, *SURE.get(policy, ()), f"decoding.temperature={temperature}") as cfg:
         job = job_of(cfg)
         plan = job.plan()
         job.run(plan.goals("profile"))
@@ -104,6 +106,7 @@ class Case:
         record_outcomes(
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
+            early_exit=setup.policy.early_exit,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
         play(setup, opened, self.queries, observers=[log])
@@ -193,6 +196,15 @@ def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Pa
     assert len(expected) > 50
     assert counted(one.live()) == counted(expected)
     assert counted(one.live(through_grpc=True)) == counted(expected)
+
+
+def test_what_synera_brings_is_met(outputs: Path) -> None:
+    """Drafts leave early or not at all, and guesses are drafted on."""
+    log = reference("synera", 0.0, outputs)
+    works = [c.work for entry in log for c in entry.commands if isinstance(c, Start) and isinstance(c.work, Generate)]
+    drafts = [e.event.outcome for e in log if isinstance(e.event, Finished) and isinstance(e.event.outcome, Drafted)]
+    assert {share for drafted in drafts for share in drafted.depths} >= {0.5, 1.0}
+    assert any(work.branches for work in works)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

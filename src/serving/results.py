@@ -118,7 +118,11 @@ def _chunk(chunk: Chunk) -> Row:
 
 
 def _meta(
-    setup: Setup, runtime: Runtime, served: Served, fleets: Sequence[Fleet], rows: Sequence[Row],
+    setup: Setup,
+    runtime: Runtime,
+    served: Served,
+    fleets: Sequence[Fleet],
+    rows: Sequence[Row],
     packing: Packing | None,
 ) -> dict[str, Any]:
     metrics = setup.workload.dataset.metrics

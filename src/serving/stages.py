@@ -4,11 +4,13 @@ from pathlib import Path
 
 from serving.decoding import Decoding
 from serving.log.recording import Recording
+from serving.packing import Packing
 from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.runtime import Query, Runtime
 from serving.setup import Setup
+from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
 
 
@@ -19,20 +21,22 @@ def serve(
     setup: Setup,
     runtime: Runtime,
     record: Recording | None = None,
+    packing: Packing | None = None,
     repeat: int = 0,  # noqa: ARG001
     accelerator: str = "cpu",
 ) -> None:
     """Serves the workload, and writes requests.parquet, timeline.parquet, chunks.parquet and meta.json.
 
     `record` says what else is written: the event log, a trace to look at. `repeat` only tells runs of one configuration
-    apart, where time is real and no two are alike. `accelerator` is the torch device that the models run on.
+    apart, where time is real and no two are alike. `packing` is the cloud's unit of cost. `accelerator` is the torch
+    device that the models run on.
     """
     from serving import results
 
     with (record or Recording()).open(out, {}) as recorded:
         served = runtime.serve(setup, accelerator, progress, recorded.observers)
         recorded.note(layers=served.layers, timeout_s=served.timeout_s)
-    results.write(out, setup, runtime, served)
+    results.write(out, setup, runtime, served, packing)
 
 
 def record_outcomes(
@@ -45,6 +49,7 @@ def record_outcomes(
     workload: Workload,
     decoding: Decoding,
     seed: int,
+    early_exit: EarlyExit,
     policy: Policy | None = None,
     depth: int = 8,
     most: int = 480,
@@ -53,9 +58,10 @@ def record_outcomes(
     """Records what both models write at each position of each answer; writes a trace that a simulation reads.
 
     `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
-    `seed`. `depth` is how many tokens the drafter continues from each position: the longest window that the trace
-    answers exactly; no prompt is recorded twice, and `most` of them at most: a simulation deals further requests onto
-    them. Raises ValueError for sampled text.
+    `seed`. Drafts leave layers early as the policy's do, or without one as `early_exit` says. `depth` is how many
+    tokens the drafter continues from each position: the longest window that the trace answers exactly; no prompt is
+    recorded twice, and `most` of them at most: a simulation deals further requests onto them. Raises ValueError for
+    sampled text.
     """
     from serving.open import open_models, queries
     from serving.outcomes import store
@@ -69,7 +75,8 @@ def record_outcomes(
         once.setdefault(query.prompt.id, query)
     asked = list(once.values())[:most]
     made_from = {"pair": f"{named(device)} + {named(cloud)}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
-    store.save(out, TraceRecording(models, policy, seed, depth, made_from).take(asked, work, progress))
+    rule = (policy.early_exit if policy else early_exit).layer
+    store.save(out, TraceRecording(models, policy, seed, depth, made_from, rule).take(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)
 
 

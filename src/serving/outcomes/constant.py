@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from serving.decoding import Decoding
-from serving.messages import INF, Call
+from serving.messages import INF, Call, Exit
 from serving.outcomes.drawn import PER_POSITION, Drawn, Scored
+from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.rights import Chances, Rights
 from serving.policy import Policy
@@ -45,6 +46,8 @@ class Acceptance:
         return list(numbered(asked, decoding, seed, [(self.prompt_tokens, one.max_new_tokens) for one in asked]))
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
+        """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave layers early."""
+        check_exit(None, policy, "runtime/outcomes=constant")
         chances = Chances(self.rate, self.rate, self.rate)
         return drawn(queries, (self.layers, self.layers), chances, Flat(self.rate), policy, seed)
 
@@ -60,6 +63,9 @@ class Flat:
 
     def rank(self, rights: Rights, at: int, i: int, run: int) -> int:  # noqa: ARG002
         return 0 if i < run else 3
+
+    def layers(self, rights: Rights, at: int, i: int, run: int) -> int:
+        raise NotImplementedError("nobody who leaves layers early is let in, see `Acceptance.open`")
 
     def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]:  # noqa: ARG002
         return (self.value,) * n
@@ -79,16 +85,34 @@ def numbered(
 
 
 def drawn(
-    queries: Sequence[Query], layers: tuple[int, int], chances: Chances, scored: Scored, policy: Policy, seed: int
+    queries: Sequence[Query],
+    layers: tuple[int, int],
+    chances: Chances,
+    scored: Scored,
+    policy: Policy,
+    seed: int,
+    rule: Exit | None = None,
 ) -> Opened:
     """Engines that draw outcomes for these requests."""
     prompts = {query.call.session: len(query.call.prompt) for query in queries}
-    small, large = (Drawn(depth, prompts, chances, scored, seed, policy.waiting.steps > 0) for depth in layers)
-    return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), _notes)
+    ranked = policy.waiting.steps > 0 or policy.exchange.whole
+    small, large = (
+        Drawn(depth, prompts, chances, scored, seed, ranked, exits)
+        for depth, exits in zip(layers, (rule, None), strict=True)
+    )
+    notes = _notes(queries, policy)
+    return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), lambda: notes)
 
 
-def _notes() -> tuple[str, ...]:
-    return ("the tokens are numbers, not words: quality is not simulated",)
+def _notes(queries: Sequence[Query], policy: Policy) -> tuple[str, ...]:
+    found = ["the tokens are numbers, not words: quality is not simulated"]
+    cuts = {query.call.sampling.top_k for query in queries if query.call.sampling}
+    if cuts and policy.draft.source == "model" and policy.verify.send and not policy.exchange.whole:
+        names = " or ".join(f"{cut} tokens" if cut else "all of the vocabulary" for cut in sorted(cuts))
+        found.append(
+            f"a draft's distribution is sent as naming {names}: how many tokens have any probability is not simulated"
+        )
+    return tuple(found)
 
 
 class Wordless:

@@ -5,13 +5,13 @@ and 4p + 3 are other candidates. So a verdict needs no luck, and a draft that is
 written is an error. Everything that a position decides alone is made once and shared by all sessions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
 from serving.latency import Load
-from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
-from serving.outcomes.loads import DraftLoads, forward_load, in_one
+from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
+from serving.outcomes.loads import DraftLoads, counting, forward_load, in_one
 from serving.outcomes.rights import Chances, Rights
 from serving.scores import IMPORTANCE
 
@@ -30,29 +30,35 @@ class Scored(Protocol):
         """Where the target's token is among the drafter's three candidates for draft i; 3: nowhere."""
         ...
 
+    def layers(self, rights: Rights, at: int, i: int, run: int) -> int:
+        """After how many layers draft i is read off, where the drafter leaves early."""
+        ...
+
     def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]: ...
 
 
 class Drawn:
     """One model of a pair that was never run; the drafter by `Generate`, the target by `Forward`.
 
-    `prompts` is how many tokens each session's prompt has; `ranked` asks for the drafter's candidates, which only those
-    who draft ahead look at. Caches are not kept, so not checked.
+    `prompts` is how many tokens each session's prompt has; `ranked` asks for the drafter's candidates, or its whole
+    distributions, which only some policies look at; `rule` is where it leaves early. Caches are not kept, so not
+    checked.
     """
 
     def __init__(
-        self, layers: int, prompts: Mapping[str, int], chances: Chances, scored: Scored, seed: int, ranked: bool
-    ) -> None:
+        self, layers: int, prompts: Mapping[str, int], chances: Chances, scored: Scored, seed: int, ranked: bool,
+        rule: Exit | None = None,
+    ) -> None:  # fmt: skip
         self._prompts, self._limits, self._scored, self._seed = prompts, chances.limits, scored, seed
-        self._ranked = ranked
+        self._layers, self._ranked, self._rule = layers, ranked, rule
         self._sessions: dict[str, Rights] = {}
-        self._loads = DraftLoads(layers)
+        self._loads, self._counting = DraftLoads(layers), counting(layers, rule)
         self._drafts: dict[tuple[int, int, int, int], tuple[Drafted, tuple[Load, ...]]] = {}
         self._results: dict[tuple[int, tuple[int, ...]], Result] = {}
         self._serial = count(1)
 
     def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
-        """Draws the outcome. Raises ValueError for trees and layer-wise early exit, which nobody fitted."""
+        """Draws the outcome. Raises ValueError for trees, and for another rule of early exit, which nobody fitted."""
         if isinstance(work, Forward):
             span, rule = work.span, self._verdict
             if span.head:
@@ -72,6 +78,7 @@ class Drawn:
         """Frees a session's luck: it can be drawn again."""
         if first is None:
             self._sessions.pop(session, None)
+            self._counting.drop(session)
 
     def _rights(self, session: str) -> Rights:
         rights = self._sessions.get(session)
@@ -87,9 +94,11 @@ class Drawn:
         return made
 
     def _careful(self, work: Generate) -> tuple[Drafted, tuple[Load, ...]]:
-        """Drafts with scores, stop rules, distributions or branches."""
-        if work.exit:
-            raise ValueError(f"session {work.session!r} exits early in layers, and no model of acceptance knows of it")
+        """Drafts with scores, stop rules, exits, distributions or branches."""
+        if work.exit != self._rule:
+            raise ValueError(
+                f"session {work.session!r} leaves layers early by a rule that this model of acceptance does not know"
+            )
         if work.branches:
             return self._branches(work)
         rights, at, stop = self._rights(work.session), work.start + len(work.feed), work.stop
@@ -98,9 +107,29 @@ class Drawn:
         passes, stopped = min(stop.cap, fell + 1), fell < stop.cap
         n = passes - (stopped and not stop.keep)
         tokens, scores, tops = self._described(work, rights, at, n, run)
-        odds = tuple(Blob(f"odds/{work.session}/{next(self._serial)}", 0) for _ in tokens) if work.sampling else ()
-        drafted = Drafted(tokens, scores, tops, stopped, at + max(0, passes - 1), odds)
-        return drafted, self._loads.of(work.start, len(work.feed), max(1, passes), int(stop.cap > 0))
+        if IMPORTANCE in work.probes:
+            first = at - work.again + (not stop.cap) if work.again else at  # where nothing is written, one is not fed
+            scores[IMPORTANCE] = self._scored.importance(rights, first, work.again + n)
+        depths = self._depths(rights, at, passes, run)
+        odds, kept = self._odds(work, n)
+        drafted = Drafted(tokens, scores, tops, stopped, at + max(0, passes - 1), odds, kept, self._shares(depths[:n]))
+        if not stop.cap:
+            return drafted, self._counting.fill(work.session, work.start, len(work.feed))
+        return drafted, self._counting.write(work.session, work.start, len(work.feed), depths)
+
+    def _depths(self, rights: Rights, at: int, n: int, run: int) -> Sequence[int]:
+        """After how many layers each of `n` drafts is read off; where none leaves early only their number counts."""
+        return [self._scored.layers(rights, at, i, run) for i in range(n)] if self._rule else (self._layers,) * n
+
+    def _shares(self, depths: Sequence[int]) -> tuple[float, ...]:
+        return tuple(depth / self._layers for depth in depths) if self._rule else ()
+
+    def _odds(self, work: Generate, n: int) -> tuple[tuple[Blob, ...], tuple[int, ...]]:
+        """Distributions where they are wanted: of as many tokens as top-k leaves, else of all."""
+        if not (work.sampling or work.whole):
+            return (), ()
+        kept = work.sampling.top_k if work.sampling and not work.whole else 0
+        return tuple(Blob(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n)), (kept,) * n
 
     def _fell(self, rights: Rights, at: int, run: int, stop: Stop) -> int:
         """The first draft whose score falls below the stop rule's threshold, or the cap."""
@@ -115,23 +144,26 @@ class Drawn:
         scored = self._scored
         tokens = tuple(PER_POSITION * (at + i) + (i >= run) for i in range(n))
         scores = {
-            name: scored.importance(rights, at, n)
-            if name == IMPORTANCE
-            else tuple(scored.score(rights, at, i, run, name) for i in range(n))
+            name: tuple(scored.score(rights, at, i, run, name) for i in range(n))
             for name in work.probes
+            if name != IMPORTANCE
         }
         return tokens, scores, tuple(_tops(t, scored.rank(rights, at, i, run)) for i, t in enumerate(tokens))
 
     def _branches(self, work: Generate) -> tuple[Drafted, tuple[Load, ...]]:
         """One token after each branch, right or wrong by its position; what follows a wrong guess is never seen."""
-        rights, found = self._rights(work.session), []
+        rights, found, depths = self._rights(work.session), [], list[int]()
         for branch in work.branches:
             at = work.start + len(branch)
-            found.append(self._described(work, rights, at, 1, rights.run(at, 1, self._limits)))
-        scores = {name: tuple(each[name][0] for _, each, _ in found) for name in work.probes}
+            run = rights.run(at, 1, self._limits)
+            found.append(self._described(work, rights, at, 1, run))
+            depths += self._depths(rights, at, 1, run)
+        scores = {name: tuple(each[name][0] for _, each, _ in found) for name in work.probes if name != IMPORTANCE}
         tokens, tops = tuple(t[0] for t, _, _ in found), tuple(t[0] for _, _, t in found)
+        odds, kept = self._odds(work, len(found))
         rows = sum(len(branch) for branch in work.branches)
-        return Drafted(tokens, scores, tops, False, work.start), self._loads.of(work.start, rows, 1, len(found))
+        loads = self._counting.branch(work.session, work.start, rows, depths)
+        return Drafted(tokens, scores, tops, False, work.start, odds, kept, self._shares(depths)), loads
 
     def _verdict(self, rows: Rows) -> Result:
         check = rows.check

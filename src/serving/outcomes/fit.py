@@ -34,12 +34,13 @@ def fitted(trace: Trace, seed: int) -> Fitted:
     written = [len(s.path) - s.prompt_tokens for s in trace.sessions]
     lengths = tuple((s.prompt_tokens, n, n < s.limit) for s, n in zip(trace.sessions, written, strict=True))
     made_from = trace.made_from | {"trace": trace.described, "seed": str(seed)}
-    return Fitted(chances, pools, lengths, (trace.device_layers, trace.cloud_layers), made_from, measured)
+    layers = (trace.device_layers, trace.cloud_layers)
+    return Fitted(chances, pools, lengths, layers, made_from, measured, trace.exit)
 
 
 def _rights(session: Recorded, tables: Tables) -> list[bool]:
     """Per position of an answer: is the drafter's next token the target's?"""
-    rows = slice(session.first, session.first + session.rows - 1)
+    rows = slice(session.first, session.first + session.positions - 1)
     found: list[bool] = (tables.drafts[rows, 0] == tables.targets[rows]).tolist()
     return found
 
@@ -80,7 +81,7 @@ def _row(tables: Tables, row: int, offset: int, right: bool) -> Row:
     tops = tables.tops[row, offset].tolist()
     target = int(tables.targets[row])
     rank = 0 if right else tops.index(target) if offset == 0 and target in tops else TOPS
-    return (*tables.scores[:, row, offset].tolist(), float(rank))
+    return (*tables.scores[:, row, offset].tolist(), float(rank), float(tables.depths[row, offset]))
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:

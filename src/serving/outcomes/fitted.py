@@ -8,9 +8,11 @@ from typing import Any, ClassVar
 
 from serving.decoding import Decoding
 from serving.luck import key, luck
+from serving.messages import Exit
 from serving.outcomes.constant import drawn, numbered
+from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
-from serving.outcomes.pools import KINDS, RANK, Pools
+from serving.outcomes.pools import KINDS, WIDTH, Pools
 from serving.outcomes.rights import Chances
 from serving.outcomes.trace import triangle
 from serving.policy import Policy
@@ -22,7 +24,8 @@ HEADER, TENSORS = "fitted.json", "pools.safetensors"
 
 @dataclass(frozen=True)
 class Fitted:
-    """Whether a draft is right depends on whether the one before was; scores are resampled from the trace.
+    """Whether a draft is right depends on whether the one before was; scores, and after how many layers a draft is read
+    off, are resampled from the trace.
 
     Raises ValueError for chances that are none, or pools with nothing in them.
     """
@@ -36,6 +39,8 @@ class Fitted:
     made_from: dict[str, str]
     goodness: dict[str, Any]
     """The trace's figures beside the model's: see `serving.outcomes.goodness`."""
+    exit: Exit | None = None
+    """The rule by which the recorded drafts left layers early; None: they ran all."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -55,7 +60,9 @@ class Fitted:
         return list(numbered(asked, decoding, seed, [self._lengths(one, seed) for one in asked]))
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
-        return drawn(queries, self.layers, self.chances, self.pools, policy, seed)
+        """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave early by another rule."""
+        check_exit(self.exit, policy, "the trace that acceptance was fitted to")
+        return drawn(queries, self.layers, self.chances, self.pools, policy, seed, self.exit)
 
     def _lengths(self, asked: Asked, seed: int) -> tuple[int, int]:
         draw = luck(key(seed, f"r{asked.index:05d}"), 0, "recorded session")
@@ -73,6 +80,7 @@ def save(out: Path, fitted: Fitted) -> None:
     about = {
         "chances": asdict(fitted.chances), "depth": fitted.pools.depth, "layers": fitted.layers,
         "made_from": fitted.made_from, "goodness": fitted.goodness, "lengths": fitted.lengths,
+        "exit": asdict(fitted.exit) if fitted.exit else None,
     }  # fmt: skip
     (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -100,7 +108,7 @@ def load(path: Path) -> Fitted:
 def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
     depth = about["depth"]
     for name, array in arrays.items():
-        width = triangle(depth) if name == "attention" else RANK + 1
+        width = triangle(depth) if name == "attention" else WIDTH
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
@@ -111,4 +119,5 @@ def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
         (about["layers"][0], about["layers"][1]),
         about["made_from"],
         about["goodness"],
+        Exit(**about["exit"]) if about["exit"] else None,
     )

@@ -18,6 +18,8 @@ class Continuation(NamedTuple):
     """What the drafter writes on from one position."""
 
     drafted: Drafted
+    depths: list[int]
+    """After how many layers each token was read off."""
     attention: list[float]
     """What the row that wrote the first token pays to itself, then per fed-back token what it pays to tokens 0..i."""
 
@@ -62,7 +64,9 @@ class Forced:
         """As `serving.engine.draft` writes, but the attention of every pass is kept."""
         chunk, seen = Chunk(work, self._blobs), self._reading.importance(frozenset(range(self._depth)))
         write_on(chunk, self._reading, self._stack, slot, seen)
-        return Continuation(chunk.drafted(slot.length, None), _attention(seen.passes))
+        drafted = chunk.drafted(slot.length, None)
+        depths = [round(share * self._depth) for share in drafted.depths or (1.0,) * len(drafted.tokens)]
+        return Continuation(drafted, depths, _attention(seen.passes))
 
 
 def _attention(passes: Sequence[torch.Tensor]) -> list[float]:

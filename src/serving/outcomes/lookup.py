@@ -14,13 +14,13 @@ as large as it can be.
 
 
 class Found(NamedTuple):
-    """A draft that was looked up; `at` are its tokens' places in the flat tables."""
+    """A draft that was looked up; `at` are its tokens' indices in the flat tables."""
 
     tokens: tuple[int, ...]
     at: list[int]
     stopped: bool
-    passes: int
-    """Forward passes of the drafter; the first one eats the feed, each other one a draft."""
+    read: list[int]
+    """The same of the tokens that were read off, one a forward pass: of the one that a stop rule dropped, too."""
     deep: int
     """How many tokens lay beyond the record."""
 
@@ -33,6 +33,7 @@ class Lookup:
         self._targets, self._counts = tables.flat("targets"), tables.flat("counts")
         self._drafts, self._tops = tables.flat("drafts"), tables.flat("tops")
         self._attention, self._triangle = tables.flat("attention"), triangle(tables.depth)
+        self._depths = tables.flat("depths")
         self._scores = {name: tables.flat_score(name) for name in SCORES}
 
     def fed(self, session: Recorded, place: Place, tokens: tuple[int, ...]) -> tuple[Place, int]:
@@ -47,20 +48,39 @@ class Lookup:
         check_prompt(session, length, tokens)
         strange = 0
         for token in tokens:
-            if base == length and length < len(session.path) and session.path[length] == token:
-                base = length = length + 1
-            elif self._continues(session, base, length, token):
-                length += 1
-            else:
-                base = length = length + 1
-                strange += 1
-        return (base, length), strange
+            on = self._step(session, place, token)
+            strange += on is None
+            place = on or (place[1] + 1, place[1] + 1)
+        return place, strange
+
+    def left(self, session: Recorded, place: Place, tokens: Sequence[int]) -> tuple[Place, int | None]:
+        """The place before the first of these tokens that is off all that was recorded, and which of them that is."""
+        for i, token in enumerate(tokens):
+            on = self._step(session, place, token)
+            if on is None:
+                return place, i
+            place = on
+        return place, None
+
+    def behind(self, session: Recorded, place: Place, branch: tuple[int, ...]) -> tuple[int, bool]:
+        """Where the token behind a branch is; and is it recorded, or does another stand in for it?"""
+        last, off = self.left(session, place, branch)
+        if off is None:
+            at, deep = self.reach(session, last, 1)
+            return at[0], not deep
+        aside, rest = (*last, branch[off]), branch[off + 1 :]
+        if aside in session.asides:
+            row = session.first + session.positions + session.asides.index(aside)
+            first = row * self.depth
+            if len(rest) < self._counts[row] and tuple(self._drafts[first : first + len(rest)]) == rest:
+                return first + len(rest), True
+        return self.reach(session, self.fed(session, last, branch[off:])[0], 1)[0][0], False
 
     def draft(self, session: Recorded, place: Place, stop: Stop, ends: tuple[int, ...]) -> Found:
         """What the drafter writes from here until the stop rule says enough."""
         if not stop.cap:
-            return Found((), [], False, 1, 0)
-        reach, deep = self._reach(session, place, stop.cap)
+            return Found((), [], False, [], 0)
+        reach, deep = self.reach(session, place, stop.cap)
         scores = self._scores[stop.score] if stop.score else None
         tokens: list[int] = []
         passes, stopped = 0, False
@@ -72,15 +92,11 @@ class Lookup:
             if stopped or tokens[-1] in ends:
                 break
         deep = max(0, deep - (len(reach) - passes))
-        return Found(tuple(tokens), reach[: len(tokens)], stopped, passes, deep)
-
-    def next(self, session: Recorded, place: Place) -> int:
-        """Where the next token is, or what stands in for it."""
-        return self._reach(session, place, 1)[0][0]
+        return Found(tuple(tokens), reach[: len(tokens)], stopped, reach[:passes], deep)
 
     def verdict(self, session: Recorded, at: int, drafts: Sequence[int]) -> Verdict:
         """The target's choices against drafts behind `at` agreed tokens."""
-        first, last = session.first + at - session.prompt_tokens, session.first + session.rows - 1
+        first, last = session.first + at - session.prompt_tokens, session.first + session.positions - 1
         accepted = 0
         while accepted < len(drafts) and drafts[accepted] == self._targets[min(first + accepted, last)]:
             accepted += 1
@@ -99,12 +115,20 @@ class Lookup:
         table = self._scores[name]
         return tuple(table[i] for i in at)
 
-    def importance(self, at: Sequence[int]) -> tuple[float, ...]:
-        """Column means of attention among the drafts, as `serving.engine.importance` takes them."""
+    def depths(self, at: Sequence[int]) -> list[int]:
+        """After how many layers each token was read off."""
+        return [self._depths[i] for i in at]
+
+    def importance(self, at: Sequence[int], fed: bool = False) -> tuple[float, ...]:
+        """Column means of attention among the drafts, as `serving.engine.importance` takes them; a single draft that
+        was `fed` is seen by its own row, else by the one that wrote it.
+        """
         if not at:
             return ()
         row, begin = divmod(at[0], self.depth)
         n = min(len(at), self.depth - begin)
+        if fed and len(at) == 1 and begin + 1 < self.depth:
+            begin += 1
         values = column_means(self._attention[row * self._triangle : (row + 1) * self._triangle], begin, n)
         return (*values, *values[-1:] * (len(at) - n))
 
@@ -114,14 +138,21 @@ class Lookup:
 
     def _row(self, session: Recorded, position: int) -> int:
         """The row of a position, or the nearest one that there is."""
-        return session.first + min(max(0, position - session.prompt_tokens), session.rows - 1)
+        return session.first + min(max(0, position - session.prompt_tokens), session.positions - 1)
+
+    def _step(self, session: Recorded, place: Place, token: int) -> Place | None:
+        """The place behind this token; None where neither the text nor a continuation of it goes on so."""
+        base, length = place
+        if base == length and length < len(session.path) and session.path[length] == token:
+            return length + 1, length + 1
+        return (base, length + 1) if self._continues(session, base, length, token) else None
 
     def _continues(self, session: Recorded, base: int, length: int, token: int) -> bool:
         row, offset = self._row(session, base), length - base
         return bool(offset < self._counts[row] and self._drafts[row * self.depth + offset] == token)
 
-    def _reach(self, session: Recorded, place: Place, n: int) -> tuple[list[int], int]:
-        """Places of the next `n` tokens in the flat tables; how many of the last ones only stand in for what is not
+    def reach(self, session: Recorded, place: Place, n: int) -> tuple[list[int], int]:
+        """Indices of the next `n` tokens in the flat tables; how many of the last ones only stand in for what is not
         known, because a wrong continuation was asked further than it was recorded.
         """
         base, offset = place[0], place[1] - place[0]

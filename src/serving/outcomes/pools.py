@@ -1,4 +1,4 @@
-"""Scores resampled from a trace, jointly with whether the draft was right."""
+"""Scores and exits resampled from a trace, jointly with whether the draft was right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,14 @@ from serving.scores import SCORES
 
 KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "behind_a_wrong_one")
 BEHIND = KINDS.index("behind_a_wrong_one")
-RANK = len(SCORES)
+RANK, LAYERS = len(SCORES), len(SCORES) + 1
+WIDTH = LAYERS + 1
 
 
 @dataclass(frozen=True)
 class Pools:
-    """Recorded rows to draw from: per kind of draft its four scores and the rank of the target's token among the
-    drafter's candidates; and the attention of whole drafts.
+    """Recorded rows to draw from: per kind of draft its four scores, the rank of the target's token among the
+    drafter's candidates, and after how many layers it was read off; and the attention of whole drafts.
 
     A draft's importance is another recorded draft's, drawn where it begins: how attention falls within a draft is kept,
     its tie to right and wrong is not.
@@ -31,6 +32,9 @@ class Pools:
 
     def rank(self, rights: Rights, at: int, i: int, run: int) -> int:
         return int(self._row(rights, at, i, run)[RANK])
+
+    def layers(self, rights: Rights, at: int, i: int, run: int) -> int:
+        return int(self._row(rights, at, i, run)[LAYERS])
 
     def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]:
         if not n:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from serving.latency import Load
-from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict
-from serving.outcomes.loads import DraftLoads, forward_load
-from serving.outcomes.lookup import Lookup, Place, check_prompt
+from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Verdict
+from serving.outcomes.loads import counting, forward_load
+from serving.outcomes.lookup import Found, Lookup, Place, check_prompt
 from serving.outcomes.trace import Recorded, Trace
 from serving.scores import IMPORTANCE
 
@@ -30,23 +30,36 @@ class Unknown:
     """Tokens that are neither on the recorded path nor in a recorded continuation of it."""
     deep: int = 0
     """Drafts behind a wrong one, further than was recorded."""
+    ahead: int = 0
+    """Tokens drafted ahead behind a guess that was not recorded; it is wrong, so that no text depends on them."""
 
     def notes(self) -> tuple[str, ...]:
-        if not self.tokens + self.deep:
-            return ()
-        share = (self.tokens + self.deep) / max(1, self.asked)
-        return (
-            f"{self.tokens} tokens left the recorded path, and {self.deep} drafts were deeper than recorded "
-            f"({share:.1%} of the tokens asked about); there the recorded outcome of the same position stood in",
-        )
+        found = []
+        if self.tokens + self.deep:
+            share = (self.tokens + self.deep) / max(1, self.asked)
+            found.append(
+                f"{self.tokens} tokens left the recorded path, and {self.deep} drafts were deeper than recorded "
+                f"({share:.1%} of the tokens asked about); there the recorded outcome of the same position stood in"
+            )
+        if self.ahead:
+            found.append(
+                f"{self.ahead} tokens were drafted ahead on wrong guesses that were not recorded: where these end, and "
+                "where they leave early, is that of the recorded text; it moves how long the device is busy, not what "
+                "is written"
+            )
+        return tuple(found)
 
 
 class Reader:
-    """One model of a recorded pair; the drafter by `Generate`, the target by `Forward`."""
+    """One model of a recorded pair; the drafter, which may leave early by a `rule`, by `Generate`, the target by
+    `Forward`.
+    """
 
-    def __init__(self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown) -> None:
-        self._bound, self._unknown = bound, unknown
-        self._lookup, self._loads = Lookup(trace.tables), DraftLoads(layers)
+    def __init__(
+        self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown, rule: Exit | None = None
+    ) -> None:
+        self._bound, self._unknown, self._layers, self._rule = bound, unknown, layers, rule
+        self._lookup, self._loads = Lookup(trace.tables), counting(layers, rule)
         self._drafter: dict[str, Place] = {}
         self._cached: dict[tuple[str, int | None], int] = {}
         """The target's cached tokens, by session and first layer."""
@@ -56,13 +69,16 @@ class Reader:
         """Looks the outcome up.
 
         Raises HoleError for work that begins behind a cache, ValueError for a prompt that is not the session's, and for
-        what no trace records: sampling, layer-wise early exit, trees of drafts.
+        what the trace does not record: sampling, another rule of early exit, trees of drafts.
         """
         if isinstance(work, Forward):
             results = tuple(self._rows(rows, work.span, out) for rows, out in zip(work.rows, work.out, strict=True))
             return results, (forward_load(work),)
-        if work.sampling is not None or work.exit is not None:
-            raise ValueError(f"session {work.session!r} samples or exits early, which a trace does not record")
+        if work.sampling is not None or work.exit != self._rule:
+            raise ValueError(
+                f"session {work.session!r} samples, or leaves layers early by another rule, which the trace does not "
+                "record"
+            )
         session, place = self._session(work.session), self._drafter.get(work.session, (0, 0))
         place = _cut(place, work.start, work.session)
         return self._branches(work, session, place) if work.branches else self._continue(work, session, place)
@@ -71,6 +87,7 @@ class Reader:
         """Frees what is known of a cache."""
         if first is None:
             self._drafter.pop(session, None)
+            self._loads.drop(session)
         self._cached.pop((session, first), None)
 
     def _session(self, name: str) -> Recorded:
@@ -80,36 +97,56 @@ class Reader:
             raise ValueError(f"session {name!r} was not among the calls that the trace was opened for") from None
 
     def _continue(self, work: Generate, session: Recorded, place: Place) -> tuple[Drafted, tuple[Load, ...]]:
-        stop, fed = work.stop, len(work.feed)
-        if stop.cap and not fed:
-            raise ValueError(f"session {work.session!r} asks for {stop.cap} tokens with nothing to feed")
-        place, strange = self._lookup.fed(session, place, work.feed)
-        found = self._lookup.draft(session, place, stop, work.ends)
+        lookup, fed = self._lookup, len(work.feed)
+        if work.stop.cap and not fed:
+            raise ValueError(f"session {work.session!r} asks for {work.stop.cap} tokens with nothing to feed")
+        old = work.again if work.stop.cap else max(0, work.again - 1)  # adopted drafts that are fed
+        begun = self._feed(session, place, work.feed[: fed - old])
+        place = self._feed(session, begun, work.feed[fed - old :]) if old else begun
+        found = lookup.draft(session, place, work.stop, work.ends)
+        back = max(0, len(found.read) - 1)  # drafts that are fed back
         self._unknown.asked += fed + len(found.at)
-        self._unknown.tokens += strange
         self._unknown.deep += found.deep
-        self._drafter[work.session] = self._lookup.fed(session, place, found.tokens[: found.passes - 1])[0]
-        scores = {name: self._lookup.scores(name, found.at) for name in work.probes if name != IMPORTANCE}
+        self._drafter[work.session] = lookup.fed(session, place, found.tokens[:back])[0]
+        scores = self._scores(work, found.at)
         if IMPORTANCE in work.probes:
-            scores[IMPORTANCE] = self._lookup.importance(found.at)
-            self._unknown.deep += self._lookup.beyond(found.at)
-        cached = work.start + fed + max(0, found.passes - 1)
-        drafted = Drafted(found.tokens, scores, self._lookup.tops(found.at), found.stopped, cached)
-        return drafted, self._loads.of(work.start, fed, found.passes, int(stop.cap > 0))
+            at = lookup.reach(session, begun, work.again + len(found.at))[0] if work.again else found.at
+            scores[IMPORTANCE] = lookup.importance(at, fed=old > 0)
+            self._unknown.deep += lookup.beyond(at)
+        return self._drafted(work, found.at, scores, found.stopped, work.start + fed + back), self._did(work, found)
+
+    def _feed(self, session: Recorded, place: Place, tokens: tuple[int, ...]) -> Place:
+        place, strange = self._lookup.fed(session, place, tokens)
+        self._unknown.tokens += strange
+        return place
+
+    def _did(self, work: Generate, found: Found) -> tuple[Load, ...]:
+        if not work.stop.cap:
+            return self._loads.fill(work.session, work.start, len(work.feed))
+        return self._loads.write(work.session, work.start, len(work.feed), self._lookup.depths(found.read))
 
     def _branches(self, work: Generate, session: Recorded, place: Place) -> tuple[Drafted, tuple[Load, ...]]:
         """One token after each branch. A branch lives on only if its guess is what the target wrote, and then it is on
-        the path: what stands in for the other ones is never seen, and not counted.
+        the path: no text depends on what stands in for another one.
         """
-        lookup = self._lookup
-        at = [lookup.next(session, lookup.fed(session, place, branch)[0]) for branch in work.branches]
-        scores = {name: lookup.scores(name, at) for name in work.probes if name != IMPORTANCE}
-        if IMPORTANCE in work.probes:
-            scores[IMPORTANCE] = tuple(lookup.importance([one])[0] for one in at)
+        places = [self._lookup.behind(session, place, branch) for branch in work.branches]
+        at = [one for one, _ in places]
+        self._unknown.ahead += sum(not recorded for _, recorded in places)
         self._drafter[work.session] = place
-        drafted = Drafted(lookup.tokens(at), scores, lookup.tops(at), False, work.start)
         rows = sum(len(branch) for branch in work.branches)
-        return drafted, self._loads.of(work.start, rows, 1, len(at))
+        loads = self._loads.branch(work.session, work.start, rows, self._lookup.depths(at))
+        return self._drafted(work, at, self._scores(work, at), False, work.start), loads
+
+    def _scores(self, work: Generate, at: list[int]) -> dict[str, tuple[float, ...]]:
+        return {name: self._lookup.scores(name, at) for name in work.probes if name != IMPORTANCE}
+
+    def _drafted(
+        self, work: Generate, at: list[int], scores: dict[str, tuple[float, ...]], stopped: bool, cached: int
+    ) -> Drafted:
+        lookup, n = self._lookup, len(at) if work.whole else 0
+        odds = tuple(Blob(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n))
+        depths = tuple(depth / self._layers for depth in lookup.depths(at)) if work.exit else ()
+        return Drafted(lookup.tokens(at), scores, lookup.tops(at), stopped, cached, odds, (0,) * n, depths)
 
     def _rows(self, rows: Rows, span: Span, out: str) -> Result:
         if rows.parents is not None or rows.keep is not None or rows.rule == "sample":

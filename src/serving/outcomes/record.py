@@ -1,12 +1,15 @@
 """Records a trace: plays the policy, or the target alone, then asks both models at every position of the text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.drivers import offline
+from serving.messages import Exit
 from serving.outcomes import store
+from serving.outcomes.asides import Overheard, asides
+from serving.outcomes.lookup import Lookup
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
 from serving.pair import Checkpoint
 from serving.policy import Policy
@@ -45,13 +48,16 @@ def target_alone() -> Policy:
 
 @dataclass(frozen=True)
 class TraceRecording:
-    """How a trace is taken; `policy` None or lossless records the target's own text."""
+    """How a trace is taken; `policy` None or lossless records the target's own text. Drafts leave layers early by the
+    `rule`, whoever wrote the text.
+    """
 
     models: Models
     policy: Policy | None
     seed: int
     depth: int
     made_from: dict[str, str]
+    rule: Exit | None = None
 
     def take(self, queries: Sequence[Query], work: Path, progress: Progress) -> Trace:
         """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
@@ -76,32 +82,49 @@ class TraceRecording:
 
     def _part(self, queries: Sequence[Query]) -> Trace:
         lossy = self.policy if self.policy and not self.policy.lossless else None
-        records = offline.play(lossy or target_alone(), self.models, queries, self.seed, silent)
-        small, large = self._forced()
-        sessions, rows, first = [], [], 0
+        heard, (small, large) = Overheard(self.models.device), self._forced()
+        records = offline.play(lossy or target_alone(), replace(self.models, device=heard), queries, self.seed, silent)
+        sessions, tables, first = [], list[Tables](), 0
         for query in queries:
             record, call = records[query.call.session], query.call
             path = (*call.prompt, *record.tokens)
-            sessions.append(Recorded(call.session, query.prompt, path, len(call.prompt), call.limit, first))
+            session = Recorded(call.session, query.prompt, path, len(call.prompt), call.limit, first)
             targets = _as_written(large.choices(path, len(call.prompt)), record)
-            rows += list(zip(targets, small.continuations(path, len(call.prompt), self.depth, call.ends), strict=True))
-            first = len(rows)
+            session, rows = self._drafts(session, small, heard.texts[call.session], call.ends)
+            sessions.append(session)
+            tables.append(_tables([*targets, *[0] * len(session.asides)], rows, self.depth))
+            first += session.rows
         return Trace(
-            tuple(sessions), _tables(rows, self.depth), lossy.name if lossy else None, self.seed,
-            self.models.device_layers, self.models.cloud_layers, queries[0].call.ends, self.made_from,
+            tuple(sessions), store.stacked(tables), lossy.name if lossy else None, self.seed,
+            self.models.device_layers, self.models.cloud_layers, queries[0].call.ends, self.made_from, self.rule,
         )  # fmt: skip
+
+    def _drafts(
+        self, session: Recorded, small: "Forced", ahead: Sequence[tuple[int, ...]], ends: tuple[int, ...]
+    ) -> "tuple[Recorded, list[Continuation]]":
+        """What the drafter writes behind each position, and then behind each wrong guess it drafted `ahead` on, as far
+        as the policy looks; the session with those guesses.
+        """
+        rows = small.continuations(session.path, session.prompt_tokens, self.depth, ends)
+        lookup = Lookup(_tables([0] * len(rows), rows, self.depth))
+        found = asides(lookup, replace(session, first=0), ahead)
+        steps = min(self.depth, self.policy.waiting.steps) if self.policy else 0
+        for text in found.values():
+            rows += small.continuations(text, len(text), steps, ends)
+        return replace(session, asides=tuple(found)), rows
 
     def _forced(self) -> "tuple[Forced, Forced]":
         from serving.outcomes.forced import Forced
 
         small, large = (_model(engine) for engine in (self.models.device, self.models.cloud))
         vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)
-        return Forced(small, vocabulary), Forced(large, vocabulary)
+        return Forced(small, vocabulary, self.rule), Forced(large, vocabulary)
 
 
 def named(checkpoint: Checkpoint) -> str:
-    """An artifact's stage and digest, or the Hub's name, without the path to it."""
-    return "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
+    """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
+    name = "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
+    return name if checkpoint.quantization == "none" else f"{name} ({checkpoint.quantization})"
 
 
 def _model(engine: Any) -> Any:
@@ -116,17 +139,18 @@ def _as_written(targets: list[int], record: Record) -> list[int]:
     return targets
 
 
-def _tables(rows: "Sequence[tuple[int, Continuation]]", depth: int) -> Tables:
+def _tables(targets: Sequence[int], rows: "Sequence[Continuation]", depth: int) -> Tables:
     import numpy as np
 
     n = len(rows)
-    counts = np.array([len(row.drafted.tokens) for _, row in rows], np.int32)
+    counts = np.array([len(row.drafted.tokens) for row in rows], np.int32)
     drafts, tops = np.zeros((n, depth), np.int32), np.zeros((n, depth, TOPS), np.int32)
     scores, attention = np.zeros((len(SCORES), n, depth), np.float32), np.zeros((n, triangle(depth)), np.float32)
-    for i, (_, row) in enumerate(rows):
+    depths = np.zeros((n, depth), np.uint8)
+    for i, row in enumerate(rows):
         count = counts[i]
-        drafts[i, :count], tops[i, :count] = row.drafted.tokens, row.drafted.tops
+        drafts[i, :count], tops[i, :count], depths[i, :count] = row.drafted.tokens, row.drafted.tops, row.depths
         attention[i, : len(row.attention)] = row.attention
         for j, name in enumerate(SCORES):
             scores[j, i, :count] = row.drafted.scores[name]
-    return Tables(np.array([target for target, _ in rows], np.int32), counts, drafts, tops, scores, attention)
+    return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention)

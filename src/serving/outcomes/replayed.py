@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from serving.decoding import Decoding
 from serving.messages import INF, Call
+from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.reader import Reader, Unknown
 from serving.outcomes.trace import Trace
@@ -38,10 +39,14 @@ class Replayed:
         return [self._query(one, seed) for one in asked]
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
-        """Engines that read the trace. Raises ValueError for prompts that were not recorded."""
+        """Engines that read the trace. Raises ValueError for prompts that were not recorded, and for a policy whose
+        drafts leave layers early by another rule than the recorded ones.
+        """
         trace, unknown = self.trace, Unknown()
+        check_exit(trace.exit, policy, "the trace")
         bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
-        small, large = (Reader(trace, bound, layers, unknown) for layers in (trace.device_layers, trace.cloud_layers))
+        small = Reader(trace, bound, trace.device_layers, unknown, trace.exit)
+        large = Reader(trace, bound, trace.cloud_layers, unknown)
 
         def notes() -> tuple[str, ...]:
             return (*_about(trace, policy, seed), *unknown.notes())

@@ -2,17 +2,18 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from serving.messages import Exit
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
 from serving.scores import SCORES
 from serving.workload.prompt import Prompt
 
 HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"
-_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from")
+_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit")
 
 
 def save(out: Path, trace: Trace) -> None:
@@ -25,6 +26,7 @@ def save(out: Path, trace: Trace) -> None:
         session["tokens"] = len(path)
         del session["first"]
     about = {name: getattr(trace, name) for name in _ABOUT} | {"sessions": sessions}
+    about["exit"] = asdict(trace.exit) if trace.exit else None
     save_file(_arrays(paths, trace.tables), out / TENSORS)
     (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -38,6 +40,7 @@ def load(path: Path) -> Trace:
         about = json.loads((path / HEADER).read_text(encoding="utf-8"))
         arrays = load_file(path / TENSORS)
         text = arrays.pop("path").tolist()
+        about["exit"] = Exit(**about["exit"]) if about["exit"] else None
         trace = Trace(
             _sessions(about.pop("sessions"), text), Tables(**arrays), **about | {"ends": tuple(about["ends"])}
         )
@@ -53,22 +56,23 @@ def load(path: Path) -> Trace:
 
 def joined(parts: Sequence[Trace]) -> Trace:
     """One trace of the sessions of several."""
-    import numpy as np
-
     begins = accumulate((len(part.tables.targets) for part in parts), initial=0)
     sessions = [
-        Recorded(s.name, s.prompt, s.path, s.prompt_tokens, s.limit, s.first + begin)
-        for part, begin in zip(parts, begins, strict=False)
-        for s in part.sessions
+        replace(s, first=s.first + begin) for part, begin in zip(parts, begins, strict=False) for s in part.sessions
     ]
+    about = {name: getattr(parts[0], name) for name in _ABOUT}
+    return Trace(tuple(sessions), stacked([part.tables for part in parts]), **about)
+
+
+def stacked(tables: Sequence[Tables]) -> Tables:
+    """One table with the rows of several."""
+    import numpy as np
+
     columns = {
-        field.name: np.concatenate(
-            [getattr(part.tables, field.name) for part in parts], 1 if field.name == "scores" else 0
-        )
+        field.name: np.concatenate([getattr(one, field.name) for one in tables], 1 if field.name == "scores" else 0)
         for field in fields(Tables)
     }
-    about = {name: getattr(parts[0], name) for name in _ABOUT}
-    return Trace(tuple(sessions), Tables(**columns), **about)
+    return Tables(**columns)
 
 
 def _arrays(paths: Sequence[tuple[int, ...]], tables: Tables) -> dict[str, Any]:
@@ -83,8 +87,9 @@ def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[Record
     for fields_ in listed:
         tokens = fields_["tokens"]
         path = tuple(text[at : at + tokens])
+        asides = tuple((base, length, token) for base, length, token in fields_["asides"])
         session = Recorded(
-            fields_["name"], _prompt(fields_["prompt"]), path, fields_["prompt_tokens"], fields_["limit"], first
+            fields_["name"], _prompt(fields_["prompt"]), path, fields_["prompt_tokens"], fields_["limit"], first, asides
         )
         found.append(session)
         at, first = at + tokens, first + session.rows
@@ -101,7 +106,8 @@ def _check(trace: Trace, text: int) -> None:
     tables, rows = trace.tables, sum(session.rows for session in trace.sessions)
     shapes = {
         "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.depth), "tops": (rows, tables.depth, TOPS),
-        "scores": (len(SCORES), rows, tables.depth), "attention": (rows, triangle(tables.depth)),
+        "scores": (len(SCORES), rows, tables.depth), "depths": (rows, tables.depth),
+        "attention": (rows, triangle(tables.depth)),
     }  # fmt: skip
     if not trace.sessions or sum(len(session.path) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
@@ -110,5 +116,7 @@ def _check(trace: Trace, text: int) -> None:
             raise ValueError(f"{name} has the shape {getattr(tables, name).shape}, and the header says {shape}")
     if not all(0 < session.prompt_tokens <= len(session.path) for session in trace.sessions):
         raise ValueError("a session has no prompt, or one longer than its text")
+    if tables.depths.max() > trace.device_layers:
+        raise ValueError(f"a draft was read off after {tables.depths.max()} of {trace.device_layers} layers")
     if tables.counts.min() < 1 or tables.counts.max() > tables.depth:
         raise ValueError(f"a continuation is empty or longer than {tables.depth} tokens")

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any, cast
 
 from serving.luck import key, luck
-from serving.messages import Call
+from serving.messages import Call, Exit
+from serving.outcomes.exits import described
 from serving.scores import SCORES
 from serving.workload.prompt import Prompt
 
@@ -20,7 +21,12 @@ def triangle(depth: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One session: its `path` is the prompt and the agreed text, `first` its first row in the tables."""
+    """One session: its `path` is the prompt and the agreed text, `first` its first row in the tables.
+
+    Behind the rows of its positions come those of its `asides`: wrong guesses that the recorded policy drafted on from
+    while it waited. Each is (base, length, token): the text up to `base`, the recorded continuation from there up to
+    `length`, and a token that neither has.
+    """
 
     name: str
     prompt: Prompt
@@ -28,21 +34,27 @@ class Recorded:
     prompt_tokens: int
     limit: int
     first: int
+    asides: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def positions(self) -> int:
+        """One row each, from the end of the prompt to the end of the text."""
+        return len(self.path) - self.prompt_tokens + 1
 
     @property
     def rows(self) -> int:
-        """One per position from the end of the prompt to the end of the text."""
-        return len(self.path) - self.prompt_tokens + 1
+        return self.positions + len(self.asides)
 
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Per row (a position of a session) what follows the text up to it, as NumPy arrays.
+    """Per row (a position of a session, or an aside) what follows the text up to it, as NumPy arrays.
 
     Shapes: `targets` (rows), `counts` (rows), `drafts` (rows, depth), `tops` (rows, depth, 3), `scores` (4, rows,
-    depth) in the order of `SCORES`, `attention` (rows, triangle). A continuation is shorter than `depth` (`counts`)
-    where it ran into an end token. `attention` holds what the row that wrote the first draft pays to itself, then per
-    fed-back draft i what it pays to drafts 0..i.
+    depth) in the order of `SCORES`, `depths` (rows, depth), `attention` (rows, triangle). A continuation is shorter
+    than `depth` (`counts`) where it ran into an end token. `depths` says after how many layers each draft was read off.
+    `attention` holds what the row that wrote the first draft pays to itself, then per fed-back draft i what it pays to
+    drafts 0..i. Nobody asks the target behind an aside: its `targets` are 0.
     """
 
     targets: Any
@@ -50,6 +62,7 @@ class Tables:
     drafts: Any
     tops: Any
     scores: Any
+    depths: Any
     attention: Any
 
     @property
@@ -81,10 +94,13 @@ class Trace:
     ends: tuple[int, ...]
     """Tokens after which there is nothing to write."""
     made_from: dict[str, str]
+    exit: Exit | None = None
+    """The rule by which the recorded drafts left layers early; None: they ran all."""
 
     @property
     def described(self) -> str:
         text = f"text of policy {self.policy} under seed {self.seed}" if self.policy else "the target's own greedy text"
+        text += f", drafts {described(self.exit)}" if self.exit else ""
         pair = self.made_from.get("pair", "a pair")
         return f"tokens are read from a trace of {pair}: {len(self.sessions)} sessions, {text}"
 

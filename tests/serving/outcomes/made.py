@@ -4,6 +4,7 @@ import random
 
 import numpy as np
 
+from serving.messages import Exit
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
 from serving.workload.prompt import Prompt
 
@@ -11,8 +12,9 @@ DEPTH = 4
 
 
 def trace(
-    sessions: int = 60, written: int = 40, seed: int = 0, after_right: float = 0.8, after_wrong: float = 0.5
-) -> Trace:
+    sessions: int = 60, written: int = 40, seed: int = 0, after_right: float = 0.8, after_wrong: float = 0.5,
+    exits: bool = False,
+) -> Trace:  # fmt: skip
     draw = random.Random(seed)
     recorded = []
     rows = sessions * (written + 1)
@@ -32,5 +34,7 @@ def trace(
             drafts[first + i] = [target if right else 99, 98, 97, 96]
             tops[first + i, 0] = [target, 3, 4] if right else [99, target, 4]
             scores[0, first + i, 0] = draw.betavariate(4, 2) if right else draw.betavariate(2, 3)
-    tables = Tables(targets, counts, drafts, tops, scores, attention)
-    return Trace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"})
+    depths = np.array([draw.choice((3, 4)) for _ in range(rows * DEPTH)], np.uint8).reshape(rows, DEPTH)
+    tables = Tables(targets, counts, drafts, tops, scores, depths if exits else np.full_like(depths, 4), attention)
+    rule = Exit("margin", 0.7, 0.25) if exits else None
+    return Trace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"}, rule)

@@ -23,9 +23,9 @@ class FewWords(Words):
         return VOCABULARY
 
 
-def _llama(seed: int) -> Any:
+def _llama(seed: int, layers: int) -> Any:
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.3, bos_token_id=1, eos_token_id=7,
         pad_token_id=0,
     )  # fmt: skip
@@ -33,14 +33,14 @@ def _llama(seed: int) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def pair(noise: float = 0.02) -> Models:
-    large, small = _llama(3), _llama(3)
+def pair(noise: float = 0.02, layers: int = LAYERS) -> Models:
+    large, small = _llama(3, layers), _llama(3, layers)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in small.parameters():
             weight += noise * torch.randn(weight.shape, generator=generator)
     device, cloud = (Engine(take_apart(m, name=name)) for m, name in ((small, "small"), (large, "large")))
-    return Models(device, LAYERS, cloud, LAYERS, FewWords())  # type: ignore[arg-type]
+    return Models(device, layers, cloud, layers, FewWords())  # type: ignore[arg-type]
 
 
 def questions(n: int = 5, devices: int = 2) -> list[Query]:

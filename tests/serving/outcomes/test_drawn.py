@@ -1,5 +1,6 @@
 """Outcomes by luck: as often right as was said, the same for whoever asks, and what an engine would have counted."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import sqrt
 from typing import Any
@@ -9,13 +10,15 @@ from fake_setup import setup
 
 from serving.decoding import Decoding
 from serving.latency import load
-from serving.messages import Forward, Generate, Rows, Sampling, Span, Stop
+from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.rights import Chances, Rights
 from serving.runtimes.emulated import play
 from serving.runtimes.runtime import Query
 from serving.slots.draft import Window
+from serving.slots.early_exit import Layers, Tail
+from serving.slots.exchange import Tokens, Whole
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 
@@ -97,8 +100,9 @@ def test_one_seed_one_run() -> None:
 
 @pytest.mark.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
 def test_every_policy_can_be_simulated(name: str) -> None:
+    """Synera without its layer-wise exit, of which one number says nothing."""
     queries, models = opened(3)
-    records = play(setup(name), models, queries)
+    records = play(setup(name, override={"early_exit": Tail(0.8)} if name == "synera" else {}), models, queries)
     assert {(r.ending, len(r.tokens)) for r in records.values()} == {("complete", 40)}
     assert models.notes() == ("the tokens are numbers, not words: quality is not simulated",)
     assert models.tokenizer.decode(records["r00000"].tokens) == ""
@@ -134,7 +138,34 @@ def test_sampled_drafts_carry_their_distributions() -> None:
     work = Generate("r00000", 0, queries[0].call.prompt, Stop(3), sampling=Sampling(1.0, 0, 1.0, 0))
     outcome, _ = models.device.execute(work)
     assert len({blob.id for blob in outcome.odds}) == 3  # type: ignore[union-attr]
+    assert outcome.kept == (0, 0, 0)  # type: ignore[union-attr]
     assert Acceptance().queries(asked(1), Decoding(0.8), 5)[0].call.sampling == Sampling(0.8, 0, 1.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "exchange", "kept", "note"),
+    [(5, Tokens(), 5, "naming 5 tokens"), (0, Tokens(), 0, "naming all of the vocabulary"), (5, Whole(), 0, None)],
+)
+def test_a_distribution_names_what_top_k_leaves(top_k: int, exchange: Any, kept: int, note: str | None) -> None:
+    made, outcomes = setup("sled", override={"exchange": exchange}), Acceptance(prompt_tokens=10)
+    queries = outcomes.queries(asked(2), Decoding(0.8, top_k=top_k), 0)
+    models = outcomes.open(queries, made.policy, 0)
+    call = queries[0].call
+    for feed, branches in ((call.prompt, ()), ((), (call.prompt, (*call.prompt, 40)))):
+        work = Generate(call.session, 0, feed, Stop(2), sampling=call.sampling, branches=branches)
+        outcome, _ = models.device.execute(replace(work, whole=made.policy.exchange.whole))
+        assert outcome.kept == (kept, kept)  # type: ignore[union-attr]
+        assert len(outcome.odds) == 2  # type: ignore[union-attr]
+    assert [note in said for said in models.notes()[1:]] == ([True] if note else [])
+    assert {r.ending for r in play(made, models, queries).values()} == {"complete"}
+
+
+def test_greedy_drafts_carry_whole_distributions_where_they_are_wanted() -> None:
+    made = setup("sled", override={"exchange": Whole()})
+    queries, _ = opened()
+    engine = Acceptance(prompt_tokens=10).open(queries, made.policy, 0).device
+    outcome, _ = engine.execute(Generate("r00000", 0, queries[0].call.prompt, Stop(3), whole=True))
+    assert (len(outcome.odds), outcome.kept) == (3, (0, 0, 0))  # type: ignore[union-attr]
 
 
 def test_a_draft_in_the_wrong_place_is_an_error() -> None:
@@ -151,6 +182,8 @@ def test_what_is_no_probability_is_refused() -> None:
         Acceptance(prompt_tokens=0)
     with pytest.raises(ValueError, match=r"after_wrong is -0\.1; a probability lies between 0 and 1"):
         Chances(0.5, 0.5, -0.1)
+    with pytest.raises(ValueError, match="runtime/outcomes=constant knows drafts made running all layers"):
+        Acceptance().open([], setup("sled", override={"early_exit": Layers()}).policy, 0)
     _, models = opened()
-    with pytest.raises(ValueError, match="exits early in layers"):
-        models.device.execute(Generate("r00000", 0, (0,), Stop(1), exit=("margin", 0.1)))
+    with pytest.raises(ValueError, match="leaves layers early by a rule that this model of acceptance does not know"):
+        models.device.execute(Generate("r00000", 0, (0,), Stop(1), exit=Exit("margin", 0.1, 0.25)))

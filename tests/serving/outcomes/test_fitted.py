@@ -5,18 +5,21 @@ from math import sqrt
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import pytest
 from fake_setup import setup
 from made import trace
 
 from serving.decoding import Decoding
-from serving.messages import Generate, Stop
+from serving.depths import Depths, read
+from serving.messages import Drafted, Exit, Generate, Stop
 from serving.nodes.session import Session
 from serving.outcomes import fit, fitted, goodness
 from serving.outcomes.fitted import Fitted
 from serving.outcomes.rights import Chances
 from serving.runtimes.emulated import play
 from serving.slots.draft import Window
+from serving.slots.early_exit import Layers, Progressive
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 
@@ -100,6 +103,63 @@ class Ahead:
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
         return ()
+
+
+@pytest.fixture(scope="module")
+def leaving() -> Fitted:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fit, "DRAWN", 1000)
+        return fit.fitted(trace(20, exits=True), 0)
+
+
+def test_where_drafts_leave_is_drawn_with_their_scores(leaving: Fitted) -> None:
+    """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
+    recorded, rule = trace(20, exits=True).tables, Exit("margin", 0.7, 0.25)
+    pairs = set(zip(recorded.scores[0].ravel().tolist(), recorded.depths.ravel().tolist(), strict=True))
+    queries = leaving.queries(asked(1), Decoding(), 0)
+    call, ledger = queries[0].call, Depths(4)
+    engine = leaving.open(queries, setup("sled", override={"early_exit": Layers()}).policy, 0).device
+    found = []
+    for at in range(len(call.prompt), len(call.prompt) + 30, 2):
+        feed = tuple(range(max(0, at - 3), at))
+        outcome, loads = engine.execute(
+            Generate(call.session, at - len(feed), feed, Stop(4), probes=("confidence",), exit=rule)
+        )
+        assert isinstance(outcome, Drafted)
+        ledger.truncate(at - len(feed))
+        depths = [round(4 * share) for share in outcome.depths]
+        expected = [ledger.passed(1 if i else len(feed), depth) for i, depth in enumerate(depths)]
+        assert loads == tuple(x for p, d in zip(expected, depths, strict=True) for x in read(p, 1, int(d == 4)))
+        found += list(zip(outcome.scores["confidence"], depths, strict=True))
+    assert {(float(np.float32(confidence)), depth) for confidence, depth in found} <= pairs
+    assert {depth for _, depth in found} == {3, 4}
+
+
+def test_an_adopted_draft_weighs_what_it_would_have_weighed_at_once(leaving: Fitted) -> None:
+    queries = leaving.queries(asked(1), Decoding(), 0)
+    call = queries[0].call
+    engine = leaving.open(queries, setup("sled", override={"early_exit": Layers()}).policy, 0).device
+    text, probes, rule = call.prompt, ("importance",), Exit("margin", 0.7, 0.25)
+    once = engine.execute(Generate(call.session, 0, text, Stop(4), (), probes, None, rule))[0]
+    more = engine.execute(Generate(call.session, 0, (*text, 0, 0), Stop(2), (), probes, None, rule, again=2))[0]
+    only = engine.execute(Generate(call.session, 0, (*text, 0), Stop(0), (), probes, None, rule, again=2))[0]
+    two = engine.execute(Generate(call.session, 0, text, Stop(2), (), probes, None, rule))[0]
+    branch = engine.execute(Generate(call.session, 0, (), Stop(1), (), probes, None, rule, (text,)))[0]
+    assert more.scores == once.scores  # type: ignore[union-attr]
+    assert only.scores == two.scores  # type: ignore[union-attr]
+    assert (branch.scores, len(branch.depths)) == ({}, 1)  # type: ignore[union-attr]
+
+
+def test_a_policy_that_leaves_elsewhere_is_refused(leaving: Fitted, tmp_path: Path) -> None:
+    fitted.save(tmp_path, leaving)
+    again = fitted.load(tmp_path)
+    assert (again, again.exit) == (leaving, Exit("margin", 0.7, 0.25))
+    with pytest.raises(ValueError, match=r"policy sled drafts running all layers, and the trace that acceptance was"):
+        leaving.open([], setup("sled").policy, 0)
+    made = setup("synera", override={"early_exit": Progressive(after=0.9)})
+    queries = leaving.queries(asked(4), Decoding(), 0)
+    records = play(made, leaving.open(queries, made.policy, 0), queries)
+    assert {r.ending for r in records.values()} == {"complete"}
 
 
 def test_lengths_are_recorded_ones(model: Fitted) -> None:

@@ -8,14 +8,17 @@ from typing import Any, ClassVar
 import checkpoints
 import numpy as np
 import pytest
+from fake_world import policy
 from made import trace
 from pairs import pair, questions
 
 from serving.decoding import Decoding
+from serving.messages import Exit
 from serving.outcomes import fitted, replayed, store
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.trace import Tables, Trace
 from serving.pair import Checkpoint
+from serving.slots.early_exit import Layers, NoExit
 from serving.stages import fit_outcomes, record_outcomes
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt
@@ -48,6 +51,7 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
     record_outcomes(
         out, progress=lambda done, total, _: told.append((done, total)), work=work, depth=3, seed=0,
         device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
+            early_exit=NoExit(),
         workload=Workload(dataset=Where(), prompts=2, max_prompt_tokens=16, max_new_tokens=6),
     )  # fmt: skip
     assert told == [(2, 2)]
@@ -58,6 +62,22 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
     assert read.described.endswith("2 sessions, the target's own greedy text")
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> None:
+    """The policy's own, or without one that of the slot."""
+    made, exits = checkpoints.made(tmp_path), Layers(0.0, 0.5)
+    (tmp_path / "out").mkdir()
+    record_outcomes(
+        tmp_path / "out", progress=lambda *_: None, work=tmp_path / "work", depth=2, seed=0,
+        device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
+        early_exit=NoExit() if own else exits, policy=policy("sled", early_exit=exits) if own else None,
+        workload=Workload(dataset=Where(), prompts=1, max_prompt_tokens=16, max_new_tokens=2),
+    )  # fmt: skip
+    read = replayed.load(tmp_path / "out").trace
+    assert (read.policy, read.exit, read.tables.depths.max()) == (None, Exit("margin", 0.0, 0.5), 1)
+    assert read.described.endswith("own greedy text, drafts leaving at a margin above 0 in the last 0.5 of the layers")
+
+
 def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) -> None:
     made = checkpoints.made(tmp_path)
     for most, sessions in ((480, 2), (1, 1)):
@@ -66,6 +86,7 @@ def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) 
         record_outcomes(
             out, progress=lambda *_: None, work=work, depth=2, seed=0, most=most,
             device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
+            early_exit=NoExit(),
             workload=Workload(dataset=Where(), prompts=7, again=True, max_prompt_tokens=16, max_new_tokens=2),
         )  # fmt: skip
         assert len({session.prompt.id for session in replayed.load(out).trace.sessions}) == sessions
@@ -95,16 +116,17 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
     assert [s.first for s in whole.sessions[:2]] == [0, whole.sessions[0].rows]
 
 
-def test_it_is_what_was_saved(tmp_path: Path) -> None:
-    store.save(tmp_path, trace())
-    assert_equal(store.load(tmp_path), trace())
+@pytest.mark.parametrize("exits", [False, True])
+def test_it_is_what_was_saved(exits: bool, tmp_path: Path) -> None:
+    store.save(tmp_path, trace(exits=exits))
+    assert_equal(store.load(tmp_path), trace(exits=exits))
 
 
 def test_sampled_text_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use runtime/outcomes=fitted, or temperature 0"):
         record_outcomes(
             tmp_path, progress=lambda *_: None, work=tmp_path, device=Checkpoint(hub="a"), cloud=Checkpoint(hub="b"),
-            workload=Workload(dataset=Where()), decoding=Decoding(0.5), seed=0,
+            workload=Workload(dataset=Where()), decoding=Decoding(0.5), early_exit=NoExit(), seed=0,
         )  # fmt: skip
 
 
@@ -123,6 +145,11 @@ def _other_name(folder: Path) -> None:
     (folder / store.HEADER).write_text(text.replace('"policy"', '"politics"'), encoding="utf-8")
 
 
+def _too_deep(folder: Path) -> None:
+    text = (folder / store.HEADER).read_text(encoding="utf-8")
+    (folder / store.HEADER).write_text(text.replace('"device_layers": 4', '"device_layers": 3'), encoding="utf-8")
+
+
 def _no_prompt(folder: Path) -> None:
     about = json.loads((folder / store.HEADER).read_text(encoding="utf-8"))
     for session in about["sessions"][:2]:
@@ -136,6 +163,7 @@ def _no_prompt(folder: Path) -> None:
         (_short, "cannot be read"),
         (_lost_session, "59 sessions do not add up to the 2820 tokens"),
         (_other_name, "politics"),
+        (_too_deep, "a draft was read off after 4 of 3 layers"),
         (_no_prompt, "a session has no prompt, or one longer than its text"),
     ],
 )

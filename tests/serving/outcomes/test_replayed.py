@@ -12,7 +12,7 @@ from pairs import LAYERS, LIMIT, pair, questions
 
 from serving.decoding import Decoding
 from serving.latency import load
-from serving.messages import Call, Forward, Generate, Rows, Span, Start, Stop
+from serving.messages import Call, Exit, Forward, Generate, Rows, Span, Start, Stop
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.reader import HoleError
 from serving.outcomes.record import TraceRecording
@@ -23,7 +23,8 @@ from serving.runtimes.emulated import play
 from serving.runtimes.runtime import Models
 from serving.setup import Setup
 from serving.slots.draft import Window
-from serving.slots.offload import ConfidenceImportance
+from serving.slots.early_exit import Tail
+from serving.slots.selection import ConfidenceImportance
 from serving.thresholds import Thresholds
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
@@ -42,7 +43,10 @@ def record(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Any:
     def take(who: Setup | None = None) -> Trace:
         name = who.policy.name if who else "target"
         if name not in kept:
-            recording = TraceRecording(models, who.policy if who else None, 0, 8, {"pair": "two random Llamas"})
+            recording = TraceRecording(
+                models, who.policy if who else None, 0, 8, {"pair": "two random Llamas"},
+                who.policy.early_exit.layer if who else None,
+            )  # fmt: skip
             kept[name] = recording.take(questions(), tmp_path_factory.mktemp(name), lambda *_: None)
         return kept[name]
 
@@ -119,11 +123,12 @@ def test_a_lossy_policys_own_trace(name: str, models: Models, record: Any) -> No
 
 
 def test_a_lossy_policy_on_the_targets_trace_ends_and_says_what_it_is(record: Any) -> None:
-    made = setup("synera", override={"offload": UNSURE})
+    made = setup("synera", override={"offload": UNSURE, "early_exit": Tail(0.8)})
     simulated = opened(record(), made)
     records = play(made, simulated, questions())
     assert {r.ending for r in records.values()} == {"complete"}
-    quality, unknown = simulated.notes()
+    quality, unknown, ahead = simulated.notes()
+    assert re.match(r"\d+ tokens were drafted ahead on wrong guesses that were not recorded", ahead)
     assert quality.startswith("policy synera is lossy, and the trace holds the target's own text")
     assert re.match(r"\d+ tokens left the recorded path, and \d+ drafts were deeper than recorded", unknown)
 
@@ -209,8 +214,8 @@ def test_what_cannot_be_read_is_refused(record: Any) -> None:
     engine = outcomes.open(questions(), policy, 0).device
     with pytest.raises(HoleError, match="begins at token 5, but only 0 tokens are cached"):
         engine.execute(Generate("r00000", 5, (1,), Stop(1)))
-    with pytest.raises(ValueError, match="samples or exits early"):
-        engine.execute(Generate("r00000", 0, (1,), Stop(1), exit=("margin", 0.1)))
+    with pytest.raises(ValueError, match="samples, or leaves layers early by another rule"):
+        engine.execute(Generate("r00000", 0, (1,), Stop(1), exit=Exit("margin", 0.1, 0.25)))
     with pytest.raises(HoleError, match="begins at 10, but 0 tokens are cached"):
         engine.execute(Forward(Span(0, 2, True, True), (Rows("r00000", 10, 1, (9,), 0, "greedy"),), ("last",)))
     with pytest.raises(ValueError, match="tokens 0 to 1 are not those of the prompt recorded as r00000"):

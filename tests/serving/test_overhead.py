@@ -1,0 +1,124 @@
+"""What deciding costs is counted by node, and changes nothing; the clock of these tests goes a second a look."""
+
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+
+from serving import overhead
+from serving.drivers.simulator import Chip, Simulator
+from serving.messages import (
+    Command,
+    Drafted,
+    Event,
+    Finished,
+    Forward,
+    Generate,
+    Outcome,
+    Received,
+    Release,
+    Result,
+    Rows,
+    Send,
+    Span,
+    Start,
+    Stop,
+    Verdict,
+    Wake,
+    Woke,
+    Work,
+)  # fmt: skip
+from serving.overhead import Overhead
+
+ROWS = Rows("s", 0, 1, (1,), 0, "greedy")
+DRAFT, FORWARD = Generate("s", 0, (1,), Stop(1)), Forward(Span(0, 1, True, True), (ROWS,), ("last",))
+
+
+class Draws:
+    """A device: drafts once woken, then tells the cloud."""
+
+    def __init__(self) -> None:
+        self.heard: list[Event] = []
+
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        self.heard.append(event)
+        if isinstance(event, Woke):
+            return [Start(1, DRAFT)]
+        return [Send("cloud-0", Release("s"), 8)] if isinstance(event, Finished) else []
+
+
+class Asks:
+    """A cloud: two forwards, one after the other."""
+
+    def __init__(self) -> None:
+        self.left = 2
+
+    def handle(self, event: Event, now: float) -> Sequence[Command]:
+        if isinstance(event, Received | Finished) and self.left:
+            self.left -= 1
+            return [Start(1, FORWARD), Wake(now + 1, 1)]
+        return []
+
+
+class Answers:
+    def __init__(self) -> None:
+        self.dropped: list[tuple[str, int | None]] = []
+
+    def execute(self, work: Work) -> tuple[Outcome, float]:
+        if isinstance(work, Generate):
+            return Drafted((1,), {}, ((1,),), False, 1), 0.5
+        return (Result(Verdict(0, 1), None),), 0.25
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.dropped.append((session, first))
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Overhead, Simulator, Draws]:
+    monkeypatch.setattr(overhead, "perf_counter", count().__next__)
+    simulator, device = Simulator(), Draws()
+    made = Overhead(simulator)
+    made.add("device-0", device, Chip(Answers()))
+    made.add("cloud-0", Asks(), Chip(Answers()))
+    made.post(0.0, "device-0", Woke(0))
+    simulator.run()
+    return made, simulator, device
+
+
+def test_every_event_and_every_work_is_counted(watched: tuple[Overhead, Simulator, Draws]) -> None:
+    made, simulator, device = watched
+    assert [type(event) for event in device.heard] == [Woke, Finished]
+    assert simulator.now == 1.75  # half a second's draft, a quarter's forward, and a second until the last wake
+    assert made.decided_s == {"device-0": 2, "cloud-0": 5}  # Received, then Finished and Woke twice each
+    assert made.computed_s == {"device-0": 1, "cloud-0": 2}
+
+
+def test_metrics(watched: tuple[Overhead, Simulator, Draws]) -> None:
+    made, _, _ = watched
+    assert made.metrics(["device-0"], ["cloud-0"], 4) == {"device_ms_per_token": 500.0, "cloud_share": 2.5}
+
+
+def test_without_a_cloud_there_is_no_share(watched: tuple[Overhead, Simulator, Draws]) -> None:
+    made, _, _ = watched
+    assert made.metrics(["device-0"], [], 0) == {"device_ms_per_token": 2000.0}
+
+
+def test_caches_are_dropped_as_before() -> None:
+    executor, added = Answers(), {}
+
+    class Stage:
+        def add(self, name: str, node: object, chip: Chip) -> None:
+            added[name] = chip
+
+        def connect(self, a: str, b: str, wire: object) -> None:
+            added[a] = wire
+
+        def post(self, at: float, node: str, event: object) -> None: ...
+
+    made, chip = Overhead(Stage()), Chip(executor)
+    made.add("cloud-0", Asks(), chip)
+    made.connect("a", "b", "wire")
+    added["cloud-0"].executor.drop("s", 0)
+    assert executor.dropped == [("s", 0)]
+    assert added["cloud-0"].processor is chip.processor
+    assert added["a"] == "wire"
