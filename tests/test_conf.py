@@ -34,8 +34,8 @@ OVERRIDES = ("pair", "method", "exit")
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = ("experiment", "hardware/chip", "model/architecture", "runtime/outcomes", "policy/artifacts", *OVERRIDES)
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
-"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's; artifacts
-come with the slots that need them.
+"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, and
+artifacts come with the slots that need them.
 """
 
 
