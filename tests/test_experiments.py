@@ -36,6 +36,8 @@ LESS = {
     "synera/fig16": ("training.seed=0", "policy.offload.budget=0.2", "+method=importance,random"),
     "synera/fig17": ("training.seed=0", "policy.early_exit.margin=0.7,1.0"),
     "synera/fig18": ("policy.offload.budget=0.2,0.8",),
+    "synera/fig15": ("policy.offload.budget=0.3", "workload.arrivals.rate_per_s=1,80"),
+    "synera/stalls": ("policy.offload.budget=0.2", "+strain=kbps_50,verify_400ms", "+method=plain"),
     "synera/exits": ("training.seed=0", "+pair=1b_13b", "+exit=none,half_once"),
     "synera/frontier": ("training.seed=0", "+pair=1b_13b", "policy.offload.budget=0.1", "+method=edgefm,synera"),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),

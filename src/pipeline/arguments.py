@@ -25,7 +25,12 @@ def rewritten(argv: Sequence[str]) -> list[str]:
         elif word.startswith("experiment="):
             word = f"+{word}"
         found.append(word)
-    return sorted(found, key=lambda word: not word.startswith("+experiment="))
+    overrides = iter(sorted(filter(_is_override, found), key=lambda word: not word.startswith("+experiment=")))
+    return [next(overrides) if _is_override(word) else word for word in found]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def chosen(argv: Sequence[str], group: str) -> list[str]:

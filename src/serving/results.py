@@ -11,7 +11,7 @@ from typing import Any
 
 from serving.cast import Cast
 from serving.engine.tokenizer import Tokenizer
-from serving.messages import Chunk
+from serving.messages import INF, Chunk
 from serving.packing import Packing, reported
 from serving.recorder import Record
 from serving.runtimes.runtime import Query, Runtime, Served
@@ -48,7 +48,7 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
     answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
     begun_s = record.arrived_s if record.begun_s is None else record.begun_s
-    stalled = stalls(record.line)
+    stalled = stalls(record.line, INF if record.ended_s is None else record.ended_s)
     own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
     return {
         "request": record.session,

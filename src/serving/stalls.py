@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from serving.messages import INF
+
 Span = tuple[float, float]
 
 _LINK, _CLOUD, _OWN = ("uplink", "downlink"), ("queue", "prefill", "verify", "decode"), ("draft",)
@@ -16,12 +18,14 @@ class Stalls(NamedTuple):
     resident_s: float
 
 
-def stalls(line: Sequence[tuple[str, float, float, int]]) -> Stalls:
+def stalls(line: Sequence[tuple[str, float, float, int]], ended_s: float = INF) -> Stalls:
     """From a session's time line: while a message is under way, or the cloud has it, and the device does not draft.
 
-    Where a message overlaps with work in the cloud, as a prompt in parts does, the cloud counts.
+    Where a message overlaps with work in the cloud, as a prompt in parts does, the cloud counts. Nobody waits any more
+    from `ended_s` on: the cloud is told then that it may forget the session.
     """
-    own, cloud, link = (_union((a, b) for lane, a, b, _ in line if lane in lanes) for lanes in (_OWN, _CLOUD, _LINK))
+    until = [(lane, begin, min(end, ended_s)) for lane, begin, end, _ in line if begin < ended_s]
+    own, cloud, link = (_union((a, b) for lane, a, b in until if lane in lanes) for lanes in (_OWN, _CLOUD, _LINK))
     waiting_cloud = _without(cloud, own)
     waiting_link = _without(_without(link, own), cloud)
     return Stalls(_length(waiting_link), _length(waiting_cloud), _length(cloud))

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import arguments
 
-POLICIES = ["cloud_centric", "edge_centric", "sled", "synera"]
+POLICIES = ["cloud_centric", "edge_centric", "edgefm", "hybrid", "sled", "synera"]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,8 @@ def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
 def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
     words = ["+method=cloud", "experiment=synera/table4", "a=b"]
     assert arguments.rewritten(words) == ["+experiment=synera/table4", "+method=cloud", "a=b"]
+    split = ["--config-dir", "conf", "-m", "a=b", "--cfg=job", "+experiment=x"]
+    assert arguments.rewritten(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ class Throughput:
 
     tokens_per_s: float
     requests_per_s: float
+    verifications_per_s: float
     goodput_tokens_per_s: float
 
 
@@ -191,11 +192,12 @@ def _throughput(requests: Sequence[Served]) -> Throughput:
     ends_s = [request.ended_s for request in requests if request.ended_s is not None]
     duration_s = max(ends_s, default=0.0) - min(request.arrived_s for request in requests)
     if duration_s <= 0:
-        return Throughput(0.0, 0.0, 0.0)
+        return Throughput(0.0, 0.0, 0.0, 0.0)
     tokens = sum(len(request.tokens) for request in requests)
     good = sum(len(request.tokens) for request in requests if slo.met(request))
     complete = sum(request.complete for request in requests)
-    return Throughput(tokens / duration_s, complete / duration_s, good / duration_s)
+    asked = _sum(requests, "chunks_asked")
+    return Throughput(tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s)
 
 
 def _speculation(requests: Sequence[Served], origins: Mapping[str, int]) -> Speculation:

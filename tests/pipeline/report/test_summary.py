@@ -41,6 +41,7 @@ def test_throughput_and_goodput(summary):
     # eight tokens from 0 to 2.5 s; a's speed is 4 gaps in 0.4 s, b's 2 in 1.75 s: both above their classes
     assert summary.throughput.tokens_per_s == pytest.approx(8 / 2.5)
     assert summary.throughput.requests_per_s == pytest.approx(2 / 2.5)
+    assert summary.throughput.verifications_per_s == pytest.approx(1 / 2.5)
     assert summary.throughput.goodput_tokens_per_s == pytest.approx(8 / 2.5)
     assert summary.slo == {"fast": SloOutcome(1, 0.0), "slow": SloOutcome(1, 0.0)}
 
