@@ -45,6 +45,7 @@ LESS = {
 """What makes an experiment smaller still."""
 SAID = {
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
+    "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
     "paced": ("simulated against grpc", "6 of 6 requests have the same text"),
 }

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from serving.architecture import Architecture
 from serving.decoding import Decoding
 from serving.log.recording import Recording
 from serving.packing import Packing
@@ -85,3 +86,17 @@ def fit_outcomes(out: Path, *, trace: Path, seed: int = 0) -> None:
     from serving.outcomes import fit, fitted, store
 
     fitted.save(out, fit.fitted(store.load(trace), seed))
+
+
+def pack(out: Path, *, packing: Packing, architectures: tuple[Architecture, ...]) -> None:
+    """Packing factors of several models (Synera, Table 3); writes rows.json, a table for an exhibit."""
+    import json
+
+    rows = {}
+    for architecture in architectures:
+        packed = packing.packed(architecture)
+        value = packed.copies / packing.packed(packing.reference).copies
+        rows[architecture.name] = {
+            "factor": value, "copies": packed.copies, "chips": packed.chips, "bound": packed.bound,
+        }  # fmt: skip
+    (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
