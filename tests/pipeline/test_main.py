@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "thresholds that are none": (
         ("policy.offload.thresholds.path={tmp}",),
-        "thresholds.json; policy.offload.thresholds.path names a folder",
+        "thresholds.json; thresholds.path names a folder",
     ),
     "a tier": (("policy.placement.tier=edge",), "policy.placement: there is no tier 'edge' in the testbed"),
     "a cache too small": (
