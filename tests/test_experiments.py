@@ -42,6 +42,7 @@ LESS = {
     "synera/fig18": ("policy.offload.budget=0.2,0.8",),
     "synera/fig15": ("policy.offload.budget=0.3", "workload.arrivals.rate_per_s=1,80"),
     "synera/stalls": ("policy.offload.budget=0.2", "+strain=kbps_50,verify_400ms", "+method=plain"),
+    "synera/parallel": ("training.seed=0", "policy.offload.budget=0.2", "+ahead=parallel,printed"),
     "synera/exits": ("training.seed=0", "+pair=1b_13b", "+exit=none,half_once"),
     "synera/frontier": ("training.seed=0", "+pair=1b_13b", "policy.offload.budget=0.1", "+method=edgefm,synera"),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
