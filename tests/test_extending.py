@@ -1,4 +1,4 @@
-"""docs/extending.md as written: its files are put into an empty folder and its commands are run."""
+"""docs/extending.md and exhibits.md as written: their files are put into an empty folder and their commands are run."""
 
 import re
 import shlex
@@ -8,28 +8,32 @@ from pathlib import Path
 
 import pytest
 
-DOC = Path(__file__).parents[1] / "docs" / "extending.md"
+DOCS = Path(__file__).parents[1] / "docs"
 FILE = re.compile(r"^```\w+ (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^    python (-m pipeline .*)$", re.MULTILINE)
 
 
+def text() -> str:
+    return "".join((DOCS / name).read_text(encoding="utf-8") for name in ("extending.md", "exhibits.md"))
+
+
 def commands() -> list[str]:
-    return COMMAND.findall(DOC.read_text(encoding="utf-8"))
+    return COMMAND.findall(text())
 
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lab")
-    for name, text in FILE.findall(DOC.read_text(encoding="utf-8")):
+    for name, content in FILE.findall(text()):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+        (folder / name).write_text(content, encoding="utf-8")
     (folder / "my_lab" / "__init__.py").touch()
     return folder
 
 
 def test_the_page_shows_what_it_promises() -> None:
-    assert len(commands()) == 8
-    assert len(FILE.findall(DOC.read_text(encoding="utf-8"))) == 12
+    assert len(commands()) == 9
+    assert len(FILE.findall(text())) == 16
 
 
 @pytest.mark.parametrize("command", commands())
