@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.report import exhibits, figures, logbook, outcome, sweep
+from pipeline.report import figures, logbook, outcome, stage_results, sweep
 from pipeline.report.context import JobContext
 from pipeline.report.logbook import Logbook
 from pipeline.report.outcome import Outcome
@@ -93,7 +93,7 @@ def failed(error: BaseException, context: JobContext, file: TextIO | None = None
 
 def _of_stages(context: JobContext) -> dict[str, float]:
     """`stage/NAME/METRIC` of what the job was made from."""
-    return {f"stage/{name}": value for one in context.stages for name, value in exhibits.metrics(one).items()}
+    return {f"stage/{name}": value for one in context.stages for name, value in stage_results.metrics(one).items()}
 
 
 def _draw(records: Records, folder: Path) -> tuple[Path, ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import manifest
-from pipeline.report import exhibits
+from pipeline.report import stage_results
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.parameters import VALUE_CHARS, flat, masked, masked_override
 from pipeline.report.tracking import Tracking
@@ -106,8 +106,8 @@ def _log_stage(book: Logbook, stage: StageRun, parent: str) -> None:
     if stage.kind != "serve":  # what was served lies in the job's own run
         book.files(run_id, _small(stage.path) if stage.cached else _own_files(stage.path), "artifact")
     book.end(run_id)
-    book.metrics(parent, exhibits.metrics(stage))
-    book.files(parent, exhibits.figures(stage), stage.name)
+    book.metrics(parent, stage_results.metrics(stage))
+    book.files(parent, stage_results.figures(stage), stage.name)
 
 
 def _lineage(stage: StageRun, found: manifest.Manifest | None) -> dict[str, str | None]:
