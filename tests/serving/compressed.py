@@ -13,6 +13,7 @@ import transformers
 
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
+from serving.engine.sampling import kept
 from serving.messages import Blob, Drafted, Forward, Generate, Hop, Request, Rows, Sampling, Span, Stop, Verdict
 from serving.transport import checks, encode, tensors
 from serving.transport import tandem_pb2 as pb
@@ -108,7 +109,8 @@ class Pair:
             ask = partial(self._ask, session, text, here, there, round_, sampling)
             (drafted, whole, verdict), (again, compressed, second) = ask(True), ask(False)
             assert drafted.tokens == again.tokens, "the same luck must draft the same tokens"
-            yield Question(again.scores["entropy"], whole, compressed, again.kept, (verdict, second))
+            named = tuple(kept(self.device.blobs.get(blob)) for blob in again.odds)
+            yield Question(again.scores["entropy"], whole, compressed, named, (verdict, second))
             here = len(text) + min(verdict.accepted, GAMMA - 1)
             there = len(text) + verdict.accepted
             text += [*drafted.tokens[: verdict.accepted], verdict.token]
