@@ -14,6 +14,7 @@ from pipeline import api
 RUNNER = Path(__file__).with_name("experimenting.py")
 CONF = Path(__file__).parents[1] / "conf" / "experiment"
 NAMES = sorted(str(file.relative_to(CONF).with_suffix("")) for file in CONF.rglob("*.yaml"))
+QUANTISED = "synera/table6"
 TOY = (
     "model=toy",
     "workload.prompts=6",
@@ -71,21 +72,25 @@ def test_experiments_compose(name: str) -> None:
 @pytest.mark.parametrize("part", [0, 1])
 def test_experiments_run_at_toy_size(part: int, outputs: Path, tmp_path: Path) -> None:
     """Every second one in one process."""
-    names = [name for name in NAMES[part::2] if name != "synera/table6" or find_spec("bitsandbytes")]
+    run([name for name in NAMES if name != QUANTISED][part::2], outputs, tmp_path)
+
+
+def test_the_experiment_on_quantised_models_runs_at_toy_size(outputs: Path, tmp_path: Path) -> None:
+    if not find_spec("bitsandbytes"):
+        pytest.skip("bitsandbytes is not installed: pip install -e '.[quantization]'")
+    run([QUANTISED], outputs, tmp_path)
+
+
+def run(names: list[str], outputs: Path, folder: Path) -> None:
     commands = [[f"+experiment={name}", *TOY, *LESS.get(name, ()), f"outputs={outputs}"] for name in names]
-    (tmp_path / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
-    command = [sys.executable, str(RUNNER), str(tmp_path / "commands.json")]
+    (folder / "commands.json").write_text(json.dumps(commands), encoding="utf-8")
+    command = [sys.executable, str(RUNNER), str(folder / "commands.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     printed = re.split(r"^ended (\d+)$", done.stdout, flags=re.MULTILINE)
     assert printed[1::2] == ["0"] * len(names), done.stderr
     for name, text in zip(names, printed[::2], strict=False):
         for said in SAID.get(name, ("jobs complete", "comparison.csv")):
             assert said in text, name
-
-
-def test_the_experiment_that_was_left_out_is_said() -> None:
-    if not find_spec("bitsandbytes"):
-        pytest.skip("synera/table6 did not run: bitsandbytes is not installed: pip install -e '.[quantization]'")
 
 
 @pytest.mark.parametrize("word", ["policy=sled", "+policy=sled"])
