@@ -48,7 +48,7 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
     answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
     begun_s = record.arrived_s if record.begun_s is None else record.begun_s
-    stalled = stalls(record.line, INF if record.ended_s is None else record.ended_s)
+    stalled = stalls(record.line, INF if record.ended_s is None else record.ended_s) if record.line else None
     own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
     return {
         "request": record.session,
@@ -81,9 +81,9 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "guesses": record.guesses,
         "position_hits": record.position_hits,
         "hits": record.hits,
-        "stalled_link_s": stalled.link_s,
-        "stalled_cloud_s": stalled.cloud_s,
-        "cloud_resident_s": stalled.resident_s,
+        "stalled_link_s": stalled.link_s if stalled else None,
+        "stalled_cloud_s": stalled.cloud_s if stalled else None,
+        "cloud_resident_s": stalled.resident_s if stalled else None,
         "chunks": record.decided,
         "chunks_asked": record.asked,
         "uplink_nbytes": record.uplink_nbytes,
@@ -178,7 +178,8 @@ _LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "
 _NULLABLE = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
-    "device_energy_j": "double", "cloud_energy_j": "double",
+    "device_energy_j": "double", "cloud_energy_j": "double", "stalled_link_s": "double", "stalled_cloud_s": "double",
+    "cloud_resident_s": "double",
 }  # fmt: skip
 """Columns whose type the first row may not show."""
 _COLUMNS = {

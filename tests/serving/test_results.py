@@ -63,3 +63,12 @@ def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]
         assert "roofline of jetson_agx_orin_32gb in mode 30W, tinyllama_1_1b, fp16" in meta["timing"]["device"]
     assert meta["packing_factor"] == {"value": 6.0, "source": "Synera, Table 3"}
     assert meta["horizon_s"] == max(r.ended_s or 0.0 for r in written[1].values())
+
+
+def test_without_time_lines_stalls_are_unknown_and_not_zero(tmp_path: Path) -> None:
+    made, asked = setup("synera"), queries(3)
+    records = play(made, models(), asked, detail=False)
+    write(tmp_path, made, Emulated(), Served(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    columns = ["stalled_link_s", "stalled_cloud_s", "cloud_resident_s"]
+    rows = pq.read_table(tmp_path / "requests.parquet", columns=columns).to_pylist()
+    assert rows == [dict.fromkeys(columns)] * 3

@@ -63,11 +63,11 @@ class Served:
     """Verdicts that the device prepared for; in `position_hits` of them it knew where, in `hits` what would follow."""
     position_hits: int
     hits: int
-    stalled_link_s: float
-    """The device stood still, because of the link, because of the cloud."""
-    stalled_cloud_s: float
-    cloud_resident_s: float
-    """Its questions waited or were computed in the cloud."""
+    stalled_link_s: float | None
+    """The device stood still, because of the link, because of the cloud; None without a time line (runtime.detail)."""
+    stalled_cloud_s: float | None
+    cloud_resident_s: float | None
+    """Its questions waited or were computed in the cloud; None without a time line."""
     chunks: int
     chunks_asked: int
     uplink_nbytes: int
@@ -104,8 +104,9 @@ class Served:
 
     @property
     def verification_s(self) -> float | None:
-        """In the cloud for each verification; None where none was asked for."""
-        return self.cloud_resident_s / self.chunks_asked if self.chunks_asked else None
+        """In the cloud for each verification; None where none was asked for, or no time line kept."""
+        known = self.cloud_resident_s is not None and self.chunks_asked
+        return (self.cloud_resident_s or 0.0) / self.chunks_asked if known else None
 
     @property
     def mean_tbt_s(self) -> float | None:

@@ -131,7 +131,7 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
         yield "early exit", _exits(summary)
     if summary.ahead.guesses:
         yield "look-ahead", _ahead(summary)
-    if summary.speculation.verifications:
+    if summary.speculation.verifications and summary.stalls.link_share is not None:
         yield "stalls", _stalls(summary)
     yield "offloaded", _offloaded(summary, context)
     shares = {origin: count / max(1, summary.tokens) for origin, count in summary.offloading.tokens_by_origin.items()}

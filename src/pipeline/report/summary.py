@@ -84,7 +84,9 @@ class Ahead:
 
 @dataclass(frozen=True)
 class Stalls:
-    """Shares of the time of service in which the device stood still, waiting for the link or for the cloud."""
+    """Shares of the time of service in which the device stood still, waiting for the link or for the cloud; None where
+    no time lines were kept.
+    """
 
     link_share: float | None
     cloud_share: float | None
@@ -221,10 +223,11 @@ def _ahead(requests: Sequence[Served]) -> Ahead:
 
 
 def _stalls(requests: Sequence[Served]) -> Stalls:
-    service_s = sum(request.service_s or 0.0 for request in requests)
+    seen = [request for request in requests if request.stalled_link_s is not None]
+    service_s = sum(request.service_s or 0.0 for request in seen)
     return Stalls(
-        _share(sum(request.stalled_link_s for request in requests), service_s),
-        _share(sum(request.stalled_cloud_s for request in requests), service_s),
+        _share(sum(request.stalled_link_s or 0.0 for request in seen), service_s),
+        _share(sum(request.stalled_cloud_s or 0.0 for request in seen), service_s),
     )
 
 

@@ -113,3 +113,10 @@ def test_without_drafts_energy_or_scores_nothing_is_made_up(tmp_path):
     assert summary.resources.cloud_j_per_token == 3.0
     assert (summary.quality.mean, summary.cost.verified_s) == (None, None)
     assert "speculation/acceptance_rate" not in summary.metrics()
+
+
+def test_stalls_without_time_lines_are_unknown(tmp_path):
+    unseen = {"stalled_link_s": None, "stalled_cloud_s": None, "cloud_resident_s": None}
+    summary = summarise(Records.read(write(tmp_path, [SPECULATED | unseen, ALONE | unseen])))
+    assert (summary.stalls.link_share, summary.stalls.cloud_share, summary.latency.verification_s) == (None, None, None)
+    assert not any(name.startswith("stalls/") for name in summary.metrics())
