@@ -47,6 +47,12 @@ class Checkpoint:
         """What `transformers` is given."""
         return str(self.path or self.hub)
 
+    @property
+    def named(self) -> str:
+        """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
+        name = "/".join(self.path.parts[-2:]) if self.path else str(self.hub)
+        return name if self.quantization == "none" else f"{name} ({self.quantization})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Checkpoint):

@@ -66,7 +66,7 @@ def record_outcomes(
     """
     from serving.open import open_models, queries
     from serving.outcomes import store
-    from serving.outcomes.record import TraceRecording, named
+    from serving.outcomes.record import TraceRecording
     from serving.outcomes.replayed import check_greedy
 
     check_greedy(decoding)
@@ -75,7 +75,7 @@ def record_outcomes(
     for query in queries(workload, decoding, seed, 1, models.tokenizer):
         once.setdefault(query.prompt.id, query)
     asked = list(once.values())[:most]
-    made_from = {"pair": f"{named(device)} + {named(cloud)}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
+    made_from = {"pair": f"{device.named} + {cloud.named}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
     rule = (policy.early_exit if policy else early_exit).layer
     store.save(out, TraceRecording(models, policy, seed, depth, made_from, rule).take(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)

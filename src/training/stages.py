@@ -116,7 +116,7 @@ def profile_thresholds(
         importance=tuple(mean_score(c, "importance") for c in chunks),
         openings=tuple(perplexity(r.chunks[0].scores["confidence"]) for r in records.values() if r.chunks),
         made_from={
-            "pair": f"{named(device)} + {named(cloud)}",
+            "pair": f"{device.named} + {cloud.named}",
             "data": f"{workload.dataset.name}, {len(asked)} prompts",
             "draft": repr(draft),
             "layer-wise exit": repr(early_exit.layer),
@@ -124,11 +124,6 @@ def profile_thresholds(
             "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
         },
     ).save(out)
-
-
-def named(checkpoint: Checkpoint) -> str:
-    """An artifact's stage and digest, or what else tells a checkpoint from others, without the path to it."""
-    return "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
 
 
 def measure_alignment(

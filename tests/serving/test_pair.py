@@ -123,3 +123,10 @@ def checkpoints(file: Path) -> Iterator[dict[str, Any]]:
             waiting.extend(node.values())
         elif isinstance(node, list):
             waiting.extend(node)
+
+
+def test_a_checkpoint_is_named_without_the_path_to_it(tmp_path: Path) -> None:
+    (tmp_path / "device_model").mkdir()
+    made = folder(tmp_path / "device_model" / "0a1b")
+    assert Checkpoint(path=made).named == "device_model/0a1b"
+    assert Checkpoint(hub="org/name").named == "org/name"

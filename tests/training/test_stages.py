@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from serving.messages import Call, Chunk
+from serving.pair import Checkpoint
 from serving.slots.draft import Window
 from serving.slots.early_exit import Layers
 from serving.thresholds import load
@@ -21,7 +22,7 @@ def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[Chunk]) 
     monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr("serving.open.queries", lambda *_: asked)
     monkeypatch.setattr("serving.drivers.offline.play", lambda *_: records)
-    checkpoint: Any = SimpleNamespace(path=None, hub="a/b")
+    checkpoint = Checkpoint(hub="a/b")
     workload: Any = SimpleNamespace(dataset=SimpleNamespace(name="made up"))
     decoding: Any = None
     profile_thresholds(

@@ -11,7 +11,6 @@ from serving.outcomes import store
 from serving.outcomes.asides import Overheard, asides
 from serving.outcomes.lookup import Lookup
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
-from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress, silent
 from serving.recorder import Record
@@ -119,12 +118,6 @@ class TraceRecording:
         small, large = (_model(engine) for engine in (self.models.device, self.models.cloud))
         vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)
         return Forced(small, vocabulary, self.rule), Forced(large, vocabulary)
-
-
-def named(checkpoint: Checkpoint) -> str:
-    """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
-    name = "/".join(checkpoint.path.parts[-2:]) if checkpoint.path else str(checkpoint.hub)
-    return name if checkpoint.quantization == "none" else f"{name} ({checkpoint.quantization})"
 
 
 def _model(engine: Any) -> Any:
