@@ -8,7 +8,7 @@ from serving.latency import Latency, load
 from training.latency.timing import Run, Timing
 from training.latency.verification import FORWARDS
 
-TRUE = Latency(2e-4, 6e-8, 9e-6, 6e-3, layers=8, source="made up", head_row_s=8e-5, head_c_s=1e-3)
+TRUE = Latency(2e-4, 6e-8, 9e-6, 6e-3, 8, "made up", head_row_s=8e-5, head_c_s=1e-3, session_s=2e-3)
 
 
 def made_up(noise: float = 0.0, fitted: int = 123, held_out: int = 50, seed: int = 0) -> list[Timing]:

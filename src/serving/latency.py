@@ -1,7 +1,7 @@
 """How long a forward takes: linear in what it did."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from serving.chip import Chip
 
 PROFILE_FILE = "latency.json"
+COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s", "session_s", "wake_s")
+"""What a latency is linear in: WISP, Eq. 19, the LM head's row and constant, a further session, a piece of work."""
 
 
 class Load(NamedTuple):
@@ -30,6 +32,8 @@ class Load(NamedTuple):
     """Rows through the LM head."""
     forwards: int = 1
     """How many forwards of as many layers, one after the other, these sums are of: each costs the constant part."""
+    further: int = 0
+    """Sessions in each forward beyond its first, summed: every session has attention calls of its own."""
 
 
 def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0) -> Load:
@@ -38,12 +42,13 @@ def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0
     Interactions follow WISP, Eq. 18: the whole rectangle, without halving the causal part of a prefill. Coefficients
     that were fitted on one way of counting are wrong for the other, so everybody counts here.
     """
-    rows = interactions = read = 0
+    rows = interactions = read = sessions = 0
     for cached, new in spans:
+        sessions += 1
         rows += new
         interactions += (cached + new) * new
         read += cached
-    return Load(layers, rows, interactions, read, head_rows)
+    return Load(layers, rows, interactions, read, head_rows, further=max(0, sessions - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class Latency:
 
     a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share of each.
     The head is apart, because most rows of a prefill never meet it; coefficients fitted on whole forwards leave it 0.
+    `session_s` and `wake_s` are ours, and 0 where nobody measured them.
     """
 
     a_s: float
@@ -62,11 +68,15 @@ class Latency:
     source: str
     head_row_s: float = 0.0
     head_c_s: float = 0.0
+    session_s: float = 0.0
+    """Of each session beyond the first in a forward, for all layers."""
+    wake_s: float = 0.0
+    """Of each piece of work, however many forwards it has: what the first one costs more after a rest."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:
             raise ValueError(f"latency from {self.source}: layers={self.layers} must be at least 1.")
-        for name in ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s"):
+        for name in COEFFICIENTS:
             value = getattr(self, name)
             if not (isfinite(value) and value >= 0):
                 raise ValueError(
@@ -75,17 +85,19 @@ class Latency:
                 )
 
     def seconds(self, load: Load) -> float:
-        """Seconds that one forward takes."""
+        """Seconds that one forward takes, by itself."""
         return self.in_all((load,), 1, 1)
 
-    def in_all(self, loads: Iterable[Load], depth: int, of: int) -> float:
-        """Seconds of several forwards, one after the other, of a model of `of` layers that stands for one of `depth`:
-        each of its layers for depth / of layers.
+    def in_all(self, loads: Sequence[Load], depth: int, of: int) -> float:
+        """Seconds of one piece of work, whose forwards follow each other without a rest, of a model of `of` layers that
+        stands for one of `depth`: each of its layers for depth / of layers.
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
-        total_s = 0.0
-        for layers, rows, interactions, cached, head_rows, forwards in loads:
+        total_s = self.wake_s if loads else 0.0
+        for layers, rows, interactions, cached, head_rows, forwards, further in loads:
             body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s * forwards
+            if further:
+                body_s += self.session_s * further
             total_s += layers * depth / (of * self.layers) * body_s
             if head_rows:
                 total_s += self.head_row_s * head_rows + self.head_c_s * forwards

@@ -1,17 +1,18 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from catalogue import architecture, chip, fits
 
 from serving.latency import Latency, Load, load, load_fits, roofline
+from serving.outcomes.loads import in_one
 
 TABLE_12 = Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 
 
 def test_a_batch_counts_as_wisp_does():
     batch = load(64, [(0, 300), (1000, 5), (50, 1)], head_rows=7)
-    assert batch == Load(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7)
+    assert batch == Load(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7, further=2)
 
 
 def test_seconds_are_eq_19():
@@ -35,6 +36,22 @@ def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
     assert latency.in_all((), 32, 8) == 0
     alone = [Load(8, 4, 100, 50, 1), Load(8, 1, 9, 8, 1)]
     assert latency.in_all([Load(8, 5, 109, 58, 2, forwards=2)], 32, 8) == pytest.approx(latency.in_all(alone, 32, 8))
+
+
+def test_each_further_session_and_each_piece_of_work_may_cost_something():
+    plain = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
+    ours = replace(plain, session_s=4e-3, wake_s=5e-3)
+    alone, batch = load(32, [(50, 2)]), load(8, [(50, 2), (9, 1), (0, 3)])
+    assert ours.seconds(alone) - plain.seconds(alone) == pytest.approx(5e-3)
+    assert ours.seconds(batch) - plain.seconds(batch) == pytest.approx(5e-3 + 2 * 4e-3 / 4)
+    assert ours.in_all([alone, alone], 32, 32) == pytest.approx(2 * plain.seconds(alone) + 5e-3)
+    assert ours.in_all((), 32, 32) == 0
+    assert load(32, []).further == 0
+
+
+def test_loads_in_one_are_sums():
+    passes = [load(8, [(9, 2), (4, 1)], 3), load(8, [(11, 1), (5, 1)], 2)]
+    assert in_one(passes) == Load(8, 5, 22 + 5 + 12 + 6, 29, 5, forwards=2, further=2)
 
 
 def test_roofline_from_first_principles():

@@ -96,8 +96,8 @@ def counting(layers: int, rule: Exit | None) -> Counting:
 
 def in_one(loads: Sequence[Load]) -> Load:
     """The sums of forwards of as many layers: the same seconds, but for rounding, in a quarter of the time."""
-    _, rows, interactions, cached, head_rows, forwards = map(sum, zip(*loads, strict=True))
-    return Load(loads[0].layers, rows, interactions, cached, head_rows, int(forwards))
+    _, rows, interactions, cached, head_rows, forwards, further = map(sum, zip(*loads, strict=True))
+    return Load(loads[0].layers, rows, interactions, cached, head_rows, int(forwards), int(further))
 
 
 def forward_load(work: Forward) -> Load:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s")
-"""What is fitted: WISP, Eq. 19, and the LM head's row and constant."""
-
-FEWEST = 2 * len(COEFFICIENTS)
+FEWEST = 12
+"""Configurations to fit on: two for each coefficient that every profile has. A device's has no further sessions, and a
+cloud's no second forward that would tell waking up from the constant."""
 FEWEST_HELD_OUT = 6
 
 

@@ -15,7 +15,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def equations(timings: Sequence[Timing]) -> tuple[Array, Array]:
-    """Terms, of shape (configurations, coefficients) in the order of `COEFFICIENTS`, and median seconds."""
+    """Terms, of shape (configurations, coefficients) as `COEFFICIENTS` are ordered, and median seconds."""
     x = np.array([terms(timing.loads) for timing in timings], dtype=np.float64)
     return x, np.array([timing.median_s for timing in timings])
 
@@ -30,4 +30,6 @@ def terms(loads: Sequence[Load]) -> tuple[float, ...]:
         len(loads),
         sum(heads),
         len(heads),
+        sum(load.further for load in loads),
+        1,
     )

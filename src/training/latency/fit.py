@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.latency.effort import COEFFICIENTS, FEWEST, Effort
+from serving.latency import COEFFICIENTS
+from training.latency.effort import FEWEST, Effort
 from training.latency.equations import Array, equations
 from training.latency.score import Score, by_category, score
 from training.latency.solve import Solve, ordinary, relative
@@ -40,9 +41,9 @@ class Fit:
 
 
 def fit(timings: Sequence[Timing], effort: Effort, solve: Solve = relative) -> Fit:
-    """Coefficients of WISP, Eq. 19, and of the head, from medians of the timings that are not held out.
+    """Coefficients of WISP, Eq. 19, and of ours, from medians of the timings that are not held out.
 
-    Raises ValueError for fewer than two timings a coefficient, or fewer than two that are held out.
+    Raises ValueError for fewer timings than `FEWEST`, or fewer than two that are held out.
     """
     known = [timing for timing in timings if not timing.shape.held_out]
     unseen = [timing for timing in timings if timing.shape.held_out]

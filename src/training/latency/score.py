@@ -24,6 +24,8 @@ class Score:
     mae_s: float
     mape: float
     """Mean absolute error as a share of the measured time."""
+    max_s: float
+    """The largest absolute error."""
 
 
 def score(x: Array, y: Array, b: Array) -> Score:
@@ -33,8 +35,9 @@ def score(x: Array, y: Array, b: Array) -> Score:
     r2 = 1 - float(off @ off) / spread if spread else 0.0
     used, n = int(np.count_nonzero(b)), len(y)
     adjusted = 1 - (1 - r2) * (n - 1) / (n - used - 1) if n > used + 1 else None
-    mape = float(np.mean(np.abs(off) / y))
-    return Score(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(np.mean(np.abs(off))), mape)
+    absolute = np.abs(off)
+    mape, largest = float(np.mean(absolute / y)), float(absolute.max())
+    return Score(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(absolute.mean()), mape, largest)
 
 
 def by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict[str, float]:

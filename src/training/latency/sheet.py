@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
-from training.latency.effort import COEFFICIENTS
+from serving.latency import COEFFICIENTS
 from training.latency.fit import Fit
 from training.latency.measured import POINT, Measured
 from training.latency.shape import CATEGORIES
@@ -82,13 +82,13 @@ def _interval(fit: Fit, name: str) -> str:
 
 
 def _scores(fit: Fit, plain: Fit) -> list[str]:
-    lines = [f"{'':<30}{'R2':>8}{'adj. R2':>9}{'MAPE':>8}{'MAE ms':>9}{'RMSE ms':>9}"]
+    lines = [f"{'':<30}{'R2':>8}{'adj. R2':>9}{'MAPE':>8}{'MAE ms':>9}{'RMSE ms':>9}{'max ms':>9}"]
     for label, each in (("used", fit), ("plain least squares", plain)):
         for part, found in (("fitted", each.fitted), ("held out", each.held_out)):
             adjusted = "-" if found.adjusted_r2 is None else f"{found.adjusted_r2:.4f}"
             lines.append(
                 f"{f'{label}, {part}':<30}{found.r2:>8.4f}{adjusted:>9}{found.mape:>8.1%}"
-                f"{_ms(found.mae_s):>9}{_ms(found.rmse_s):>9}"
+                f"{_ms(found.mae_s):>9}{_ms(found.rmse_s):>9}{_ms(found.max_s):>9}"
             )
     folds, gap = fit.folds, fit.fitted.r2 - fit.held_out.r2
     lines.append(

@@ -6,6 +6,7 @@
     cached        cached tokens, summed over the batch: N_cached
     latency_s     seconds of the whole forward
     head_rows     optional: rows that met the LM head; without it the head's time is part of the rest
+    sessions      optional: whose rows these are, 1 without it; each further one has a coefficient of its own
     category      optional: what errors are reported by; without it compute-bound, memory-bound or mixed
 
 Lines that agree in all but the latency are runs of one configuration.
@@ -29,7 +30,7 @@ from training.latency.shape import Shape
 from training.latency.timing import Run, Timing
 
 NEEDED = ("model", "rows", "interactions", "cached", "latency_s")
-OPTIONAL = ("head_rows", "category")
+OPTIONAL = ("head_rows", "sessions", "category")
 HELD_OUT_SHARE = 50 / 173
 """As in WISP, appendix C."""
 
@@ -86,28 +87,29 @@ def _line(row: Mapping[str, str | None], known: Mapping[str, Architecture]) -> _
     model = (row["model"] or "").strip()
     if model not in known:
         raise ValueError(f"model is {model!r}; the architectures of this profile are {', '.join(known)}.")
-    rows, interactions, cached, head_rows = (
-        _count(row, name) for name in ("rows", "interactions", "cached", "head_rows")
-    )
-    _check_counts(rows, interactions, head_rows)
-    load = Load(known[model].layers, rows, interactions, cached, head_rows)
+    rows, interactions, cached = (_count(row, name) for name in ("rows", "interactions", "cached"))
+    head_rows, sessions = _count(row, "head_rows", 0), _count(row, "sessions", 1)
+    _check_counts(rows, interactions, head_rows, sessions)
+    load = Load(known[model].layers, rows, interactions, cached, head_rows, further=sessions - 1)
     return _Line(model, load, (row.get("category") or "").strip() or _regime(load), _seconds(row))
 
 
-def _count(row: Mapping[str, str | None], name: str) -> int:
-    text = (row.get(name, "0") or "").strip()
+def _count(row: Mapping[str, str | None], name: str, absent: int = 0) -> int:
+    text = (row.get(name, str(absent)) or "").strip()
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name} is {text!r}; a whole number, 0 or more, is wanted.")
     return int(text)
 
 
-def _check_counts(rows: int, interactions: int, head_rows: int) -> None:
+def _check_counts(rows: int, interactions: int, head_rows: int, sessions: int) -> None:
     if rows < 1:
         raise ValueError("rows is 0; a forward has at least one new token.")
     if interactions < rows:
         raise ValueError(f"interactions is {interactions}, below rows={rows}; each new token meets itself at least.")
     if head_rows > rows:
         raise ValueError(f"head_rows is {head_rows}, above rows={rows}.")
+    if not 1 <= sessions <= rows:
+        raise ValueError(f"sessions is {sessions}; 1 to rows={rows} is wanted, each session has a new token.")
 
 
 def _seconds(row: Mapping[str, str | None]) -> float:

@@ -113,7 +113,7 @@ def test_loads_are_counted_as_the_engine_counts() -> None:
     prompt = queries[0].call.prompt
     outcome, loads = models.device.execute(Generate("r00000", 0, prompt, Stop(3)))
     assert (outcome.tokens, outcome.cached, outcome.stopped) == ((40, 44, 48), 12, False)  # type: ignore[union-attr]
-    assert loads == (load(32, [(0, 10), (10, 1), (11, 1)], 3)._replace(forwards=3),)
+    assert loads == (load(32, [(0, 10), (10, 1), (11, 1)], 3)._replace(forwards=3, further=0),)
     _, loads = models.device.execute(Generate("r00000", 0, prompt[:-1], Stop(0)))
     assert loads == (load(32, [(0, 9)]),)
     rows = Rows("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")

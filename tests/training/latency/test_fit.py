@@ -9,8 +9,9 @@ import pytest
 from made_up import TRUE, made_up
 from scipy.optimize import nnls
 
-from serving.latency import load
-from training.latency.effort import COEFFICIENTS, Effort
+from serving.latency import COEFFICIENTS, Latency, load
+from training.latency.drafting import DRAFTS
+from training.latency.effort import Effort
 from training.latency.equations import equations
 from training.latency.fit import fit, plain_fit
 from training.latency.score import score
@@ -19,11 +20,13 @@ from training.latency.solve import non_negative, ordinary, relative
 from training.latency.timing import Run, Timing
 
 QUICK = Effort(bootstraps=100)
+CLOUD = tuple(name for name in COEFFICIENTS if name != "wake_s")
+"""A batch is one forward, whose constant holds what waking up takes."""
 
 
 def test_the_fit_finds_the_coefficients_behind_noisy_timings():
     found = fit(made_up(0.02), QUICK)
-    for name in COEFFICIENTS:
+    for name in CLOUD:
         low, high = found.intervals[name]
         assert found.coefficients[name] == pytest.approx(getattr(TRUE, name), rel=0.3), name
         assert low <= found.coefficients[name] <= high
@@ -64,8 +67,8 @@ def test_the_papers_fit_has_no_head_and_may_go_below_zero():
     found = plain_fit(made_up(0.02), QUICK)
     assert (found.coefficients["head_row_s"], found.coefficients["head_c_s"]) == (0, 0)
     assert found.held_out.r2 > 0.98
-    x = np.array([[1.0, 0, 0, 1, 0, 0], [2.0, 0, 0, 1, 0, 0], [3.0, 0, 0, 1, 0, 0]])
-    assert ordinary(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0, 0])
+    x = np.array([[1.0, 0, 0, 1, 0], [2.0, 0, 0, 1, 0], [3.0, 0, 0, 1, 0]])
+    assert ordinary(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0])
     assert relative(x, np.array([1.0, 3.0, 5.0])).min() == 0
 
 
@@ -94,11 +97,30 @@ def test_a_column_that_never_varies_from_nothing_gets_nothing():
     assert non_negative(x, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([2, 0])
 
 
+def test_of_equal_columns_the_first_gets_all():
+    x = np.array([[1.0, 2.0, 2.0], [3.0, 2.0, 2.0], [7.0, 2.0, 2.0]])
+    assert non_negative(x, np.array([5.0, 7.0, 11.0])).tolist() == pytest.approx([1, 2, 0])
+
+
+def test_waking_up_is_told_from_the_constant_by_works_of_several_passes():
+    """Of drafts of one to eight passes, all of a device that rests before each."""
+    true = Latency(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_row_s=1e-4, wake_s=9e-4)
+    timings = []
+    for shape in DRAFTS.shapes(40, 12, 256, 0):
+        (part,) = shape.parts
+        passes = [load(4, [(part.cached, part.new)], min(1, part.asked))]
+        passes += [load(4, [(part.cached + part.new + i, 1)], 1) for i in range(part.asked - 1)]
+        seconds = true.in_all(passes, 4, 4)
+        timings.append(Timing(shape, tuple(passes), [Run(seconds, seconds)]))
+    found = fit(timings, QUICK)
+    assert found.coefficients == pytest.approx({name: getattr(true, name) for name in COEFFICIENTS}, abs=1e-9)
+
+
 def test_a_score_is_what_it_says():
     x, y = np.array([[1.0], [2.0], [4.0], [5.0]]), np.array([1.0, 2.0, 5.0, 4.0])
     found = score(x, y, np.array([1.0]))
     assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.7))
-    assert (found.rmse_s, found.mae_s) == (pytest.approx(0.5**0.5), 0.5)
+    assert (found.rmse_s, found.mae_s, found.max_s) == (pytest.approx(0.5**0.5), 0.5, 1)
     assert found.mape == pytest.approx((0.2 + 0.25) / 4)
     assert score(x[:2], y[:2], np.array([1.0])).adjusted_r2 is None
 
@@ -106,7 +128,7 @@ def test_a_score_is_what_it_says():
 def test_too_few_configurations_are_refused():
     some = made_up(fitted=12, held_out=6)
     with pytest.raises(
-        ValueError, match=r"11 configurations to fit on and 6 held out are too few for 6 coeff.*12 and 2"
+        ValueError, match=r"11 configurations to fit on and 6 held out are too few for 8 coeff.*12 and 2"
     ):
         fit([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
 

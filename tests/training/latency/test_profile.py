@@ -13,11 +13,11 @@ from catalogue import architecture, fits
 
 from serving.architecture import Architecture
 from serving.chip import Chip, Mode
-from serving.latency import load, load_fits
+from serving.latency import COEFFICIENTS, load, load_fits
 from serving.pair import Model, Pair
 from serving.progress import silent
 from serving.testbed import Fleet
-from training.latency.effort import COEFFICIENTS, Effort
+from training.latency.effort import Effort
 from training.latency.shape import CATEGORIES
 from training.stages import profile_latency, profile_published
 

@@ -117,3 +117,11 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"timings\.csv is not a CSV file in UTF-8"):
         read_timings(file, ARCHITECTURES, 0)
+
+
+def test_sessions_are_counted_where_they_are_told(tmp_path):
+    rows = [f"llama2_13b,{i + 2},{9 * i + 99},{i},0.01,{1 + i % 2}" for i in range(20)]
+    timings = read_timings(written(tmp_path, "\n".join([f"{HEADER},sessions", *rows])), ARCHITECTURES, 0)["llama2_13b"]
+    assert [timing.loads[0].further for timing in timings] == [i % 2 for i in range(20)]
+    with pytest.raises(ValueError, match=r"line 2: sessions is 3; 1 to rows=2 is wanted"):
+        read_timings(written(tmp_path, f"{HEADER},sessions\nllama2_13b,2,9,0,0.01,3\n"), ARCHITECTURES, 0)

@@ -1,0 +1,94 @@
+"""A profile read back from its report: what was measured of each model, and what the fit says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.latency import COEFFICIENTS
+from training.latency.artifact import REPORT_FILE
+from training.latency.equations import Array
+
+PARTS = {
+    "linear": ("a_s",),
+    "interactions": ("b_compute_s",),
+    "cached": ("b_read_s",),
+    "constant": ("c_s", "wake_s"),
+    "sessions": ("session_s",),
+    "head": ("head_row_s", "head_c_s"),
+}
+"""Coefficients by the part of a forward that they time."""
+
+
+@dataclass(frozen=True)
+class Points:
+    """Some configurations: `terms` of shape (configurations, coefficients), `seconds` of (configurations)."""
+
+    terms: Array
+    seconds: Array
+    regimes: Sequence[str]
+    """compute-bound, memory-bound or mixed; whatever a file of one's own says."""
+
+    def of(self, chosen: NDArray[np.bool_]) -> Points:
+        regimes = [regime for regime, kept in zip(self.regimes, chosen, strict=True) if kept]
+        return Points(self.terms[chosen], self.seconds[chosen], regimes)
+
+    def by_regime(self) -> dict[str, Points]:
+        names = np.array(self.regimes)
+        return {name: self.of(names == name) for name in sorted(dict.fromkeys(self.regimes))}
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """One model of a profile: `node` is its part of the report, `sets` its configurations."""
+
+    name: str
+    node: Mapping[str, Any]
+    sets: Mapping[str, Points]
+    """training set, on which was fitted, and test set, which was held out."""
+
+    @property
+    def coefficients(self) -> Array:
+        return np.array([self.node["coefficients"][name] for name in COEFFICIENTS])
+
+    def predicted(self, points: Points) -> Array:
+        """Seconds."""
+        return points.terms @ self.coefficients
+
+
+def read(profile: Path) -> list[Profiled]:
+    """The models of a profile's artifact. Raises ValueError for a folder without a report."""
+    file = profile / REPORT_FILE
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"{file} is no report of a profile ({problem}); give the artifact of such a stage.") from None
+    return [_profiled(name, node) for name, node in report.items() if name not in ("machine", "effort")]
+
+
+def components(terms: Array, coefficients: Array) -> dict[str, Array]:
+    """Seconds of each part, by `PARTS`, each of shape (configurations)."""
+    seconds = dict(zip(COEFFICIENTS, (terms * coefficients).T, strict=True))
+    return {part: np.sum([seconds[name] for name in names], axis=0) for part, names in PARTS.items()}
+
+
+def regime(category: str) -> str:
+    """A category of WISP, appendix C without how it was drawn."""
+    return category.removesuffix(" deterministic").removesuffix(" random")
+
+
+def _profiled(name: str, node: Mapping[str, Any]) -> Profiled:
+    rows = node["measurements"]
+    every = Points(
+        np.array([row["terms"] for row in rows], dtype=np.float64),
+        np.array([row["median_s"] for row in rows]),
+        [regime(row["category"]) for row in rows],
+    )
+    held_out = np.array([row["use"] == "held out" for row in rows])
+    return Profiled(name, node, {"training set": every.of(~held_out), "test set": every.of(held_out)})

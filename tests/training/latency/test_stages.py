@@ -1,0 +1,157 @@
+"""WISP's tables and figures of a profile: rows that say what the artifact holds, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from catalogue import architecture, chip, fleet
+from made_up import TRUE, made_up
+
+from serving.pair import Model, Pair
+from training.latency import stages
+from training.latency.artifact import write
+from training.latency.effort import Effort
+from training.latency.interference import Interference, label, measured
+from training.latency.measured import Measured
+from training.latency.profiled import components, read
+from training.latency.timing import Run, Timing
+
+QUICK = Effort(bootstraps=100)
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory) -> Path:
+    """Of made-up timings that are off by 2 %."""
+    out = tmp_path_factory.mktemp("profile")
+    cloud = Measured("cloud", architecture("llama2_13b"), "nowhere", QUICK, made_up(0.02))
+    write(out, "made up", [cloud], {"processor": "none"})
+    return out
+
+
+def rows(out: Path) -> Any:
+    return json.loads((out / "rows.json").read_text())
+
+
+def test_scores_are_those_of_the_artifact(profile, fresh):
+    stages.scores(out := fresh("scores"), profile=profile)
+    report, found = json.loads((profile / "profile.json").read_text())["cloud"], rows(out)
+    assert set(found) == {"cloud: Eq. 19, least squares", "cloud: as used"}
+    used, plain = found["cloud: as used"], found["cloud: Eq. 19, least squares"]
+    assert used["test set"] == report["held_out"]
+    assert plain["training set"] == report["ordinary_least_squares"]["fitted"]
+    assert used["cross-validation"]["r2"] == report["folds"]["r2"]
+    assert used["test set"]["max_s"] >= used["test set"]["rmse_s"] >= used["test set"]["mae_s"]
+    assert used["training set"]["configurations"] == 123
+    assert plain["test set"]["mape"] > 2 * used["test set"]["mape"]  # it knows no further sessions
+
+
+def test_coefficients_stand_beside_the_papers_and_what_these_ask_of_a_chip(profile, fresh):
+    stages.coefficients(
+        out := fresh("out"), profile=profile, chip=chip("a100_80gb"), architecture=architecture("qwen3_32b")
+    )
+    found = rows(out)
+    assert (
+        found["a"]["cloud here"]["low_s"] <= found["a"]["cloud here"]["value_s"] <= found["a"]["cloud here"]["high_s"]
+    )
+    peaks = {name: row["of_peak"] for name, row in found["a"].items() if "of_peak" in row}
+    assert peaks == pytest.approx(
+        {"WISP, section 4.4": 1.395, "WISP, Table 12": 6.04, "roofline of a100_80gb": 0.5}, 1e-2
+    )
+    assert found["c"]["WISP, Table 12"]["of_bandwidth"] > 2
+    assert found["b_read"]["WISP, section 4.4"]["gbps"] == pytest.approx(2 * 64 * 8 * 128 * 2 / 2.67e-6 / 1e9)
+    assert "WISP, section 4.4" not in found["c"]
+    assert set(found["session"]) == {"cloud here"}
+    assert "wake" not in found
+
+
+def test_residuals_have_a_number_a_configuration(profile, fresh):
+    stages.residuals(out := fresh("residuals"), profile=profile)
+    test = rows(out)["cloud"]["test set"]
+    assert len(test["bias"]) == len(test["within"]) == 50
+    assert test["mape"] == pytest.approx(np.abs(test["bias"]).tolist())
+    assert np.mean(test["mape"]) == pytest.approx(
+        json.loads((profile / "metrics.json").read_text())["cloud/held_out/mape"]
+    )
+    assert test["low"] < 0 < test["high"]
+    assert test["most_below"] == pytest.approx(-min(test["bias"]))
+    assert (out / "figures" / "cloud_fig9.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_regimes_add_up(profile, fresh):
+    where = {"chip": chip("a100_80gb"), "architecture": architecture("qwen3_32b")}
+    stages.regimes(out := fresh("regimes"), profile=profile, **where)
+    found = rows(out)
+    counts = {kind: row["configurations"] for kind, row in found["cloud: training set"].items()}
+    assert counts == {"compute-bound": 40, "memory-bound": 63, "mixed": 20}
+    for group in found.values():
+        for row in group.values():
+            shares = [row[part] for part in ("linear", "interactions", "cached", "constant", "sessions", "head")]
+            assert np.sum(shares, axis=0) == pytest.approx(np.ones(row["configurations"]))
+    paper = found["WISP, Table 12, qwen3_32b"]
+    assert {kind: row["configurations"] for kind, row in paper.items()} == {"compute-bound": 25, "memory-bound": 48}
+    assert "mae_s" not in paper["memory-bound"]
+    whole = 33.14e-6 * 2000 + 34.5e-9 * 2000**2 + 14.86e-3
+    assert max(paper["compute-bound"]["interactions"]) == pytest.approx(34.5e-9 * 2000**2 / whole)
+    assert np.mean(paper["memory-bound"]["head"]) == np.mean(paper["memory-bound"]["sessions"]) == 0
+
+
+def test_the_parts_of_a_prediction_are_the_whole(profile):
+    (model,) = read(profile)
+    points = model.sets["test set"]
+    parts = components(points.terms, model.coefficients)
+    assert np.sum(list(parts.values()), axis=0) == pytest.approx(model.predicted(points))
+
+
+def test_a_folder_without_a_report_is_refused(fresh):
+    with pytest.raises(ValueError, match=r"profile\.json is no report of a profile .* give the artifact"):
+        stages.scores(fresh("out"), profile=fresh("empty"))
+
+
+def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fresh):
+    large, small = toy_pair
+    pair = Pair(
+        Model(timing=architecture("tinyllama_1_1b"), path=small), Model(timing=architecture("llama2_13b"), path=large)
+    )
+    here = Interference(lengths=(16, 200), prefix=40, repeats=3, warm_ups=2, pause_ms=0)
+    cloud, told = fleet("a100_80gb", tensor_parallel=2), []
+    stages.interference(
+        out := fresh("out"), progress=lambda *each: told.append(each), pair=pair, here=here,
+        published=Interference(lengths=(500, 4000), prefix=500), fleet=cloud, architecture=architecture("llama2_70b"),
+        profile=profile,
+    )  # fmt: skip
+    found = rows(out)
+    assert told[-1] == (18, 18, "batches")
+    ours, theirs = found["measured here"], found["llama2_70b on 2 x a100_80gb"]
+    assert list(ours) == [label(16), label(200)]
+    assert all(len(ours[label(200)][name]) == 3 for name in ("solo_a_s", "solo_b_s", "batched_s", "over_a", "over_b"))
+    assert min(ours[label(200)]["solo_a_s"]) > min(ours[label(16)]["solo_a_s"])
+    first, last = theirs[label(500)], theirs[label(4000)]
+    assert first["solo_b_s"] == last["solo_b_s"] < first["solo_a_s"] < last["solo_a_s"] < last["batched_s"]
+    expected = TRUE.a_s * 21 + TRUE.b_compute_s * (16**2 + 45 * 5) + TRUE.b_read_s * 40 + TRUE.session_s + TRUE.c_s
+    expected += TRUE.head_row_s * 10 + TRUE.head_c_s
+    assert ours[label(16)]["predicted_s"] == pytest.approx(expected, rel=0.1)
+
+
+def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
+    here = Interference(lengths=(16,), prefix=8)
+    runs = ([Run(2.0, 2.0)], [Run(9.0, 1.0)], [Run(3.0, 3.0)])
+    timings = [Timing(shape, (), own) for shape, own in zip(here.shapes(), runs, strict=True)]
+    row = measured(here, timings, None)[label(16)]
+    assert (row["solo_b_s"], row["over_a"], row["over_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": ()}, "one or more are wanted"),
+        ({"lengths": (4,)}, "none below drafts=5"),
+        ({"prefix": 0}, "prefix=0"),
+    ],
+)
+def test_an_experiment_that_is_none_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Interference(**options)
