@@ -5,7 +5,7 @@
 
 import sys
 
-from benchmarks import compression, job, lossless, overhead, plan, simulation
+from benchmarks import compression, job, lossless, overhead, plan, scheduler, simulation
 from benchmarks import engine as engine_speed
 from benchmarks.pair import artifacts
 
@@ -24,6 +24,7 @@ def main() -> int:
         simulation.main(),
         overhead.main(),
         compression.main(),
+        scheduler.main(),
     ]
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
     return 0 if all(passed) else 1

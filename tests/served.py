@@ -26,6 +26,7 @@ _INTS = [
     "downlink_nbytes",
     "uplink_messages",
     "cloud_rows",
+    "discarded",
 ]
 _FLOATS = [
     "slo_tokens_per_s",
@@ -41,6 +42,7 @@ _FLOATS = [
     "device_busy_s",
     "cloud_busy_s",
     "cloud_wait_s",
+    "draft_s",
     "device_energy_j",
     "cloud_energy_j",
     "quality",
@@ -80,7 +82,7 @@ def request(name: str, origins: Iterable[str], seen_s: list[float], **changes: A
     """A complete request that arrived at 0; `changes` replace what follows from `origins` and `seen_s`."""
     origins = list(origins)
     row: dict[str, Any] = dict.fromkeys(_INTS, 0) | dict.fromkeys(_FLOATS) | dict.fromkeys(_TEXTS, "")
-    row |= {"depth": 0.0, "stalled_link_s": 0.0, "stalled_cloud_s": 0.0, "cloud_resident_s": 0.0}
+    row |= {"depth": 0.0, "draft_s": 0.0, "stalled_link_s": 0.0, "stalled_cloud_s": 0.0, "cloud_resident_s": 0.0}
     row |= {"device_busy_s": 0.0, "cloud_busy_s": 0.0, "cloud_wait_s": 0.0, "arrived_s": 0.0, "begun_s": 0.0}
     row |= {
         "request": name,
@@ -152,6 +154,7 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
     counts = {"drafted": 40, "sent": 4 * len(judged), "accepted": sum(judged), "wasted": 4 * len(judged) - sum(judged)}
     counts |= {"chunks": len(drafts), "chunks_asked": len(judged), "uplink_nbytes": 120 * len(judged)}
     busy = {"device_busy_s": 0.3, "cloud_busy_s": 0.04 * len(judged), "cloud_wait_s": 0.01 * len(judged)}
+    busy |= {"draft_s": 0.25}
     energy = {"device_energy_j": 4.0, "cloud_energy_j": 9.0 * len(judged)}
     extra = {"downlink_nbytes": 40 * len(judged), "uplink_messages": len(judged), "cloud_rows": 5 * len(judged)}
     ahead = {"depth": 40.0, "stalled_link_s": 0.085 * len(judged), "stalled_cloud_s": 0.05 * len(judged)}

@@ -30,9 +30,11 @@ SLOTS = [
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-OVERRIDES = ("pair", "method", "exit", "ahead", "strain")
+OVERRIDES = ("pair", "method", "exit", "ahead", "strain", "slo", "system", "candidate")
 """Groups of overrides, added with a plus: what experiments vary together."""
-_APART = ("experiment", "hardware/chip", "model/architecture", "runtime/outcomes", "policy/artifacts", *OVERRIDES)
+_APART = (
+    "experiment", "hydra", "hardware/chip", "model/architecture", "runtime/outcomes", "policy/artifacts", *OVERRIDES,
+)  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, and
 artifacts come with the slots that need them.

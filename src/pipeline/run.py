@@ -59,13 +59,19 @@ def _build_one(job: Job, name: str) -> None:
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
     from pipeline.report import job as report
 
-    plan = job.plan(name)
-    folder, built = job.run([plan.stages[name]])
+    context = _context(job)
+    try:
+        plan = job.plan(name)
+        folder, built = job.run([plan.stages[name]])
+    except Exception as problem:
+        if name == job.data["goal"] and context.sweep:
+            report.failed(problem, context)
+        raise
     print(describe(job, plan))
     for file in sorted(folder.glob("*.txt")):
         print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
-    if plan.kinds[name] == "report":
-        report.stage(replace(_context(job), digest=plan.stages[name].digest, stages=_stages(job, plan, built)))
+    if plan.kinds[name] == "report" or (name == job.data["goal"] and context.sweep):
+        report.stage(replace(context, digest=plan.stages[name].digest, stages=_stages(job, plan, built)))
 
 
 def describe(job: Job, plan: Plan) -> str:

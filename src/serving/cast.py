@@ -6,6 +6,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from serving.estimator import Estimator
 from serving.latency import Latency
 from serving.luck import key
 from serving.messages import INF, Hop, Node
@@ -66,7 +67,9 @@ class Cast:
         if name in self.fleets:
             return Device(name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s)
         capacity_tokens = self.setup.cloud_cache_tokens
-        return Worker(name, policy, self.tiers, capacity_tokens=capacity_tokens, linger_s=self.linger_s)
+        return Worker(
+            name, policy, self.tiers, capacity_tokens=capacity_tokens, linger_s=self.linger_s, estimator=self.estimator
+        )
 
     def link(self, device: str) -> Link:
         """A device's access link, shared by all it says to the cloud's nodes."""
@@ -80,6 +83,11 @@ class Cast:
         """Fresh channels of a device's link, up and down."""
         link, stream = self.link(device), self.stream(device)
         return link.channel("up", stream), link.channel("down", stream)
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """What a scheduler of the cloud expects its batches to take."""
+        return Estimator(self.cloud_latency(), self.setup.pair.cloud.timing.layers, self.layers)
 
     def cloud_latency(self) -> Latency:
         return self.setup.hardware.cloud.latency(self.setup.pair.cloud.timing)

@@ -31,7 +31,8 @@ def _bounds(setup: Setup) -> dict[str, int]:
         own = setup.policy.kv_cache.capacity_tokens
         cache = min(setup.cloud_cache_tokens, setup.cloud_cache_tokens if own is None else own)
         if cache < float("inf"):
-            found["the cloud's cache"] = int(cache)
+            block = setup.policy.kv_cache.block_tokens
+            found["the cloud's cache"] = int(cache // block) * block
     return found
 
 

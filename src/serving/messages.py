@@ -110,6 +110,8 @@ class Stop:
     below: float = 0.0
     keep: bool = True
     """Is the token whose score fell below drafted (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
+    least: int = 0
+    """So many tokens are drafted whatever their scores; the last of them ends the draft if its own fell below."""
 
 
 @message
@@ -237,11 +239,16 @@ class Request:
     reply_to: str
     budget: int = 1
     """Tokens the route may write before it asks again: more than one makes the last hop loop to the first."""
-    deadline: float = INF
+    slack_s: float = INF
+    """How long after its arrival its answer may leave without breaking a promise (WISP, Eq. 6); no clock is shared."""
     value: float = 1.0
-    """Tokens expected from this request."""
+    """Tokens expected from this request (WISP, Eq. 5, and the one that the target adds)."""
     probes: tuple[str, ...] = ()
     ends: tuple[int, ...] = ()
+    rate: float = 0.0
+    """Tokens a second that were promised, for those that the route writes by itself; 0: none."""
+    spent_s: float = 0.0
+    """How long earlier hops had it."""
 
 
 @message
@@ -255,6 +262,8 @@ class Reply:
     path: tuple[str, ...]
     left: int
     """Tokens still to come in this round."""
+    spent_s: float = 0.0
+    """How long the route had it: the rest of a round trip is the network's."""
 
 
 @message

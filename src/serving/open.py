@@ -6,6 +6,8 @@ from serving.decoding import Decoding
 from serving.messages import INF, Call, Work
 from serving.pair import Checkpoint, Pair
 from serving.runtimes.runtime import Models, Query
+from serving.scores import UNTRAINED, Scorers
+from serving.slots.kv_cache import BLOCK_TOKENS
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
@@ -14,25 +16,43 @@ if TYPE_CHECKING:
     from serving.engine.tokenizer import Tokenizer
 
 
-def open_models(device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu") -> Models:
-    """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves."""
+def open_models(
+    device: Checkpoint,
+    cloud: Checkpoint,
+    accelerator: str = "cpu",
+    scorers: Scorers = UNTRAINED,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Models:
+    """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves.
+
+    `scorers` are the trained scores that the drafter computes, `block_tokens` the blocks of the KV caches.
+    """
     from serving.engine.blobs import Blobs
     from serving.engine.tokenizer import Tokenizer, same_tokenizer
 
     same_tokenizer(device.where, cloud.where)
     tokenizer, blobs = Tokenizer(cloud.where), Blobs()
     vocabulary = min(len(tokenizer), *(_shape(each)[1] for each in (device, cloud)))
-    small, large = (_engine(each, blobs, vocabulary, accelerator) for each in (device, cloud))
+    small = _engine(device, blobs, vocabulary, accelerator, scorers, block_tokens)
+    large = _engine(cloud, blobs, vocabulary, accelerator, block_tokens=block_tokens)
     return Models(small, len(small.model.layers), large, len(large.model.layers), tokenizer)
 
 
-def open_side(pair: Pair, side: str, blobs: "Blobs", accelerator: str = "cpu") -> Models:
+def open_side(
+    pair: Pair,
+    side: str,
+    blobs: "Blobs",
+    accelerator: str = "cpu",
+    scorers: Scorers = UNTRAINED,
+    block_tokens: int = BLOCK_TOKENS,
+) -> Models:
     """One model of a pair, the device's or the cloud's; the other one is in another process."""
     from serving.engine.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(pair.cloud.where)
     (small, rows), (large, others) = _shape(pair.device), _shape(pair.cloud)
-    engine = _engine(getattr(pair, side), blobs, min(len(tokenizer), rows, others), accelerator)
+    vocabulary = min(len(tokenizer), rows, others)
+    engine = _engine(getattr(pair, side), blobs, vocabulary, accelerator, scorers, block_tokens)
     if side == "device":
         return Models(engine, small, Elsewhere(), large, tokenizer)
     return Models(Elsewhere(), small, engine, large, tokenizer)
@@ -66,7 +86,14 @@ def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, tok
     return found
 
 
-def _engine(checkpoint: Checkpoint, blobs: "Blobs", vocabulary: int, accelerator: str) -> "Engine":
+def _engine(
+    checkpoint: Checkpoint,
+    blobs: "Blobs",
+    vocabulary: int,
+    accelerator: str,
+    scorers: Scorers = UNTRAINED,
+    block_tokens: int = BLOCK_TOKENS,
+) -> "Engine":
     import torch
 
     from serving.engine.engine import Engine
@@ -76,7 +103,7 @@ def _engine(checkpoint: Checkpoint, blobs: "Blobs", vocabulary: int, accelerator
     model = open_model(
         checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization
     )
-    return Engine(model, blobs=blobs, vocabulary=vocabulary)
+    return Engine(model, blobs=blobs, vocabulary=vocabulary, scorers=scorers, block_tokens=block_tokens)
 
 
 def _shape(checkpoint: Checkpoint) -> tuple[int, int]:

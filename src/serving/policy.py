@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from serving.scores import Scorers
 from serving.slots.dispatch import Dispatch
 from serving.slots.draft import Draft
 from serving.slots.early_exit import EarlyExit
@@ -80,6 +81,11 @@ class Policy:
     def probes(self) -> tuple[str, ...]:
         """Scores that the device's slots need, computed inside the drafter's forward."""
         return tuple(sorted({*self.draft.probes, *self.offload.probes, *self.waiting.probes}))
+
+    @property
+    def scorers(self) -> Scorers:
+        """The trained ones among them."""
+        return self.draft.scorers
 
     @property
     def lossless(self) -> bool:

@@ -26,6 +26,7 @@ from serving.messages import (
     Request,
     Rows,
     Start,
+    Stop,
     Work,
 )
 
@@ -57,6 +58,10 @@ class Record:
     """Drafts that were judged."""
     accepted: int = 0
     drafted: int = 0
+    discarded: int = 0
+    """Tokens that a stop rule looked at and dropped: drafted in time, and never sent."""
+    draft_s: float = 0.0
+    """How long the device wrote drafts."""
     guesses: int = 0
     """Verdicts that were prepared for, rightly in position, rightly in position and token."""
     position_hits: int = 0
@@ -151,6 +156,9 @@ class Recorder:
         record = self.records[work.session]
         tokens = len(outcome.tokens) if isinstance(outcome, Drafted) else 0
         record.drafted += tokens
+        if work.stop.cap:
+            record.draft_s += end_s - begin_s
+            record.discarded += isinstance(outcome, Drafted) and _dropped(work.stop, outcome)
         if isinstance(outcome, Drafted) and outcome.depths:
             record.exited += sum([depth < 1.0 for depth in outcome.depths])
             record.depth += sum(outcome.depths)
@@ -234,6 +242,13 @@ class Recorder:
         record.seen_s += [now] * len(tokens)
         if deliver.ending:
             record.ending, record.ended_s = deliver.ending, now
+
+
+def _dropped(stop: Stop, drafted: Drafted) -> bool:
+    """Did the stop rule drop the token that it stopped at? If it was kept, its score is the last one."""
+    return (
+        drafted.stopped and not stop.keep and min(drafted.scores.get(stop.score, ()), default=stop.below) >= stop.below
+    )
 
 
 def _session(message: Message) -> str:

@@ -9,8 +9,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from serving import forecast
 from serving.cast import Cast
 from serving.engine.tokenizer import Tokenizer
+from serving.forecast import Batch
 from serving.messages import INF, Chunk
 from serving.packing import Packing, reported
 from serving.recorder import Record
@@ -24,7 +26,14 @@ from serving.workload.metrics import Rouge1
 Row = dict[str, Any]
 
 
-def write(out: Path, setup: Setup, runtime: Runtime, served: Served, packing: Packing | None = None) -> None:
+def write(
+    out: Path,
+    setup: Setup,
+    runtime: Runtime,
+    served: Served,
+    packing: Packing | None = None,
+    batches: Sequence[Batch] = (),
+) -> None:
     """Fills the artifact folder of a `serve` stage."""
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
     cast = Cast(setup, served.layers)
@@ -38,7 +47,12 @@ def write(out: Path, setup: Setup, runtime: Runtime, served: Served, packing: Pa
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
     _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
-    meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing), indent=1)
+    expected = forecast.rows(batches, cast.estimator) if batches else []
+    if expected:
+        _parquet(out / "batches.parquet", expected)
+    meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing) | {
+        "estimator": forecast.errors(expected)
+    }, indent=1)  # fmt: skip
     (out / "meta.json").write_text(meta, encoding="utf-8")
 
 
@@ -76,6 +90,8 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "sent": record.sent,
         "accepted": record.accepted,
         "wasted": record.drafted - own,
+        "discarded": record.discarded,
+        "draft_s": record.draft_s,
         "exited": record.exited,
         "depth": record.depth,
         "guesses": record.guesses,

@@ -55,16 +55,19 @@ class Setup:
                 raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {known}")
 
     def _check_probes(self) -> None:
+        known = (*KNOWN, *self.policy.scorers)
         for name in self.policy.probes:
-            if name not in KNOWN:
-                raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(KNOWN)}")
+            if name not in known:
+                raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(known)}")
 
     def _check_cache(self, tokens: int) -> None:
-        capacity = self.policy.kv_cache.capacity_tokens
-        if self.placed and capacity is not None and capacity < tokens:
+        cache = self.policy.kv_cache
+        capacity, taken = cache.capacity_tokens, cache.taken(tokens)
+        if self.placed and capacity is not None and capacity < taken:
             raise ValueError(
-                f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {tokens} "
-                "(workload.max_prompt_tokens + max_new_tokens); allow more, or shorter requests"
+                f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {taken} "
+                f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
+                "shorter requests"
             )
 
     @property

@@ -4,12 +4,14 @@ from pathlib import Path
 
 from serving.architecture import Architecture
 from serving.decoding import Decoding
+from serving.forecast import Watch
 from serving.log.recording import Recording
 from serving.packing import Packing
 from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.runtime import Query, Runtime
+from serving.scores import UNTRAINED
 from serving.setup import Setup
 from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
@@ -26,7 +28,8 @@ def serve(
     repeat: int = 0,  # noqa: ARG001
     accelerator: str = "cpu",
 ) -> None:
-    """Serves the workload, and writes requests.parquet, timeline.parquet, chunks.parquet and meta.json.
+    """Serves the workload, and writes requests.parquet, timeline.parquet, chunks.parquet, batches.parquet and
+    meta.json.
 
     `record` says what else is written: the event log, a trace to look at. `repeat` only tells runs of one configuration
     apart, where time is real and no two are alike. `packing` is the cloud's unit of cost. `accelerator` is the torch
@@ -35,9 +38,11 @@ def serve(
     from serving import results
 
     with (record or Recording()).open(out, {}) as recorded:
-        served = runtime.serve(setup, accelerator, progress, recorded.observers)
+        watch = Watch()
+        watching = [watch] if setup.placed and runtime.detail else []
+        served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *watching))
         recorded.note(layers=served.layers, timeout_s=served.timeout_s)
-    results.write(out, setup, runtime, served, packing)
+    results.write(out, setup, runtime, served, packing, watch.batches)
 
 
 def record_outcomes(
@@ -70,7 +75,7 @@ def record_outcomes(
     from serving.outcomes.replayed import check_greedy
 
     check_greedy(decoding)
-    models = open_models(device, cloud, accelerator)
+    models = open_models(device, cloud, accelerator, policy.scorers if policy else UNTRAINED)
     once: dict[str, Query] = {}
     for query in queries(workload, decoding, seed, 1, models.tokenizer):
         once.setdefault(query.prompt.id, query)

@@ -1,6 +1,8 @@
 """What configuration may name as a stage of training or profiling, beside `corpus` and `pair`."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from serving.architecture import Architecture
 from serving.decoding import Decoding
@@ -10,7 +12,10 @@ from serving.slots.draft import Draft
 from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
 from training.latency.effort import Effort
-from training.trainer import Trainer
+from training.predictor.family import Family
+from training.predictor.mlp import MLP
+from training.predictor.rules import Coverage, Rule
+from training.trainer import ALL_CORES, Trainer
 
 
 def profile_latency(
@@ -170,3 +175,111 @@ def measure_quality(
     )
     report = json.loads((out / "quality.json").read_text(encoding="utf-8"))
     (out / "quality.txt").write_text(scorecard(report) + "\n", encoding="utf-8")
+
+
+def record_tokens(
+    out: Path,
+    *,
+    progress: Progress,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    k: int,
+    early_exit: EarlyExit,
+    decoding: Decoding,
+    seed: int = 0,
+    accelerator: str = "cpu",
+) -> None:
+    """Serves prompts with every window of `k` drafts verified; writes tokens.parquet (WISP, appendix B).
+
+    One row a drafted token: session, round, position, the four scores, and accepted, rejected (the first of its
+    window) or after (behind that one, of no use to training, but drafted). tokens.json says what it was made from.
+    """
+    from serving.drivers.offline import play
+    from serving.open import open_models, queries
+    from serving.slots.draft import Window
+    from training.predictor import trace
+    from training.predictor.judging import judging_policy
+
+    models = open_models(device, cloud, accelerator)
+    asked = queries(workload, decoding, seed, 1, models.tokenizer)
+    records = play(judging_policy(Window(k), early_exit), models, asked, seed, progress)
+    tokens = trace.gather({query.call.session: records[query.call.session].chunks for query in asked})
+    made_from = {
+        "pair": f"{device.named} + {cloud.named}",
+        "data": f"{workload.dataset.name}, {len(asked)} prompts",
+        "k": str(k),
+        "layer-wise exit": repr(early_exit.layer),
+        "seed": str(seed),
+    }
+    trace.write(out, tokens, made_from)
+
+
+def train_rejection_predictor(
+    out: Path,
+    *,
+    progress: Progress,
+    tokens: Path,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    k: int,
+    early_exit: EarlyExit,
+    decoding: Decoding,
+    mlp: MLP = MLP(),  # noqa: B008
+    rule: Rule = Coverage(),  # noqa: B008
+    seed: int = 0,
+    accelerator: str = "cpu",
+    trainer: Trainer = ALL_CORES,
+) -> None:
+    """Trains WISP's predictor on the trace `tokens`, and serves the prompts of its test part with and without it.
+
+    Writes predictor.json, predictor.safetensors and metrics.json. `workload`, `decoding` and `seed` are those of the
+    trace. Raises ValueError, with the figures, for a predictor with which no larger share of the drafts is accepted.
+    """
+    from serving.open import open_models, queries
+    from serving.scores import ACCEPT
+    from training.predictor import course, trace
+    from training.predictor.samples import load
+
+    split = load(tokens).split(seed)
+    found = course.train(split, mlp, rule, seed, trainer, progress)
+    models = open_models(device, cloud, accelerator, {ACCEPT: found})
+    held_out = set(split.test.sessions.tolist())
+    asked = [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.call.session in held_out]
+    if len(asked) < len(held_out):
+        raise ValueError("the trace was made from other prompts than this workload's; profile again with stage=profile")
+    found, _ = course.serve(found, models, asked, k, early_exit, seed, progress)
+    course.write(out, replace(found, made_from=trace.made_from(tokens) | {"split": f"by session, seed {seed}"}))
+
+
+def describe_tokens(out: Path, *, tokens: Path, part: Literal["counts", "acceptance", "correlation"]) -> None:
+    """Counts of a trace, acceptance by score or correlations, as rows.json (WISP, Table 8, Fig. 2 and 3)."""
+    import json
+
+    from training.predictor import table
+    from training.predictor.samples import load
+
+    (out / "rows.json").write_text(json.dumps(table.rows(load(tokens), part)), encoding="utf-8")
+
+
+def compare_predictors(
+    out: Path,
+    *,
+    progress: Progress,
+    tokens: Path,
+    families: tuple[Family, ...],
+    rule: Rule = Coverage(),  # noqa: B008
+    seed: int = 0,
+    trainer: Trainer = ALL_CORES,
+) -> None:
+    """Every family trained on one split by session, and judged at 0.5 and where `rule` puts its threshold; rows.json
+    (WISP, Tables 4 and 10, Fig. 10).
+    """
+    import json
+
+    from training.predictor import comparison
+    from training.predictor.samples import load
+
+    found = comparison.rows(families, load(tokens).split(seed), rule, seed, trainer, progress)
+    (out / "rows.json").write_text(json.dumps(found), encoding="utf-8")

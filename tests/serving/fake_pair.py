@@ -94,7 +94,7 @@ class FakePair:
             if tokens:
                 cache.append(extend(cache[-1], tokens[-1]))
             stopped = bool(work.stop.score) and self._score(cache[-1], work.stop.score) < work.stop.below
-            if stopped and not work.stop.keep:
+            if stopped and not work.stop.keep and len(tokens) >= work.stop.least:
                 break
             tokens.append(self.drafter_token(cache[-1]))
             odds += _odds(work, cache[-1:])

@@ -127,6 +127,7 @@ def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, A
         (lambda: Window(4, below=0.5), "score='' and below=0.5 go together"),
         (lambda: Parts(0), "policy.prefill.rows is 0; a part holds at least 1 token"),
         (lambda: Reuse(0.5), "policy.kv_cache.capacity_tokens is 0.5; give at least 1"),
+        (lambda: Reuse(block_tokens=0), "policy.kv_cache.block_tokens is 0; give at least 1"),
         (lambda: Tail(1.5), "policy.early_exit.after is 1.5; it is a share of max_new_tokens: 0 to 1"),
         (lambda: Tail(-0.5), "policy.early_exit.after is -0.5"),
         (lambda: Layers(1.5), "policy.early_exit.margin is 1.5; it is a difference of probabilities: 0 to 1"),

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 
 import pytest
 
+from serving.estimator import UNKNOWN
 from serving.messages import INF, Blob, Request, Rows, Span
 from serving.nodes.item import Item
+from serving.nodes.ledger import Ledger
+from serving.nodes.room import Room
 from serving.slots.scheduler import Continuous, Scheduler, StaticBatch, VerificationAware
+
+FREE = Room(Ledger(INF, keep=True), ())
 
 
 def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: Blob | None = None) -> Item:
@@ -19,7 +24,7 @@ def items(rows: Mapping[str, tuple[int, int]]) -> list[Item]:
 
 
 def picked(scheduler: Scheduler, waiting: list[Item], now: float = 1.0) -> dict[str, int] | float:
-    found = scheduler.pick(waiting, now, INF)
+    found = scheduler.pick(waiting, now, FREE, UNKNOWN)
     return {i.rows.session: n for i, n in found} if isinstance(found, list) else found
 
 
@@ -76,7 +81,7 @@ def test_a_prefill_in_parts_ends_with_its_question() -> None:
     """Chunk by chunk as a worker does it: every row once, the verdict's rows last and together."""
     scheduler, one, sizes = VerificationAware(chunk=32), item("a", 104, check=4), []
     while one.left:
-        ((_, n),) = scheduler.pick([one], 0.0, INF)  # type: ignore[misc]
+        ((_, n),) = scheduler.pick([one], 0.0, FREE, UNKNOWN)  # type: ignore[misc]
         sizes.append(n)
         one.done += n
         one.left -= n

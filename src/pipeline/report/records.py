@@ -82,6 +82,10 @@ class Served:
     quality: float | None
     rouge_1: float | None
     finished: bool
+    discarded: int = 0
+    """Tokens that a stop rule looked at and dropped before anything was sent."""
+    draft_s: float = 0.0
+    """How long the device wrote drafts."""
 
     @property
     def complete(self) -> bool:
@@ -157,6 +161,8 @@ class Meta:
     packing_factor: PackingFactor | None = None
     overhead: Mapping[str, float] = field(default_factory=dict)
     """What deciding took, where a clock could tell: ms a token on the device, its share in the cloud."""
+    estimator: Mapping[str, float] = field(default_factory=dict)
+    """How the cloud's batches took beside what its scheduler expects; empty where nobody kept them."""
     seed: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""

@@ -127,6 +127,8 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
     yield "quality", _quality(records, summary)
     yield "speed", _speed(summary)
     yield "drafts", _drafts(summary)
+    if summary.speculation.verifications:
+        yield "wasted", _waste(summary)
     if summary.exits.share:
         yield "early exit", _exits(summary)
     if summary.ahead.guesses:
@@ -140,6 +142,8 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
     yield "busy", _busy(summary)
     yield "energy", _energy(summary)
     yield "cloud cost", _cost(records, summary)
+    if "mape" in summary.estimator:
+        yield "estimator", _estimator(summary.estimator)
     for name, outcome in summary.slo.items():
         yield f"SLO {name}", f"{percent(outcome.violation_rate)} of {outcome.requests} requests violated"
 
@@ -176,6 +180,21 @@ def _drafts(summary: Summary) -> str:
         f"{text}; {drafts.judged} judged in {drafts.verifications} verifications, {percent(drafts.acceptance_rate)} "
         f"accepted; acceptance length {number(drafts.acceptance_length)}, with the cloud's own token "
         f"{number(drafts.acceptance_length_with_bonus)}"
+    )
+
+
+def _waste(summary: Summary) -> str:
+    waste = summary.waste
+    dropped = f"; {number(waste.discarded)} more were dropped by a stop rule" if waste.discarded else ""
+    time = f"{number(1000 * (waste.wdt_s or 0.0))} ms of drafting, {percent(waste.share)} of all of it"
+    return f"{number(waste.tokens)} sent drafts a verification fell, {time}{dropped}"
+
+
+def _estimator(errors: Mapping[str, float]) -> str:
+    r2 = f", R2 {errors['r2']:.3f}" if "r2" in errors else ""
+    return (
+        f"{errors['batches']:.0f} batches of the cloud differ from what its scheduler expects by "
+        f"{percent(errors['mape'])} on average{r2}, bias {number(1000 * errors['bias_s'])} ms"
     )
 
 

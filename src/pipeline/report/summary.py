@@ -64,6 +64,20 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class Waste:
+    """Drafting for nothing, per verification (WISP, Eq. 7 to 9): sent drafts that fell, and the time they took,
+    each the mean of a draft; None without verifications.
+
+    share: of all the time spent drafting. discarded: tokens that a stop rule dropped, whose time is not in `wdt_s`.
+    """
+
+    tokens: float | None
+    wdt_s: float | None
+    share: float | None
+    discarded: float | None
+
+
+@dataclass(frozen=True)
 class Exits:
     """share: drafted tokens that were read off before the last layer; depth: mean share of the layers that ran."""
 
@@ -137,6 +151,7 @@ class Summary:
     latency: Latency
     throughput: Throughput
     speculation: Speculation
+    waste: Waste
     exits: Exits
     ahead: Ahead
     stalls: Stalls
@@ -147,6 +162,8 @@ class Summary:
     slo: dict[str, SloOutcome]
     overhead: dict[str, float]
     """What deciding took, where a clock could tell."""
+    estimator: dict[str, float]
+    """How near the cloud's batches were to what its scheduler expects."""
 
     def metrics(self) -> dict[str, float]:
         """Every number that is known, flat: `latency/ttft_s/median`, `cost/written_s`, ..."""
@@ -166,6 +183,7 @@ def summarise(records: Records) -> Summary:
         latency=latency,
         throughput=_throughput(requests),
         speculation=_speculation(requests, origins),
+        waste=_waste(requests),
         exits=_exits(requests),
         ahead=_ahead(requests),
         stalls=_stalls(requests),
@@ -175,6 +193,7 @@ def summarise(records: Records) -> Summary:
         quality=_quality(requests),
         slo=slo.by_class(requests),
         overhead=dict(records.meta.overhead),
+        estimator=dict(records.meta.estimator),
     )
 
 
@@ -210,6 +229,16 @@ def _speculation(requests: Sequence[Served], origins: Mapping[str, int]) -> Spec
         drafted, judged, accepted, asked, _share(accepted, judged), _share(accepted, asked),
         _share(accepted + added, asked), _share(_sum(requests, "wasted"), drafted),
     )  # fmt: skip
+
+
+def _waste(requests: Sequence[Served]) -> Waste:
+    asked, fell = _sum(requests, "chunks_asked"), _sum(requests, "sent") - _sum(requests, "accepted")
+    discarded = _sum(requests, "discarded")
+    draft_s = sum(request.draft_s for request in requests)
+    each_s = draft_s / max(1, _sum(requests, "drafted") + discarded)
+    return Waste(
+        _share(fell, asked), _share(fell * each_s, asked), _share(fell * each_s, draft_s), _share(discarded, asked)
+    )
 
 
 def _exits(requests: Sequence[Served]) -> Exits:

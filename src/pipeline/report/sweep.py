@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.report.comparison import Row
     from pipeline.report.exhibit.show import Made
     from pipeline.report.exhibit.sweep import Prepared
+    from pipeline.report.searched import Searched
 
 NAME = "sweep.json"
 FAILED = 1
@@ -121,7 +122,7 @@ def end(folder: Path, tracking: Tracking, file: TextIO, exhibit: "Prepared | Non
     """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, the exhibit, MLflow, and the line that
     opens it.
     """
-    from pipeline.report import comparison, tradeoff
+    from pipeline.report import comparison, searched, tradeoff
 
     rows = comparison.print_table(folder, file)
     made = [comparison.write(rows, folder / "comparison.csv")]
@@ -129,19 +130,24 @@ def end(folder: Path, tracking: Tracking, file: TextIO, exhibit: "Prepared | Non
     if len(points) > 1:
         metric = next(row.outcome.quality_metric for row in rows if row.quality)
         made.append(tradeoff.draw(points, folder / "tradeoff.png", metric))
+    search = searched.read(folder)
+    if search:
+        show(search.parts(), file)
+        made.append(folder / searched.NAME)
     shown = exhibit.show(rows, folder) if exhibit else None
     if shown:
         show(shown.parts, file)
         made += shown.files
     print(f"\nwritten: {', '.join(map(str, made))}", file=file, flush=True)
     with guarded(tracking, lambda text: print(text, file=file, flush=True)):
-        _log(folder, rows, made, shown, tracking, file)
+        _log(folder, rows, made, shown, search, tracking, file)
     return rows
 
 
 def _log(
-    folder: Path, rows: "list[Row]", made: list[Path], shown: "Made | None", tracking: Tracking, file: TextIO
-) -> None:
+    folder: Path, rows: "list[Row]", made: list[Path], shown: "Made | None", search: "Searched | None",
+    tracking: Tracking, file: TextIO,
+) -> None:  # fmt: skip
     from pipeline.report.logbook import Logbook
 
     run_id = _noted(folder).get("run_id")
@@ -151,6 +157,9 @@ def _log(
     book.files(run_id, made)
     complete = sum(row.problem is None for row in rows)
     book.metrics(run_id, {"jobs": len(rows), "jobs_complete": complete} | (shown.metrics if shown else {}))
+    if search:
+        book.metrics(run_id, search.numbers())
+        book.params(run_id, search.parameters())
     if shown:
         book.text(run_id, "exhibit.txt", "\n".join(plain(shown.parts)) + "\n")
     book.end(run_id, failed=complete < len(rows))

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 if TYPE_CHECKING:
     from serving.engine.importance import Importance
+    from serving.engine.scattered import Layers, Targets
 
 NAME = "tandem"
 
@@ -23,15 +24,16 @@ NAME = "tandem"
 class Segment:
     """One session's share of a pass: `n` rows, where their keys and values go, and what they look at.
 
-    Each list has one view into the session's slot per layer from `first` on, made once a pass.
+    Each has one entry per layer from `first` on: a view into the session's slot, made once a pass, or what gathers
+    blocks that lie apart.
     """
 
     n: int
     first: int
-    new_keys: Sequence[torch.Tensor]
+    new_keys: Targets
     """Shape (1, KV heads, n, head size)."""
-    new_values: Sequence[torch.Tensor]
-    seen: Mapping[int | None, tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]
+    new_values: Targets
+    seen: Mapping[int | None, tuple[Layers, Layers]]
     """Per window of the model keys and values, of shape (1, KV heads, tokens, head size), new ones included."""
     masks: Mapping[int | None, torch.Tensor | None]
     """Per window an additive mask of shape (n, tokens); None: a single row, or a plain triangle."""
@@ -73,11 +75,12 @@ def attend(
         i, mask = layer - segment.first, segment.masks[window]
         segment.new_keys[i].copy_(k)
         segment.new_values[i].copy_(v)
-        keys, values = segment.seen[window]
+        all_keys, all_values = segment.seen[window]
+        keys, values = all_keys[i], all_values[i]
         if packed.importance is not None:
-            packed.importance.look(layer, q, keys[i], scaling, mask)
+            packed.importance.look(layer, q, keys, scaling, mask)
         causal = mask is None and segment.n > 1
-        parts.append(sdpa(q, keys[i], values[i], attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
+        parts.append(sdpa(q, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return out.transpose(1, 2), None
 

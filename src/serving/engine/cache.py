@@ -1,11 +1,15 @@
-"""The KV cache: one growing slot per session and span, so that no batch is ever assembled or taken apart."""
+"""The KV cache: one slot per session and span over a pool of blocks, so that no batch is ever assembled or taken apart.
+
+Where a slot's blocks lie together, what it holds is a view; where not, it is gathered layer by layer.
+"""
 
 import torch
 
 from serving.depths import Depths
+from serving.engine.blocks import Table
 from serving.engine.model import Model
-
-_SMALLEST = 64
+from serving.engine.pool import Budget, Pool
+from serving.engine.scattered import Gathered, Layers, Spread, Targets, by_layer
 
 
 class CacheHoleError(RuntimeError):
@@ -15,54 +19,89 @@ class CacheHoleError(RuntimeError):
 class Slot:
     """Keys and values of one session for layers first..last-1; tokens 0..length-1 are valid, the rest is stale.
 
-    The store has the shape (keys and values, layers, 1, KV heads, capacity, head size). Of a drafter that leaves early,
-    layer i is valid up to `depths.first_below(i)` only; `waiting` are the hidden states of the tokens that have not run
-    all layers, in order, for the layer that each is to enter next.
+    Of a drafter that leaves early, layer i is valid up to `depths.first_below(i)` only; `waiting` are the hidden states
+    of the tokens that have not run all layers, in order, for the layer that each is to enter next. Without `pool` it
+    has one of its own.
     """
 
-    __slots__ = ("_store", "depths", "drafts_at", "first", "length", "waiting")
+    __slots__ = ("_blocks", "_pool", "_runs", "_table", "depths", "drafts_at", "first", "length", "waiting")
 
-    def __init__(self, model: Model, first: int, last: int) -> None:
+    def __init__(self, model: Model, first: int, last: int, pool: Pool | None = None) -> None:
         self.first, self.length, self.drafts_at = first, 0, 0
         self.depths: Depths | None = None
         self.waiting: list[torch.Tensor] = []
-        shape = (2, last - first, 1, model.kv_heads, _SMALLEST, model.head_size)
-        self._store = torch.empty(shape, dtype=model.dtype, device=model.device)
+        self._pool = pool or Pool(model, last - first)
+        self._table: Table = []
+        self._runs: list[torch.Tensor] = []
+        self._blocks = 0
+
+    @property
+    def blocks(self) -> int:
+        return self._blocks
+
+    @property
+    def runs(self) -> int:
+        """How many stretches of memory the blocks lie in."""
+        return len(self._table)
 
     @property
     def capacity(self) -> int:
-        return self._store.shape[4]
+        return self._blocks * self._pool.block_tokens
 
     @property
     def nbytes(self) -> int:
-        return self._store.nbytes
+        return sum(run.nbytes for run in self._runs)
 
-    def views(self, first: int, last: int) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """Keys and values of tokens first..last-1, a view of shape (1, KV heads, tokens, head size) per layer."""
-        keys, values = self._store.narrow(4, first, last - first).unbind(0)
-        return keys.unbind(0), values.unbind(0)
+    def views(self, first: int, last: int) -> tuple[Layers, Layers]:
+        """Keys and values of tokens first..last-1: views where their blocks lie together, else gathered anew at each
+        look.
+        """
+        parts = self._parts(first, last)
+        if len(parts) == 1:
+            return by_layer(parts[0])
+        return Gathered([part[0] for part in parts]), Gathered([part[1] for part in parts])
+
+    def targets(self, first: int, last: int) -> tuple[Targets, Targets]:
+        """Where keys and values of tokens first..last-1 are written."""
+        parts = self._parts(first, last)
+        if len(parts) == 1:
+            return by_layer(parts[0])
+        return Spread([part[0] for part in parts]), Spread([part[1] for part in parts])
+
+    def _parts(self, first: int, last: int) -> list[torch.Tensor]:
+        """The runs of tokens first..last-1, each of shape (keys and values, layers, 1, KV heads, tokens, head size)."""
+        if len(self._runs) == 1:
+            return [self._runs[0].narrow(4, first, last - first)]
+        parts: list[torch.Tensor] = []
+        at = 0
+        for run in self._runs:
+            low, high = max(first, at), min(last, at + run.shape[4])
+            if low < high:
+                parts.append(run.narrow(4, low - at, high - low))
+            at += run.shape[4]
+        return parts
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` tokens and some more, at least doubling: growth copies all there is."""
-        if length <= self.capacity:
-            return
-        shape = list(self._store.shape)
-        shape[4] = max(length + _SMALLEST, 2 * self.capacity)
-        store = self._store.new_empty(shape)
-        store[..., : self.length, :] = self._store[..., : self.length, :]
-        self._store = store
+        """Makes room for `length` tokens. Raises CacheFullError beyond the pool's budget."""
+        more = -(-length // self._pool.block_tokens) - self._blocks
+        if more > 0:
+            self._pool.extend(self._table, more)
+            self._blocks += more
+            self._runs = [self._pool.view(run) for run in self._table]
 
     def compact(self, drafts: tuple[int, ...]) -> None:
         """Moves the surviving drafts of the last forward to where drafts began, in the order given."""
         at = self.drafts_at
         if max(drafts, default=-1) >= self.length - at:
             raise CacheHoleError(f"draft {max(drafts)} is kept, but only {self.length - at} drafts are in the cache")
-        kept = torch.tensor([at + i for i in drafts], dtype=torch.long, device=self._store.device)
-        self._store[..., at : at + len(drafts), :] = self._store.index_select(4, kept)
+        if drafts:
+            stored = torch.cat(self._parts(at, self.length), 4)
+            kept = stored.index_select(4, torch.tensor(drafts, dtype=torch.long, device=stored.device))
+            Spread(self._parts(at, at + len(drafts))).copy_(kept)
         self.length = at + len(drafts)
 
     def truncate(self, start: int, session: str) -> None:
-        """Rolls back to `start` tokens. Raises CacheHoleError when fewer are cached."""
+        """Rolls back to `start` tokens; blocks beyond become free. Raises CacheHoleError when fewer are cached."""
         if self.length < start:
             raise CacheHoleError(
                 f"session {session!r} begins at token {start}, but only {self.length} tokens are cached"
@@ -71,21 +110,44 @@ class Slot:
         if self.depths is not None:
             self.depths.truncate(start)
             del self.waiting[self.depths.short :]
+        over = self._blocks + -start // self._pool.block_tokens
+        if over > 0:
+            self._pool.cut(self._table, over)
+            self._blocks -= over
+            self._runs = [self._pool.view(run) for run in self._table]
 
 
 class Cache:
-    """The slots of one model, by session and part: the first layer of a span, or None for the drafter's."""
+    """The slots of one model, by session and part: the first layer of a span, or None for the drafter's.
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    Args:
+        block_tokens: the size of a block.
+        budget_tokens: all slots together hold no more, in whole blocks; None: what memory holds.
+    """
+
+    def __init__(self, model: Model, block_tokens: int = 16, budget_tokens: float | None = None) -> None:
+        blocks = None if budget_tokens is None or budget_tokens == float("inf") else int(budget_tokens // block_tokens)
+        self._model, self._block_tokens, self._budget = model, block_tokens, Budget(blocks)
+        self._pools: dict[tuple[int, int], Pool] = {}
         self._slots: dict[tuple[str, int | None], Slot] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
 
     @property
+    def blocks(self) -> int:
+        """That slots hold."""
+        return self._budget.taken
+
+    @property
     def nbytes(self) -> int:
+        """Of the blocks that slots hold."""
         return sum(slot.nbytes for slot in self._slots.values())
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Of all pools, free blocks included."""
+        return sum(pool.nbytes for pool in self._pools.values())
 
     def length(self, session: str, part: int | None) -> int:
         """How many tokens are cached; 0 for a session that is not known."""
@@ -99,12 +161,20 @@ class Cache:
         """
         slot = self._slots.get((session, part))
         if slot is None:
-            slot = self._slots[session, part] = Slot(self._model, part or 0, last)
+            slot = self._slots[session, part] = self._slot(part or 0, last)
         if keep is not None:
             slot.compact(keep)
         slot.truncate(start, session)
         return slot
 
+    def _slot(self, first: int, last: int) -> Slot:
+        pool = self._pools.get((first, last))
+        if pool is None:
+            pool = self._pools[first, last] = Pool(self._model, last - first, self._block_tokens, self._budget)
+        return Slot(self._model, first, last, pool)
+
     def drop(self, session: str, part: int | None) -> None:
         """Frees the slot, if there is one."""
-        self._slots.pop((session, part), None)
+        slot = self._slots.pop((session, part), None)
+        if slot is not None:
+            slot.truncate(0, session)

@@ -12,21 +12,22 @@ from serving.engine.descent import Descent
 from serving.engine.importance import Importance
 from serving.engine.sampling import as_sent, distribution, draw, kept, opened
 from serving.engine.stack import Stack
-from serving.engine.statistics import check_scores, measure
+from serving.engine.statistics import Statistics, check_scores, measure, needed
 from serving.latency import Load
 from serving.luck import key, luck
 from serving.messages import Blob, Drafted, Exit, Generate, Stop
-from serving.scores import IMPORTANCE
+from serving.scores import IMPORTANCE, SCORES, UNTRAINED, Scorers
 
 
 class Chunk:
     """What one `Generate` has written so far."""
 
-    def __init__(self, work: Generate, blobs: Blobs) -> None:
-        self.work, self._blobs = work, blobs
+    def __init__(self, work: Generate, blobs: Blobs, scorers: Scorers = UNTRAINED) -> None:
+        self.work, self._blobs, self._scorers = work, blobs, scorers
         self.probes = tuple(name for name in work.probes if name != IMPORTANCE)
         self._names = tuple(dict.fromkeys((*self.probes, *((work.stop.score,) if work.stop.score else ()))))
-        check_scores(self._names)
+        check_scores(self._names, scorers)
+        self._measured = needed(self._names, scorers)
         self.tokens: list[int] = []
         self.tops: list[tuple[int, ...]] = []
         self.scores: dict[str, list[float]] = {name: [] for name in self.probes}
@@ -39,9 +40,10 @@ class Chunk:
         """Chooses the token at `position` from logits of shape (1, vocabulary), read off after the share `depth` of the
         layers; is there more to write?
         """
-        stop, found = self.work.stop, measure(logits, self._names)
-        self.stopped = bool(stop.score) and found.scores[stop.score][0] < stop.below
-        if self.stopped and not stop.keep:
+        stop, found = self.work.stop, measure(logits, self._measured)
+        scores = self._scored(found)
+        self.stopped = bool(stop.score) and scores[stop.score] < stop.below
+        if self.stopped and not stop.keep and len(self.tokens) >= stop.least:
             return False
         token = self._choose(logits, found.tokens[0], position)
         self.tokens.append(token)
@@ -49,8 +51,15 @@ class Chunk:
         if self.work.exit:
             self.depths.append(depth)
         for name, values in self.scores.items():
-            values.append(found.scores[name][0])
+            values.append(scores[name])
         return not self.stopped and token not in self.work.ends
+
+    def _scored(self, found: Statistics) -> dict[str, float]:
+        scores = {name: values[0] for name, values in found.scores.items()}
+        for name in self._names:
+            if name in self._scorers:
+                scores[name] = self._scorers[name].chance([scores[each] for each in SCORES])
+        return scores
 
     def _choose(self, logits: torch.Tensor, likeliest: int, position: int) -> int:
         sampling, whole = self.work.sampling, self.work.whole
@@ -113,7 +122,7 @@ class Reading:
 
 
 def generate(
-    work: Generate, stack: Stack, slot: Slot, blobs: Blobs, probed: frozenset[int]
+    work: Generate, stack: Stack, slot: Slot, blobs: Blobs, probed: frozenset[int], scorers: Scorers
 ) -> tuple[Drafted, tuple[Load, ...]]:
     """Feeds what the cache lacks, then writes up to the stop rule; the last token written is not fed back.
 
@@ -124,9 +133,9 @@ def generate(
     """
     reading = Reading(stack, work.exit)
     if work.branches:
-        return _branches(Chunk(replace(work, stop=Stop(1)), blobs), reading, stack, slot)
+        return _branches(Chunk(replace(work, stop=Stop(1)), blobs, scorers), reading, stack, slot)
     importance = reading.importance(probed) if IMPORTANCE in work.probes else None
-    chunk = Chunk(work, blobs)
+    chunk = Chunk(work, blobs, scorers)
     if not work.stop.cap:
         loads = _fill(work, stack, slot, importance if work.again else None)
     else:

@@ -10,6 +10,7 @@ from serving.engine.model import Model
 from serving.engine.stack import Stack
 from serving.latency import Load
 from serving.messages import Forward, Generate, Outcome
+from serving.scores import UNTRAINED, Scorers
 
 
 class Engine:
@@ -20,6 +21,9 @@ class Engine:
         blobs: the store shared by all engines of a process; its own where absent.
         vocabulary: how many rows of the head are real tokens; the rest is padding and never written. All where absent.
         probed: the layers whose attention gives "importance"; all where absent.
+        scorers: trained scores, by name.
+        block_tokens: tokens of a block of the KV cache; the node's ledger must count in the same.
+        budget_tokens: the KV cache holds no more, over all sessions and spans; None: what memory holds.
 
     Raises ValueError for a vocabulary larger than the model's, or a probed layer that it does not have.
     """
@@ -31,6 +35,9 @@ class Engine:
         blobs: Blobs | None = None,
         vocabulary: int | None = None,
         probed: frozenset[int] | None = None,
+        scorers: Scorers = UNTRAINED,
+        block_tokens: int = 16,
+        budget_tokens: float | None = None,
     ) -> None:
         depth = len(model.layers)
         if vocabulary is not None and not 0 < vocabulary <= model.vocabulary:
@@ -39,7 +46,8 @@ class Engine:
             raise ValueError(f"probed layers are {sorted(probed)}; {model.name} has layers 0 to {depth - 1}")
         self.model = model
         self.blobs = Blobs() if blobs is None else blobs
-        self.cache = Cache(model)
+        self.cache = Cache(model, block_tokens, budget_tokens)
+        self._scorers = scorers
         self._stack = Stack(model, vocabulary or model.vocabulary)
         self._probed = frozenset(range(depth)) if probed is None else probed
 
@@ -47,12 +55,13 @@ class Engine:
     def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
         """Runs the work; beside the outcome, what each forward pass did.
 
-        Raises ValueError for work that says too little, CacheHoleError for work that begins behind the end of a cache.
+        Raises ValueError for work that says too little, CacheHoleError for work that begins behind the end of a
+        cache, CacheFullError beyond the budget.
         """
         if isinstance(work, Forward):
             return forward(work, self._stack, self.cache, self.blobs)
         slot = self.cache.open(work.session, None, len(self.model.layers), work.start)
-        return generate(work, self._stack, slot, self.blobs, self._probed)
+        return generate(work, self._stack, slot, self.blobs, self._probed, self._scorers)
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees the cache of the span from layer `first`, or the drafter's (None), and what was drawn from."""

@@ -26,6 +26,7 @@ def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tu
     span, inputs = work.span, [_input(rows, work.span, stack, blobs) for rows in work.rows]
     hidden = stack.embed([t for r in work.rows for t in r.tokens]) if span.embed else torch.cat(inputs)
     cached: list[tuple[int, int]] = []
+    lots: list[Lot] = []
     if span.first < span.last:
         lots = [_lot(rows, span, cache) for rows in work.rows]
         cached = [(rows.start, rows.n) for rows in work.rows]
@@ -39,6 +40,8 @@ def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tu
     asked = [part[-rows.check - 1 :] for rows, part in zip(work.rows, parts, strict=True) if rows.rule]
     verdicts = iter(_verdicts([rows for rows in work.rows if rows.rule], asked, stack, blobs))
     results = tuple(Result(next(verdicts) if rows.rule else None, None) for rows in work.rows)
+    for lot, rows, result in zip(lots, work.rows, results, strict=False):
+        _roll_back(lot, rows, result.verdict)
     return results, (load(span.last - span.first, cached, sum(len(part) for part in asked)),)
 
 
@@ -64,6 +67,12 @@ def _lot(rows: Rows, span: Span, cache: Cache) -> Lot:
         return Lot(slot, rows.n)
     tree = (plain - 1 if parent < 0 else plain + parent for parent in rows.parents)
     return Lot(slot, rows.n, (*range(-1, plain - 1), *tree))
+
+
+def _roll_back(lot: Lot, rows: Rows, verdict: Verdict | None) -> None:
+    """Rejected drafts give their blocks back; of a tree the next question says what stays."""
+    if verdict and verdict.keep is None:
+        lot.slot.truncate(rows.start + rows.n - rows.check + verdict.accepted, rows.session)
 
 
 def _export(rows: Rows, hidden: torch.Tensor, out: str, span: Span, stack: Stack, blobs: Blobs) -> Result:

@@ -68,7 +68,7 @@ class Stack:
         single = lot.n == 1 and lot.parents is None  # needs no mask: what its window does not cover is left out
         seen = {w: slot.views(max(0, end - w) if w and single else 0, end) for w in self._windows}
         masks = self._open if single else {window: self._mask(lot, past, window) for window in self._windows}
-        return Segment(lot.n, slot.first, *slot.views(past, end), seen, masks)
+        return Segment(lot.n, slot.first, *slot.targets(past, end), seen, masks)
 
     def _mask(self, lot: Lot, past: int, window: int | None) -> torch.Tensor | None:
         if lot.parents is not None:

@@ -1,11 +1,11 @@
 """What one can tell from a model's logits about its next token."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from serving.scores import SCORES
+from serving.scores import SCORES, Scorers
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,17 @@ class Statistics:
     scores: dict[str, list[float]]
 
 
-def check_scores(names: Sequence[str]) -> None:
+def check_scores(names: Sequence[str], trained: Iterable[str] = ()) -> None:
     """Raises ValueError for a score that nobody computes."""
-    unknown = [name for name in names if name not in SCORES]
+    known = (*SCORES, *trained)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise ValueError(f"score {unknown[0]!r} is not known; choose among {', '.join(SCORES)}")
+        raise ValueError(f"score {unknown[0]!r} is not known; choose among {', '.join(known)}")
+
+
+def needed(names: Sequence[str], trained: Scorers) -> tuple[str, ...]:
+    """What to measure for these scores: trained ones are told from all the others."""
+    return SCORES if any(name in trained for name in names) else tuple(names)
 
 
 def measure(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> Statistics:

@@ -18,27 +18,32 @@ def admit(picked: Batch, ledger: Ledger, queue: Queue) -> tuple[Batch, list[Key]
 
     Raises RuntimeError when the budget is too small for the first alone.
     """
-    used = ledger.used
-    if ledger.capacity == INF or not ledger.keep or used + sum([rows for _, rows in picked]) <= ledger.capacity:
+    if ledger.capacity == INF or not ledger.keep or _need(picked, ledger) <= ledger.free:
         return picked, []
+    used = ledger.used
     fit: Batch = []
     evicted: list[Key] = []
     for item, rows in picked:
         if not cached(item, ledger):
             continue
-        used -= ledger.beyond(item.rows, item.span, item.cached)
-        over = used + rows - ledger.capacity
+        need = ledger.need(item.rows, item.span, rows, item.done)
+        over = used + need - ledger.capacity
         if over > 0:
             gone, freed = _evict(over, ledger, ledger.idle(queue) + ([] if fit else _waiting(item, ledger, queue)))
             used -= freed
             evicted += gone
-        if used + rows <= ledger.capacity:
-            used += rows
+        if used + need <= ledger.capacity:
+            used += need
             fit.append((item, rows))
         elif not fit:
-            need = item.cached + rows
-            raise RuntimeError(f"{item.rows.session} needs {need} cached tokens, the budget is {ledger.capacity}")
+            whole = ledger.whole(item.cached + rows)
+            raise RuntimeError(f"{item.rows.session} needs {whole} cached tokens, the budget is {ledger.capacity}")
     return fit, evicted
+
+
+def _need(picked: Batch, ledger: Ledger) -> int:
+    """Blocks that the batch takes, in tokens, at any time while it starts."""
+    return sum([max(0, ledger.need(item.rows, item.span, rows, item.done)) for item, rows in picked])
 
 
 def cached(item: Item, ledger: Ledger) -> bool:
@@ -53,7 +58,7 @@ def _evict(tokens: float, ledger: Ledger, victims: Sequence[Key]) -> tuple[list[
     for key in victims:
         if freed >= tokens:
             break
-        freed += ledger.lengths[key]
+        freed += ledger.held(key)
         ledger.evict(key)
         gone.append(key)
     return gone, freed

@@ -17,6 +17,8 @@ class Item:
     """Rows still to run."""
     done: int = 0
     """Rows already run, where it is being run in parts."""
+    cost_s: float = -1.0
+    """What the rows that are left add to a batch's time, once somebody asked; below 0: nobody has."""
 
     @property
     def cached(self) -> int:
@@ -24,11 +26,18 @@ class Item:
 
     @property
     def deadline(self) -> float:
-        return self.request.deadline
+        """When its answer must leave (WISP, Eq. 12)."""
+        return self.arrived + self.request.slack_s
 
     @property
     def value(self) -> float:
         return self.request.value
+
+    def take(self, rows: int) -> None:
+        """So many of its rows run now."""
+        self.done += rows
+        self.left -= rows
+        self.cost_s = -1.0
 
     def part(self, rows: int) -> int:
         """How many rows to run now where about `rows` fit: all, or what leaves the drafts and the row before them

@@ -79,6 +79,8 @@ class Requester:
         """The one timer under way, 0 where none is; a timer a question would fill a driver's heap."""
         self.asked_s = self.due_s = 0.0
         """When the last question was asked, and when the timer is due."""
+        self.unheard = False
+        """Was the last question not answered yet?"""
         self.patience_s = timeout_s
         """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
         self.vain = 0
@@ -152,6 +154,8 @@ class Requester:
             return self._again(now, forget=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
         s.path, s.left, self.patience_s, self.vain = reply.path, reply.left, self.timeout_s, 0
+        if self.unheard:
+            self.unheard, s.network_s = False, max(0.0, now - self.asked_s - reply.spent_s)
         # A draft that did not travel was replaced: none of it accepted.
         out = self._chunk(reply.verdict.accepted, s.foreseen(reply.verdict))
         out += self._show(*s.settle(reply.verdict), now)
@@ -339,19 +343,19 @@ class Requester:
         s = self.s
         s.left = budget
         rows = s.ask(drafts and self.sends_drafts, self.p.verify.rule(s))
-        out = self.route.requests(s, rows, budget)
-        self.asked_s = now
+        out = self.route.requests(s, rows, budget, now)
+        self.asked_s, self.unheard = now, True
         if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
             self.timer, self.due_s = self.numbers.next(), now + self.patience_s
             out.append(Wake(self.due_s, self.timer))
         out += self._meanwhile()
         return out
 
-    def _send_ahead(self, now: float) -> Commands:  # noqa: ARG002
+    def _send_ahead(self, now: float) -> Commands:
         """The prompt but its last token, which travels with the first question."""
         s = self.s
         at, n = s.peer, len(s.tokens) - 1
-        out = self.route.requests(s, Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1)
+        out = self.route.requests(s, Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1, now)
         s.peer = n
         return out
 

@@ -19,22 +19,37 @@ class Route:
     def reachable(self) -> bool:
         return all(self._chooser.reachable(hop.node) for hop in self.hops)
 
-    def requests(self, s: Session, rows: Rows, budget: int) -> Commands:
+    def requests(self, s: Session, rows: Rows, budget: int, now: float) -> Commands:
         """What asks the route about `rows`, in as many messages as the policy's prefill makes of them."""
         if not s.path:
             s.path = (self._chooser.choose(self.hops[0].node, rows.n),)
-        value, rate = 1.0 + rows.check, s.call.rate
-        deadline = s.seen_s + value / rate if rate and rows.rule else INF
+        value = s.worth(rows.check)
+        slack_s = _slack_s(s, value, now) if rows.rule else INF
         size = self._prefill.chunk(s)
         if rows.n <= size:
-            return [self._send(s, rows, budget, deadline, value)]
-        return [self._send(s, part, budget, deadline, value) for part in _parts(rows, size)]
+            return [self._send(s, rows, budget, slack_s, value)]
+        return [self._send(s, part, budget, slack_s, value) for part in _parts(rows, size)]
 
-    def _send(self, s: Session, part: Rows, budget: int, deadline: float, value: float) -> Send:
+    def _send(self, s: Session, part: Rows, budget: int, slack_s: float, value: float) -> Send:
         request = Request(
-            s.round, part, self.hops, 0, s.path, self.name, budget, deadline, value, self._probes, s.call.ends
-        )
+            s.round, part, self.hops, 0, s.path, self.name, budget, slack_s, value, self._probes, s.call.ends,
+            s.call.rate,
+        )  # fmt: skip
         return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self._exchange.nbytes(part))
+
+
+def _slack_s(s: Session, value: float, now: float) -> float:
+    """What is left of the promised time for `value` tokens, since the user saw the last one, when drafting and the
+    network have had their share (WISP, Eq. 6); for the first tokens the promise of a first token, if there is one.
+    """
+    call = s.call
+    if s.written == 0 and call.ttft_s < INF:
+        due_s = call.ttft_s
+    elif call.rate:
+        due_s = value / call.rate
+    else:
+        return INF
+    return s.seen_s + due_s - now - s.network_s
 
 
 def released(s: Session) -> Commands:

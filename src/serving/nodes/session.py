@@ -15,6 +15,9 @@ from serving.luck import key, luck
 from serving.messages import Blob, Call, Drafted, Guess, Origin, Rows, Rule, Verdict
 from serving.scores import IMPORTANCE
 
+_BEFORE = 4
+"""Drafts that are taken to have stood, and as many to have fallen, before any was judged."""
+
 Tokens = tuple[int, ...]
 Origins = tuple[Origin, ...]
 
@@ -39,9 +42,9 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "ends", "flight", "full", "guessed", "keep", "kv", "left",
-        "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
-        "stopped", "stream", "tokens", "tops",
+        "branches", "call", "draft", "ends", "flight", "full", "guessed", "judged", "keep", "kv", "left",
+        "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
+        "stood", "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
 
     def __init__(self, call: Call, seed: int) -> None:
@@ -68,6 +71,10 @@ class Session:
         self.offline = False
         self.seen_s = 0.0
         """When the user last saw a token."""
+        self.judged = self.stood = 0
+        """Drafts that were judged, and that stood."""
+        self.network_s = 0.0
+        """How long messages are on their way to the route and back, by the last rounds."""
         self._clear()
 
     def resume(self, old: "Session") -> None:
@@ -110,6 +117,12 @@ class Session:
     def unscored(self) -> int:
         """How many drafts, adopted from a branch, have no importance yet: that of a draft is seen from later ones."""
         return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
+
+    def worth(self, drafts: int) -> float:
+        """Tokens to expect of a verification (WISP, Eq. 5): the share of its drafts that stood so far in this session,
+        and the token that the target adds.
+        """
+        return 1.0 + drafts * (self.stood + _BEFORE) / (self.judged + 2 * _BEFORE)
 
     def luck(self, purpose: str) -> float:
         """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
@@ -189,6 +202,8 @@ class Session:
         Returns the tokens that became agreed, and who wrote each.
         """
         flight, at, accepted = self.flight or (), len(self.tokens), verdict.accepted
+        self.judged += len(flight)
+        self.stood += accepted
         chosen = flight[:accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
         last: Origin = "cloud" if not flight else "bonus" if accepted == len(flight) else "corrected"
         new = self._agree((*chosen, verdict.token), _writers(len(chosen), last))

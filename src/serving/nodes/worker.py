@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
+from serving.estimator import UNKNOWN, Estimator
 from serving.messages import (
     HEADER_NBYTES,
     INF,
@@ -44,6 +45,7 @@ from serving.nodes.admission import admit, cached
 from serving.nodes.chooser import Chooser, Tiers
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
+from serving.nodes.room import Room
 from serving.nodes.tenancy import Tenancy
 from serving.policy import Policy
 
@@ -62,11 +64,13 @@ class Worker:
         capacity_tokens: float = INF,
         row_s: float = 0.001,
         linger_s: float = 30.0,
+        estimator: Estimator = UNKNOWN,
     ) -> None:
         self.name, self.policy, self.watchers, self.row_s = name, policy, watchers, row_s
-        self.linger_s = linger_s
+        self.linger_s, self.estimator = linger_s, estimator
         own = policy.kv_cache.capacity_tokens
-        self.ledger = Ledger(capacity_tokens if own is None else min(own, capacity_tokens), policy.kv_cache.keep)
+        capacity = capacity_tokens if own is None else min(own, capacity_tokens)
+        self.ledger = Ledger(capacity, policy.kv_cache.keep, policy.kv_cache.block_tokens)
         self.chooser = Chooser(tiers or {}, policy.dispatch, name)
         self.queue: dict[str, list[Item]] = {}
         """Session -> its parts in order."""
@@ -137,8 +141,8 @@ class Worker:
         rows = self._to_run(m, m.rows, span)
         if rows is None:
             return [self._miss(m)]
-        if self.ledger.keep and rows.start + rows.n > self.ledger.capacity:  # in the queue it would stop the others
-            need = rows.start + rows.n
+        need = self.ledger.whole(rows.start + rows.n)
+        if self.ledger.keep and need > self.ledger.capacity:  # in the queue it would stop the others
             raise RuntimeError(f"{session} needs {need} cached tokens, the budget is {self.ledger.capacity}")
         if not self.ledger.keep and span.embed and not rows.rule:
             return []  # a part of a prompt: its text is stored, and computed with the question
@@ -187,7 +191,7 @@ class Worker:
             heads = [i for i in heads if i.rows.session in self.suspects][:1] or heads
         span = max([i.span for i in heads], key=_first)
         heads = [i for i in heads if i.span is span or i.span == span]
-        picked = self.policy.scheduler.pick(heads, now, self.ledger.capacity - self.ledger.used)
+        picked = self.policy.scheduler.pick(heads, now, Room(self.ledger, self.queue), self.estimator)
         if not isinstance(picked, list):
             self.timer += 1
             return [*out, Wake(picked, self.timer)]
@@ -220,8 +224,7 @@ class Worker:
     def _taken(self, item: Item, n: int) -> Rows:
         """The next `n` rows of an item, which leaves the queue with its last."""
         rows = item.rows if n == item.rows.n else item.rows.cut(item.done, item.done + n)
-        item.done += n
-        item.left -= n
+        item.take(n)
         if not item.left:
             self._pop(rows.session)
         self.ledger.started(rows, item.span)
@@ -251,9 +254,9 @@ class Worker:
             rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
             self.ledger.finished(rows, item.span, rejected)
             if m.hop + 1 < len(m.route):
-                out.append(self._hand_on(m, rows, result.blob))
+                out.append(self._hand_on(item, rows, result.blob, now))
             elif verdict:
-                out += self._answer(m, rows, verdict, now)
+                out += self._answer(item, rows, verdict, now)
         return out + self._report() + self._wake(now)
 
     def _report(self) -> Commands:
@@ -263,7 +266,8 @@ class Worker:
         backlog = Backlog(self.name, queued_s, self.row_s, self.ledger.capacity - self.ledger.used)
         return [Send(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
 
-    def _hand_on(self, m: Request, rows: Rows, blob: Blob | None) -> Send:
+    def _hand_on(self, item: Item, rows: Rows, blob: Blob | None, now: float) -> Send:
+        m, here_s = item.request, now - item.arrived
         hop = m.hop + 1
         path = m.path if len(m.path) > hop else (*m.path, self._bind(m, rows, hop))
         to, tokens = path[hop], rows.tokens[:0]  # hidden states travel instead
@@ -273,7 +277,10 @@ class Worker:
                 self.held[rows.session, m.round, rows.start] = drafts
             else:
                 tokens = drafts
-        m = replace(m, rows=replace(rows, tokens=tokens, blob=blob), hop=hop, path=path)
+        m = replace(
+            m, rows=replace(rows, tokens=tokens, blob=blob), hop=hop, path=path, slack_s=m.slack_s - here_s,
+            spent_s=m.spent_s + here_s,
+        )  # fmt: skip
         if to in self.chooser.dead:
             return self._miss(m)
         self.sent[rows.session, hop] = to, m
@@ -286,10 +293,11 @@ class Worker:
             return node
         return self.chooser.choose(m.route[hop].node, rows.n)
 
-    def _answer(self, m: Request, rows: Rows, verdict: Verdict, now: float) -> Commands:
+    def _answer(self, item: Item, rows: Rows, verdict: Verdict, now: float) -> Commands:
+        m = item.request
         agreed = rows.start + rows.n - rows.check
         left = 0 if verdict.token in m.ends else m.budget - 1
-        reply = Reply(rows.session, m.round, agreed, verdict, m.path, left)
+        reply = Reply(rows.session, m.round, agreed, verdict, m.path, left, m.spent_s + now - item.arrived)
         out: Commands = [Send(m.reply_to, reply, REPLY_NBYTES)]
         if left:
             out += self._loop(m, rows, agreed + verdict.accepted, verdict, left, now)
@@ -298,7 +306,8 @@ class Worker:
     def _loop(self, m: Request, rows: Rows, start: int, verdict: Verdict, left: int, now: float) -> Commands:
         """The route goes on writing: the new token starts over at the first hop."""
         one = Rows(rows.session, start, 1, (verdict.token,), 0, rows.rule, rows.sampling)
-        m = replace(m, rows=one, hop=0, budget=left)
+        slack_s = 1 / m.rate if m.rate else INF
+        m = replace(m, rows=one, hop=0, budget=left, slack_s=slack_s, value=1.0, spent_s=0.0)
         first = m.path[0]
         if first == self.name:
             return self._receive(m, now)

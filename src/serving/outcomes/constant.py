@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
 from serving.decoding import Decoding
+from serving.luck import luck
 from serving.messages import INF, Call, Exit
 from serving.outcomes.drawn import PER_POSITION, Drawn, Scored
 from serving.outcomes.exits import check_exit
@@ -12,6 +13,8 @@ from serving.outcomes.outcomes import Opened
 from serving.outcomes.rights import Chances, Rights
 from serving.policy import Policy
 from serving.runtimes.runtime import Query
+from serving.scores import ACCEPT
+from serving.stated import Stated
 from serving.workload.workload import Asked
 
 if TYPE_CHECKING:
@@ -48,17 +51,20 @@ class Acceptance:
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
         """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave layers early."""
         check_exit(None, policy, "runtime/outcomes=constant")
-        chances = Chances(self.rate, self.rate, self.rate)
-        return drawn(queries, (self.layers, self.layers), chances, Flat(self.rate), policy, seed)
+        chances, flat = Chances(self.rate, self.rate, self.rate), Flat(self.rate, _stated(policy))
+        return drawn(queries, (self.layers, self.layers), chances, flat, policy, seed)
 
 
 @dataclass(frozen=True)
 class Flat:
-    """Scores that say nothing."""
+    """Scores that say nothing, but for those of a predictor with stated rates."""
 
     value: float
+    stated: Stated | None = None
 
-    def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:  # noqa: ARG002
+    def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:
+        if name == ACCEPT and self.stated:
+            return self.stated.score(i < run, luck(rights.stream, at + i, "predicted"))
         return self.value
 
     def rank(self, rights: Rights, at: int, i: int, run: int) -> int:  # noqa: ARG002
@@ -69,6 +75,16 @@ class Flat:
 
     def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]:  # noqa: ARG002
         return (self.value,) * n
+
+
+def _stated(policy: Policy) -> Stated | None:
+    predictor = policy.scorers.get(ACCEPT)
+    if predictor is not None and not isinstance(predictor, Stated):
+        raise ValueError(
+            f"policy {policy.name} has a trained predictor, and runtime/outcomes=constant knows no scores for it to "
+            "judge by; use runtime/outcomes=fitted or trace, or policy/draft=stated_predictor"
+        )
+    return predictor
 
 
 def numbered(

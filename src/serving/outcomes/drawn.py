@@ -105,7 +105,7 @@ class Drawn:
         run = rights.run(at, stop.cap, self._limits) if stop.cap else 0
         fell = self._fell(rights, at, run, stop)
         passes, stopped = min(stop.cap, fell + 1), fell < stop.cap
-        n = passes - (stopped and not stop.keep)
+        n = passes - (stopped and not stop.keep and fell >= stop.least)
         tokens, scores, tops = self._described(work, rights, at, n, run)
         if IMPORTANCE in work.probes:
             first = at - work.again + (not stop.cap) if work.again else at  # where nothing is written, one is not fed

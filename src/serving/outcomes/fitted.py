@@ -62,7 +62,8 @@ class Fitted:
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
         """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave early by another rule."""
         check_exit(self.exit, policy, "the trace that acceptance was fitted to")
-        return drawn(queries, self.layers, self.chances, self.pools, policy, seed, self.exit)
+        pools = self.pools.with_scores(policy.scorers)
+        return drawn(queries, self.layers, self.chances, pools, policy, seed, self.exit)
 
     def _lengths(self, asked: Asked, seed: int) -> tuple[int, int]:
         draw = luck(key(seed, f"r{asked.index:05d}"), 0, "recorded session")

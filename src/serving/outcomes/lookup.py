@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from serving.messages import Stop, Verdict
 from serving.outcomes.trace import TOPS, Recorded, Tables, triangle
-from serving.scores import SCORES
+from serving.scores import SCORES, UNTRAINED, Scorers
 
 Place = tuple[int, int]
 """(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all. `base` is
@@ -28,13 +28,14 @@ class Found(NamedTuple):
 class Lookup:
     """Finds drafts, verdicts and scores in a trace by place; it holds no state of any session."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, scorers: Scorers = UNTRAINED) -> None:
         self.depth = tables.depth
         self._targets, self._counts = tables.flat("targets"), tables.flat("counts")
         self._drafts, self._tops = tables.flat("drafts"), tables.flat("tops")
         self._attention, self._triangle = tables.flat("attention"), triangle(tables.depth)
         self._depths = tables.flat("depths")
         self._scores = {name: tables.flat_score(name) for name in SCORES}
+        self._scores |= {name: tables.flat_trained(scorer) for name, scorer in scorers.items()}
 
     def fed(self, session: Recorded, place: Place, tokens: tuple[int, ...]) -> tuple[Place, int]:
         """The place after these tokens, and how many of them are off all that was recorded.
@@ -87,7 +88,7 @@ class Lookup:
         for i in reach:
             passes += 1
             stopped = scores is not None and scores[i] < stop.below
-            if not stopped or stop.keep:
+            if not stopped or stop.keep or len(tokens) < stop.least:
                 tokens.append(self._drafts[i])
             if stopped or tokens[-1] in ends:
                 break

@@ -1,12 +1,12 @@
 """Scores and exits resampled from a trace, jointly with whether the draft was right."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.luck import luck
 from serving.outcomes.lookup import column_means
 from serving.outcomes.rights import Rights
-from serving.scores import SCORES
+from serving.scores import SCORES, Scorers
 
 KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "behind_a_wrong_one")
 BEHIND = KINDS.index("behind_a_wrong_one")
@@ -26,9 +26,25 @@ class Pools:
     rows: tuple[tuple[tuple[float, ...], ...], ...]
     attention: tuple[tuple[float, ...], ...]
     depth: int
+    trained: tuple[str, ...] = ()
+    """Scores that were told from the others, in columns of their own."""
+
+    def with_scores(self, scorers: Scorers) -> "Pools":
+        """The same with trained scores."""
+        import numpy as np
+
+        rows = self.rows
+        for scorer in scorers.values():
+            found = [scorer.chances(np.array([row[: len(SCORES)] for row in kind])).tolist() for kind in rows]
+            rows = tuple(
+                tuple((*row, chance) for row, chance in zip(kind, chances, strict=True))
+                for kind, chances in zip(rows, found, strict=True)
+            )
+        return replace(self, rows=rows, trained=tuple(scorers))
 
     def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:
-        return self._row(rights, at, i, run)[SCORES.index(name)]
+        column = WIDTH + self.trained.index(name) if name in self.trained else SCORES.index(name)
+        return self._row(rights, at, i, run)[column]
 
     def rank(self, rights: Rights, at: int, i: int, run: int) -> int:
         return int(self._row(rights, at, i, run)[RANK])

@@ -14,7 +14,7 @@ from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Re
 from serving.outcomes.loads import counting, forward_load
 from serving.outcomes.lookup import Found, Lookup, Place, check_prompt
 from serving.outcomes.trace import Recorded, Trace
-from serving.scores import IMPORTANCE
+from serving.scores import IMPORTANCE, UNTRAINED, Scorers
 
 
 class HoleError(RuntimeError):
@@ -56,10 +56,11 @@ class Reader:
     """
 
     def __init__(
-        self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown, rule: Exit | None = None
-    ) -> None:
+        self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown, rule: Exit | None = None,
+        scorers: Scorers = UNTRAINED,
+    ) -> None:  # fmt: skip
         self._bound, self._unknown, self._layers, self._rule = bound, unknown, layers, rule
-        self._lookup, self._loads = Lookup(trace.tables), counting(layers, rule)
+        self._lookup, self._loads = Lookup(trace.tables, scorers), counting(layers, rule)
         self._drafter: dict[str, Place] = {}
         self._cached: dict[tuple[str, int | None], int] = {}
         """The target's cached tokens, by session and first layer."""

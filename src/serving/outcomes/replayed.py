@@ -45,7 +45,7 @@ class Replayed:
         trace, unknown = self.trace, Unknown()
         check_exit(trace.exit, policy, "the trace")
         bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
-        small = Reader(trace, bound, trace.device_layers, unknown, trace.exit)
+        small = Reader(trace, bound, trace.device_layers, unknown, trace.exit, policy.scorers)
         large = Reader(trace, bound, trace.cloud_layers, unknown)
 
         def notes() -> tuple[str, ...]:

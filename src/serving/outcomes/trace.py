@@ -8,7 +8,7 @@ from typing import Any, cast
 from serving.luck import key, luck
 from serving.messages import Call, Exit
 from serving.outcomes.exits import described
-from serving.scores import SCORES
+from serving.scores import SCORES, Scorer
 from serving.workload.prompt import Prompt
 
 TOPS = 3
@@ -75,6 +75,11 @@ class Tables:
 
     def flat_score(self, name: str) -> Sequence[float]:
         return cast("Sequence[float]", memoryview(self.scores[SCORES.index(name)].reshape(-1)))
+
+    def flat_trained(self, scorer: Scorer) -> Sequence[float]:
+        """The same of a score that is told from all the recorded ones."""
+        found = scorer.chances(self.scores.reshape(len(SCORES), -1).T)
+        return cast("Sequence[float]", memoryview(found.astype("float64")))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from serving.breaks import Breaks
 from serving.cast import Cast
@@ -28,13 +28,17 @@ class Emulated:
 
     shared: bool = False
 
+    detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
 
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
+        policy = setup.policy
+        models = open_models(
+            setup.pair.device, setup.pair.cloud, accelerator, policy.scorers, policy.kv_cache.block_tokens
+        )
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         return Served(
             asked, play(setup, models, asked, progress, observers, self.shared), models.tokenizer, models.cloud_layers

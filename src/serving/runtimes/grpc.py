@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from serving.cast import Cast
 from serving.drivers.live import Pace, Pacing
@@ -59,6 +59,7 @@ class Grpc:
     limits: Limits = field(default_factory=Limits)
     machine: str = ""
     """Only names it, so that outputs shared by two machines keep a run of each."""
+    detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pace not in get_args(Pace):

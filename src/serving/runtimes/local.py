@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from serving.breaks import Breaks
 from serving.cast import Cast
@@ -34,6 +34,7 @@ class Local:
     shaped: bool = True
     machine: str = ""
     """Only names it, so that outputs shared by two machines keep a run of each."""
+    detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.pace not in get_args(Pace):
@@ -48,7 +49,10 @@ class Local:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        models = open_models(setup.pair.device, setup.pair.cloud, accelerator)
+        policy = setup.policy
+        models = open_models(
+            setup.pair.device, setup.pair.cloud, accelerator, policy.scorers, policy.kv_cache.block_tokens
+        )
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, note = self.pace == "wall", f"pace: {pacing.described}"

@@ -69,6 +69,11 @@ class Runtime(Protocol):
         """Where tokens and time come from, for the report."""
         ...
 
+    @property
+    def detail(self) -> bool:
+        """Is everything kept that happened to a request, or only sums?"""
+        ...
+
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
     ) -> Served: ...

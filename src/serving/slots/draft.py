@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Protocol
 
 from serving.messages import Stop
 from serving.nodes.session import Session
+from serving.scores import ACCEPT, UNTRAINED, Scorer, Scorers
 
 Source = Literal["model", "heads", "none"]
 
@@ -19,6 +20,11 @@ class Draft(Protocol):
     @property
     def probes(self) -> tuple[str, ...]:
         """Scores that the decision needs."""
+        ...
+
+    @property
+    def scorers(self) -> Scorers:
+        """Those of them that were trained."""
         ...
 
     def plan(self, s: Session) -> Stop | None:
@@ -38,6 +44,7 @@ class Window:
     keep: bool = True
     """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
     source: ClassVar[Literal["model"]] = "model"
+    scorers: ClassVar[Scorers] = UNTRAINED
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -67,6 +74,48 @@ class Window:
 _stop = cache(Stop)
 
 
+class Predictor(Scorer, Protocol):
+    """Tells which drafts will be rejected."""
+
+    @property
+    def threshold(self) -> float:
+        """A chance of acceptance below it is a predicted rejection."""
+        ...
+
+
+@dataclass(frozen=True)
+class RejectionPredictor:
+    """Up to `k` tokens, ended before the first one that will be rejected as the predictor sees it; at least one (WISP,
+    section 4.1).
+
+    `threshold` None is the predictor's own, which was chosen on validation data.
+    """
+
+    k: int
+    predictor: Predictor
+    threshold: float | None = None
+    source: ClassVar[Literal["model"]] = "model"
+    probes: ClassVar[tuple[str, ...]] = (ACCEPT,)
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token")
+        if self.threshold is not None and not 0 < self.threshold < 1:
+            raise ValueError(f"policy.draft.threshold is {self.threshold}; a chance of acceptance lies between 0 and 1")
+
+    @property
+    def scorers(self) -> Scorers:
+        return {ACCEPT: self.predictor}
+
+    def plan(self, s: Session) -> Stop | None:
+        below = self.predictor.threshold if self.threshold is None else self.threshold
+        drafted = len(s.draft)
+        room = min(self.k, s.remaining) - drafted
+        if room <= 0 or s.stopped or (drafted and (s.draft_ended or min(s.scores.get(ACCEPT, (1.0,))) < below)):
+            return None
+        return _stop(room, ACCEPT, below, False, 0 if drafted else 1)
+
+
 @dataclass(frozen=True)
 class Opening:
     """The first `k` tokens of an answer, on which it is decided who goes on; then one token at a time."""
@@ -74,6 +123,7 @@ class Opening:
     k: int
     source: ClassVar[Literal["model"]] = "model"
     probes: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = UNTRAINED
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -91,6 +141,7 @@ class NoDraft:
 
     source: ClassVar[Literal["none"]] = "none"
     probes: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = UNTRAINED
 
     def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
         return None

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+BLOCK_TOKENS = 16
+"""As many as vLLM's; WISP (section 4.5) does not say."""
+
 
 class KvCache(Protocol):
     @property
@@ -13,12 +16,24 @@ class KvCache(Protocol):
         """Cached tokens at most; None: what the chip's memory leaves beside the weights."""
         ...
 
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block: memory is taken in whole ones."""
+        ...
+
+    def taken(self, tokens: int) -> int:
+        """Tokens that the blocks of a session of so many tokens can hold: what counts against the budget."""
+        ...
+
 
 @dataclass(frozen=True)
 class Reuse:
-    """Prefixes stay cached; idle sessions are evicted, oldest first, when the budget is spent."""
+    """Prefixes stay cached in blocks of `block_tokens`; idle sessions are evicted, oldest first, when the budget is
+    spent (WISP, section 4.5).
+    """
 
     capacity_tokens: float | None = None
+    block_tokens: int = BLOCK_TOKENS
     keep: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -26,6 +41,11 @@ class Reuse:
             raise ValueError(
                 f"policy.kv_cache.capacity_tokens is {self.capacity_tokens}; give at least 1, or null for the chip's"
             )
+        if self.block_tokens < 1:
+            raise ValueError(f"policy.kv_cache.block_tokens is {self.block_tokens}; give at least 1")
+
+    def taken(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True)
@@ -33,4 +53,8 @@ class NoReuse:
     """Every question is computed from its first token (SLED as WISP describes it, section 5.1)."""
 
     capacity_tokens: ClassVar[None] = None
+    block_tokens: ClassVar[int] = BLOCK_TOKENS
     keep: ClassVar[bool] = False
+
+    def taken(self, tokens: int) -> int:
+        return tokens

@@ -4,15 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.estimator import Estimator
 from serving.nodes.item import Item
+from serving.nodes.room import Room
 
 Batch = list[tuple[Item, int]]
 """Items and how many of their rows run now."""
 
 
 class Scheduler(Protocol):
-    def pick(self, items: Sequence[Item], now: float, room: float) -> Batch | float:
-        """A batch, or the time to hold until. `items`: one per session, oldest first; `room`: cache tokens free."""
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
+        """A batch, or the time to hold until. `items`: one per session, oldest first, all of one span."""
         ...
 
 
@@ -28,7 +30,7 @@ class StaticBatch:
         if self.window_s < 0:
             raise ValueError(f"policy.scheduler.window_s is {self.window_s}; it cannot be negative")
 
-    def pick(self, items: Sequence[Item], now: float, room: float) -> Batch | float:  # noqa: ARG002
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
         due = items[0].arrived + self.window_s
         if len(items) < self.size and now < due:
             return due
@@ -51,7 +53,7 @@ class Continuous:
         if self.chunk is not None:
             _at_least_one("chunk", self.chunk)
 
-    def pick(self, items: Sequence[Item], now: float, room: float) -> Batch | float:  # noqa: ARG002
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
         if self.chunk is None:
             return [(i, i.left) for i in items[: self.size]]
         return _fill(sorted(items, key=lambda i: i.left > DECODE_ROWS), self.size, self.chunk)
@@ -73,7 +75,7 @@ class VerificationAware:
         _at_least_one("size", self.size)
         _at_least_one("chunk", self.chunk)
 
-    def pick(self, items: Sequence[Item], now: float, room: float) -> Batch | float:  # noqa: ARG002
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
         prefills = [i for i in items if i.left > self.chunk]
         if prefills:
             return [(i, i.part(self.chunk)) for i in prefills[: self.size]]

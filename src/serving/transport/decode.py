@@ -52,10 +52,12 @@ class Decoder:
             path,
             checks.name("request.reply_to", wire.reply_to),
             checks.within("request.budget", wire.budget, 1, self._limits.max_tokens),
-            checks.finite("request.deadline", wire.deadline, -INF) if wire.HasField("deadline") else INF,
+            checks.finite("request.slack_s", wire.slack_s, -INF) if wire.HasField("slack_s") else INF,
             checks.finite("request.value", wire.value, 0),
             _names("request.probes", wire.probes, 0, checks.MAX_PROBES),
             self._ends(wire.ends),
+            checks.finite("request.rate", wire.rate, 0),
+            checks.finite("request.spent_s", wire.spent_s, 0),
         )
 
     def _route(self, wire: Sequence[pb.Hop]) -> tuple[Hop, ...]:
@@ -78,6 +80,7 @@ class Decoder:
             self._verdict(wire.verdict),
             _names("reply.path", wire.path, 0, checks.MAX_HOPS),
             checks.within("reply.left", wire.left, 0, most),
+            checks.finite("reply.spent_s", wire.spent_s, 0),
         )
 
     def _verdict(self, wire: pb.Verdict) -> Verdict:

@@ -22,10 +22,8 @@ def envelope(sender: str, to: str, message: Message, packs: tuple[Pack, Pack] | 
     match message:
         case Request():
             wire.request.CopyFrom(_request(message, packs))
-        case Reply(session, round_, at, verdict, path, left):
-            wire.reply.CopyFrom(
-                pb.Reply(session=session, round=round_, at=at, verdict=_verdict(verdict), path=path, left=left)
-            )
+        case Reply():
+            wire.reply.CopyFrom(_reply(message))
         case Miss(session, round_, node):
             wire.miss.CopyFrom(pb.Miss(session=session, round=round_, node=node))
         case Release(session):
@@ -44,7 +42,15 @@ def frame(wire: pb.Frame) -> bytes:
 def _request(m: Request, packs: tuple[Pack, Pack] | None) -> pb.Request:
     return pb.Request(
         round=m.round, rows=_rows(m.rows, packs), route=[_hop(hop) for hop in m.route], hop=m.hop, path=m.path,
-        reply_to=m.reply_to, budget=m.budget, deadline=_finite(m.deadline), value=m.value, probes=m.probes, ends=m.ends,
+        reply_to=m.reply_to, budget=m.budget, slack_s=_finite(m.slack_s), value=m.value, probes=m.probes, ends=m.ends,
+        rate=m.rate, spent_s=m.spent_s,
+    )  # fmt: skip
+
+
+def _reply(m: Reply) -> pb.Reply:
+    return pb.Reply(
+        session=m.session, round=m.round, at=m.at, verdict=_verdict(m.verdict), path=m.path, left=m.left,
+        spent_s=m.spent_s,
     )  # fmt: skip
 
 

@@ -143,7 +143,7 @@ class Hop(_message.Message):
     def __init__(self, node: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., out: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("round", "rows", "route", "hop", "path", "reply_to", "budget", "deadline", "value", "probes", "ends")
+    __slots__ = ("round", "rows", "route", "hop", "path", "reply_to", "budget", "value", "probes", "ends", "slack_s", "rate", "spent_s")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -151,10 +151,12 @@ class Request(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLY_TO_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    DEADLINE_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     ENDS_FIELD_NUMBER: _ClassVar[int]
+    SLACK_S_FIELD_NUMBER: _ClassVar[int]
+    RATE_FIELD_NUMBER: _ClassVar[int]
+    SPENT_S_FIELD_NUMBER: _ClassVar[int]
     round: int
     rows: Rows
     route: _containers.RepeatedCompositeFieldContainer[Hop]
@@ -162,11 +164,13 @@ class Request(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[str]
     reply_to: str
     budget: int
-    deadline: float
     value: float
     probes: _containers.RepeatedScalarFieldContainer[str]
     ends: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, round: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., deadline: _Optional[float] = ..., value: _Optional[float] = ..., probes: _Optional[_Iterable[str]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
+    slack_s: float
+    rate: float
+    spent_s: float
+    def __init__(self, round: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., value: _Optional[float] = ..., probes: _Optional[_Iterable[str]] = ..., ends: _Optional[_Iterable[int]] = ..., slack_s: _Optional[float] = ..., rate: _Optional[float] = ..., spent_s: _Optional[float] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("tokens", "parents")
@@ -189,20 +193,22 @@ class Verdict(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., token: _Optional[int] = ..., keep: _Optional[_Union[Indices, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("session", "round", "at", "verdict", "path", "left")
+    __slots__ = ("session", "round", "at", "verdict", "path", "left", "spent_s")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
+    SPENT_S_FIELD_NUMBER: _ClassVar[int]
     session: str
     round: int
     at: int
     verdict: Verdict
     path: _containers.RepeatedScalarFieldContainer[str]
     left: int
-    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., at: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., left: _Optional[int] = ...) -> None: ...
+    spent_s: float
+    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., at: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., left: _Optional[int] = ..., spent_s: _Optional[float] = ...) -> None: ...
 
 class Miss(_message.Message):
     __slots__ = ("session", "round", "node")

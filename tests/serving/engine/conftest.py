@@ -82,6 +82,23 @@ def causal() -> Callable[..., Any]:
 
 
 @pytest.fixture(scope="session")
+def scattered() -> Callable[..., Any]:
+    """A pool in which every other block is taken: scattered(model, block_tokens=2, blocks=120)."""
+    from serving.engine.pool import Budget, Pool
+
+    def make(model: Any, block_tokens: int = 2, blocks: int = 120) -> Pool:
+        pool = Pool(model, 4, block_tokens, Budget(blocks))
+        tables: list[Any] = [[] for _ in range(blocks)]
+        for table in tables:
+            pool.extend(table, 1)
+        for table in tables[::2]:
+            pool.cut(table, 1)
+        return pool
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def llama() -> Any:
     """A tiny Llama with `transformers`' own attention, to compare with; do not take it apart."""
     return build("llama")

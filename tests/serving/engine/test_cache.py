@@ -5,6 +5,7 @@ import torch
 
 from serving.engine.cache import Cache, CacheHoleError
 from serving.engine.model import take_apart
+from serving.engine.pool import CacheFullError
 
 
 @pytest.fixture(scope="module")
@@ -15,17 +16,18 @@ def model(causal):
 def _fill(slot, length):
     """Token t is stored as the number t in every layer's keys, and as -t in its values."""
     slot.reserve(length)
-    numbers = torch.arange(slot.length, length, dtype=torch.float32)[:, None]
-    for keys, values in zip(*slot.views(slot.length, length), strict=True):
-        keys[0, :] = numbers
-        values[0, :] = -numbers
+    numbers = torch.arange(slot.length, length, dtype=torch.float32)[:, None].expand(1, 2, -1, 8)
+    keys, values = slot.targets(slot.length, length)
+    for layer in range(4):
+        keys[layer].copy_(numbers)
+        values[layer].copy_(-numbers)
     slot.length = length
 
 
 def _stored(slot):
     keys, values = slot.views(0, slot.length)
-    found = {tuple(layer[0, 0, :, 0].int().tolist()) for layer in keys}
-    assert found == {tuple((-layer[0, 1, :, -1]).int().tolist()) for layer in values}
+    found = {tuple(keys[layer][0, 0, :, 0].int().tolist()) for layer in range(4)}
+    assert found == {tuple((-values[layer][0, 1, :, -1]).int().tolist()) for layer in range(4)}
     assert len(found) == 1
     return found.pop()
 
@@ -43,9 +45,11 @@ def test_a_slot_keeps_its_tokens_when_it_grows(model):
 
 def test_a_span_holds_only_its_own_layers(model):
     cache = Cache(model)
-    assert len(cache.open("a", 1, 3, 0).views(0, 1)[0]) == 2
-    assert len(cache.open("a", None, 4, 0).views(0, 1)[0]) == 4
-    assert cache.nbytes == 6 * 2 * 64 * 2 * 8 * 4
+    for part, last in ((1, 3), (None, 4)):
+        slot = cache.open("a", part, last, 0)
+        slot.reserve(1)
+        assert len(slot.views(0, 1)[0]) == last - (part or 0)
+    assert cache.nbytes == 6 * 2 * 16 * 2 * 8 * 4
 
 
 def test_opening_rolls_back_and_never_forward(model):
@@ -73,3 +77,64 @@ def test_a_draft_that_was_never_cached_cannot_survive(model):
     slot.drafts_at = 7
     with pytest.raises(CacheHoleError, match="draft 2 is kept, but only 2 drafts are in the cache"):
         cache.open("a", 0, 4, 8, (2,))
+
+
+def _apart(cache, sessions="ab", each=16):
+    """Slots whose blocks alternate: each grows by one block in turn, in a pool that is otherwise full."""
+    slots = {s: cache.open(s, 0, 4, 0) for s in sessions}
+    for length in range(each, 4 * each + 1, each):
+        for slot in slots.values():
+            _fill(slot, length)
+    assert all(slot.runs > 1 for slot in slots.values())
+    return slots
+
+
+@pytest.mark.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
+def test_blocks_that_lie_apart_are_read_written_and_compacted_like_others(model, keep):
+    slots = _apart(Cache(model, 16, budget_tokens=128))
+    for slot in slots.values():
+        assert _stored(slot) == tuple(range(64))
+        slot.drafts_at = 30
+        slot.compact(keep)
+        assert _stored(slot) == (*range(30), *(30 + i for i in keep))
+        slot.truncate(20, "a")
+        assert (slot.blocks, _stored(slot)) == (2, tuple(range(20)))
+
+
+def test_a_roll_back_frees_blocks_and_another_session_takes_them(model):
+    cache = Cache(model, 16, budget_tokens=64)
+    _fill(cache.open("a", 0, 4, 0), 60)
+    with pytest.raises(CacheFullError, match="1 more blocks of KV cache are needed, and 4 of 4 are taken"):
+        cache.open("b", 0, 4, 0).reserve(1)
+    cache.open("a", 0, 4, 33)
+    assert cache.blocks == 3
+    _fill(cache.open("b", 0, 4, 0), 16)
+    cache.drop("a", 0)
+    assert (cache.blocks, _stored(cache.open("b", 0, 4, 16))) == (1, tuple(range(16)))
+
+
+def test_spans_share_the_budget(model):
+    cache = Cache(model, 16, budget_tokens=40)  # two whole blocks
+    cache.open("a", 0, 2, 0).reserve(16)
+    cache.open("a", 2, 4, 0).reserve(16)
+    with pytest.raises(CacheFullError):
+        cache.open("b", 0, 2, 0).reserve(1)
+
+
+def test_a_session_that_is_cut_off_from_its_next_block_moves_to_where_all_lie_together(model):
+    cache = Cache(model)
+    slots = [cache.open(s, 0, 4, 0) for s in "abcdefgh"]
+    for length in range(10, 400, 10):  # 8 sessions of 25 blocks: the pool grows
+        for slot in slots:
+            _fill(slot, length)
+    assert [_stored(slot) for slot in slots] == [tuple(range(390))] * 8
+    assert sum(slot.runs == 1 for slot in slots) >= 6
+    assert cache.blocks == 8 * 25
+    assert cache.reserved_nbytes <= 2 * cache.nbytes
+
+
+def test_what_a_lone_session_holds_is_always_one_view(model):
+    slot = Cache(model).open("a", 0, 4, 0)
+    for length in range(1, 4000, 37):
+        slot.reserve(length)
+        assert slot.runs == 1

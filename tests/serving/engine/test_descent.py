@@ -95,6 +95,18 @@ def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, varia
         assert text.slot.depths.short == 0
 
 
+@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
+@torch.inference_mode()
+def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
+    text = Text(causal, variant, seed=3)
+    text.slot = Slot(text.stack.model, 0, LAYERS, scattered(text.stack.model))
+    text.append(12, LAYERS)
+    for _ in range(16):
+        text.step()
+    text.append(1, LAYERS)
+    assert text.slot.runs >= 6
+
+
 @pytest.mark.parametrize("variant", ["llama", "mistral", "neox"])
 @torch.inference_mode()
 def test_a_prompt_may_leave_early_too(causal, variant):

@@ -122,7 +122,7 @@ def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
     engine = Engine(model)
     engine.execute(Generate("a", 0, PROMPT, Stop(5)))
     assert model.dtype in (torch.bfloat16, torch.float16)
-    assert engine.cache.nbytes == 2 * 4 * 64 * 2 * 8 * 2
+    assert engine.cache.nbytes == 2 * 4 * 16 * 2 * 8 * 2  # one block of 16 tokens
 
 
 @installed

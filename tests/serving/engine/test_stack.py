@@ -80,6 +80,7 @@ def test_stale_entries_behind_a_rollback_do_not_matter(causal):
     model = take_apart(copy.deepcopy(whole))
     stack, slot = Stack(model, model.vocabulary), Slot(model, 0, 4)
     right, wrong = _tokens((30, 50))
+    slot.reserve(50)
     for layers in slot.views(0, slot.capacity):
         for layer in layers:
             layer.fill_(float("nan"))

@@ -89,3 +89,30 @@ def test_a_session_that_is_struck_out_leaves_nothing() -> None:
     assert ledger.forget("a") == [("a", 0)]
     assert ledger.forget("a") == []
     assert (ledger.used, ledger.valid(rows("a"), WHOLE)) == (10, 0)
+
+
+def test_blocks_are_taken_whole_and_given_back_by_a_roll_back() -> None:
+    ledger = Ledger(100, keep=True, block_tokens=16)
+    run(ledger, rows(n=17, check=5), rejected=2)
+    assert (ledger.lengths["a", 0], ledger.used, ledger.free) == (15, 16, 84)
+    ledger.started(rows(start=15, n=2), WHOLE)
+    assert ledger.used == 32  # its drafts may stand: their blocks are taken before they run
+
+
+def test_what_a_request_needs_is_counted_in_new_blocks() -> None:
+    ledger = Ledger(INF, keep=True, block_tokens=16)
+    assert ledger.need(rows(), WHOLE, 33) == 48
+    run(ledger, rows(n=10))
+    assert [ledger.need(rows(start=10), WHOLE, n) for n in (6, 7, 23)] == [0, 16, 32]
+    assert ledger.need(rows(n=20), WHOLE, 10, done=10) == 16
+    run(ledger, rows(start=10, n=40))
+    assert ledger.need(rows(start=3), WHOLE, 2) == -48
+    assert ledger.need(rows(), HEAD, 99) == Ledger(9, keep=False).need(rows(), WHOLE, 99) == 0
+
+
+def test_room_is_what_is_free_and_what_idle_sessions_would_leave() -> None:
+    ledger = Ledger(100, keep=True, block_tokens=16)
+    for session, n in (("a", 10), ("b", 20), ("c", 1)):
+        run(ledger, rows(session, n=n))
+    assert (ledger.free, ledger.room(()), ledger.room({"b": None}), ledger.room("ab")) == (36, 100, 68, 52)
+    assert Ledger(INF, keep=True).room(()) == Ledger(9, keep=False).room(()) == INF

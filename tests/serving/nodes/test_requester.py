@@ -12,6 +12,7 @@ from serving.messages import (
     Drop,
     Finished,
     Generate,
+    Hop,
     Joined,
     Lost,
     Miss,
@@ -19,6 +20,7 @@ from serving.messages import (
     Reply,
     Request,
     Send,
+    Span,
     Start,
     Verdict,
     Wake,
@@ -194,3 +196,45 @@ def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
     device.handle(Lost("cloud"), 3.0)
     device.handle(Joined("cloud"), 4.0)
     assert not device.parked
+
+
+def test_what_is_left_of_a_promise_travels_with_the_question() -> None:
+    """Eq. 6 of WISP: of the time for the expected tokens, drafting and the network have had theirs."""
+    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
+    call = Call("s", tuple(range(9)), 40, rate=8.0)
+    (start, *_), now = device.handle(Begin(call), 0.0), 0.1
+    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), now))
+    assert asked.value == 1 + 4 * 0.5  # before anything was judged, half of the drafts is expected to stand
+    assert asked.slack_s == pytest.approx(3 / 8 - 0.1)
+    assert asked.rate == 8.0
+
+    # Answered after 0.3 s of which the cloud had 0.25: the network takes 0.05. All four stood.
+    reply = Reply("s", asked.round, 9, Verdict(4, 7), ("cloud",), 0, spent_s=0.25)
+    (start,) = [c for c in device.handle(Received(reply), 0.4) if isinstance(c, Start)]
+    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 17)), 0.5))
+    assert asked.value == 1 + 4 * 8 / 12
+    assert asked.slack_s == pytest.approx(asked.value / 8 - 0.1 - 0.05)
+
+
+def test_the_first_token_has_a_promise_of_its_own() -> None:
+    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
+    (start, *_) = device.handle(Begin(Call("s", tuple(range(9)), 40, rate=8.0, ttft_s=2.0)), 0.0)
+    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), 0.1))
+    assert asked.slack_s == pytest.approx(1.9)
+
+
+HOPS = (Hop("cloud", Span(0, 4, embed=True, head=True)),)
+
+
+def _job(command: object) -> int:
+    assert isinstance(command, Start)
+    return command.job
+
+
+def _drafted(n: int, cached: int) -> Drafted:
+    return Drafted(tuple(range(n)), {}, ((1, 2, 3),) * n, False, cached)
+
+
+def _requests(commands: object) -> list[Request]:
+    assert isinstance(commands, list)
+    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Request)]

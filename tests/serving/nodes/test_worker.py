@@ -36,7 +36,7 @@ ROUTE = (Hop("cloud", Span(0, LAYERS, embed=True, head=True)),)
 
 
 def worker(capacity: float = INF, **override: Any) -> Worker:
-    slots = {"scheduler": Continuous(), "kv_cache": Reuse()} | override
+    slots = {"scheduler": Continuous(), "kv_cache": Reuse(block_tokens=1)} | override
     return Worker("cloud", policy("sled", **slots), capacity_tokens=capacity)
 
 
@@ -49,9 +49,9 @@ def decide(w: Worker, now: float = 0.0) -> list[Any]:
     return list(w.handle(Woke(w.timer), now))
 
 
-def finish(w: Worker, *verdicts: Verdict) -> list[Any]:
+def finish(w: Worker, *verdicts: Verdict, now: float = 1.0) -> list[Any]:
     results = tuple(Result(verdict, None) for verdict in verdicts)
-    return list(w.handle(Finished(w.job, results), 1.0))
+    return list(w.handle(Finished(w.job, results), now))
 
 
 def batch(commands: list[Any]) -> list[tuple[str, int, int]]:
@@ -97,7 +97,7 @@ def test_a_held_batch_is_looked_at_again_when_somebody_joins() -> None:
 def test_rejected_drafts_leave_the_cache() -> None:
     w = worker()
     out = served(w, ask(n=14, check=4), Verdict(1, 50))
-    assert said(out, Reply) == [Reply("a", 0, 10, Verdict(1, 50), ("cloud",), 0)]
+    assert said(out, Reply) == [Reply("a", 0, 10, Verdict(1, 50), ("cloud",), 0, spent_s=1.0)]
     assert w.ledger.lengths == {("a", 0): 11}
     assert batch(served(w, ask(start=11, n=1, round_=1))) == [("a", 11, 1)]
     assert said(served(w, ask(start=13, n=1, round_=2)), Miss) == [Miss("a", 2, "cloud")]
@@ -231,7 +231,8 @@ def test_an_owner_that_starts_again_counts_its_rounds_from_0() -> None:
     w.handle(Joined("device of a"), 3.0)
     w.handle(ask("a", n=12), 4.0)
     assert batch(decide(w, 4.0)) == [("a", 0, 12)]
-    assert said(finish(w, Verdict(0, 7)), Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0)]
+    out = finish(w, Verdict(0, 7), now=5.0)
+    assert said(out, Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0, spent_s=1.0)]
 
 
 def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:

@@ -86,7 +86,7 @@ def put(path: str, value: object) -> Callable[[Any], object]:
         ("request.reply_to", "", "reply_to"),
         ("request.budget", 0, "request.budget"),
         ("request.budget", 101, "request.budget"),
-        ("request.deadline", float("nan"), "request.deadline"),
+        ("request.slack_s", float("nan"), "request.slack_s"),
         ("request.value", float("inf"), "request.value"),
         ("request.value", -1.0, "request.value"),
         ("request.probes", ["heads"] * 17, "request.probes"),
@@ -221,7 +221,7 @@ def test_a_hop_that_does_not_embed_needs_hidden_states() -> None:
 
 def test_hosts_of_different_runs_are_told_what_differs() -> None:
     here = Hello(("cloud-0",), digest="aa")
-    for other in (Hello(("d",), digest="bb"), Hello(("d",), "aa", protocol=2), Hello(("d",), "aa", version="9")):
+    for other in (Hello(("d",), digest="bb"), Hello(("d",), "aa", protocol=99), Hello(("d",), "aa", version="9")):
         with pytest.raises(RefusedError) as caught:
             here.meet(other.wire, Limits())
         assert caught.value.code == "FAILED_PRECONDITION"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin, g
 
 from pipeline.report.cost import CLOUD_WROTE
 from pipeline.report.records import Served
+from pipeline.report.slo import met
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 STAGE = "stage/"
 """Metrics of a stage's own: `stage/NAME/METRIC`."""
 _BY_TASK = "quality/by_task/"
+_SLO, _VIOLATION = "slo/", "/violation_rate"
 Part: TypeAlias = str | Callable[[Served], float | None]
 """What of a request: an attribute, or a function of it."""
 
@@ -40,6 +42,9 @@ def measure(metric: str) -> Measure | None:
     if metric.startswith(_BY_TASK):
         task = metric.removeprefix(_BY_TASK)
         return _mean(lambda request: request.quality if request.task == task else None)
+    if metric.startswith(_SLO) and metric.endswith(_VIOLATION):
+        name = metric.removeprefix(_SLO).removesuffix(_VIOLATION)
+        return _mean(lambda request: float(not met(request)) if request.slo == name else None)
     return _MEASURES.get(metric)
 
 
@@ -97,6 +102,14 @@ def _added(request: Served) -> float:
     return request.accepted + request.origins.count("corrected") + request.origins.count("bonus")
 
 
+def _fell(request: Served) -> float:
+    return request.sent - request.accepted
+
+
+def _looked_at(request: Served) -> float:
+    return request.drafted + request.discarded
+
+
 _TOTALS = (
     "uplink_nbytes", "downlink_nbytes", "uplink_messages", "device_busy_s", "cloud_busy_s", "cloud_wait_s",
     "cloud_rows",
@@ -114,6 +127,10 @@ _MEASURES: Mapping[str, Measure] = {
     "speculation/acceptance_length": _share("accepted", "chunks_asked"),
     "speculation/acceptance_length_with_bonus": _share(_added, "chunks_asked"),
     "speculation/wasted_share": _share("wasted", "drafted"),
+    "waste/tokens": _share(_fell, "chunks_asked"),
+    "waste/wdt_s": Measure(lambda r: (_fell(r), r.chunks_asked, r.draft_s, _looked_at(r)), _product),
+    "waste/share": _share(_fell, _looked_at),
+    "waste/discarded": _share("discarded", "chunks_asked"),
     "exits/share": _share("exited", "drafted"),
     "exits/depth": _share("depth", "drafted"),
     "ahead/position_hit_rate": _share("position_hits", "guesses"),

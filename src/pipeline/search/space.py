@@ -1,0 +1,95 @@
+"""A search space in Hydra's syntax of sweeps: what a trial chooses from, and what all trials have alike."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+    from optuna.distributions import BaseDistribution
+
+ALLOWED = "choice(a,b), a,b,c, range(1,10), interval(0.0,0.3), int(interval(32,256)), tag(log,interval(1e-5,1e-3))"
+
+
+@dataclass(frozen=True)
+class Space:
+    """`free`: by key, what a trial chooses from; `fixed`: by key, the value that all trials have, as it was written."""
+
+    free: "Mapping[str, BaseDistribution]"
+    fixed: Mapping[str, str] = field(default_factory=dict)
+
+    def overrides(self, chosen: Mapping[str, Any]) -> list[str]:
+        """The command line of a trial; what is fixed stands first, experiments above all."""
+        return [f"{key}={value}" for key, value in (*self.fixed.items(), *chosen.items())]
+
+    def some(self) -> dict[str, Any]:
+        """A point of it: every first choice, every lower bound."""
+        return {key: getattr(one, "choices", [getattr(one, "low", None)])[0] for key, one in self.free.items()}
+
+    def described(self) -> dict[str, str]:
+        """As text, to compare two spaces by."""
+        from optuna.distributions import distribution_to_json
+
+        return {**self.fixed, **{key: distribution_to_json(one) for key, one in self.free.items()}}
+
+
+def space(params: Mapping[str, Any], arguments: Sequence[str]) -> Space:
+    """From the sweeper's parameters and the command line, of which the later wins.
+
+    Raises ConfigError for sweeps that no sampler can draw from.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    words = [f"{key}={value}" for key, value in params.items()]
+    free: dict[str, BaseDistribution] = {}
+    fixed: dict[str, str] = {}
+    for override in OverridesParser.create().parse_overrides([*words, *arguments]):
+        key = override.get_key_element()
+        free.pop(key, None)
+        fixed.pop(key, None)
+        if override.is_sweep_override():
+            free[key] = distribution(override)
+        else:
+            fixed[key] = override.get_value_element_as_str()
+    return Space(free, fixed)
+
+
+def distribution(override: "Override") -> "BaseDistribution":
+    """What a sweep stands for; choices are the texts that Hydra would write. Raises ConfigError."""
+    from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, RangeSweep
+    from optuna.distributions import CategoricalDistribution
+
+    value = override.value()
+    try:
+        if isinstance(value, ChoiceSweep):
+            return CategoricalDistribution(list(override.sweep_string_iterator()))
+        if isinstance(value, IntervalSweep):
+            return _interval(value.start, value.end, "log" in value.tags)
+        if isinstance(value, RangeSweep):
+            return _range(value.start, value.stop, value.step)
+    except ValueError as problem:
+        raise ConfigError(f"{override.input_line}: {problem}. Allowed are {ALLOWED}.") from problem
+    raise ConfigError(f"{override.input_line} cannot be searched. Allowed are {ALLOWED}.")
+
+
+def _interval(low: Any, high: Any, log: bool) -> "BaseDistribution":
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    whole = isinstance(low, int) and isinstance(high, int)
+    return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
+
+
+def _range(start: Any, stop: Any, step: Any) -> "BaseDistribution":
+    """Without its end, as Hydra's is."""
+    from math import ceil
+
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    steps = ceil((stop - start) / step) - 1
+    if step <= 0 or steps < 0:
+        raise ValueError("the range is empty or runs backwards")
+    if all(isinstance(one, int) for one in (start, stop, step)):
+        return IntDistribution(start, start + steps * step, step=step)
+    return FloatDistribution(start, start + steps * step, step=step)

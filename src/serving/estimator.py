@@ -1,0 +1,51 @@
+"""How long a batch will take, before it runs: WISP's verification-time estimator (section 4.4), asked by schedulers."""
+
+from dataclasses import dataclass
+
+from serving.latency import Latency, Load
+from serving.messages import Forward
+from serving.nodes.item import Item
+from serving.outcomes.loads import forward_load
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """Eq. 19 with the coefficients of a chip, for a model of `of` layers that stands for one of `depth`.
+
+    Linear, so that a request adds the same to every batch: feasibility of a grown batch is one addition.
+    """
+
+    latency: Latency | None
+    depth: int = 1
+    of: int = 1
+
+    def constant_s(self, layers: int) -> float:
+        """What a batch costs whoever is in it, one of whom at least asks the head."""
+        alone_s, asked_s = self._seconds(_asking(layers, 0, -1)), self._seconds(_asking(layers, 1, -1))
+        return 2 * alone_s - asked_s
+
+    def share_s(self, item: Item) -> float:
+        """What the rows that are left of a request add to a batch."""
+        if item.cost_s < 0:
+            span, rows, n, cached = item.span, item.rows, item.left, item.cached
+            layers = span.last - span.first
+            asked = rows.check + 1 if span.head and rows.rule else 0
+            whole = Load(layers, n, (cached + n) * n, cached, 1 + asked, further=1)
+            item.cost_s = max(0.0, self._seconds(whole) - self._seconds(_asking(layers, 0, 0)))
+        return item.cost_s
+
+    def batch_s(self, work: Forward) -> float:
+        """Of a batch as it runs, for comparison with what it took."""
+        return self._seconds(forward_load(work))
+
+    def _seconds(self, load: Load) -> float:
+        return self.latency.in_all((load,), self.depth, self.of) if self.latency else 0.0
+
+
+def _asking(layers: int, more: int, further: int) -> Load:
+    """Nobody's rows, but for one of the head, which has a constant of its own, and some `more`."""
+    return Load(layers, 0, 0, 0, 1 + more, further=further)
+
+
+UNKNOWN = Estimator(None)
+"""Where nobody knows the chip: everything seems to take no time."""

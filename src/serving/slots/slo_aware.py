@@ -1,0 +1,106 @@
+"""Slot `scheduler`: batches that keep their members' promises (WISP, Algorithm 1, section 4.3)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeAlias
+
+from serving.estimator import Estimator
+from serving.messages import INF
+from serving.nodes.item import Item
+from serving.nodes.room import Room
+from serving.slots.scheduler import Batch
+
+Ranked: TypeAlias = list[tuple[float, int, Item]]
+"""(rank, place in the order of arrival, item)."""
+_by_rank = itemgetter(0, 1)
+
+
+@dataclass(frozen=True)
+class SloAware:
+    """Critical requests first, by deadline; then the others by expected tokens a second of verification.
+
+    A request is critical from `guard_s` before the last moment at which it can start alone (Eq. 17). The batch grows
+    until a member would miss its deadline, or memory is spent (Eq. 14, 15).
+
+    The printed algorithm never dispatches again once a critical request is late. Here a late one, which no batch can
+    help, joins behind the others as long as these are in time; and whoever has waited `patience_s` leads the next
+    batch, so that nobody starves.
+    """
+
+    size: int = 64
+    guard_s: float = 0.005
+    patience_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"policy.scheduler.size is {self.size}; it must be at least 1")
+        for name in ("guard_s", "patience_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"policy.scheduler.{name} is {getattr(self, name)}; it cannot be negative")
+
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
+        """O(n log n) in the requests that wait."""
+        span = items[0].span
+        batch = _Growing(now + estimator.constant_s(span.last - span.first), room, estimator, self.size)
+        patient, critical, calm, late = self._sorted(items, now, batch.ends_s, estimator)
+        batch.lead(patient)
+        if batch.grow(critical, binding=True):
+            batch.grow(calm, binding=True)
+        batch.grow(late, binding=False)
+        return batch.members
+
+    def _sorted(
+        self, items: Sequence[Item], now: float, base_s: float, estimator: Estimator
+    ) -> tuple[list[Item], list[Item], list[Item], list[Item]]:
+        """`items` come in the order of arrival; `base_s` is when a batch of nothing would end."""
+        patient: list[Item] = []
+        late: list[Item] = []
+        critical: Ranked = []
+        calm: Ranked = []
+        long_since, guard_s, share_s = now - self.patience_s, self.guard_s, estimator.share_s
+        for place, item in enumerate(items):
+            cost_s, deadline = share_s(item), item.deadline
+            spare_s = deadline - base_s - cost_s
+            if item.arrived <= long_since and not patient:
+                patient.append(item)
+            elif spare_s < 0:
+                late.append(item)
+            elif spare_s <= guard_s:
+                critical.append((deadline, place, item))
+            else:
+                calm.append((-item.value / cost_s if cost_s else -INF, place, item))
+        critical.sort(key=_by_rank)
+        calm.sort(key=_by_rank)
+        return patient, [item for _, _, item in critical], [item for _, _, item in calm], late
+
+
+class _Growing:
+    """A batch that is being built: when it would end, what it takes, by when its members need it."""
+
+    def __init__(self, ends_s: float, room: Room, estimator: Estimator, size: int) -> None:
+        self.members: Batch = []
+        self.ends_s, self._due_s, self._taken = ends_s, INF, 0.0
+        self._room, self._estimator, self._size = room, estimator, size
+
+    def lead(self, items: Sequence[Item]) -> None:
+        """Whatever it costs the others."""
+        for item in items:
+            self._add(item, INF, self._room.need(item))
+
+    def grow(self, items: Iterable[Item], binding: bool) -> bool:
+        """Adds items up to the first that does not go; `binding`: is their own deadline to be kept? Did all go?"""
+        for item in items:
+            due_s = min(self._due_s, item.deadline) if binding else self._due_s
+            need = self._room.need(item)
+            fits = len(self.members) < self._size and self._taken + need <= self._room.tokens
+            in_time = self.ends_s + self._estimator.share_s(item) <= due_s
+            if self.members and not (fits and in_time):
+                return False
+            self._add(item, due_s, need)
+        return True
+
+    def _add(self, item: Item, due_s: float, need: float) -> None:
+        self.members.append((item, item.left))
+        self.ends_s += self._estimator.share_s(item)
+        self._due_s, self._taken = due_s, self._taken + need

@@ -1,0 +1,215 @@
+"""Searches: a space in Hydra's syntax, trials that follow one another, a memory that survives a kill."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import searching
+import yaml
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from pipeline.errors import ConfigError
+from pipeline.main import main
+from pipeline.report.outcome import Outcome
+from pipeline.report.tracking import Tracking
+from pipeline.search.objective import objective
+from pipeline.search.search import Search, checked
+from pipeline.search.space import space
+from pipeline.search.study import opened
+
+EXPERIMENT = {
+    "defaults": [{"override /policy": "synera"}, {"override /hydra/sweeper": "search"}, "_self_"],
+    "goal": "cheap",
+    "stages": {
+        "cheap": {"_target_": "searching.measure", "_kind_": "profile", "x": 1e-2, "shape": [8], "deep": False}
+    },
+    "exhibit": {
+        "_target_": "pipeline.report.exhibit.Exhibit", "title": "A search", "rows": {"label": "{trial}"},
+        "columns": [{"name": "score", "metric": "stage/cheap/score"}],
+        "claims": [{"says": "it gains", "row": "best", "than": "default", "metric": "score", "wanted": "at_least"}],
+    },
+    "hydra": {
+        "mode": "MULTIRUN",
+        "sweep": {"dir": "${outputs}/searches/cheap"},
+        "sweeper": {
+            "metric": "stage/cheap/score", "n_trials": 3,
+            "params": {
+                "stages.cheap.x": "tag(log, interval(1e-5, 1e-1))",
+                "stages.cheap.shape": "choice([8],[4,4])",
+                "stages.cheap.deep": "true,false",
+            },
+            "first": {"default": {}},
+        },
+    },
+}  # fmt: skip
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the experiment in this process with more words; its exit status and what it printed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hydra._internal.logging_config.configure_logging", lambda config: None)
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    text = "# @package _global_\n" + yaml.safe_dump(EXPERIMENT, sort_keys=False)
+    (folder / "cheap.yaml").write_text(text, encoding="utf-8")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pipeline", "--config-dir", "conf", "+experiment=cheap", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    yield run
+    searching.CALLS.clear()
+    searching.KILLED_AT.clear()
+
+
+def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Tracking) -> None:
+    searching.KILLED_AT.append(1)
+    outputs = f"outputs={tracking.outputs}"
+    assert run(outputs, "tracking.uri=none")[0] == 130
+    code, out, err = run(outputs)
+    assert (code, err.count("Traceback")) == (0, 0), out + err
+    assert searching.CALLS[0] == (1e-2, (8,))
+    assert searching.CALLS[1] == searching.CALLS[2], "the killed trial has other values now"
+    assert len(set(searching.CALLS)) == 3, "a sampler that forgot its draws drew the same again"
+    assert len(searching.CALLS) == 4, "the best one is not from the cache"
+    assert "4 of 4 jobs complete" in out
+    assert "holds  it gains" in out
+    client, experiment = tracking.connect()
+    (parent,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
+    jobs = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert sorted(one.data.params["trial"] for one in jobs) == ["1", "2", "best"]
+    (best,) = [one for one in jobs if one.data.params["trial"] == "best"]
+    assert parent.data.params["search.stages.cheap.x"] == best.data.params["stages.cheap.x"]
+    assert parent.data.metrics["search/stage/cheap/score"] == best.data.metrics["cheap/score"]
+    assert (parent.info.status, parent.data.metrics["search/trials"]) == ("FINISHED", 3)
+
+
+def test_a_plan_shows_one_trial_and_remembers_none(run: Run) -> None:
+    code, out, _ = run("tracking.uri=none", "stage=plan")
+    assert code == 0
+    assert out.count("stages, in the order in which they run:") == 1
+    assert not Path("outputs/searches/cheap/study.db").exists()
+
+
+X = space({"x": "interval(0.0,1.0)"}, ["+experiment=cheap"])
+SCORE = objective("score", "maximize")
+
+
+def search(folder: Path, trials: int, results: Sequence[float | str], rate: float = 0.0, at_once: int = 1) -> list[str]:
+    """Runs a search whose jobs have these results, a text for why there is none; the overrides of x that it tried."""
+    left, tried = list(results), []
+
+    def launch(jobs: Sequence[Sequence[str]], first: int) -> list[Path]:
+        return [job(number, words) for number, words in enumerate(jobs, first)]
+
+    def job(number: int, words: Sequence[str]) -> Path:
+        assert words[0] == "+experiment=cheap"
+        if words[-1] != "+trial=best":
+            tried.append(words[1])
+            result = left.pop(0)
+            failed = isinstance(result, str)
+            found = {"error": result} if failed else {"metrics": {"score": result}}
+            (folder / str(number)).mkdir(exist_ok=True)
+            Outcome("failed" if failed else "complete", number, **found).write(folder / str(number))
+        return folder / str(number)
+
+    with opened(folder, X, SCORE, 0, {}) as study:
+        Search(study, launch, folder, trials, at_once, rate).run()
+    return tried
+
+
+def test_failures_end_a_search_unless_it_may_have_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(search(tmp_path / "a", 3, ["no memory", 1.0, 2.0])) == 1
+    printed = capsys.readouterr().out
+    assert "trial 0 failed: no memory" in printed
+    assert "the search ends: 1 of 1 trials failed" in printed
+    assert len(search(tmp_path / "b", 3, ["no memory", 1.0, 2.0], rate=0.5)) == 3
+
+
+def test_a_longer_search_goes_on_with_other_points_side_by_side(tmp_path: Path) -> None:
+    first = search(tmp_path, 2, [1.0, 0.0], at_once=2)
+    assert not search(tmp_path, 2, [])
+    then = search(tmp_path, 4, [3.0, 2.0], at_once=2)
+    assert len({*first, *then}) == 4
+    found = json.loads((tmp_path / "search.json").read_text(encoding="utf-8"))
+    assert (found["best"], len(found["trials"])) == ([2], 4)
+
+
+def test_another_space_in_the_same_folder_is_refused_once_there_are_results(tmp_path: Path) -> None:
+    wider = space({"x": "interval(0.0,2.0)"}, ["+experiment=cheap"])
+    with opened(tmp_path, wider, SCORE, 0, {}) as study:
+        study.ask()
+    search(tmp_path, 1, [1.0])
+    with pytest.raises(ConfigError, match="search of another space: x was"), opened(tmp_path, wider, SCORE, 0, {}):
+        raise AssertionError("it began")
+
+
+def test_a_metric_that_no_job_has_ends_the_search(tmp_path: Path) -> None:
+    with opened(tmp_path, X, objective("scoer", "maximize"), 0, {}) as study:
+        Outcome("complete", metrics={"score": 1.0}).write(tmp_path)
+        with pytest.raises(ConfigError, match="the job has no metric 'scoer'; it has score"):
+            Search(study, lambda jobs, first: [tmp_path], tmp_path, 3).run()
+
+
+def test_slips_are_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="direction is 'up'; allowed are maximize, minimize"):
+        objective("a", "up")
+    with pytest.raises(ConfigError, match="2 metrics and 1 directions"):
+        objective(["a", "b"], "maximize")
+    with pytest.raises(ConfigError, match="n_trials is 0"):
+        checked(0, 1, 0.0)
+    with pytest.raises(ConfigError, match="max_failure_rate is 2"):
+        checked(1, 1, 2)
+    asked = space({"x": "interval(0.0,1.0)", "k": "choice([8],[4,4])"}, [])
+    for point, said in (({"x": 7}, "x is 7, which is outside"), ({"k": [5]}, "outside"), ({"z": 1}, "z is not searc")):
+        with (
+            pytest.raises(ConfigError, match=said),
+            opened(tmp_path, asked, objective("a", "maximize"), 0, {"d": point}),
+        ):
+            raise AssertionError("it began")
+
+
+def test_hydras_sweeps_are_distributions() -> None:
+    params = {
+        "a": "choice([512,128],[64,32])", "b": "tag(log,interval(1e-5,1e-3))", "c": "int(interval(32,256))",
+        "d": "range(1,10,4)", "e": "true,false", "f": 7,
+    }  # fmt: skip
+    found = space(params, ["e=true", "+experiment=x"])
+    assert found.free == {
+        "a": CategoricalDistribution(["[512,128]", "[64,32]"]),
+        "b": FloatDistribution(1e-5, 1e-3, log=True),
+        "c": IntDistribution(32, 256),
+        "d": IntDistribution(1, 9, step=4),
+    }
+    assert found.fixed == {"f": "7", "e": "True", "+experiment": "x"}
+
+
+@pytest.mark.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
+def test_what_cannot_be_searched_is_refused(word: str) -> None:
+    with pytest.raises(ConfigError, match="Allowed are"):
+        space({}, [word])
+
+
+def test_two_metrics_have_a_front_and_no_best(tmp_path: Path) -> None:
+    asked = space({"x": "interval(0.0,1.0)"}, [])
+    with opened(tmp_path, asked, objective(["a", "b"], ["maximize", "minimize"]), 0, {}) as study:
+        for values in ((1.0, 1.0), (2.0, 2.0), (0.5, 1.5)):
+            study.tell(study.ask().number, values)
+        assert {point.number for point in study.best()} == {0, 1}
+
+
+def test_one_search_at_a_time(tmp_path: Path) -> None:
+    asked, wanted = space({"x": "interval(0.0,1.0)"}, []), objective("a", "maximize")
+    with (
+        opened(tmp_path, asked, wanted, 0, {}),
+        pytest.raises(ConfigError, match="another search runs"),
+        opened(tmp_path, asked, wanted, 0, {}),
+    ):
+        raise AssertionError("both have it")

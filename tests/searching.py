@@ -1,0 +1,21 @@
+"""A stage that costs nothing, for searches: its score is best at x = 1e-3 and the longer shape."""
+
+import json
+import math
+from pathlib import Path
+
+CALLS: list[tuple[float, tuple[int, ...]]] = []
+"""What it was asked, in this process."""
+KILLED_AT: list[int] = []
+"""Numbers of calls that end as Ctrl-C does."""
+
+
+def measure(out: Path, *, x: float, shape: tuple[int, ...], deep: bool = False) -> None:
+    """Writes metrics.json; raises ValueError for the shape (1,), which nobody can train."""
+    CALLS.append((x, shape))
+    if len(CALLS) - 1 in KILLED_AT:
+        raise KeyboardInterrupt
+    if shape == (1,):
+        raise ValueError("a shape of 1 cannot be trained")
+    score = len(shape) - abs(math.log10(x) + 3) + deep
+    (out / "metrics.json").write_text(json.dumps({"score": score, "cost": sum(shape)}), encoding="utf-8")

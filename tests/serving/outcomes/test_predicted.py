@@ -1,0 +1,137 @@
+"""Drafts that end where a predictor sees a rejection: by engine, trace, fitted pools and stated rates alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_setup import setup
+from fake_world import THRESHOLDS
+from judge import Judge
+from made import trace
+from pairs import pair, questions
+
+from serving.decoding import Decoding
+from serving.engine.engine import Engine
+from serving.messages import Drafted, Generate, Stop
+from serving.outcomes import fit
+from serving.outcomes.constant import Acceptance
+from serving.outcomes.record import TraceRecording
+from serving.outcomes.replayed import Replayed
+from serving.recorder import Record
+from serving.runtimes.emulated import play
+from serving.runtimes.runtime import Models
+from serving.scores import ACCEPT, SCORES
+from serving.setup import Setup
+from serving.slots.draft import RejectionPredictor, Window
+from serving.slots.kv_cache import Reuse
+from serving.slots.waiting import Parallel
+from serving.stated import Stated
+from serving.workload.prompt import Prompt
+from serving.workload.workload import Asked
+
+BELOW = 0.45
+
+
+def predicted(judge: Any, k: int = 6, **slots: Any) -> Setup:
+    made = setup("sled")
+    draft = RejectionPredictor(k, judge)
+    return replace(made, policy=replace(made.policy, draft=draft, kv_cache=Reuse(), **slots))
+
+
+def judging(models: Models, judge: Any) -> Models:
+    assert isinstance(models.device, Engine)
+    engine = Engine(models.device.model, blobs=models.device.blobs, scorers={ACCEPT: judge})
+    return replace(models, device=engine)
+
+
+def texts(records: dict[str, Record]) -> list[list[int]]:
+    return [record.tokens for record in records.values()]
+
+
+@pytest.fixture(scope="module")
+def models() -> Models:
+    return pair(noise=0.05)
+
+
+def test_a_draft_ends_before_the_first_predicted_rejection(models: Models) -> None:
+    engine = judging(models, Judge(BELOW)).device
+    work = Generate("a", 0, tuple(range(8, 20)), Stop(8), probes=(ACCEPT, *SCORES))
+    whole, _ = engine.execute(work)
+    assert isinstance(whole, Drafted)
+    chances = whole.scores[ACCEPT]
+    assert chances == pytest.approx(whole.scores["confidence"])
+    doubt = chances.index(min(chances[1:]))
+    below = 0.5 * (chances[doubt] + min(chances[:doubt]))
+    drafted, _ = engine.execute(replace(work, stop=Stop(8, ACCEPT, below, keep=False, least=1), probes=(ACCEPT,)))
+    assert isinstance(drafted, Drafted)
+    assert drafted.tokens == whole.tokens[:doubt]
+    assert drafted.stopped
+
+
+def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(models: Models) -> None:
+    made = predicted(Judge(0.5, always=0.1))
+    records = play(made, judging(models, Judge(0.5, always=0.1)), questions())
+    chunks = [chunk for record in records.values() for chunk in record.chunks]
+    assert {len(chunk.tokens) for chunk in chunks} == {1}
+    assert not any(record.discarded for record in records.values())
+    assert texts(records) == texts(play(setup("sled"), models, questions()))
+
+
+@pytest.mark.parametrize("slots", [{}, {"waiting": Parallel(THRESHOLDS)}])
+def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: Models, tmp_path_factory: Any) -> None:
+    made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
+    ran = play(made, judging(models, judge), questions())
+    recording = TraceRecording(models, None, 0, 8, {"pair": "two random Llamas"}, None)
+    read = recording.take(questions(), tmp_path_factory.mktemp("trace"), lambda *_: None)
+    looked_up = play(made, Replayed(read, None).open(questions(), made.policy, 0), questions())  # type: ignore[arg-type]
+    for name, record in ran.items():
+        assert [(c.at, c.tokens, c.accepted) for c in record.chunks] == [
+            (c.at, c.tokens, c.accepted) for c in looked_up[name].chunks
+        ]
+    counts = [(r.drafted, r.discarded, r.accepted, r.sent) for r in ran.values()]
+    assert counts == [(r.drafted, r.discarded, r.accepted, r.sent) for r in looked_up.values()]
+    assert sum(record.discarded for record in ran.values()) > 5
+
+
+def asked(n: int) -> list[Asked]:
+    return [Asked(i, Prompt(f"p{i}", "", (), ""), i % 2, i, None, 0.0, 99, 60, None) for i in range(n)]
+
+
+def served(outcomes: Any, made: Setup, n: int = 40) -> tuple[float, float]:
+    """Share of the sent drafts that stood, and drafts a round."""
+    queries = outcomes.queries(asked(n), Decoding(), 0)
+    records = play(made, outcomes.open(queries, made.policy, 0), queries).values()
+    sent, rounds = sum(r.sent for r in records), sum(r.asked for r in records)
+    return sum(r.accepted for r in records) / sent, sent / rounds
+
+
+def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
+    outcomes = fit.fitted(trace(sessions=20), 0)
+    plain = setup("sled")
+    window = replace(plain, policy=replace(plain.policy, draft=Window(6)))
+    (blind, many), (seeing, few) = served(outcomes, window), served(outcomes, predicted(Judge(0.55)))
+    assert seeing > 1.15 * blind
+    assert few < many
+
+
+def test_a_predictor_of_stated_rates_errs_as_often_as_was_said() -> None:
+    """A chain of right drafts that were let through, by hand: each of them continues with the chance 0.8 x 0.7."""
+    outcomes = Acceptance(rate=0.8, prompt_tokens=10)
+    share, drafts = served(outcomes, predicted(Stated(recall=0.7, false_alarm=0.0), k=30), n=120)
+    passes = 0.8 * 0.7
+    # The first draft is sent in any case; a further one only if those before it, it too, were let through.
+    expected_sent = 1 + passes * passes / (1 - passes)
+    expected_good = 0.8 + passes * passes / (1 - passes)
+    assert drafts == pytest.approx(expected_sent, rel=0.06)
+    assert share == pytest.approx(expected_good / expected_sent, abs=0.03)
+
+
+def test_what_cannot_be_judged_is_said() -> None:
+    outcomes = Acceptance(rate=0.8, prompt_tokens=10)
+    queries = outcomes.queries(asked(2), Decoding(), 0)
+    with pytest.raises(ValueError, match=r"knows no scores for it.*policy/draft=stated_predictor"):
+        outcomes.open(queries, predicted(Judge(0.5)).policy, 0)
+    with pytest.raises(ValueError, match=r"known by its rates alone.*policy/draft=rejection_predictor"):
+        fit.fitted(trace(sessions=4), 0).open(queries, predicted(Stated()).policy, 0)
+    with pytest.raises(ValueError, match=r"recall is 1\.2"):
+        Stated(recall=1.2)

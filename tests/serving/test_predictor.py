@@ -1,0 +1,110 @@
+"""The predictor as it is served: its chances by hand, its artifact, and what is said of a damaged one."""
+
+import json
+import pickle
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from serving.predictor import HEADER, WEIGHTS, Predictor, load
+
+
+def made(*hidden: int, threshold: float = 0.5) -> Predictor:
+    draw = np.random.default_rng(3)
+    widths = (4, *hidden, 1)
+    layers = [
+        (draw.normal(size=(b, a)).astype(np.float32), draw.normal(size=b).astype(np.float32))
+        for a, b in pairwise(widths)
+    ]
+    mean, deviation = np.array([0.9, 0.8, 0.4, 2.0], np.float32), np.array([0.1, 0.2, 0.5, 0.4], np.float32)
+    return Predictor(tuple(layers), mean, deviation, threshold, 0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
+
+
+def test_a_chance_is_what_the_layers_say() -> None:
+    predictor, scores = made(3, 2), np.array([0.7, 0.5, 1.1, 2.2])
+    x = (scores - predictor.mean) / predictor.deviation
+    for weight, bias in predictor.layers[:-1]:
+        x = np.maximum(weight @ x + bias, 0)
+    weight, bias = predictor.layers[-1]
+    expected = 1 / (1 + np.exp(-float((weight @ x + bias)[0])))
+    assert predictor.chance(scores.tolist()) == pytest.approx(expected, rel=1e-4)
+
+
+def test_many_at_once_are_as_one_by_one() -> None:
+    predictor = made(16, 8)
+    rows = np.random.default_rng(0).random((50, 4)).astype(np.float32)
+    assert predictor.chances(rows) == pytest.approx([predictor.chance(row.tolist()) for row in rows], abs=1e-6)
+    assert predictor.chances(rows[:0]).shape == (0,)
+
+
+def test_no_logit_is_too_large() -> None:
+    weight = np.full((1, 4), 1e6, np.float32)
+    predictor = Predictor(((weight, np.zeros(1, np.float32)),), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5)
+    assert predictor.chance([-1.0] * 4) == pytest.approx(0.0)
+    assert predictor.chance([1.0] * 4) == 1.0
+
+
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+    predictor = made(8, 4, threshold=0.8)
+    predictor.save(tmp_path)
+    found = load(tmp_path)
+    assert repr(found) == repr(predictor) == f"predictor 8-4 {predictor.digest[:12]} at 0.8"
+    assert found.chance([0.5] * 4) == predictor.chance([0.5] * 4)
+    assert (found.acceptance, found.rule, found.metrics, found.made_from) == (0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
+
+
+def test_processes_know_it_by_its_weights_and_threshold() -> None:
+    predictor = made(8)
+    predictor.chance([0.5] * 4)
+    assert repr(pickle.loads(pickle.dumps(predictor))) == repr(predictor)
+    (weight, bias), last = predictor.layers
+    assert replace(predictor, layers=((weight + 1e-3, bias), last)).digest != predictor.digest
+    assert repr(replace(predictor, threshold=0.6)) != repr(predictor)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"there is no .*{HEADER}; policy.draft.predictor.path names"):
+        load(tmp_path)
+    made(4).save(tmp_path)
+    (tmp_path / WEIGHTS).unlink()
+    with pytest.raises(ValueError, match=f"there is no .*{WEIGHTS}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", [HEADER, WEIGHTS])
+def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
+    made(4).save(tmp_path)
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
+    with pytest.raises(ValueError, match=f"predictor .*{name} cannot be read .*; train again with stage=train"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("features", ["confidence"], "it reads"),
+        ("threshold", 1.5, "the threshold is 1.5"),
+        ("acceptance", 2, "the served acceptance is 2.0"),
+        ("layers", [4, 4, 1], "1.weight|2.weight"),
+        ("sha256", "0" * 64, "was written for 000000000000"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, field: str, value: object, said: str) -> None:
+    made(4).save(tmp_path)
+    header = json.loads((tmp_path / HEADER).read_text())
+    (tmp_path / HEADER).write_text(json.dumps({**header, field: value}))
+    with pytest.raises(ValueError, match=f"{HEADER} cannot be used .*({said})"):
+        load(tmp_path)
+
+
+def test_layers_that_do_not_fit_each_other_are_refused() -> None:
+    predictor = made(4)
+    with pytest.raises(ValueError, match="one chance"):
+        replace(predictor, layers=predictor.layers[:1])
+    with pytest.raises(ValueError, match="weights of shape"):
+        replace(predictor, layers=(made(5).layers[0], predictor.layers[1]))
+    with pytest.raises(ValueError, match="deviation is not above 0"):
+        replace(predictor, deviation=np.zeros(4, np.float32))

@@ -1,0 +1,60 @@
+"""At one recall: the curve read where it should be, by lot among equals, and with an interval that resampling gives."""
+
+import json
+from pathlib import Path
+
+import drafted
+import numpy as np
+import pytest
+
+from training.predictor import matched, stages
+from training.predictor.forest import RandomForest
+from training.predictor.mlp import MLP
+from training.trainer import Trainer
+
+
+def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:
+    chances = np.array([0.9, 0.8, 0.7, 0.6, 0.65, 0.2])
+    accepted = np.array([1, 1, 1, 1, 0, 0], bool)
+    assert matched.fpr_at(chances, accepted, 0.75) == 0.0
+    assert matched.fpr_at(chances, accepted, 1.0) == 0.5
+
+
+def test_equal_chances_are_let_through_by_lot() -> None:
+    """A predictor that knows nothing lets through as many rejected as accepted tokens."""
+    accepted = np.array([1] * 10 + [0] * 5, bool)
+    assert matched.fpr_at(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
+
+
+def test_intervals_are_those_of_resampled_sessions() -> None:
+    chance = np.random.default_rng(3)
+    session = np.repeat(np.arange(200), 20)
+    accepted = chance.random(4000) < 0.7
+    chances = chance.normal(size=4000) + accepted + chance.normal(size=200)[session] / 2
+    cell = matched.false_alarms(chances, accepted, session, 200, 0.8)
+    assert cell is not None
+    assert np.mean(cell) == pytest.approx(matched.fpr_at(chances, accepted, 0.8), abs=1e-3)
+    rows = [np.flatnonzero(session == i) for i in range(200)]
+    drawn = [np.concatenate([rows[i] for i in chance.integers(200, size=200)]) for _ in range(300)]
+    spread = np.std([matched.fpr_at(chances[own], accepted[own], 0.8) for own in drawn])
+    assert np.std(cell) / np.sqrt(200) == pytest.approx(spread, rel=0.15)
+
+
+def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    tokens = drafted.write(tmp_path / "trace")
+    families = (MLP(hidden=(16,), epochs=5, rate=0.01), RandomForest(n_estimators=20))
+    options = {"progress": lambda *_: None, "tokens": tokens, "families": families, "trainer": Trainer(threads=1)}
+    stages.match_recall(tmp_path, recalls=[0.75, 0.8], **options)
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert set(rows) == {"recall 0.75", "recall 0.8"}
+    for family in ("MLP", "Random Forest"):
+        low, high = (np.mean(rows[f"recall {at}"][family]["fpr"]) for at in (0.75, 0.8))
+        assert 0 < low < high < 0.6
+        assert np.mean(rows["recall 0.8"][family]["auc"]) > 0.75
+    with pytest.raises(ValueError, match="recalls are"):
+        stages.match_recall(tmp_path, recalls=[75], **options)
+    stages.time_families(tmp_path, trials=50, **options)
+    times = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["this machine"]
+    assert 0 < times["MLP"]["median"] < times["Random Forest"]["median"]
+    assert set(times["MLP"]) == {"mean", "median", "std", "min", "max", "p95", "p99"}

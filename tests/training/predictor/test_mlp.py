@@ -1,0 +1,116 @@
+"""The network is trained to what it is served as; a predictor that is no better than none is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.messages import Chunk
+from serving.predictor import Predictor, load
+from serving.progress import silent
+from serving.slots.draft import RejectionPredictor
+from serving.slots.early_exit import NoExit
+from training.predictor import comparison, course
+from training.predictor.mlp import MLP
+from training.predictor.network import build, layers
+from training.predictor.rules import Coverage
+from training.predictor.samples import Samples
+from training.trainer import Trainer
+
+SMALL = MLP(hidden=(16, 8), batch_norm=True, batch=64, rate=0.01, epochs=12, patience=3)
+
+
+def test_batch_norms_are_folded_away() -> None:
+    torch.manual_seed(0)
+    network = build((8, 6), batch_norm=True, dropout=0.2)
+    for _ in range(5):
+        network(torch.randn(32, 4) * 3 + 1)
+    network.eval()
+    rows = torch.randn(20, 4)
+    served = Predictor(layers(network), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5)
+    assert len(served.layers) == 3
+    expected = network(rows)[:, 0].sigmoid().detach().numpy()
+    assert served.chances(rows.numpy()) == pytest.approx(expected, abs=1e-6)
+
+
+def test_it_learns_and_keeps_its_best_epoch(learnable: Samples, one_thread: Trainer) -> None:
+    split, said = learnable.split(0), list[str]()
+    found = SMALL.fit(split.train, split.validation, 0, one_thread, lambda *each: said.append(each[2]))
+    losses = found.metrics["validation_losses"]
+    assert found.metrics["best_epoch"] == 1 + int(np.argmin(losses))
+    assert len(said) == len(losses) <= SMALL.epochs
+    chances = found.chances(split.validation.features).clip(1e-9, 1 - 1e-9)
+    own = -np.where(split.validation.accepted, np.log(chances), np.log(1 - chances)).mean()
+    assert own == pytest.approx(min(losses), abs=1e-4)
+    assert min(losses) < losses[0]
+
+
+def test_a_seed_is_a_predictor(learnable: Samples, one_thread: Trainer) -> None:
+    split, brief = learnable.split(0), replace(SMALL, epochs=1, dropout=0.5)
+    first, again, other = (brief.fit(split.train, split.validation, seed, one_thread).digest for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: Samples, one_thread: Trainer) -> None:
+    split = learnable.split(0)
+    plain, balanced = (
+        MLP(hidden=(8,), epochs=8, rate=0.05, positive_weight=weight).fit(split.train, split.validation, 0, one_thread)
+        for weight in ("none", "balanced")
+    )
+    assert balanced.chances(split.test.features).mean() < plain.chances(split.test.features).mean() - 0.1
+
+
+@pytest.mark.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
+def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"mlp.{next(iter(wrong))}"):
+        MLP(**wrong)
+
+
+def served(monkeypatch: pytest.MonkeyPatch, found: Predictor, with_it: int) -> tuple[Predictor, dict[str, Any]]:
+    """Two prompts whose windows have 4 of 8 drafts accepted without, and `with_it` of 6 with a predictor."""
+
+    def play(policy: Any, models: Any, queries: Any, *_: Any) -> Any:
+        drafted, accepted = (6, with_it) if isinstance(policy.draft, RejectionPredictor) else (8, 4)
+        chunk = Chunk("s", 0, tuple(range(drafted)), {}, accepted)
+        return {query.call.session: SimpleNamespace(chunks=[chunk]) for query in queries}
+
+    monkeypatch.setattr(course, "play", play)
+    asked: Any = [SimpleNamespace(call=SimpleNamespace(session=name)) for name in "ab"]
+    models: Any = None
+    return course.serve(found, models, asked, 8, NoExit(), 0, silent)
+
+
+@pytest.fixture(scope="module")
+def trained(learnable: Samples, one_thread: Trainer) -> Predictor:
+    return course.train(learnable.split(0), SMALL, Coverage(0.9), 0, one_thread, silent)
+
+
+def test_an_artifact_says_how_it_was_served(
+    trained: Predictor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    better, figures = served(monkeypatch, trained, 5)
+    assert better.acceptance == pytest.approx(5 / 6)
+    assert figures["acceptance"]["without"][0] == 0.5
+    course.write(tmp_path, better)
+    found = load(tmp_path)
+    assert found.rule == "Coverage(at=0.9)"
+    assert found.metrics["test"]["coverage"] > 0.7
+    assert {point["rule"] for point in found.metrics["operating_points"]} > {"Balanced()", "Coverage(at=0.92)"}
+
+
+def test_a_predictor_that_is_worse_than_none_is_refused(trained: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"no better than none: 50\.0% .* 50\.0% without it, on 2 held-out prompts"):
+        served(monkeypatch, trained, 3)
+
+
+def test_families_are_judged_on_one_test_part(learnable: Samples, one_thread: Trainer) -> None:
+    split = learnable.split(0)
+    found = comparison.rows((SMALL,), split, Coverage(0.9), 0, one_thread, silent)
+    row = found["chosen"]["MLP"]
+    assert row["tp"] + row["fn"] == split.test.accepted.sum()  # type: ignore[operator]
+    assert np.mean(row["recall"]) == pytest.approx(row["tp"] / row["accepted"])  # type: ignore[arg-type,operator]
+    assert found["at 0.5"]["MLP"]["threshold"] == 0.5

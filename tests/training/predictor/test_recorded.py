@@ -1,0 +1,81 @@
+"""The stages that trace drafts and train on them, on made-up records."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.messages import Call, Chunk
+from serving.pair import Checkpoint
+from serving.policy import Policy
+from serving.scores import SCORES
+from serving.slots.early_exit import Layers
+from training.predictor import trace
+from training.predictor.mlp import MLP
+from training.predictor.samples import Samples
+from training.stages import describe_tokens, record_tokens, train_rejection_predictor
+from training.trainer import Trainer
+
+PAIR: dict[str, Any] = {"device": Checkpoint(hub="a/small"), "cloud": Checkpoint(hub="a/large")}
+REST: dict[str, Any] = {
+    "progress": lambda *_: None, "workload": SimpleNamespace(dataset=SimpleNamespace(name="made up")), "k": 2,
+    "early_exit": Layers(), "decoding": None,
+}  # fmt: skip
+
+
+def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Policy] = []
+
+    def play(policy: Policy, *_: Any) -> Any:
+        played.append(policy)
+        return {"a": SimpleNamespace(chunks=[Chunk("a", 1, (1, 2), dict.fromkeys(SCORES, (0.5, 0.25)), 1)])}
+
+    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr("serving.open.queries", lambda *_: [SimpleNamespace(call=Call("a", (1,), 4))])
+    monkeypatch.setattr("serving.drivers.offline.play", play)
+    record_tokens(tmp_path, **PAIR, **REST)
+    assert set(played[0].probes) == set(SCORES)
+    assert played[0].lossless
+    assert played[0].early_exit.layer == Layers().layer
+    assert trace.read(tmp_path).standing.tolist() == [trace.ACCEPTED, trace.REJECTED]
+    assert trace.made_from(tmp_path)["k"] == "2"
+
+
+def test_a_trace_of_other_prompts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: Path, one_thread: Trainer
+) -> None:
+    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr("serving.open.queries", lambda *_: [SimpleNamespace(call=Call("r00000", (1,), 4))])
+    with pytest.raises(ValueError, match="made from other prompts than this workload's; profile again"):
+        train_rejection_predictor(
+            tmp_path, tokens=traced, **PAIR, **REST, mlp=MLP(hidden=(4,), epochs=1), trainer=one_thread
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("part", "group", "rows"),
+    [("counts", "sample", 4), ("acceptance", "confidence", 10), ("correlation", "correlation", 4)],
+)
+def test_a_trace_is_described(tmp_path: Path, traced: Path, part: Any, group: str, rows: int) -> None:
+    describe_tokens(tmp_path, tokens=traced, part=part)
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert len(found[group]) == rows
+    if part == "acceptance":
+        first, last = (sum(found[group][f"tenth {i}"]["acceptance"]) for i in (1, 10))
+        assert last > first
+
+
+@pytest.fixture(scope="module")
+def traced(learnable: Samples, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trace")
+    windows = learnable.windows
+    chunks: dict[str, list[Chunk]] = {}
+    for i, session in enumerate(windows.session.tolist()):
+        rows = windows.features[windows.window == i]
+        scores = {name: tuple(rows[:, j].tolist()) for j, name in enumerate(SCORES)}
+        chunks.setdefault(session, []).append(Chunk(session, 0, (1,) * len(rows), scores, int(windows.accepted[i])))
+    trace.write(folder, trace.gather(chunks), {"k": "4"})
+    return folder

@@ -1,0 +1,106 @@
+"""Operating thresholds, metrics and tallies, by hand."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from serving.messages import Chunk
+from training.predictor.evaluation import confusion, evaluate
+from training.predictor.rules import Balanced, Coverage, Recall, at_recall, coverage
+from training.predictor.samples import Samples
+from training.predictor.table import pearson
+from training.predictor.trial import compare, tally
+
+CHANCES = np.array([0.1, 0.3, 0.35, 0.6, 0.8, 0.9])
+STOOD = np.array([False, False, True, False, True, True])
+
+
+@dataclass(frozen=True)
+class Confident:
+    """Says what the drafter's confidence is."""
+
+    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+        return features[:, 0].astype(np.float64)
+
+    def chance(self, features: Any) -> float:
+        return float(features[0])
+
+
+def test_counts_at_a_threshold() -> None:
+    found = confusion(CHANCES, STOOD, 0.5)
+    assert (found.tn, found.fp, found.fn, found.tp) == (2, 1, 1, 2)
+    metrics = evaluate(CHANCES, STOOD, 0.5)
+    assert metrics["recall"] == metrics["specificity"] == pytest.approx(2 / 3)
+    assert metrics["fpr"] == pytest.approx(1 / 3)
+    assert metrics["auc"] == pytest.approx(8 / 9)
+    assert metrics["brier"] == pytest.approx(((CHANCES - STOOD) ** 2).mean())
+
+
+def test_calibration_is_the_distance_in_bins() -> None:
+    chances = np.array([0.05, 0.05, 0.95, 0.95])
+    assert evaluate(chances, np.array([False, False, True, True]), 0.5)["ece"] == pytest.approx(0.05)
+    assert evaluate(chances, np.array([True, True, False, False]), 0.5)["ece"] == pytest.approx(0.95)
+
+
+@pytest.mark.parametrize(("at", "threshold"), [(0.3, 0.9), (0.6, 0.8), (0.7, 0.35), (1.0, 0.35)])
+def test_recall_is_reached_with_the_largest_threshold(at: float, threshold: float) -> None:
+    assert at_recall(CHANCES, STOOD, at) == threshold
+
+
+def test_each_rule_is_best_at_what_it_promises(learnable: Samples) -> None:
+    fitted = Confident()
+    chances, windows = fitted.chances(learnable.features), learnable.windows
+    grid = np.unique(chances)
+    balanced = [evaluate(chances, learnable.accepted, t)["balanced_accuracy"] for t in grid]
+    found = evaluate(chances, learnable.accepted, Balanced().threshold(fitted, learnable))
+    assert found["balanced_accuracy"] == pytest.approx(max(balanced))
+    threshold = Recall(0.75).threshold(fitted, learnable)
+    above = grid[grid > threshold][0]
+    assert confusion(chances, learnable.accepted, threshold).recall >= 0.75
+    assert confusion(chances, learnable.accepted, above).recall < 0.75
+    own = fitted.chances(windows.features)
+    threshold = Coverage(0.92).threshold(fitted, learnable)
+    fitting = [t for t in np.unique(own) if coverage(windows, own, t) >= 0.92]
+    assert threshold == max(fitting)
+
+
+@pytest.mark.parametrize("rule", [Recall, Coverage])
+def test_a_rule_wants_a_share(rule: type) -> None:
+    with pytest.raises(ValueError, match="it is a share between 0 and 1"):
+        rule(1.5)
+
+
+def chunks(*windows: tuple[int, int]) -> list[Chunk]:
+    return [Chunk("s", 0, tuple(range(drafted)), {}, accepted) for drafted, accepted in windows]
+
+
+def test_rounds_are_paired_session_by_session() -> None:
+    without = tally([chunks((8, 4), (8, 8)), chunks((8, 0))])
+    with_it = tally([chunks((4, 4), (4, 4), (4, 4)), chunks((1, 0))])
+    found = compare(without, with_it, seed=0)
+    assert found["acceptance"]["without"][0] == pytest.approx(12 / 24)
+    assert found["acceptance"]["with"][0] == pytest.approx(12 / 13)
+    assert found["tokens_a_round"]["ratio"][0] == pytest.approx((12 / 4 + 1) / (12 / 3 + 1))
+    assert found["wasted_a_round"]["with"][0] == pytest.approx(1 / 4)
+    value, low, high = found["acceptance"]["without"]
+    assert (low, high) == (0.0, 0.75)
+    assert low < value < high
+    assert compare(without, without, seed=0)["acceptance"]["ratio"] == [1.0, 1.0, 1.0]
+
+
+def test_without_any_draft_there_is_nothing_to_compare() -> None:
+    with pytest.raises(ValueError, match="not one draft was made on the held-out prompts"):
+        compare(tally([[]]), tally([[]]), seed=0)
+
+
+def test_a_correlation_has_its_spread_by_session() -> None:
+    a = np.array([0.0, 1.0, 2.0, 3.0])
+    b = np.array([0.0, 1.0, 1.0, 3.0])
+    session = np.array([0, 0, 1, 1])
+    cell = pearson(a, b, session, 2)
+    assert cell is not None
+    assert np.mean(cell) == pytest.approx(np.corrcoef(a, b)[0, 1])
+    assert pearson(a, np.ones(4), session, 2) is None
