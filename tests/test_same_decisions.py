@@ -44,10 +44,18 @@ from serving.users import Users
 
 POLICIES = sorted(file.stem for file in (Path(__file__).parents[1] / "conf" / "policy").glob("*.yaml"))
 POLICIES.remove("unset")
+COMPOSED = {
+    "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
+    "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
+    "synera+rejection_predictor": ("policy=synera", "policy/draft=rejection_predictor"),
+}
+"""Slots of one paper in another's policy."""
+POLICIES += COMPOSED
 SAMPLED = ("sled", "synera")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=12", "trainer.threads=1", "tracking.uri=none")
-SURE = {"synera": ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")}
+SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
+PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 CASES = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if name in POLICIES]
@@ -75,8 +83,9 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
-    words = (f"policy={policy}", *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
-    with api.composed(*words, *SURE.get(policy, ()), f"decoding.temperature={temperature}") as cfg:
+    words = (*COMPOSED.get(policy, (f"policy={policy}",)), *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
+    sure = SURE if policy.startswith("synera") else ()
+    with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
         job = job_of(cfg)
         plan = job.plan()
         job.run(plan.goals("profile"))
@@ -180,7 +189,7 @@ async def transported(live: Live, cast: Cast, models: Models) -> Any:
 @cache
 def case(policy: str, temperature: float, outputs: Path) -> Case:
     setup = setup_of(policy, temperature, outputs)
-    models = open_models(setup.pair.device, setup.pair.cloud)
+    models = open_models(setup.pair.device, setup.pair.cloud, scorers=setup.policy.scorers)
     asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
     return Case(setup, models, asked)
 

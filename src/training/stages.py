@@ -106,7 +106,7 @@ def profile_thresholds(
     from serving.thresholds import Thresholds
     from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
-    models = open_models(device, cloud, accelerator)
+    models = open_models(device, cloud, accelerator, draft.scorers)
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
     records = play(profiling_policy(draft, early_exit), models, asked, seed, progress)
     chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]

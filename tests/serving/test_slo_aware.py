@@ -20,7 +20,8 @@ SPAN = Span(0, 8, embed=True, head=True)
 FREE = Room(Ledger(INF, keep=True), ())
 TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), 8, 8)
 """50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
-scheduler = SloAware(size=64, guard_s=0.020, patience_s=1.0)
+scheduler = SloAware(size=64, guard_s=0.020, patience_s=1.0, order="value", waste=1.0)
+"""As printed."""
 
 
 def item(name: str, slack_s: float, rows: int = 5, arrived: float = 0.0, value: float = 3.0, cached: int = 0) -> Item:
@@ -67,6 +68,19 @@ def test_whoever_waited_too_long_leads() -> None:
     assert picked(old, critical, now=1.0) == ["old"]
     assert picked(old, critical, now=1.0, by=replace(scheduler, patience_s=2.0)) == ["critical"]
     assert picked(item("unpromised", INF), critical, now=1.0, by=scheduler)[0] == "unpromised"
+
+
+def test_by_default_the_others_go_by_deadline() -> None:
+    waiting = [item("later", 9.0, value=9.0), item("sooner", 5.0, value=1.0), item("unpromised", INF, value=99.0)]
+    assert picked(*waiting, by=SloAware()) == ["sooner", "later", "unpromised"]
+
+
+def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
+    """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late."""
+    brink, others = item("brink", 0.105), [item(name, 9.0, arrived=0.0) for name in "abcdef"]
+    assert picked(brink, *others) == ["brink"]
+    assert picked(brink, *others, by=replace(scheduler, waste=0.2)) == [*"abcdef", "brink"]
+    assert picked(brink, by=replace(scheduler, waste=0.2)) == ["brink"]
 
 
 def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:
@@ -130,7 +144,9 @@ def test_the_share_of_what_is_left_is_asked_anew() -> None:
     assert TENTH.share_s(one) == pytest.approx(whole_s / 5)
 
 
-@pytest.mark.parametrize(("field", "value"), [("size", 0), ("guard_s", -0.1), ("patience_s", -1.0)])
-def test_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value}"):
+@pytest.mark.parametrize(
+    ("field", "value"), [("size", 0), ("guard_s", -0.1), ("patience_s", -1.0), ("order", "age"), ("waste", 0.0)]
+)
+def test_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value!r}"):
         SloAware(**{field: value})  # type: ignore[arg-type]

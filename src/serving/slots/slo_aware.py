@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from serving.estimator import Estimator
 from serving.messages import INF
@@ -11,6 +11,7 @@ from serving.nodes.item import Item
 from serving.nodes.room import Room
 from serving.slots.scheduler import Batch
 
+Order: TypeAlias = Literal["deadline", "value"]
 Ranked: TypeAlias = list[tuple[float, int, Item]]
 """(rank, place in the order of arrival, item)."""
 _by_rank = itemgetter(0, 1)
@@ -18,7 +19,7 @@ _by_rank = itemgetter(0, 1)
 
 @dataclass(frozen=True)
 class SloAware:
-    """Critical requests first, by deadline; then the others by expected tokens a second of verification.
+    """Critical requests first, by deadline; then the others.
 
     A request is critical from `guard_s` before the last moment at which it can start alone (Eq. 17). The batch grows
     until a member would miss its deadline, or memory is spent (Eq. 14, 15).
@@ -26,11 +27,18 @@ class SloAware:
     The printed algorithm never dispatches again once a critical request is late. Here a late one, which no batch can
     help, joins behind the others as long as these are in time; and whoever has waited `patience_s` leads the next
     batch, so that nobody starves.
+
+    order      of those that are not critical: by "deadline", or by "value", the expected tokens a second of
+               verification (Eq. 16, as printed)
+    waste      as late counts also who could be in time only in a batch so small that more than this share of it is the
+               constant that every batch costs, though others wait; 1: nobody (as printed)
     """
 
     size: int = 64
     guard_s: float = 0.005
     patience_s: float = 1.0
+    order: Order = "deadline"
+    waste: float = 0.2
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -38,12 +46,17 @@ class SloAware:
         for name in ("guard_s", "patience_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy.scheduler.{name} is {getattr(self, name)}; it cannot be negative")
+        if self.order not in get_args(Order):
+            raise ValueError(f"policy.scheduler.order is {self.order!r}; it is {' or '.join(get_args(Order))}")
+        if not 0 < self.waste <= 1:
+            raise ValueError(f"policy.scheduler.waste is {self.waste}; it is a share of a batch: above 0, at most 1")
 
     def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
         """O(n log n) in the requests that wait."""
         span = items[0].span
-        batch = _Growing(now + estimator.constant_s(span.last - span.first), room, estimator, self.size)
-        patient, critical, calm, late = self._sorted(items, now, batch.ends_s, estimator)
+        constant_s = estimator.constant_s(span.last - span.first)
+        batch = _Growing(now + constant_s, room, estimator, self.size)
+        patient, critical, calm, late = self._sorted(items, now, constant_s, estimator)
         batch.lead(patient)
         if batch.grow(critical, binding=True):
             batch.grow(calm, binding=True)
@@ -51,28 +64,36 @@ class SloAware:
         return batch.members
 
     def _sorted(
-        self, items: Sequence[Item], now: float, base_s: float, estimator: Estimator
+        self, items: Sequence[Item], now: float, constant_s: float, estimator: Estimator
     ) -> tuple[list[Item], list[Item], list[Item], list[Item]]:
-        """`items` come in the order of arrival; `base_s` is when a batch of nothing would end."""
+        """`items` come in the order of arrival."""
         patient: list[Item] = []
         late: list[Item] = []
         critical: Ranked = []
         calm: Ranked = []
-        long_since, guard_s, share_s = now - self.patience_s, self.guard_s, estimator.share_s
-        for place, item in enumerate(items):
-            cost_s, deadline = share_s(item), item.deadline
+        long_since, guard_s, base_s = now - self.patience_s, self.guard_s, now + constant_s
+        by_deadline = self.order == "deadline"
+        costs_s = [estimator.share_s(item) for item in items]
+        others_s, filled_s = sum(costs_s), constant_s * (1 / self.waste - 1)
+        for place, (item, cost_s) in enumerate(zip(items, costs_s, strict=True)):
+            deadline = item.deadline
             spare_s = deadline - base_s - cost_s
             if item.arrived <= long_since and not patient:
                 patient.append(item)
-            elif spare_s < 0:
+            elif spare_s < min(filled_s, others_s - cost_s):
                 late.append(item)
             elif spare_s <= guard_s:
                 critical.append((deadline, place, item))
             else:
-                calm.append((-item.value / cost_s if cost_s else -INF, place, item))
+                calm.append((deadline if by_deadline else _density(item, cost_s), place, item))
         critical.sort(key=_by_rank)
         calm.sort(key=_by_rank)
         return patient, [item for _, _, item in critical], [item for _, _, item in calm], late
+
+
+def _density(item: Item, cost_s: float) -> float:
+    """Rank of what brings most tokens a second of verification."""
+    return -item.value / cost_s if cost_s else -INF
 
 
 class _Growing:
