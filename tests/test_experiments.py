@@ -26,6 +26,15 @@ TOY = (
 
 
 EFFORT = "hardware.stages.local_latency.effort"
+SMALL = (f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100")
+SHORT = (
+    "model=qwen3", "search.limit=2", "search.window_s=1", "search.warmup_s=5", "workload.max_new_tokens=8",
+    "stages.capacity._resources_.processes=1",
+)  # fmt: skip
+FEW = (
+    "model=qwen3", "stages.load.devices=[2]", "stages.load.seeds=[0]", "measure.answers=1", "measure.window_s=1",
+    "measure.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
+)  # fmt: skip
 LESS = {
     "validate": (
         f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
@@ -46,10 +55,25 @@ LESS = {
     "synera/parallel": ("training.seed=0", "policy.offload.budget=0.2", "+ahead=parallel,printed"),
     "synera/exits": ("training.seed=0", "+pair=1b_13b", "+exit=none,half_once"),
     "synera/frontier": ("training.seed=0", "+pair=1b_13b", "policy.offload.budget=0.1", "+method=edgefm,synera"),
+    "wisp/table1": FEW, "wisp/table3": FEW, "wisp/table6": FEW, "wisp/fig1": FEW, "wisp/fig7": FEW, "wisp/fig8": FEW,
+    "wisp/table2": (*SHORT, "search.seeds=[0]", "search.answers=1"),
+    "wisp/sensitivity": (*SHORT, "~stages.capacity.variants"),
+    "wisp/table5": ("training.seed=0", "+pair=1b_13b"),
+    "wisp/table7": SMALL, "wisp/table12": SMALL, "wisp/fig9": SMALL, "wisp/fig11": SMALL,
+    "wisp/fig4": (*SMALL, "stages.interference.here.repeats=2", "stages.interference.here.lengths=[32,224]"),
+    "wisp/table9": ("hydra.sweeper.n_trials=2", "stages.candidate.family.epochs=2"),
+    "wisp/table11": ("stages.delays.trials=20",),
+    "wisp/theorem1": ("stages.waste.recalls=[0.95]",),
+    "wisp/slo": ("training.seed=0", "policy/scheduler=continuous,slo_aware", "model=toy", "runtime.device_processes=1"),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
 }  # fmt: skip
 """What makes an experiment smaller still."""
 SAID = {
+    **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
+    **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
+    "wisp/sensitivity": ("under other assumptions",),
+    "wisp/matched_recall": ("WISP, Table 4, at one recall", "XGBoost"),
+    "wisp/theorem1": ("WISP, Theorem 1", "one token at least"),
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),

@@ -1,0 +1,31 @@
+"""WISP's testbed with devices that ask without end, built without the pipeline."""
+
+from typing import Any
+
+from catalogue import bed, link
+from fake_setup import pair
+from fake_world import policy
+
+from serving.capacity.blank import Blank
+from serving.outcomes.constant import Acceptance
+from serving.policy import Policy
+from serving.setup import Setup
+from serving.slots.draft import Window
+from serving.slots.kv_cache import Reuse
+from serving.slots.scheduler import Continuous
+from serving.workload.slo import SloClass
+from serving.workload.workload import Workload
+
+ALWAYS = Acceptance(1.0, 100)
+SOMETIMES = Acceptance(0.73, 100)
+
+
+def wisp_like(k: int = 8) -> Policy:
+    return policy("sled", draft=Window(k), kv_cache=Reuse(), scheduler=Continuous(256))
+
+
+def setup(rate: float = 2.0, chosen: Policy | None = None, network: str = "ideal", **how: Any) -> Setup:
+    classes = how.pop("slo", (SloClass(name="c", tokens_per_s=rate),))
+    limits = {"max_prompt_tokens": 100, "max_new_tokens": 18} | how
+    workload = Workload(dataset=Blank(), slo=classes, **limits)
+    return Setup(pair("qwen3_0_6b", "qwen3_32b"), bed("wisp"), link(network), workload, chosen or wisp_like())

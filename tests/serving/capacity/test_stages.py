@@ -1,0 +1,107 @@
+"""Tables of capacities and of loads, at toy size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from catalogue import architecture
+from fake_world import policy
+from steady_setup import SOMETIMES, setup, wisp_like
+
+from serving.capacity.search import Search
+from serving.capacity.stages import Shape, find_capacity, measure_load
+from serving.capacity.steady import Steady
+from serving.outcomes.constant import Acceptance
+from serving.progress import silent
+from serving.runtimes.simulated import Simulated
+from serving.workload.slo import SloClass
+
+CLASSES = tuple(SloClass(name=f"{rate} tokens/s", tokens_per_s=rate, share=0.5) for rate in (8, 12))
+SEARCH = Search(
+    warmup_s=2, window_s=2, stagger_s=1, answers=8, seeds=(0, 1), resolution=0.2, start_tokens_per_s=60, limit=14
+)
+SYSTEMS = {"SLED": policy("sled"), "WISP": wisp_like()}
+RUNTIME = Simulated(SOMETIMES)
+LONG: dict[str, Any] = {"max_prompt_tokens": 1000, "max_new_tokens": 20}
+
+
+def table(folder: Path, file: str = "rows.json") -> Any:
+    return json.loads((folder / file).read_text(encoding="utf-8"))
+
+
+def test_a_table_of_capacities(tmp_path: Path) -> None:
+    out, work = tmp_path / "out", tmp_path / "work"
+    out.mkdir()
+    work.mkdir()
+
+    def search(progress: Any = silent) -> None:
+        find_capacity(
+            out, progress=progress, work=work, setup=setup(slo=CLASSES, **LONG),
+            runtime=Simulated(Acceptance(0.73, 1000)), search=SEARCH, systems=SYSTEMS,
+            targets={"32B": architecture("qwen3_32b")}, processes=1,
+        )  # fmt: skip
+
+    def interrupt(done: int, total: int, note: str) -> None:
+        assert total == 4
+        assert note.startswith("SLED")
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(interrupt)
+    kept = {file.name: file.stat().st_mtime_ns for file in work.iterdir()}
+    assert len(kept) == 2
+    search()
+    assert {name: (work / name).stat().st_mtime_ns for name in kept} == kept
+    rows = table(out)["32B"]
+    for name in ("8 tokens/s", "12 tokens/s"):
+        assert len(rows["SLED"][name]) == 2
+        assert min(rows["WISP"][name]) > max(rows["SLED"][name])
+    assert min(rows["SLED"]["8 tokens/s"]) > max(rows["SLED"]["12 tokens/s"])
+    metrics = table(out, "metrics.json")
+    assert metrics["WISP, 32B , 8 tokens/s/low"] <= metrics["WISP, 32B , 8 tokens/s/high"]
+    assert all(len(point) == 4 for curve in table(out, "curves.json").values() for point in curve)
+
+
+def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
+    found = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        (out / "work").mkdir(parents=True)
+        measure_load(
+            out, progress=silent, work=out / "work", setup=setup(10.0), runtime=RUNTIME, processes=processes,
+            measure=Steady(warmup_s=2, window_s=2, stagger_s=1, answers=1), devices=(2, 4), seeds=(0,),
+            shape=Shape("{devices}", "{system}"),
+        )  # fmt: skip
+        found.append(table(out, "measured.json"))
+    for one, other in zip(*found, strict=True):
+        assert one["asked"] == other["asked"]
+        assert one["speeds"] == other["speeds"]
+    assert table(tmp_path / "1")["sled"]["4"]["violated/c"] == 0
+
+
+def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+
+    def load(variants: dict[str, dict[str, Any]]) -> Any:
+        measure_load(
+            tmp_path, progress=silent, work=tmp_path / "work", setup=setup(2.0), runtime=RUNTIME, processes=1,
+            measure=Steady(warmup_s=2, window_s=2, stagger_s=1, answers=1), devices=(1,), seeds=(0,),
+            systems={"SLED": policy("sled"), "centralized": policy("cloud_centric")}, variants=variants,
+            shape=Shape("{system}", "{variant}"),
+        )  # fmt: skip
+        return table(tmp_path)
+
+    rows = load({"one": {"policy.draft.k": 1}, "right": {"outcomes.rate": 1.0, "SLED: policy.scheduler.size": 1}})
+    assert rows["one"]["SLED"]["sent_per_round"] == 1
+    assert rows["right"]["SLED"]["acceptance"] == 1
+    assert rows["one"]["centralized"]["goodput_tokens_per_s"] == rows["right"]["centralized"]["goodput_tokens_per_s"]
+    for wrong, says in (({"policy.draft.kk": 1}, "no system"), ({"policy.draft.k": 0}, "at least 1")):
+        with pytest.raises(ValueError, match=says):
+            load({"wrong": wrong})
+    with pytest.raises(ValueError, match="devices"):
+        find_capacity(
+            tmp_path, progress=silent, work=tmp_path / "none", setup=setup(), runtime=RUNTIME, search=SEARCH,
+            shape=Shape("{devices}"), processes=1,
+        )  # fmt: skip
