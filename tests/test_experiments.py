@@ -64,7 +64,10 @@ LESS = {
     "wisp/table9": ("hydra.sweeper.n_trials=2", "stages.candidate.family.epochs=2"),
     "wisp/table11": ("stages.delays.trials=20",),
     "wisp/theorem1": ("stages.waste.recalls=[0.95]",),
-    "wisp/slo": ("training.seed=0", "policy/scheduler=continuous,slo_aware", "model=toy", "runtime.device_processes=1"),
+    "wisp/slo": (
+        "training.seed=0", "policy/scheduler=continuous,slo_aware", "runtime.device_processes=1", "workload.prompts=4",
+        "workload.max_new_tokens=6",
+    ),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
 }  # fmt: skip
 """What makes an experiment smaller still."""

@@ -76,11 +76,15 @@ def test_by_default_the_others_go_by_deadline() -> None:
 
 
 def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
-    """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late."""
-    brink, others = item("brink", 0.105), [item(name, 9.0, arrived=0.0) for name in "abcdef"]
-    assert picked(brink, *others) == ["brink"]
-    assert picked(brink, *others, by=replace(scheduler, waste=0.2)) == [*"abcdef", "brink"]
-    assert picked(brink, by=replace(scheduler, waste=0.2)) == ["brink"]
+    """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late. Where
+    somebody is late already, it is not worth it.
+    """
+    brink, late, others = item("brink", 0.105), item("late", 0.0), [item(name, 9.0) for name in "abcdef"]
+    careful = replace(scheduler, waste=0.2)
+    assert picked(brink, *others, by=careful) == picked(brink, *others) == ["brink"]
+    assert picked(brink, late, *others) == ["brink"]
+    assert picked(brink, late, *others, by=careful) == [*"abcdef", "brink", "late"]
+    assert picked(brink, late, by=careful) == ["brink", "late"]
 
 
 def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:

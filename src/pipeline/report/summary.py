@@ -41,6 +41,8 @@ class Throughput:
     requests_per_s: float
     verifications_per_s: float
     goodput_tokens_per_s: float
+    violation_rate: float | None
+    """Of the requests that were promised something, the share for which it was broken."""
 
 
 @dataclass(frozen=True)
@@ -213,12 +215,14 @@ def _throughput(requests: Sequence[Served]) -> Throughput:
     ends_s = [request.ended_s for request in requests if request.ended_s is not None]
     duration_s = max(ends_s, default=0.0) - min(request.arrived_s for request in requests)
     if duration_s <= 0:
-        return Throughput(0.0, 0.0, 0.0, 0.0)
+        return Throughput(0.0, 0.0, 0.0, 0.0, None)
     tokens = sum(len(request.tokens) for request in requests)
     good = sum(len(request.tokens) for request in requests if slo.met(request))
     complete = sum(request.complete for request in requests)
     asked = _sum(requests, "chunks_asked")
-    return Throughput(tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s)
+    promised = [request for request in requests if request.slo]
+    broken = _share(sum(not slo.met(request) for request in promised), len(promised))
+    return Throughput(tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s, broken)
 
 
 def _speculation(requests: Sequence[Served], origins: Mapping[str, int]) -> Speculation:

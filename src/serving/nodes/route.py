@@ -14,6 +14,7 @@ class Route:
     def __init__(self, name: str, policy: Policy, hops: tuple[Hop, ...], chooser: Chooser) -> None:
         self.name, self.hops = name, hops
         self._chooser, self._prefill, self._exchange = chooser, policy.prefill, policy.exchange
+        self._acceptance = policy.draft.acceptance
         self._probes = ("heads",) if policy.draft.source == "heads" else ()
 
     def reachable(self) -> bool:
@@ -23,7 +24,7 @@ class Route:
         """What asks the route about `rows`, in as many messages as the policy's prefill makes of them."""
         if not s.path:
             s.path = (self._chooser.choose(self.hops[0].node, rows.n),)
-        value = s.worth(rows.check)
+        value = s.worth(rows.check, self._acceptance)
         slack_s = _slack_s(s, value, now) if rows.rule else INF
         size = self._prefill.chunk(s)
         if rows.n <= size:

@@ -15,8 +15,8 @@ from serving.luck import key, luck
 from serving.messages import Blob, Call, Drafted, Guess, Origin, Rows, Rule, Verdict
 from serving.scores import IMPORTANCE
 
-_BEFORE = 4
-"""Drafts that are taken to have stood, and as many to have fallen, before any was judged."""
+_BEFORE = 8
+"""How many drafts what was expected counts for, once some were judged."""
 
 Tokens = tuple[int, ...]
 Origins = tuple[Origin, ...]
@@ -118,11 +118,11 @@ class Session:
         """How many drafts, adopted from a branch, have no importance yet: that of a draft is seen from later ones."""
         return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
 
-    def worth(self, drafts: int) -> float:
+    def worth(self, drafts: int, acceptance: float) -> float:
         """Tokens to expect of a verification (WISP, Eq. 5): the share of its drafts that stood so far in this session,
-        and the token that the target adds.
+        beside the `acceptance` that was expected before, and the token that the target adds.
         """
-        return 1.0 + drafts * (self.stood + _BEFORE) / (self.judged + 2 * _BEFORE)
+        return 1.0 + drafts * (self.stood + _BEFORE * acceptance) / (self.judged + _BEFORE)
 
     def luck(self, purpose: str) -> float:
         """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""

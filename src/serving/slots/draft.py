@@ -9,6 +9,7 @@ from serving.nodes.session import Session
 from serving.scores import ACCEPT, UNTRAINED, Scorer, Scorers
 
 Source = Literal["model", "heads", "none"]
+UNKNOWN_ACCEPTANCE = 0.5
 
 
 class Draft(Protocol):
@@ -25,6 +26,11 @@ class Draft(Protocol):
     @property
     def scorers(self) -> Scorers:
         """Those of them that were trained."""
+        ...
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafts that is expected to stand, before any was judged."""
         ...
 
     def plan(self, s: Session) -> Stop | None:
@@ -45,6 +51,7 @@ class Window:
     """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
     source: ClassVar[Literal["model"]] = "model"
     scorers: ClassVar[Scorers] = UNTRAINED
+    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -82,6 +89,11 @@ class Predictor(Scorer, Protocol):
         """A chance of acceptance below it is a predicted rejection."""
         ...
 
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafts that stood with it when it was tried."""
+        ...
+
 
 @dataclass(frozen=True)
 class RejectionPredictor:
@@ -107,6 +119,10 @@ class RejectionPredictor:
     def scorers(self) -> Scorers:
         return {ACCEPT: self.predictor}
 
+    @property
+    def acceptance(self) -> float:
+        return self.predictor.acceptance
+
     def plan(self, s: Session) -> Stop | None:
         below = self.predictor.threshold if self.threshold is None else self.threshold
         drafted = len(s.draft)
@@ -124,6 +140,7 @@ class Opening:
     source: ClassVar[Literal["model"]] = "model"
     probes: ClassVar[tuple[str, ...]] = ()
     scorers: ClassVar[Scorers] = UNTRAINED
+    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -142,6 +159,7 @@ class NoDraft:
     source: ClassVar[Literal["none"]] = "none"
     probes: ClassVar[tuple[str, ...]] = ()
     scorers: ClassVar[Scorers] = UNTRAINED
+    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
 
     def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
         return None

@@ -30,8 +30,9 @@ class SloAware:
 
     order      of those that are not critical: by "deadline", or by "value", the expected tokens a second of
                verification (Eq. 16, as printed)
-    waste      as late counts also who could be in time only in a batch so small that more than this share of it is the
-               constant that every batch costs, though others wait; 1: nobody (as printed)
+    waste      where somebody is late already, as late counts also who could be in time only in a batch so small that
+               more than this share of it is the constant that every batch costs, though others wait; 1: nobody (as
+               printed)
     """
 
     size: int = 64
@@ -74,10 +75,11 @@ class SloAware:
         long_since, guard_s, base_s = now - self.patience_s, self.guard_s, now + constant_s
         by_deadline = self.order == "deadline"
         costs_s = [estimator.share_s(item) for item in items]
-        others_s, filled_s = sum(costs_s), constant_s * (1 / self.waste - 1)
-        for place, (item, cost_s) in enumerate(zip(items, costs_s, strict=True)):
+        spares_s = [item.deadline - base_s - cost_s for item, cost_s in zip(items, costs_s, strict=True)]
+        overloaded = min(spares_s) < 0
+        others_s, filled_s = sum(costs_s), constant_s * (1 / self.waste - 1) if overloaded else 0.0
+        for place, (item, cost_s, spare_s) in enumerate(zip(items, costs_s, spares_s, strict=True)):
             deadline = item.deadline
-            spare_s = deadline - base_s - cost_s
             if item.arrived <= long_since and not patient:
                 patient.append(item)
             elif spare_s < min(filled_s, others_s - cost_s):

@@ -127,6 +127,7 @@ _MEASURES: Mapping[str, Measure] = {
     "speculation/acceptance_length": _share("accepted", "chunks_asked"),
     "speculation/acceptance_length_with_bonus": _share(_added, "chunks_asked"),
     "speculation/wasted_share": _share("wasted", "drafted"),
+    "throughput/violation_rate": _mean(lambda request: float(not met(request)) if request.slo else None),
     "waste/tokens": _share(_fell, "chunks_asked"),
     "waste/wdt_s": Measure(lambda r: (_fell(r), r.chunks_asked, r.draft_s, _looked_at(r)), _product),
     "waste/share": _share(_fell, _looked_at),
