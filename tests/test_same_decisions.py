@@ -83,7 +83,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
-    words = (*COMPOSED.get(policy, (f"policy={policy}",)), *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
+    chosen = COMPOSED.get(policy, (f"policy={policy}",))
+    words = (*chosen, *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
     sure = SURE if policy.startswith("synera") else ()
     with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
         job = job_of(cfg)

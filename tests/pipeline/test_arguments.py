@@ -6,7 +6,7 @@ import pytest
 
 from pipeline import arguments
 
-POLICIES = ["cloud_centric", "edge_centric", "edgefm", "hybrid", "sled", "synera"]
+POLICIES = ["cloud_centric", "edge_centric", "edgefm", "hybrid", "sled", "synera", "wisp"]
 
 
 @pytest.mark.parametrize(

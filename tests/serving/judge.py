@@ -7,6 +7,8 @@ from typing import Any
 class Judge:
     """Looks at confidence, or says the same of every draft."""
 
+    acceptance = 0.5
+
     def __init__(self, threshold: float, always: float | None = None) -> None:
         self.threshold, self._always = threshold, always
 

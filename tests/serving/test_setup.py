@@ -45,10 +45,10 @@ def test_an_unknown_memory_is_no_limit() -> None:
 
 def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"capacity_tokens is 30, and one request may need 40 \(workload.max_prompt_tokens"
+        ValueError, match=r"capacity_tokens is 30, and one request may need 48 \(workload.max_prompt_tokens"
     ):
         setup(override={"kv_cache": Reuse(30.0)})
-    assert setup(override={"kv_cache": Reuse(40.0)}).placed
+    assert setup(override={"kv_cache": Reuse(48.0)}).placed
 
 
 def test_a_tier_that_is_not_there_is_refused() -> None:

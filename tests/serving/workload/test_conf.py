@@ -40,7 +40,7 @@ def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
         assert set(one) - {"_target_"} <= {field.name for field in fields(getattr(import_module(module), kind))}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "concurrent"}))
 def test_workload_path_reaches_the_data_set(name):
     workload = composed(f"+workload={name}", "workload.path=some/file").workload
     assert workload.dataset.path == "some/file"
