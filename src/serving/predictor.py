@@ -60,7 +60,7 @@ class Predictor:
 
     def __repr__(self) -> str:
         widths = "-".join(str(len(bias)) for _, bias in self.layers[:-1])
-        return f"predictor {widths} {self.digest[:12]} at {self.threshold:.6g}"
+        return f"predictor {widths} {self.digest[:12]} at {self.threshold!r}"
 
     def chance(self, features: Sequence[float]) -> float:
         """Of one token, from its four scores."""

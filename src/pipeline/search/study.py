@@ -137,7 +137,7 @@ def _check(storage: "optuna.storages.RDBStorage", folder: Path, wanted: Mapping[
     if _STUDY not in optuna.get_all_study_names(storage):
         return
     study = optuna.load_study(study_name=_STUDY, storage=storage)
-    known = json.loads(study.user_attrs[_SPACE])
+    known = json.loads(study.user_attrs.get(_SPACE, "{}"))  # none: killed as it began
     if known != wanted and not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
         optuna.delete_study(study_name=_STUDY, storage=storage)
         return

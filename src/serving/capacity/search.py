@@ -105,7 +105,8 @@ class _Climb:
             middle = (low + high) // 2
             low, high = (middle, high) if self._is_kept(middle) else (low, middle)
         places = [0, *sorted(self.known)]
-        rates = [0.0, *(self.known[n].rate for n in places[1:])]
+        most = CLEARLY * self._search.epsilon  # a run that ended there knows no more
+        rates = [0.0, *(min(most, self.known[n].rate) for n in places[1:])]
         weights = [1.0, *(float(sum(self.known[n].asked.values())) for n in places[1:])]
         return crossing(places, rates, weights, self._search.epsilon)
 

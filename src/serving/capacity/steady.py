@@ -20,10 +20,12 @@ class Steady:
     """How a steady state is measured, in simulated seconds.
 
     Answers count that are asked within the window, which is so long that about `answers` would be asked were all just
-    fast enough. The run goes on until each of them is known to be in time or late.
+    fast enough. Warm-up and window last as long as an answer may take, at least: else devices that are slow are never
+    judged. The run goes on until each of them is known to be in time or late.
     """
 
     warmup_s: float = 20.0
+    """At least so long."""
     window_s: float = 20.0
     """At least so long."""
     answers: int = 120
@@ -47,7 +49,7 @@ class Steady:
 
     def window_for(self, devices: int, answer_s: float) -> float:
         """The window's seconds, where an answer may take `answer_s`."""
-        return max(self.window_s, self.answers * answer_s / devices)
+        return max(self.window_s, answer_s, self.answers * answer_s / devices)
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,9 @@ class Measured:
 
     @property
     def rate(self) -> float:
-        """The share of answers that were slower than promised."""
-        return sum(self.violated.values()) / max(1, sum(self.asked.values()))
+        """The share of answers that were slower than promised; all, where nobody got so far as to ask."""
+        asked = sum(self.asked.values())
+        return sum(self.violated.values()) / asked if asked else 1.0
 
     def plain(self) -> dict[str, object]:
         return asdict(self)
@@ -82,12 +85,12 @@ def measure(setup: Setup, outcomes: Outcomes, steady: Steady, devices: int, seed
     workload, policy = replace(setup.workload, devices=devices), replace(setup.policy, scheduler=clocked)
     setup = replace(setup, seed=seed, workload=workload, policy=policy)
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
-    window_s = steady.window_for(devices, slowest_s)
-    ends_s = steady.warmup_s + window_s
+    warmup_s, window_s = max(steady.warmup_s, slowest_s), steady.window_for(devices, slowest_s)
+    ends_s = warmup_s + window_s
     load = made(setup, outcomes, devices, ends_s + slowest_s, steady.stagger_s)
     opened = outcomes.open(load.queries, setup.policy, seed)
-    cast, meter = Cast(setup, opened.cloud_layers), Meter(steady.warmup_s, ends_s)
-    verifications = Verifications(cast.workers, steady.warmup_s, ends_s)
+    cast, meter = Cast(setup, opened.cloud_layers), Meter(warmup_s, ends_s)
+    verifications = Verifications(cast.workers, warmup_s, ends_s)
     simulator = Simulator([meter, verifications] if steady.attribution else [meter])
     _stage(simulator, cast, opened, load)
     answered = Answered(load, steady.speed)

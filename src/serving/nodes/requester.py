@@ -375,5 +375,5 @@ class Requester:
         if self.vain > _ATTEMPTS or now > self.vain_since_s + max(_LONGEST_WAIT_S, 4 * self.timeout_s):
             return self._give_up(now)
         self.job = None  # a look-ahead belongs to the old attempt
-        s.flight, s.seen_s = None, now
+        s.flight = None
         return self._ask(now, s.left)

@@ -25,7 +25,7 @@ class Route:
         if not s.path:
             s.path = (self._chooser.choose(self.hops[0].node, rows.n),)
         value = s.worth(rows.check, self._acceptance)
-        slack_s = _slack_s(s, value, now) if rows.rule else INF
+        slack_s = _slack_s(s, value, now)
         size = self._prefill.chunk(s)
         if rows.n <= size:
             return [self._send(s, rows, budget, slack_s, value)]

@@ -22,7 +22,8 @@ class SloAware:
     """Critical requests first, by deadline; then the others.
 
     A request is critical from `guard_s` before the last moment at which it can start alone (Eq. 17). The batch grows
-    until a member would miss its deadline, or memory is spent (Eq. 14, 15).
+    until a member would miss its deadline, or memory is spent (Eq. 14, 15); who is not critical leaves `guard_s` to the
+    deadlines of all (section 4.4).
 
     The printed algorithm never dispatches again once a critical request is late. Here a late one, which no batch can
     help, joins behind the others as long as these are in time; and whoever has waited `patience_s` leads the next
@@ -60,8 +61,8 @@ class SloAware:
         patient, critical, calm, late = self._sorted(items, now, constant_s, estimator)
         batch.lead(patient)
         if batch.grow(critical, binding=True):
-            batch.grow(calm, binding=True)
-        batch.grow(late, binding=False)
+            batch.grow(calm, binding=True, guard_s=self.guard_s)
+        batch.grow(late, binding=False, guard_s=self.guard_s)
         return batch.members
 
     def _sorted(
@@ -82,7 +83,7 @@ class SloAware:
             deadline = item.deadline
             if item.arrived <= long_since and not patient:
                 patient.append(item)
-            elif spare_s < min(filled_s, others_s - cost_s):
+            elif spare_s < max(0.0, min(filled_s, others_s) - cost_s):
                 late.append(item)
             elif spare_s <= guard_s:
                 critical.append((deadline, place, item))
@@ -111,13 +112,16 @@ class _Growing:
         for item in items:
             self._add(item, INF, self._room.need(item))
 
-    def grow(self, items: Iterable[Item], binding: bool) -> bool:
-        """Adds items up to the first that does not go; `binding`: is their own deadline to be kept? Did all go?"""
+    def grow(self, items: Iterable[Item], binding: bool, guard_s: float = 0.0) -> bool:
+        """Adds items up to the first that does not go; `binding`: is their own deadline to be kept? Did all go?
+
+        The batch stays `guard_s` short of its members' deadlines.
+        """
         for item in items:
             due_s = min(self._due_s, item.deadline) if binding else self._due_s
             need = self._room.need(item)
             fits = len(self.members) < self._size and self._taken + need <= self._room.tokens
-            in_time = self.ends_s + self._estimator.share_s(item) <= due_s
+            in_time = self.ends_s + self._estimator.share_s(item) + guard_s <= due_s
             if self.members and not (fits and in_time):
                 return False
             self._add(item, due_s, need)

@@ -10,6 +10,10 @@ from serving.transport.known import Known
 from serving.transport.limits import Limits
 from serving.transport.refused import invalid
 
+_LONGEST_S = 1e9
+_FASTEST = 1e6
+"""Tokens a second that may be promised at most."""
+
 
 class Decoder:
     """Reads what one remote host says. Every method raises RefusedError (INVALID_ARGUMENT) naming the field.
@@ -52,13 +56,17 @@ class Decoder:
             path,
             checks.name("request.reply_to", wire.reply_to),
             checks.within("request.budget", wire.budget, 1, self._limits.max_tokens),
-            checks.finite("request.slack_s", wire.slack_s, -INF) if wire.HasField("slack_s") else INF,
-            checks.finite("request.value", wire.value, 0),
+            self._slack_s(wire),
+            checks.finite("request.value", wire.value, 0, self._limits.max_tokens + 1),
             _names("request.probes", wire.probes, 0, checks.MAX_PROBES),
             self._ends(wire.ends),
-            checks.finite("request.rate", wire.rate, 0),
-            checks.finite("request.spent_s", wire.spent_s, 0),
+            checks.finite("request.rate", wire.rate, 0, _FASTEST),
+            checks.finite("request.spent_s", wire.spent_s, 0, _LONGEST_S),
         )
+
+    def _slack_s(self, wire: pb.Request) -> float:
+        known = wire.HasField("slack_s")
+        return checks.finite("request.slack_s", wire.slack_s, -_LONGEST_S, _LONGEST_S) if known else INF
 
     def _route(self, wire: Sequence[pb.Hop]) -> tuple[Hop, ...]:
         checks.length("request.route", wire, 1, checks.MAX_HOPS)
@@ -80,7 +88,7 @@ class Decoder:
             self._verdict(wire.verdict),
             _names("reply.path", wire.path, 0, checks.MAX_HOPS),
             checks.within("reply.left", wire.left, 0, most),
-            checks.finite("reply.spent_s", wire.spent_s, 0),
+            checks.finite("reply.spent_s", wire.spent_s, 0, _LONGEST_S),
         )
 
     def _verdict(self, wire: pb.Verdict) -> Verdict:

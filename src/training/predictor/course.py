@@ -24,6 +24,9 @@ from training.trainer import Trainer
 
 FRONTIER: tuple[Rule, ...] = (Balanced(), Recall(), Coverage())
 
+LEAST_TOKENS = 0.75
+"""Of a full window's tokens a round: who rejects all but the first draft is accepted often, and no help."""
+
 
 def train(split: Split, mlp: MLP, rule: Rule, seed: int, trainer: Trainer, progress: Progress) -> Predictor:
     """Fitted, with its threshold, and the metrics of the test part."""
@@ -85,6 +88,13 @@ def serve(
             f"the predictor is no better than none: {after:.1%} of the tokens drafted with it were accepted, "
             f"{before:.1%} without it, on {len(queries)} held-out prompts with windows of {k}; profile more prompts "
             "(workload.profiling.prompts), or change its rule"
+        )
+    kept = served["tokens_a_round"]["ratio"][0]
+    if kept < LEAST_TOKENS:
+        raise ValueError(
+            f"the predictor stops too soon: a round yields {kept:.0%} of the tokens without it, and "
+            f"{LEAST_TOKENS:.0%} are wanted, on {len(queries)} held-out prompts with windows of {k}; lower its "
+            "threshold by its rule (policy.artifacts.rejection_predictor.rule)"
         )
     return replace(found, acceptance=after, metrics={**found.metrics, "served": served}), served
 

@@ -65,8 +65,8 @@ def requests(draw: st.DrawFn) -> Request:
     path = draw(st.lists(names, min_size=hop + 1, max_size=len(route)).map(tuple))
     return Request(
         draw(ints), draw(rows(route[hop].span.embed)), route, hop, path, draw(names), draw(st.integers(1, 99)),
-        draw(st.floats(allow_nan=False, allow_infinity=False) | st.just(INF)), draw(positive),
-        draw(st.lists(names, max_size=3).map(tuple)), draw(tokens),
+        draw(st.floats(-1e9, 1e9) | st.just(INF)), draw(st.floats(0, 1000)),
+        draw(st.lists(names, max_size=3).map(tuple)), draw(tokens), draw(st.floats(0, 1e6)), draw(st.floats(0, 1e9)),
     )  # fmt: skip
 
 
