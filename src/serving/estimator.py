@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from serving.latency import Latency, Load
+from serving.latency import Latency, Load, load
 from serving.messages import Forward
 from serving.nodes.item import Item
-from serving.outcomes.loads import forward_load
 
 
 @dataclass(frozen=True)
@@ -49,3 +48,11 @@ def _asking(layers: int, more: int, further: int) -> Load:
 
 UNKNOWN = Estimator(None)
 """Where nobody knows the chip: everything seems to take no time."""
+
+
+def forward_load(work: Forward) -> Load:
+    """One hop for a batch: the head sees the last row and the drafts of who asks for a verdict."""
+    span = work.span
+    cached = [(rows.start, rows.n) for rows in work.rows] if span.first < span.last else []
+    asked = sum([rows.check + 1 for rows in work.rows if rows.rule]) if span.head else 0
+    return load(span.last - span.first, cached, asked)

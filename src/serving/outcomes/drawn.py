@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Protocol
 
+from serving.estimator import forward_load
 from serving.latency import Load
 from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
-from serving.outcomes.loads import DraftLoads, counting, forward_load, in_one
+from serving.outcomes.loads import DraftLoads, counting, in_one
 from serving.outcomes.rights import Chances, Rights
 from serving.scores import IMPORTANCE
 

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from serving.depths import Depths, read
 from serving.latency import Load, load
-from serving.messages import Exit, Forward
+from serving.messages import Exit
 
 
 class DraftLoads:
@@ -98,11 +98,3 @@ def in_one(loads: Sequence[Load]) -> Load:
     """The sums of forwards of as many layers: the same seconds, but for rounding, in a quarter of the time."""
     _, rows, interactions, cached, head_rows, forwards, further = map(sum, zip(*loads, strict=True))
     return Load(loads[0].layers, rows, interactions, cached, head_rows, int(forwards), int(further))
-
-
-def forward_load(work: Forward) -> Load:
-    """One hop for a batch: the head sees the last row and the drafts of who asks for a verdict."""
-    span = work.span
-    cached = [(rows.start, rows.n) for rows in work.rows] if span.first < span.last else []
-    asked = sum([rows.check + 1 for rows in work.rows if rows.rule]) if span.head else 0
-    return load(span.last - span.first, cached, asked)

@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
+from serving.estimator import forward_load
 from serving.latency import Load
 from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Verdict
-from serving.outcomes.loads import counting, forward_load
+from serving.outcomes.loads import counting
 from serving.outcomes.lookup import Found, Lookup, Place, check_prompt
 from serving.outcomes.trace import Recorded, Trace
 from serving.scores import IMPORTANCE, UNTRAINED, Scorers
