@@ -47,3 +47,7 @@ def _item(i: int, stream: int) -> Item:
     slack_s, drafts = luck(stream, i, "slack"), 1 + int(8 * luck(stream, i, "drafts"))
     rows = Rows(f"s{i}", 500, drafts + 1, tuple(range(drafts + 1)), drafts, "greedy")
     return Item(Request(0, rows, (), 0, (), "device", 1, slack_s, 1 + drafts), rows, SPAN, 0.4 * i / 200, drafts + 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(not main())
