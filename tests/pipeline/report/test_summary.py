@@ -50,6 +50,7 @@ def test_goodput_leaves_out_who_missed_the_class(tmp_path):
     late = ALONE | {"slo_tokens_per_s": 2.0}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED, late])))
     assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
+    assert summary.throughput.violation_rate == 0.5
 
 
 def test_goodput_without_classes_is_of_complete_requests(tmp_path):
@@ -66,6 +67,15 @@ def test_speculation(summary):
     assert drafts.acceptance_rate == 0.5
     assert (drafts.acceptance_length, drafts.acceptance_length_with_bonus) == (2.0, 3.0)
     assert drafts.wasted_share == pytest.approx(2 / 9)
+
+
+def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
+    """Ten tokens drafted in 0.4 s, one of them dropped by a stop rule; two of four that were sent fell."""
+    drafting = SPECULATED | {"drafted": 9, "discarded": 1, "draft_s": 0.4}
+    waste = summarise(Records.read(write(tmp_path, [drafting]))).waste
+    assert (waste.tokens, waste.discarded) == (2.0, 1.0)
+    assert waste.wdt_s == pytest.approx(2 * 0.04)
+    assert waste.share == pytest.approx(0.2)
 
 
 def test_offloading(summary):

@@ -216,6 +216,14 @@ def test_what_is_left_of_a_promise_travels_with_the_question() -> None:
     assert asked.slack_s == pytest.approx(asked.value / 8 - 0.1 - 0.05)
 
 
+def test_a_miss_does_not_start_the_promise_anew() -> None:
+    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
+    (start, *_) = device.handle(Begin(Call("s", tuple(range(9)), 40, rate=8.0)), 0.0)
+    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), 0.1))
+    (again,) = _requests(device.handle(Received(Miss("s", asked.round, "cloud")), 0.3))
+    assert again.slack_s == pytest.approx(asked.slack_s - 0.2)
+
+
 def test_the_first_token_has_a_promise_of_its_own() -> None:
     device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
     (start, *_) = device.handle(Begin(Call("s", tuple(range(9)), 40, rate=8.0, ttft_s=2.0)), 0.0)

@@ -265,3 +265,15 @@ def test_what_spoils_a_batch_spoils_no_other() -> None:
     finish(w, Verdict(0, 7))
     assert batch(decide(w, 2.0)) == [("d", 0, 10)]
     assert not w.suspects
+
+
+def test_a_token_that_the_cloud_writes_by_itself_has_the_time_of_one() -> None:
+    """The device promised 4 tokens/s; what loops begins with a quarter of a second, whatever the first one had."""
+    w = worker()
+    rows = Rows("a", 0, 10, tuple(range(10)), 0, "greedy")
+    w.handle(Received(Request(0, rows, ROUTE, 0, ("cloud",), "device", 3, 9.0, 1.0, rate=4.0)), 0.0)
+    decide(w)
+    finish(w, Verdict(0, 7), now=2.0)
+    ((item,),) = w.queue.values()
+    assert item.deadline == 2.25
+    assert item.request.value == 1.0

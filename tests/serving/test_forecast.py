@@ -1,0 +1,49 @@
+"""What batches were expected to take beside what they took."""
+
+import pytest
+from fake_setup import models, queries, setup
+
+from serving.cast import Cast
+from serving.estimator import Estimator
+from serving.forecast import Batch, Watch, errors, rows
+from serving.latency import Latency
+from serving.messages import Forward, Rows, Span
+from serving.runtimes.emulated import play
+
+SPAN = Span(0, 8, embed=True, head=True)
+TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), 8, 8)
+
+
+def batch(n: int, took_s: float) -> Batch:
+    work = Forward(SPAN, (Rows("a", 7, n, tuple(range(n)), 0, "greedy"),), ("last",))
+    return Batch("cloud-0", work, 2.0, 2.0 + took_s)
+
+
+def test_errors_are_of_batches() -> None:
+    """Expected 0.15, 0.25, 0.55 s."""
+    listed = rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], TENTH)
+    assert [(row["rows"], row["cached"], row["expected_s"]) for row in listed] == [
+        (10, 7, pytest.approx(0.15)), (20, 7, pytest.approx(0.25)), (50, 7, pytest.approx(0.55)),
+    ]  # fmt: skip
+    found = errors(listed)
+    assert found["batches"] == 3
+    assert found["mape"] == pytest.approx((0 + 0.25 + 1 / 12) / 3)
+    assert found["bias_s"] == pytest.approx(0.0)
+    assert found["mae_s"] == pytest.approx(0.1 / 3)
+    spread = sum((took - 0.95 / 3) ** 2 for took in (0.15, 0.20, 0.60))
+    assert found["r2"] == pytest.approx(1 - 2 * 0.05**2 / spread)
+
+
+def test_without_batches_there_is_no_error() -> None:
+    assert errors([]) == {}
+    assert "r2" not in errors(rows([batch(10, 0.15)], TENTH))
+
+
+def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
+    made, watch = setup("sled"), Watch()
+    play(made, models(), queries(6), observers=[watch])
+    assert len(watch.batches) > 10
+    assert {one.node for one in watch.batches} == {"cloud-0"}
+    cast = Cast(made, models().cloud_layers)
+    biased = Estimator(cast.estimator.latency, 2 * cast.estimator.depth, cast.estimator.of)
+    assert errors(rows(watch.batches, biased))["mape"] > 0.5
