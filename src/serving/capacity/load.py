@@ -1,9 +1,10 @@
 """Devices that are never idle: each asks again when it has its answer."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
+from statistics import fmean
 
 from serving.luck import key, luck
 from serving.messages import Begin
@@ -17,6 +18,8 @@ from serving.workload.workload import Asked
 
 FASTEST = 100.0
 """Tokens a second that no device gets: so many questions are prepared that none runs out of them."""
+SEEN = 100
+"""Answers, at least, that tell how long one usually is."""
 
 
 class ExhaustedError(RuntimeError):
@@ -44,18 +47,22 @@ def made(setup: Setup, outcomes: Outcomes, devices: int, duration_s: float, stag
             f"{type(arrivals).__name__}, choose workload/arrivals=closed_loop"
         )
     classes, stream = slo.assign(setup.workload.slo, devices, setup.seed), key(setup.seed, "steady state")
-    each = 2 + ceil(FASTEST * duration_s / limit)
     prompt = setup.workload.dataset.prompts()[0]
-    asked = [
-        Asked(
-            turn * devices + device, prompt, device, turn, None, arrivals.think_s, setup.workload.max_prompt_tokens,
-            limit if turn else 1 + int(luck(stream, device, "first answer") * limit), classes[device],
-        )
-        for turn in range(each)
-        for device in range(devices)
-    ]  # fmt: skip
+
+    def queries(turns: Iterable[int]) -> list[Query]:
+        asked = [
+            Asked(
+                turn * devices + device, prompt, device, turn, None, arrivals.think_s, setup.workload.max_prompt_tokens,
+                limit if turn else 1 + int(luck(stream, device, "first answer") * limit), classes[device],
+            )
+            for turn in turns
+            for device in range(devices)
+        ]  # fmt: skip
+        return outcomes.queries(asked, setup.decoding, setup.seed)
+
+    usual = fmean(query.call.limit for query in queries(range(1, 2 + ceil(SEEN / devices))))
     first_s = [luck(stream, device, "begin") * stagger_s for device in range(devices)]
-    return Load(outcomes.queries(asked, setup.decoding, setup.seed), first_s)
+    return Load(queries(range(2 + ceil(FASTEST * duration_s / usual))), first_s)
 
 
 class Loop:
