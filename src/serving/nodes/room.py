@@ -20,7 +20,7 @@ class Room:
     @cached_property
     def tokens(self) -> float:
         """M(t) of WISP, Eq. 14: what is free, and what idle sessions' prefixes would leave."""
-        return INF if self.ledger.capacity == INF or not self.ledger.keep else self.ledger.room(self.busy)
+        return self.ledger.room(self.busy)
 
     def need(self, item: Item) -> float:
         """What running the rest of a request takes beyond what its session has."""
