@@ -74,7 +74,7 @@ class Session:
         self.judged = self.stood = 0
         """Drafts that were judged, and that stood."""
         self.network_s = 0.0
-        """How long messages are on their way to the route and back, by the last rounds."""
+        """How long messages are on their way to the route and back, by the last round."""
         self._clear()
 
     def resume(self, old: "Session") -> None:

@@ -73,7 +73,8 @@ def serve(
 ) -> tuple[Predictor, dict[str, Any]]:  # fmt: skip
     """The predictor with the acceptance that it was served with, and the figures without and with it.
 
-    Raises ValueError, with the figures, where acceptance is not above that of full windows.
+    Raises ValueError, with the figures, where acceptance is not above that of full windows, or a round yields fewer
+    than `LEAST_TOKENS` of theirs.
     """
 
     def noted(note: str) -> Progress:
