@@ -10,6 +10,7 @@ from serving.messages import Request, Rows, Span
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
 from serving.nodes.room import Room
+from serving.scale import Scale
 from serving.slots.slo_aware import SloAware
 
 WAITING, MORE = 200, 1600
@@ -18,7 +19,7 @@ LIMIT_GROWTH = 16.0
 """Of eight times as many requests: n log n is 11.1 times."""
 RUNS = 200
 SPAN = Span(0, 64, embed=True, head=True)
-QWEN = Estimator(Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, 64, "WISP, Table 12"), 64, 64)
+QWEN = Estimator(Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, 64, "WISP, Table 12"), Scale(64, 64))
 
 
 def main() -> bool:

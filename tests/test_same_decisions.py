@@ -190,7 +190,7 @@ async def transported(live: Live, cast: Cast, models: Models) -> Any:
 @cache
 def case(policy: str, temperature: float, outputs: Path) -> Case:
     setup = setup_of(policy, temperature, outputs)
-    models = open_models(setup.pair.device, setup.pair.cloud, scorers=setup.policy.scorers)
+    models = open_models(setup.pair.device, setup.pair.cloud, provision=setup.policy.provision)
     asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
     return Case(setup, models, asked)
 

@@ -72,7 +72,7 @@ class World:
         from serving.scene import Chips
 
         side = "device" if name in cast.fleets else "cloud"
-        models = open_side(cast.setup.pair, side, blobs)
+        models = open_side(cast.setup, side, blobs)
         return Chips(cast, models, ())(name), getattr(models, side)
 
     def prompt(self, number: int) -> tuple[int, ...]:

@@ -45,6 +45,10 @@ class Architecture:
     norm_bias: bool = False
     quantization: Quantization = "none"
     """Of the blocks' linear layers, as the checkpoint that this stands for has it; see `quantized`."""
+    attention_only: int = 0
+    """How many of the layers have no MLP: HAT's adapter is one."""
+    ends: bool = True
+    """Are embedding, last norm and head held, too? A part of a split model may be blocks alone."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "norms"):
@@ -59,8 +63,16 @@ class Architecture:
     @property
     def block_matmul_parameters(self) -> int:
         """Weights of one block that every row is multiplied with: attention projections and MLP."""
-        attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
-        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads) + self.mlp_parameters
+
+    @property
+    def mlp_parameters(self) -> int:
+        return (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+
+    @property
+    def matmul_parameters(self) -> int:
+        """The same of all blocks."""
+        return self.layers * self.block_matmul_parameters - self.attention_only * self.mlp_parameters
 
     @property
     def norm_parameters(self) -> int:
@@ -85,7 +97,18 @@ class Architecture:
     def parameters(self) -> int:
         """Weights of the whole model, shared ones counted once."""
         head = 0 if self.tied else self.head_parameters
-        return self.layers * self.block_parameters + self.embedding_parameters + self.norm_parameters + head
+        outside = self.embedding_parameters + self.norm_parameters + head if self.ends else 0
+        return self.blocks_parameters + outside
+
+    @property
+    def blocks_parameters(self) -> int:
+        """All weights of all blocks."""
+        missing = self.mlp_parameters + (self.norms - 1) * self.norm_parameters
+        return self.layers * self.block_parameters - self.attention_only * missing
+
+    def part(self, layers: int, ends: bool) -> "Architecture":
+        """Some of the layers, with or without embedding, last norm and head: what one node of a split model holds."""
+        return replace(self, name=f"{layers} layers of {self.name}", layers=layers, ends=ends)
 
     def quantized(self, quantization: Quantization) -> "Architecture":
         """The same shape with its blocks' linear layers in fewer bits, and a name that tells coefficients apart.
@@ -100,11 +123,11 @@ class Architecture:
             raise ValueError(f"architecture {self.name} is quantised to {self.quantization}, not to {quantization}.")
         return replace(self, name=f"{self.name}_{quantization}", quantization=quantization)
 
-    def block_nbytes(self, precision: Precision) -> float:
-        """Weights of one block as they are stored."""
-        matmul, bits = self.block_matmul_parameters, WEIGHT_BITS[precision]
+    def blocks_nbytes(self, precision: Precision) -> float:
+        """Weights of all blocks as they are stored."""
+        matmul, bits = self.matmul_parameters, WEIGHT_BITS[precision]
         matmul_bits = QUANTIZED_BITS.get(self.quantization, bits)
-        return (matmul * matmul_bits + (self.block_parameters - matmul) * bits) / 8
+        return (matmul * matmul_bits + (self.blocks_parameters - matmul) * bits) / 8
 
     def head_nbytes(self, precision: Precision) -> float:
         """Weights of the LM head, which no quantisation touches."""
@@ -112,16 +135,12 @@ class Architecture:
 
     def weights_nbytes(self, precision: Precision) -> int:
         """Weights of the whole model as they are stored, shared ones counted once."""
-        outside = self.parameters() - self.layers * self.block_parameters
-        return round(self.layers * self.block_nbytes(precision) + outside * WEIGHT_BITS[precision] / 8)
+        outside = self.parameters() - self.blocks_parameters
+        return round(self.blocks_nbytes(precision) + outside * WEIGHT_BITS[precision] / 8)
 
     def kv_nbytes_per_token(self, precision: Precision) -> int:
         """Keys and values of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_NBYTES[precision]
-
-    def hidden_nbytes(self, rows: int, precision: Precision) -> int:
-        """Hidden states of `rows` tokens between two blocks: what a split model sends over the link."""
-        return rows * self.hidden * NUMBER_NBYTES[precision]
 
     def activation_nbytes(self, rows: int, precision: Precision, head_rows: int = 1) -> int:
         """What one forward of `rows` tokens holds besides weights and KV: an estimate.
@@ -135,8 +154,23 @@ class Architecture:
 
     def flops_per_token(self) -> int:
         """Two FLOPs a weight that the token is multiplied with, LM head included, attention itself not."""
-        return 2 * (self.layers * self.block_matmul_parameters + self.head_parameters)
+        return 2 * (self.matmul_parameters + self.head_parameters)
 
     def flops_per_interaction(self) -> int:
         """One (query, key) pair in all layers: a dot product and a weighted sum over head_dim, in every head."""
         return 4 * self.layers * self.heads * self.head_dim
+
+
+def drafter(of: Architecture, shallow: int) -> Architecture:
+    """HAT's draft model: the first `shallow` layers of a target, one self-attention module, the target's head (section
+    3.4).
+
+    Raises ValueError for a target with no more layers than that.
+    """
+    if not 0 < shallow < of.layers:
+        raise ValueError(f"shallow is {shallow}; {of.name} has {of.layers} layers, keep at least 1 and fewer than all")
+    made = replace(
+        of, name=f"{of.name}_adapter_{shallow}", layers=shallow + 1, attention_only=1,
+        source=f"derived: {shallow} layers of {of.name}, an attention module, its head (HAT, section 3.4)",
+    )  # fmt: skip
+    return replace(made, published_parameters=made.parameters())

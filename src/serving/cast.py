@@ -6,7 +6,9 @@ from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from serving.architecture import Architecture
 from serving.estimator import Estimator
+from serving.hidden import hidden_nbytes
 from serving.latency import Latency
 from serving.luck import key
 from serving.messages import INF, Hop, Node
@@ -14,8 +16,11 @@ from serving.network import Channel, Link
 from serving.nodes.chooser import Tiers
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
+from serving.scale import Scale, between
 from serving.setup import Setup
+from serving.slots.placement import HERE
 from serving.testbed import Fleet
+from serving.timed import Split
 
 if TYPE_CHECKING:
     from serving.runtimes.runtime import Query
@@ -40,11 +45,39 @@ class Cast:
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
-        return tuple(f"{TIER}-{i}" for i in range(self.setup.hardware.cloud.count)) if self.hops else ()
+        return tuple(name for names in self.stages.values() for name in names)
+
+    @cached_property
+    def stages(self) -> Tiers:
+        """The nodes of each tier of the cloud, the first that a request meets first."""
+        tiers = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
+        return {tier: tuple(f"{tier}-{i}" for i in range(self.setup.hardware.cloud.count)) for tier in tiers}
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
-        return self.setup.policy.placement.route(self.layers)
+        return self.setup.policy.placement.route(self.layers, self.setup.pair.cloud.timing.layers)
+
+    @cached_property
+    def scale(self) -> Scale:
+        """Which layers of the timed architecture the large model's stand for."""
+        depth = self.setup.pair.cloud.timing.layers
+        there = self.setup.policy.placement.route(depth, depth)
+        return between(self.hops, there, self.layers, depth)
+
+    @cached_property
+    def split(self) -> Split | None:
+        """How the placement divides the large model; None: it runs whole."""
+        if len(self.hops) < 2:
+            return None
+        policy, timing = self.setup.policy, self.setup.pair.cloud.timing
+        medusa = policy.draft.medusa
+        heads = medusa.count * (1 + timing.hidden / timing.vocabulary) if medusa else 0.0
+        return Split(self.scale, policy.exchange.number, heads)
+
+    @property
+    def here(self) -> bool:
+        """Does a part of the large model run on devices?"""
+        return any(hop.node == HERE for hop in self.hops)
 
     @cached_property
     def fleets(self) -> dict[str, Fleet]:
@@ -59,13 +92,17 @@ class Cast:
 
     @property
     def tiers(self) -> Tiers:
-        return {TIER: self.workers}
+        return self.stages
 
     def node(self, name: str) -> Node:
         """A fresh node, as it is when a run begins or its host starts again."""
         policy = self.setup.policy
         if name in self.fleets:
-            return Device(name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s)
+            width, number = self.setup.pair.cloud.timing.hidden, policy.exchange.number
+            return Device(
+                name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s, self.setup.workload.at_once,
+                hidden_nbytes(1, width, number),
+            )  # fmt: skip
         capacity_tokens = self.setup.cloud_cache_tokens
         return Worker(
             name, policy, self.tiers, capacity_tokens=capacity_tokens, linger_s=self.linger_s, estimator=self.estimator
@@ -87,14 +124,16 @@ class Cast:
     @cached_property
     def estimator(self) -> Estimator:
         """What a scheduler of the cloud expects its batches to take."""
-        return Estimator(self.cloud_latency(), self.setup.pair.cloud.timing.layers, self.layers)
+        return Estimator(self.cloud_latency(), self.scale)
 
     def cloud_latency(self) -> Latency:
         return self.setup.hardware.cloud.latency(self.setup.pair.cloud.timing)
 
-    def device_latency(self, device: str, queries: "Sequence[Query]") -> Callable[[str], Latency]:
-        """The coefficients for each of a device's sessions, which its power mode decides."""
-        fleet, architecture = self.fleets[device], self.setup.pair.device.timing
+    def device_latency(
+        self, device: str, queries: "Sequence[Query]", architecture: Architecture
+    ) -> Callable[[str], Latency]:
+        """The coefficients of a model for each of a device's sessions, which its power mode decides."""
+        fleet = self.fleets[device]
         modes = self.modes(device, queries)
         latencies = {mode: fleet.latency(architecture, mode) for mode in {*modes.values(), fleet.mode_name}}
         usual = latencies[fleet.mode_name]

@@ -61,7 +61,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     stop = told_to_stop()
     limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
     blobs = Blobs()
-    models = open_side(setup.pair, "cloud", blobs, accelerator, block_tokens=setup.policy.kv_cache.block_tokens)
+    models = open_side(setup, "cloud", blobs, accelerator)
     cast = Cast(setup, models.cloud_layers)
     name = cast.workers[0]
     worker = cast.node(name)

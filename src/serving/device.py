@@ -58,9 +58,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
 
     stop = told_to_stop()
     context, blobs = context_tokens(setup, service.context_tokens), Blobs()
-    models = open_side(
-        setup.pair, "device", blobs, accelerator, setup.policy.scorers, setup.policy.kv_cache.block_tokens
-    )
+    models = open_side(setup, "device", blobs, accelerator)
     cast = Cast(setup, models.cloud_layers, service.timeout_s)
     name = cast.devices[service.device]
     host = Host(cast, (name,), blobs, service.security, service.limits, digest(cast), len(models.tokenizer))

@@ -3,23 +3,26 @@
 from dataclasses import dataclass
 
 from serving.latency import Latency, Load, load
-from serving.messages import Forward
+from serving.messages import Forward, Span
 from serving.nodes.item import Item
+from serving.scale import WHOLE, Scale
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """Eq. 19 with the coefficients of a chip, for a model of `of` layers that stands for one of `depth`.
+    """Eq. 19 with the coefficients of a chip, for a model whose layers stand for those of a timed one by `scale`.
 
     Linear, so that a request adds the same to every batch: feasibility of a grown batch is one addition.
     """
 
     latency: Latency | None
-    depth: int = 1
-    of: int = 1
+    scale: Scale = WHOLE
 
-    def constant_s(self, layers: int) -> float:
-        """What a batch costs whoever is in it, one of whom at least asks the head."""
+    def constant_s(self, span: Span) -> float:
+        """What a batch costs whoever is in it, one of whom at least asks the head, if there is one."""
+        layers = self.scale.of(span)
+        if not span.head:
+            return self._seconds(Load(layers, 0, 0, 0, further=-1))
         alone_s, asked_s = self._seconds(_asking(layers, 0, -1)), self._seconds(_asking(layers, 1, -1))
         return 2 * alone_s - asked_s
 
@@ -27,21 +30,28 @@ class Estimator:
         """What the rows that are left of a request add to a batch."""
         if item.cost_s < 0:
             span, rows, n, cached = item.span, item.rows, item.left, item.cached
-            layers = span.last - span.first
-            asked = rows.check + 1 if span.head and rows.rule else 0
+            layers = self.scale.of(span)
+            if not span.head:
+                item.cost_s = self._alone_s(Load(layers, n, (cached + n) * n, cached, further=1), layers)
+                return item.cost_s
+            asked = rows.check + 1 if rows.rule else 0
             whole = Load(layers, n, (cached + n) * n, cached, 1 + asked, further=1)
             item.cost_s = max(0.0, self._seconds(whole) - self._seconds(_asking(layers, 0, 0)))
         return item.cost_s
 
     def batch_s(self, work: Forward) -> float:
         """Of a batch as it runs, for comparison with what it took."""
-        return self._seconds(forward_load(work))
+        return self._seconds(forward_load(work)._replace(layers=self.scale.of(work.span)))
+
+    def _alone_s(self, load: Load, layers: float) -> float:
+        return max(0.0, self._seconds(load) - self._seconds(Load(layers, 0, 0, 0)))
 
     def _seconds(self, load: Load) -> float:
-        return self.latency.in_all((load,), self.depth, self.of) if self.latency else 0.0
+        """Of a load in layers of the timed model."""
+        return self.latency.in_all((load,), 1, 1) if self.latency else 0.0
 
 
-def _asking(layers: int, more: int, further: int) -> Load:
+def _asking(layers: float, more: int, further: int) -> Load:
     """Nobody's rows, but for one of the head, which has a constant of its own, and some `more`."""
     return Load(layers, 0, 0, 0, 1 + more, further=further)
 

@@ -34,6 +34,7 @@ class Guarded:
             commands = self.device.handle(Cancelled(session), now)
         except Exception as problem:
             log.error("session %s could not be cancelled either", session, exc_info=problem)
-            self.device.current, commands = None, ()
+            self.device.serving.pop(session, None)
+            commands = ()
         ended = any(isinstance(c, Deliver) and c.session == session and c.ending for c in commands)
         return commands if ended else (*commands, Deliver(session, (), (), "failed"))

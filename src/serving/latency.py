@@ -30,7 +30,7 @@ class Load(NamedTuple):
     """Cached tokens read, summed over the batch's sessions: N_cached."""
     head_rows: float = 0.0
     """Rows through the LM head."""
-    forwards: int = 1
+    forwards: float = 1
     """How many forwards of as many layers, one after the other, these sums are of: each costs the constant part."""
     further: int = 0
     """Sessions in each forward beyond its first, summed: every session has attention calls of its own."""
@@ -133,10 +133,10 @@ def roofline(
     flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
     nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel
     return Latency(
-        a_s=2 * architecture.layers * architecture.block_matmul_parameters / flops,
+        a_s=2 * architecture.matmul_parameters / flops,
         b_compute_s=architecture.flops_per_interaction() / flops,
         b_read_s=architecture.kv_nbytes_per_token(precision) / nbytes,
-        c_s=architecture.layers * architecture.block_nbytes(precision) / nbytes + chip.launch_overhead_s,
+        c_s=architecture.blocks_nbytes(precision) / nbytes + chip.launch_overhead_s,
         head_row_s=2 * architecture.head_parameters / flops,
         head_c_s=architecture.head_nbytes(precision) / nbytes,
         layers=architecture.layers,

@@ -20,6 +20,9 @@ Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
 cloud in place of a rejected draft, after a fully accepted one, or without any draft.
 """
 
+HEADS = "heads"
+"""A probe: the target's own heads are to propose the next tree of drafts beside each verdict."""
+
 Guess = Literal["", "missed", "position", "hit"]
 """What became of a look-ahead: none was made; it prepared for another position; for the right one, but for another
 token; for just this verdict.
@@ -42,6 +45,21 @@ class Blob:
 
     id: str
     nbytes: int
+
+
+@message
+class Condition:
+    """How a route fares, as its nodes last saw it (HAT, section 3.2); they add up what they say along the way."""
+
+    tokens: float
+    """mu: rows of a batch, a moving average; the first node's that many devices share."""
+    base_s: float
+    row_s: float
+    """g(x) = base_s + row_s x: how long a batch of x rows takes all nodes of the route together."""
+    nodes: int
+    """P, the pipeline's length: how many of them take turns."""
+    uplink_mbps: float
+    """Of the device whose request it was; 0: not known yet."""
 
 
 @message
@@ -75,6 +93,8 @@ class Rows:
     """Hidden states of the rows, where they were embedded by an earlier hop."""
     odds: tuple[Blob, ...] = ()
     """One distribution of the drafter per checked row, where sampling needs them."""
+    skip: int = 0
+    """How many rows of the blob come before these, where it is run in parts."""
 
     @property
     def nbytes(self) -> int:
@@ -98,6 +118,7 @@ class Rows:
             keep=self.keep if a == 0 else None,
             blob=self.blob,
             odds=self.odds if last else (),
+            skip=self.skip + a if self.blob else 0,
         )
 
 
@@ -167,7 +188,9 @@ class Forward:
     span: Span
     rows: tuple[Rows, ...]
     out: tuple[str, ...]
-    """Per rows: are "all" or only the "last" (and checked) hidden states exported, where the span has no head?"""
+    """Per rows: are "all" or only the "last" (and checked) hidden states exported, where the span has no head, or none
+    ("")?
+    """
     probes: tuple[str, ...] = ()
 
 
@@ -249,6 +272,9 @@ class Request:
     """Tokens a second that were promised, for those that the route writes by itself; 0: none."""
     spent_s: float = 0.0
     """How long earlier hops had it."""
+    sent_s: float | None = None
+    """When its sender sent it, by that one's clock; None: nobody asked."""
+    condition: Condition | None = None
 
 
 @message
@@ -264,6 +290,7 @@ class Reply:
     """Tokens still to come in this round."""
     spent_s: float = 0.0
     """How long the route had it: the rest of a round trip is the network's."""
+    condition: Condition | None = None
 
 
 @message

@@ -1,31 +1,31 @@
 """Opens what a setup names: models, tokenizer, and the workload as tokens."""
 
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from serving.decoding import Decoding
-from serving.messages import INF, Call, Work
-from serving.pair import Checkpoint, Pair
-from serving.runtimes.runtime import Models, Query
-from serving.scores import UNTRAINED, Scorers
-from serving.slots.kv_cache import BLOCK_TOKENS
+from serving.messages import INF, Call
+from serving.pair import Checkpoint
+from serving.provision import PLAIN, Provision
+from serving.runtimes.runtime import NOWHERE, Models, Query
+from serving.setup import Setup
+from serving.slots.placement import HERE
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
     from serving.engine.engine import Engine
+    from serving.engine.model import Model
     from serving.engine.tokenizer import Tokenizer
 
 
 def open_models(
-    device: Checkpoint,
-    cloud: Checkpoint,
-    accelerator: str = "cpu",
-    scorers: Scorers = UNTRAINED,
-    block_tokens: int = BLOCK_TOKENS,
+    device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu", provision: Provision = PLAIN
 ) -> Models:
     """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves.
 
-    `scorers` are the trained scores that the drafter computes, `block_tokens` the blocks of the KV caches.
+    A draft model that is made of the large one's layers shares its weights, as does the part of the large model that a
+    placement has devices run.
     """
     from serving.engine.blobs import Blobs
     from serving.engine.tokenizer import Tokenizer, same_tokenizer
@@ -33,44 +33,39 @@ def open_models(
     same_tokenizer(device.where, cloud.where)
     tokenizer, blobs = Tokenizer(cloud.where), Blobs()
     vocabulary = min(len(tokenizer), *(_shape(each)[1] for each in (device, cloud)))
-    small = _engine(device, blobs, vocabulary, accelerator, scorers, block_tokens)
-    large = _engine(cloud, blobs, vocabulary, accelerator, block_tokens=block_tokens)
-    return Models(small, len(small.model.layers), large, len(large.model.layers), tokenizer)
+    bench = _Bench(blobs, vocabulary, provision)
+    large = _model(cloud, accelerator)
+    small = _drafter(device, cloud, large, accelerator)
+    layers = len(large.layers)
+    return Models(
+        bench.engine(small), len(small.layers), bench.engine(large), layers, tokenizer, bench.engine(large)
+    )  # fmt: skip
 
 
-def open_side(
-    pair: Pair,
-    side: str,
-    blobs: "Blobs",
-    accelerator: str = "cpu",
-    scorers: Scorers = UNTRAINED,
-    block_tokens: int = BLOCK_TOKENS,
-) -> Models:
-    """One model of a pair, the device's or the cloud's; the other one is in another process."""
+def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", accelerator: str = "cpu") -> Models:
+    """One side's models; what the other one holds is in another process, or of a split model in another part of it."""
     from serving.engine.tokenizer import Tokenizer
 
+    pair, provision = setup.pair, setup.policy.provision
     tokenizer = Tokenizer(pair.cloud.where)
-    (small, rows), (large, others) = _shape(pair.device), _shape(pair.cloud)
-    vocabulary = min(len(tokenizer), rows, others)
-    engine = _engine(getattr(pair, side), blobs, vocabulary, accelerator, scorers, block_tokens)
-    if side == "device":
-        return Models(engine, small, Elsewhere(), large, tokenizer)
-    return Models(Elsewhere(), small, engine, large, tokenizer)
+    (small, rows), (layers, others) = _shape(pair.device), _shape(pair.cloud)
+    bench = _Bench(blobs, min(len(tokenizer), rows, others), provision)
+    hops = setup.policy.placement.route(layers, pair.cloud.timing.layers)
+    if side == "cloud":
+        spans = [hop.span for hop in hops if hop.node != HERE]
+        large = _model(pair.cloud, accelerator)
+        held = large.only(spans[0].first, spans[-1].last) if len(spans) < len(hops) else large
+        return Models(NOWHERE, small, bench.engine(held), layers, tokenizer)
+    kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
+    here = _model(pair.cloud, accelerator, kept) if kept else None
+    drafts = setup.policy.draft.source == "model"
+    drafter = bench.engine(_drafter(pair.device, pair.cloud, here, accelerator)) if drafts else NOWHERE
+    return Models(drafter, small, NOWHERE, layers, tokenizer, bench.engine(here) if here else NOWHERE)
 
 
 def depth(checkpoint: Checkpoint) -> int:
     """Layers of a causal LM, without loading it."""
     return _shape(checkpoint)[0]
-
-
-class Elsewhere:
-    """The model of another process: nothing can be run on it here."""
-
-    def execute(self, work: Work) -> NoReturn:
-        raise RuntimeError(f"this process does not hold the model that {type(work).__name__} needs")
-
-    def drop(self, session: str, first: int | None) -> None:
-        """There is nothing to free."""
 
 
 def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, tokenizer: "Tokenizer") -> list[Query]:
@@ -86,32 +81,62 @@ def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, tok
     return found
 
 
-def _engine(
-    checkpoint: Checkpoint,
-    blobs: "Blobs",
-    vocabulary: int,
-    accelerator: str,
-    scorers: Scorers = UNTRAINED,
-    block_tokens: int = BLOCK_TOKENS,
-) -> "Engine":
+@dataclass(frozen=True)
+class _Bench:
+    """Where engines are made that belong together."""
+
+    blobs: "Blobs"
+    vocabulary: int
+    provision: Provision
+
+    def engine(self, model: "Model") -> "Engine":
+        from serving.engine.engine import Engine
+        from serving.engine.heads import open_heads
+        from serving.engine.model import Absent
+
+        p = self.provision
+        proposes = p.medusa and not isinstance(model.head, Absent)
+        heads = open_heads(model, p.medusa, self.vocabulary) if p.medusa and proposes else None
+        return Engine(
+            model, blobs=self.blobs, vocabulary=self.vocabulary, scorers=p.scorers, block_tokens=p.block_tokens,
+            number=p.number, heads=heads,
+        )  # fmt: skip
+
+
+def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "Model":
+    """All of it, or its first layers and its ends."""
     import torch
 
-    from serving.engine.engine import Engine
     from serving.engine.model import open_model
 
     torch.set_num_threads(1)
-    model = open_model(
-        checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization
-    )
-    return Engine(model, blobs=blobs, vocabulary=vocabulary, scorers=scorers, block_tokens=block_tokens)
+    return open_model(
+        checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
+        layers=layers,
+    )  # fmt: skip
+
+
+def _drafter(device: Checkpoint, cloud: Checkpoint, large: "Model | None", accelerator: str) -> "Model":
+    """The small model; one that is made of the large one's first layers takes those that are open already."""
+    if device.adapter is None:
+        return _model(device, accelerator)
+    from serving import adapter
+    from serving.engine.adapter import drafter
+
+    shallow = adapter.load(device.adapter).shallow
+    if large is None or len(large.layers) < shallow or device.where != cloud.where:
+        large = _model(device, accelerator, shallow)
+    return drafter(large, shallow, device.adapter / adapter.WEIGHTS)
 
 
 def _shape(checkpoint: Checkpoint) -> tuple[int, int]:
     """(layers, rows of the head), read from the configuration."""
     from transformers import AutoConfig
 
+    from serving import adapter
     from serving.engine.model import check_checkpoint
 
     check_checkpoint(checkpoint.where)
     config = AutoConfig.from_pretrained(checkpoint.where)
-    return int(config.num_hidden_layers), int(config.vocab_size)
+    layers = adapter.load(checkpoint.adapter).shallow + 1 if checkpoint.adapter else int(config.num_hidden_layers)
+    return layers, int(config.vocab_size)

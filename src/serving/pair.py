@@ -29,6 +29,8 @@ class Checkpoint:
     """Of the computation on this machine; what the named hardware computes in is the fleet's `precision`."""
     quantization: Quantization = "none"
     """int8 or nf4: the blocks' linear layers in 8 or 4 bits, by bitsandbytes; see `serving.engine.quantization`."""
+    adapter: Path | None = None
+    """HAT's, a trained artifact: of this model only the first layers and the head are used, with it between them."""
 
     def __post_init__(self) -> None:
         if self.path is None and self.hub is None:
@@ -51,6 +53,7 @@ class Checkpoint:
     def named(self) -> str:
         """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
         name = "/".join(self.path.parts[-2:]) if self.path else str(self.hub)
+        name = f"{name} with {'/'.join(self.adapter.parts[-2:])}" if self.adapter else name
         return name if self.quantization == "none" else f"{name} ({self.quantization})"
 
 

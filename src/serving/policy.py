@@ -2,21 +2,22 @@
 
 from dataclasses import dataclass
 
+from serving.provision import Provision
 from serving.scores import Scorers
 from serving.slots.dispatch import Dispatch
 from serving.slots.draft import Draft
 from serving.slots.early_exit import EarlyExit
-from serving.slots.exchange import Exchange
+from serving.slots.exchange import Exchange, Hidden
 from serving.slots.kv_cache import KvCache
 from serving.slots.link_loss import LinkLoss
 from serving.slots.offload import Offload
-from serving.slots.placement import Placement
+from serving.slots.placement import HERE, Placement
 from serving.slots.prefill import Prefill
 from serving.slots.scheduler import Scheduler
-from serving.slots.verify import Verify
+from serving.slots.verify import Tree, Verify
 from serving.slots.waiting import Waiting
 
-_ANY_DEPTH = 8
+_ANY_DEPTH = 1024
 """A depth to ask a placement for its shape before a model is known."""
 
 
@@ -42,7 +43,8 @@ class Policy:
                 raise ValueError(f"policy {self.name}: {why}")
 
     def _rules(self) -> list[tuple[bool, str]]:
-        drafts, hops, reach = self.draft.source == "model", self.placement.route(_ANY_DEPTH), self.offload.reach
+        hops = self.placement.route(_ANY_DEPTH, _ANY_DEPTH)
+        drafts, reach, tree = self.draft.source == "model", self.offload.reach, isinstance(self.verify, Tree)
         offload, draft = type(self.offload).__name__, self.draft.source
         return [
             (not hops and reach != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
@@ -72,8 +74,21 @@ class Policy:
                 "kv_cache=none computes a session anew from its tokens, and a later hop has only hidden states",
             ),
             (
-                reach == "handover" and any(hop.node == "here" for hop in hops),
+                reach == "handover" and any(hop.node == HERE for hop in hops),
                 "offload=handover needs a route that does not come back to the device",
+            ),
+            (
+                (draft == "heads") != tree,
+                f"draft={draft} and verify={type(self.verify).__name__} do not go together: heads draft trees, which "
+                "only verify=tree judges, and nobody else makes any",
+            ),
+            (
+                any(hop.node == HERE for hop in hops) and not isinstance(self.exchange, Hidden),
+                "placement=u_shape sends hidden states alone; choose exchange=hidden",
+            ),
+            (
+                isinstance(self.exchange, Hidden) and bool(hops) and not any(hop.node == HERE for hop in hops),
+                "exchange=hidden needs a placement that embeds on the device (u_shape); this one wants tokens",
             ),
         ]
 
@@ -86,6 +101,16 @@ class Policy:
     def scorers(self) -> Scorers:
         """The trained ones among them."""
         return self.draft.scorers
+
+    @property
+    def monitors(self) -> bool:
+        """Do decisions need to know how link and cloud fare?"""
+        return self.prefill.monitors or self.waiting.monitors
+
+    @property
+    def provision(self) -> Provision:
+        """What the engines that serve it must bring."""
+        return Provision(self.scorers, self.kv_cache.block_tokens, self.exchange.number, self.draft.medusa)
 
     @property
     def lossless(self) -> bool:

@@ -111,7 +111,7 @@ class Recorder:
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         """By exact type: a `match` costs three times as much, and this is called for every event."""
         if type(event) is Received:
-            if type(event.message) is Request:
+            if type(event.message) is Request and node not in self._devices:
                 self._arrives(node, event.message.rows.session, now)
         elif type(event) is Finished:
             if node in self._desks:
@@ -129,10 +129,8 @@ class Recorder:
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if isinstance(work, Generate):
             self._drafted(work, outcome, begin_s, end_s)
-        elif node in self._devices or node.removesuffix(".chip") in self._devices:
-            self._forwarded(work, begin_s, end_s, on_device=True)
         else:
-            self._forwarded(work, begin_s, end_s, on_device=False)
+            self._forwarded(work, begin_s, end_s, on_device=node in self._devices)
 
     def _asked(self, node: str, call: Call, now: float) -> None:
         self.records[call.session] = Record(call.session, node, len(call.prompt), now)
@@ -206,6 +204,8 @@ class Recorder:
             record = self.records[work.session]
             if record.begun_s is None:
                 record.begun_s = now
+            return
+        if node in self._devices:
             return
         desk = self._desks[node]
         desk.running = work.rows

@@ -8,7 +8,7 @@ from serving.drivers.simulator import Chip, Processor, Wire
 from serving.executor import Executor
 from serving.latency import Latency
 from serving.messages import Event, Node
-from serving.timed import Timed
+from serving.timed import Halves, Timed
 
 if TYPE_CHECKING:
     from serving.runtimes.runtime import Models, Query
@@ -38,14 +38,20 @@ class Chips:
         return Chip(self._device(name) if name in self._cast.fleets else self._cloud(), self._shared or Processor())
 
     def _cloud(self) -> Executor:
-        setup, models, latency = self._cast.setup, self._models, self._cast.cloud_latency()
-        precision = setup.hardware.cloud.precision
-        return Timed(models.cloud, models.cloud_layers, setup.pair.cloud.timing, precision, _always(latency))
+        cast, models, latency = self._cast, self._models, self._cast.cloud_latency()
+        timing = cast.setup.pair.cloud.timing
+        return Timed(models.cloud, models.cloud_layers, timing, _always(latency), cast.split)
 
     def _device(self, name: str) -> Executor:
-        timing, precision = self._cast.setup.pair.device.timing, self._cast.fleets[name].precision
-        latency = self._cast.device_latency(name, self._queries[name])
-        return Timed(self._models.device, self._models.device_layers, timing, precision, latency)
+        cast, models, queries = self._cast, self._models, self._queries[name]
+        timing, large = cast.setup.pair.device.timing, cast.setup.pair.cloud.timing
+        if cast.here and cast.setup.policy.draft.source != "model":
+            timing = large  # of a drafter that there is not
+        drafter = Timed(models.device, models.device_layers, timing, cast.device_latency(name, queries, timing))
+        if not cast.here:
+            return drafter
+        held = cast.device_latency(name, queries, large)
+        return Halves(drafter, Timed(models.here, models.cloud_layers, large, held, cast.split))
 
 
 def populate(driver: Driver, cast: Cast, chip: Callable[[str], Chip], names: Sequence[str]) -> None:

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass, field
 
+from serving.architecture import Architecture
 from serving.decoding import Decoding
+from serving.messages import Hop
 from serving.network import Link
 from serving.pair import Pair
 from serving.policy import Policy
 from serving.scores import KNOWN
+from serving.slots.placement import HERE
 from serving.testbed import Testbed, check_fits
 from serving.workload.workload import Workload
-
-TIERS = ("here", "cloud")
-"""What a hop may name: the device itself, and the testbed's cloud."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,20 @@ class Setup:
         self._check_timing()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
         self._check_cache(tokens)
+        self._check_memory(tokens)
+
+    def _check_memory(self, tokens: int) -> None:
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
-                check_fits(fleet, self.pair.device.timing, 1, tokens)
-        if self.placed:
-            check_fits(self.hardware.cloud, self.pair.cloud.timing, 1, tokens)
+                check_fits(fleet, self.pair.device.timing, self.workload.at_once, tokens)
+        cloud, hops = self.pair.cloud.timing, self.hops
+        if len(hops) == 1:
+            check_fits(self.hardware.cloud, cloud, 1, tokens)
+        for part in self._cloud_parts if len(hops) > 1 else ():
+            check_fits(self.hardware.cloud, part, 1, tokens)
+        if here := sum(hop.span.last - hop.span.first for hop in hops if hop.node == HERE):
+            for fleet in self.hardware.device_fleets:
+                check_fits(fleet, cloud.part(here, ends=True), self.workload.at_once, tokens)
 
     def _check_timing(self) -> None:
         """Can every chip be timed? A profile that is still to be made is not asked."""
@@ -49,10 +58,23 @@ class Setup:
             self.hardware.cloud.latency(self.pair.cloud.timing)
 
     def _check_tiers(self) -> None:
-        for hop in self.policy.placement.route(self.pair.cloud.timing.layers):
-            if hop.node not in TIERS:
-                known = ", ".join(TIERS)
-                raise ValueError(f"policy.placement: there is no tier {hop.node!r} in the testbed; there are {known}")
+        hops = self.hops
+        for hop in hops:
+            if hop.node not in (HERE, "cloud") and not hop.node.startswith("cloud."):
+                raise ValueError(
+                    f"policy.placement: there is no tier {hop.node!r} in the testbed; there are here and cloud, whose "
+                    "stages behind the first are cloud.1, cloud.2 and so on"
+                )
+        if self.hardware.cloud.count > 1 and any(hop.node.startswith("cloud.") for hop in hops):
+            raise ValueError(
+                f"hardware.cloud.count is {self.hardware.cloud.count}, and the placement makes a pipeline of the "
+                "cloud: one pipeline is all that is served; set count=1"
+            )
+        if self.decoding.temperature and self.policy.verify.greedy:
+            raise ValueError(
+                f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "
+                "knows greedy decoding only; set temperature=0"
+            )
 
     def _check_probes(self) -> None:
         known = (*KNOWN, *self.policy.scorers)
@@ -73,7 +95,19 @@ class Setup:
     @property
     def placed(self) -> bool:
         """Does the policy place the large model anywhere?"""
-        return bool(self.policy.placement.route(self.pair.cloud.timing.layers))
+        return bool(self.hops)
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The route of the timed large model."""
+        depth = self.pair.cloud.timing.layers
+        return self.policy.placement.route(depth, depth)
+
+    @property
+    def _cloud_parts(self) -> list[Architecture]:
+        """What the cloud's nodes hold of a split model."""
+        spans = [hop.span for hop in self.hops if hop.node != HERE]
+        return [self.pair.cloud.timing.part(span.last - span.first, ends=False) for span in spans]
 
     @property
     def devices(self) -> int:
@@ -82,9 +116,12 @@ class Setup:
 
     @property
     def cloud_cache_tokens(self) -> float:
-        """Cached tokens that one cloud node's memory holds beside the weights of the timed architecture."""
-        fleet, architecture = self.hardware.cloud, self.pair.cloud.timing
+        """Cached tokens that one cloud node's memory holds beside its weights of the timed architecture; of a pipeline
+        the node that holds fewest.
+        """
+        fleet = self.hardware.cloud
         if fleet.memory_nbytes is None:
             return float("inf")
-        rest = fleet.memory_nbytes - architecture.weights_nbytes(fleet.precision)
-        return max(0.0, rest // architecture.kv_nbytes_per_token(fleet.precision))
+        parts = self._cloud_parts if len(self.hops) > 1 else [self.pair.cloud.timing]
+        rests = [(fleet.memory_nbytes - part.weights_nbytes(fleet.precision), part) for part in parts]
+        return max(0.0, min(rest // part.kv_nbytes_per_token(fleet.precision) for rest, part in rests))

@@ -10,8 +10,8 @@ from serving.packing import Packing
 from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress
+from serving.provision import PLAIN
 from serving.runtimes.runtime import Query, Runtime
-from serving.scores import UNTRAINED
 from serving.setup import Setup
 from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
@@ -75,7 +75,7 @@ def record_outcomes(
     from serving.outcomes.replayed import check_greedy
 
     check_greedy(decoding)
-    models = open_models(device, cloud, accelerator, policy.scorers if policy else UNTRAINED)
+    models = open_models(device, cloud, accelerator, policy.provision if policy else PLAIN)
     once: dict[str, Query] = {}
     for query in queries(workload, decoding, seed, 1, models.tokenizer):
         once.setdefault(query.prompt.id, query)

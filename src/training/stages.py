@@ -8,6 +8,7 @@ from serving.architecture import Architecture
 from serving.decoding import Decoding
 from serving.pair import Checkpoint, Dtype, Pair
 from serving.progress import Progress
+from serving.provision import Provision
 from serving.slots.draft import Draft
 from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
@@ -106,7 +107,7 @@ def profile_thresholds(
     from serving.thresholds import Thresholds
     from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
-    models = open_models(device, cloud, accelerator, draft.scorers)
+    models = open_models(device, cloud, accelerator, Provision(draft.scorers))
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
     records = play(profiling_policy(draft, early_exit), models, asked, seed, progress)
     chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]
@@ -244,7 +245,7 @@ def train_rejection_predictor(
 
     split = load(tokens).split(seed)
     found = course.train(split, mlp, rule, seed, trainer, progress)
-    models = open_models(device, cloud, accelerator, {ACCEPT: found})
+    models = open_models(device, cloud, accelerator, Provision({ACCEPT: found}))
     held_out = set(split.test.sessions.tolist())
     asked = [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.call.session in held_out]
     if len(asked) < len(held_out):

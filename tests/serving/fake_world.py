@@ -127,7 +127,7 @@ def world(
     log = Log()
     simulator = drive([log])
     tiers = {"cloud": ("cloud",)}
-    hops = p.placement.route(LAYERS)
+    hops = p.placement.route(LAYERS, LAYERS)
     make: dict[str, Callable[[], Node]] = {"cloud": lambda: Worker("cloud", p, capacity_tokens=capacity_tokens)}
     calls = []
     for i in range(devices):

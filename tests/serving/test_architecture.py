@@ -57,7 +57,6 @@ def test_bytes_follow_from_the_shape():
     assert llama.weights_nbytes("int4") == round(llama.parameters() * 4.5 / 8)
     assert llama.kv_nbytes_per_token("fp16") == 2 * 40 * 5120 * 2
     assert llama.kv_nbytes_per_token("int4") == llama.kv_nbytes_per_token("fp16")
-    assert llama.hidden_nbytes(1037, "fp16") == 1037 * 10240
 
 
 def test_grouped_heads_shrink_the_cache_and_not_the_queries():
@@ -96,7 +95,7 @@ def test_a_quantised_shape_keeps_its_embedding_and_head(quantization, bits):
     assert shape.name == f"tinyllama_1_1b_{quantization}"
     assert shape.weights_nbytes("fp16") == linear * bits / 8 + 2 * (plain.parameters() - linear)
     assert shape.head_nbytes("fp16") == plain.head_nbytes("fp16") == 2 * 32000 * 2048
-    assert shape.block_nbytes("fp16") == linear / 22 * bits / 8 + 2 * 2 * 2048
+    assert shape.blocks_nbytes("fp16") == linear * bits / 8 + 22 * 2 * 2 * 2048
     assert shape.kv_nbytes_per_token("fp16") == plain.kv_nbytes_per_token("fp16")
     assert shape.flops_per_token() == plain.flops_per_token()
 
@@ -104,9 +103,9 @@ def test_a_quantised_shape_keeps_its_embedding_and_head(quantization, bits):
 def test_bytes_of_the_parts_make_up_the_whole():
     for name in names("model/architecture"):
         shape = architecture(name)
-        outside = shape.parameters() - shape.layers * shape.block_parameters
+        outside = shape.parameters() - shape.blocks_parameters
         for precision, nbytes in (("fp32", 4), ("fp16", 2), ("int8", 1), ("int4", 4.5 / 8)):
-            whole = shape.layers * shape.block_nbytes(precision) + outside * nbytes
+            whole = shape.blocks_nbytes(precision) + outside * nbytes
             assert shape.weights_nbytes(precision) == round(whole) == round(shape.parameters() * nbytes)
 
 

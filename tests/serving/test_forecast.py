@@ -9,9 +9,10 @@ from serving.forecast import Batch, Watch, errors, rows
 from serving.latency import Latency
 from serving.messages import Forward, Rows, Span
 from serving.runtimes.emulated import play
+from serving.scale import Scale
 
 SPAN = Span(0, 8, embed=True, head=True)
-TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), 8, 8)
+TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), Scale(8, 8))
 
 
 def batch(n: int, took_s: float) -> Batch:
@@ -45,5 +46,5 @@ def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
     assert len(watch.batches) > 10
     assert {one.node for one in watch.batches} == {"cloud-0"}
     cast = Cast(made, models().cloud_layers)
-    biased = Estimator(cast.estimator.latency, 2 * cast.estimator.depth, cast.estimator.of)
+    biased = Estimator(cast.estimator.latency, Scale(cast.scale.layers, 2 * cast.scale.depth))
     assert errors(rows(watch.batches, biased))["mape"] > 0.5

@@ -24,6 +24,10 @@ class Ahead:
 
     steps: ClassVar[int] = 2
     probes: ClassVar[tuple[str, ...]] = ("margin",)
+    monitors: ClassVar[bool] = False
+
+    def limit(self, s: object) -> int:
+        return self.steps
 
     def guesses(self, s: object) -> tuple[()]:
         return ()
@@ -33,7 +37,7 @@ class Ahead:
 class UShape:
     """A route that begins on the device and comes back to it."""
 
-    def route(self, layers: int) -> tuple[Hop, ...]:
+    def route(self, layers: int, depth: int) -> tuple[Hop, ...]:
         return (
             Hop("here", Span(0, 2, embed=True)),
             Hop("cloud", Span(2, layers)),

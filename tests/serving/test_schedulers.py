@@ -102,8 +102,12 @@ def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None
         one.done, one.left = one.done + n, rest
 
 
-def test_hidden_states_are_not_cut() -> None:
-    assert item("a", 100, blob=Blob("h", 800)).part(32) == 100
+def test_hidden_states_are_cut_as_tokens_are() -> None:
+    whole = item("a", 100, blob=Blob("h", 800))
+    assert whole.part(32) == 32
+    assert [(part.start, part.n, part.skip) for part in (whole.rows.cut(0, 32), whole.rows.cut(32, 100))] == [
+        (0, 32, 0), (32, 68, 32)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

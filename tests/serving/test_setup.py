@@ -53,7 +53,7 @@ def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
 
 def test_a_tier_that_is_not_there_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"policy.placement: there is no tier 'edge' in the testbed; there are here, cloud"
+        ValueError, match=r"policy.placement: there is no tier 'edge' in the testbed; there are here and cloud"
     ):
         setup(override={"placement": Cloud("edge")})
 

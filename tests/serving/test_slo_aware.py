@@ -14,11 +14,12 @@ from serving.messages import INF, Forward, Request, Rows, Span
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
 from serving.nodes.room import Room
+from serving.scale import Scale
 from serving.slots.slo_aware import SloAware
 
 SPAN = Span(0, 8, embed=True, head=True)
 FREE = Room(Ledger(INF, keep=True), ())
-TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), 8, 8)
+TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), Scale(8, 8))
 """50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
 scheduler = SloAware(size=64, guard_s=0.020, patience_s=1.0, order="value", waste=1.0)
 """As printed."""
@@ -103,9 +104,9 @@ def test_every_member_that_could_be_in_time_is(drawn: list[tuple[float, int, flo
     batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
     assert isinstance(batch, list)
     assert batch
-    ends_s = TENTH.constant_s(8) + sum(TENTH.share_s(i) for i, _ in batch)
+    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.share_s(i) for i, _ in batch)
     for member, _ in batch:
-        alone_s = TENTH.constant_s(8) + TENTH.share_s(member)
+        alone_s = TENTH.constant_s(Span(0, 8, True, True)) + TENTH.share_s(member)
         assert ends_s <= member.deadline + 1e-9 or alone_s > member.deadline - 1e-9
 
 
@@ -119,7 +120,7 @@ def test_nobody_starves_under_a_load_that_never_ends() -> None:
         waiting += [item(f"n{next(names)}", 0.12 + dice.random() / 9, arrived=now, value=9.0) for _ in range(2)]
         batch = scheduler.pick(waiting, now, FREE, TENTH)
         assert isinstance(batch, list)
-        now += TENTH.constant_s(8) + sum(TENTH.share_s(i) for i, _ in batch)
+        now += TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.share_s(i) for i, _ in batch)
         for member, _ in batch:
             served[member.rows.session] = now
             waiting.remove(member)
@@ -131,9 +132,9 @@ def test_an_estimate_is_a_sum_of_shares_and_what_the_batch_takes() -> None:
     latency = Latency(
         1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_row_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
     )
-    estimator = Estimator(latency, 8, 8)
+    estimator = Estimator(latency, Scale(8, 8))
     items = [item("a", 1.0, rows=5, cached=100), item("b", 1.0, rows=3, cached=7), item("c", 1.0, rows=50)]
-    summed = estimator.constant_s(8) + sum(estimator.share_s(i) for i in items)
+    summed = estimator.constant_s(Span(0, 8, True, True)) + sum(estimator.share_s(i) for i in items)
     work = Forward(SPAN, tuple(i.rows for i in items), ("last",) * 3)
     assert summed == pytest.approx(estimator.batch_s(work))
     spans = [(100, 5), (0, 50), (7, 3)]

@@ -29,7 +29,7 @@ class Engine:
 
 
 def timed(outcome: Any, *loads: Load, latency: Latency = ONE) -> Timed:
-    return Timed(Engine(outcome, loads), 8, LARGE, "fp16", lambda _: latency)
+    return Timed(Engine(outcome, loads), 8, LARGE, lambda _: latency)
 
 
 def rows(n: int = 5, check: int = 4) -> Rows:
@@ -51,7 +51,7 @@ def test_each_forward_of_a_draft_takes_its_time() -> None:
 def test_the_session_decides_the_coefficients() -> None:
     asked: list[str] = []
     engine = Engine(Drafted((), {}, (), False, 0), (Load(8, 1, 1, 0),))
-    executor = Timed(engine, 8, LARGE, "fp16", lambda session: asked.append(session) or ONE)  # type: ignore[func-returns-value]
+    executor = Timed(engine, 8, LARGE, lambda session: asked.append(session) or ONE)  # type: ignore[func-returns-value]
     executor.execute(Generate("g", 0, (1,), Stop(0)))
     engine.outcome = (Result(Verdict(0, 1), None),)
     executor.execute(Forward(Span(0, 8, True, True), (rows(),), ("last",)))
@@ -71,7 +71,7 @@ def test_distributions_weigh_what_they_name_of_the_timed_vocabulary(kept: int, n
 def test_a_token_of_a_large_vocabulary_is_named_in_four_bytes() -> None:
     small = Drafted((1,), {}, ((1,),), False, 1, (Blob("x", 3),), (50,))
     engine = Engine(small, ())
-    outcome, _ = Timed(engine, 8, replace(LARGE, vocabulary=128_256), "fp16", lambda _: ONE).execute(
+    outcome, _ = Timed(engine, 8, replace(LARGE, vocabulary=128_256), lambda _: ONE).execute(
         Generate("s", 0, (1,), Stop(1))
     )
     assert isinstance(outcome, Drafted)

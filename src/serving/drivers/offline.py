@@ -10,7 +10,8 @@ from serving.policy import Policy
 from serving.progress import Progress
 from serving.recorder import Record, Recorder
 from serving.runtimes.runtime import Models, Query
-from serving.timed import Engine
+from serving.slots.placement import HERE
+from serving.timed import Engine, Halves
 
 TICK_S = 1.0
 CONCURRENT = 8
@@ -33,13 +34,15 @@ class Untimed:
 def play(policy: Policy, models: Models, queries: Sequence[Query], seed: int, progress: Progress) -> dict[str, Record]:
     """The records of all queries, dealt to a few devices that never wait for anything but their cloud."""
     names = [f"device-{i}" for i in range(CONCURRENT)]
-    tiers = {"cloud": ("cloud-0",)}
+    hops = policy.placement.route(models.cloud_layers, models.cloud_layers)
+    tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != HERE)}
     recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
     simulator = Simulator([recorder])
-    simulator.add("cloud-0", Worker("cloud-0", policy, tiers), Chip(Untimed(models.cloud)))
-    hops = policy.placement.route(models.cloud_layers)
+    for (node,) in tiers.values():
+        simulator.add(node, Worker(node, policy, tiers), Chip(Untimed(models.cloud)))
     for name in names:
-        simulator.add(name, Device(name, policy, hops, tiers, seed), Chip(Untimed(models.device)))
+        chip = Chip(Halves(Untimed(models.device), Untimed(models.here)))
+        simulator.add(name, Device(name, policy, hops, tiers, seed), chip)
     for i, query in enumerate(queries):
         simulator.post(0.0, names[i % CONCURRENT], Begin(query.call))
     simulator.on_end(lambda _session, _now: progress(next(ended), len(queries), ""))

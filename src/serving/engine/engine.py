@@ -5,9 +5,11 @@ import torch
 from serving.engine.blobs import Blobs
 from serving.engine.cache import Cache
 from serving.engine.draft import generate
-from serving.engine.forward import forward
+from serving.engine.forward import Means, forward
+from serving.engine.heads import Proposer
 from serving.engine.model import Model
 from serving.engine.stack import Stack
+from serving.hidden import Number
 from serving.latency import Load
 from serving.messages import Forward, Generate, Outcome
 from serving.scores import UNTRAINED, Scorers
@@ -24,6 +26,8 @@ class Engine:
         scorers: trained scores, by name.
         block_tokens: tokens of a block of the KV cache; the node's ledger must count in the same.
         budget_tokens: the KV cache holds no more, over all sessions and spans; None: what memory holds.
+        number: in which numbers hidden states leave.
+        heads: what proposes trees of drafts beside verdicts; None: nobody asks for them.
 
     Raises ValueError for a vocabulary larger than the model's, or a probed layer that it does not have.
     """
@@ -38,6 +42,8 @@ class Engine:
         scorers: Scorers = UNTRAINED,
         block_tokens: int = 16,
         budget_tokens: float | None = None,
+        number: Number = "fp16",
+        heads: Proposer | None = None,
     ) -> None:
         depth = len(model.layers)
         if vocabulary is not None and not 0 < vocabulary <= model.vocabulary:
@@ -49,6 +55,7 @@ class Engine:
         self.cache = Cache(model, block_tokens, budget_tokens)
         self._scorers = scorers
         self._stack = Stack(model, vocabulary or model.vocabulary)
+        self._means = Means(self._stack, self.cache, self.blobs, number, heads)
         self._probed = frozenset(range(depth)) if probed is None else probed
 
     @torch.inference_mode()
@@ -59,7 +66,7 @@ class Engine:
         cache, CacheFullError beyond the budget.
         """
         if isinstance(work, Forward):
-            return forward(work, self._stack, self.cache, self.blobs)
+            return forward(work, self._means)
         slot = self.cache.open(work.session, None, len(self.model.layers), work.start)
         return generate(work, self._stack, slot, self.blobs, self._probed, self._scorers)
 

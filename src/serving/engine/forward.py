@@ -1,21 +1,34 @@
 """One hop for a batch of sessions: a span of layers in one packed pass, then verdicts or hidden states."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from serving.engine import verify
 from serving.engine.blobs import Blobs
 from serving.engine.cache import Cache
+from serving.engine.heads import Proposer
 from serving.engine.stack import Lot, Stack
+from serving.engine.wire import as_received, as_sent
+from serving.hidden import Number, hidden_nbytes
 from serving.latency import Load, load
-from serving.messages import Forward, Result, Rows, Span, Verdict
-
-WIRE_NBYTES = 2
-"""Bytes of one number of a hidden state on a link: fp16 or bf16."""
+from serving.messages import HEADS, Forward, Result, Rows, Span, Verdict
 
 
-def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
+@dataclass(frozen=True)
+class Means:
+    """What an engine runs hops with."""
+
+    stack: Stack
+    cache: Cache
+    blobs: Blobs
+    number: Number = "fp16"
+    """In which hidden states leave."""
+    heads: Proposer | None = None
+
+
+def forward(work: Forward, means: Means) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
     """Runs the batch; a span without layers is the head alone, over hidden states that another hop computed.
 
     Raises ValueError when rows come without their tokens or hidden states, or twice for one session; CacheHoleError
@@ -23,6 +36,7 @@ def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tu
     """
     if len({rows.session for rows in work.rows}) < len(work.rows):
         raise ValueError("a session has rows twice in one forward, but its cache can only grow by one part at a time")
+    stack, cache, blobs = means.stack, means.cache, means.blobs
     span, inputs = work.span, [_input(rows, work.span, stack, blobs) for rows in work.rows]
     hidden = stack.embed([t for r in work.rows for t in r.tokens]) if span.embed else torch.cat(inputs)
     cached: list[tuple[int, int]] = []
@@ -35,10 +49,13 @@ def forward(work: Forward, stack: Stack, cache: Cache, blobs: Blobs) -> tuple[tu
         hidden, [rows.n if span.embed else len(given) for rows, given in zip(work.rows, inputs, strict=True)]
     )
     if not span.head:
-        results = tuple(_export(*each, span, stack, blobs) for each in zip(work.rows, parts, work.out, strict=True))
+        results = tuple(_export(*each, span, means) for each in zip(work.rows, parts, work.out, strict=True))
         return results, (load(span.last - span.first, cached),)
     asked = [part[-rows.check - 1 :] for rows, part in zip(work.rows, parts, strict=True) if rows.rule]
-    verdicts = iter(_verdicts([rows for rows in work.rows if rows.rule], asked, stack, blobs))
+    found = _verdicts([rows for rows in work.rows if rows.rule], asked, stack, blobs)
+    if HEADS in work.probes:
+        found = [_proposed(verdict, part, means) for verdict, part in zip(found, asked, strict=True)]
+    verdicts = iter(found)
     results = tuple(Result(next(verdicts) if rows.rule else None, None) for rows in work.rows)
     for lot, rows, result in zip(lots, work.rows, results, strict=False):
         _roll_back(lot, rows, result.verdict)
@@ -53,10 +70,13 @@ def _input(rows: Rows, span: Span, stack: Stack, blobs: Blobs) -> torch.Tensor:
         return torch.empty(0, stack.model.hidden)
     if rows.blob is None:
         raise ValueError(f"session {rows.session!r} has no hidden states for layers {span.first} to {span.last}")
-    hidden = blobs.take(rows.blob).to(device=stack.model.device, dtype=stack.model.dtype)
-    if span.first < span.last and len(hidden) != rows.n:
-        raise ValueError(f"session {rows.session!r} has {rows.n} rows but hidden states of {len(hidden)}")
-    return hidden
+    sent = blobs.get(rows.blob)
+    end = rows.skip + rows.n if span.first < span.last else len(sent)
+    if end >= len(sent):
+        blobs.discard((rows.blob,))
+    if end > len(sent):
+        raise ValueError(f"session {rows.session!r} has {rows.n} rows but hidden states of {len(sent) - rows.skip}")
+    return as_received(sent[rows.skip : end], stack.like)
 
 
 def _lot(rows: Rows, span: Span, cache: Cache) -> Lot:
@@ -75,10 +95,20 @@ def _roll_back(lot: Lot, rows: Rows, verdict: Verdict | None) -> None:
         lot.slot.truncate(rows.start + rows.n - rows.check + verdict.accepted, rows.session)
 
 
-def _export(rows: Rows, hidden: torch.Tensor, out: str, span: Span, stack: Stack, blobs: Blobs) -> Result:
-    sent = hidden if out == "all" else hidden[-rows.check - 1 :]
-    nbytes = sent.shape[0] * stack.model.hidden * WIRE_NBYTES
-    return Result(None, blobs.put(sent.clone(), f"hidden/{span.last}/{rows.session}", nbytes))
+def _export(rows: Rows, hidden: torch.Tensor, out: str, span: Span, means: Means) -> Result:
+    if not out:
+        return Result(None, None)
+    sent = as_sent(hidden if out == "all" else hidden[-rows.check - 1 :], means.number)
+    nbytes = hidden_nbytes(len(sent), means.stack.model.hidden, means.number)
+    return Result(None, means.blobs.put(sent, f"hidden/{span.last}/{rows.session}", nbytes))
+
+
+def _proposed(verdict: Verdict, hidden: torch.Tensor, means: Means) -> Verdict:
+    """With the heads' next tree, from the last row that stands; `hidden` are the row before the drafts, and these."""
+    if means.heads is None:
+        raise ValueError("heads are to propose a tree, and this engine has none")
+    last = verdict.accepted if verdict.keep is None else verdict.keep[-1] + 1 if verdict.keep else 0
+    return replace(verdict, proposal=means.heads.propose(means.stack.normed(hidden[last])))
 
 
 def _verdicts(asked: Sequence[Rows], hidden: Sequence[torch.Tensor], stack: Stack, blobs: Blobs) -> list[Verdict]:

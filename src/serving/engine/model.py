@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -38,9 +38,33 @@ class Model:
     dtype: torch.dtype
     device: torch.device
 
+    def only(self, first: int, last: int) -> "Model":
+        """Layers first..last-1 alone: embedding, head and all others are let go, and cannot be run."""
+        layers = tuple(layer if first <= i < last else Absent(self.name) for i, layer in enumerate(self.layers))
+        return replace(self, embed=Absent(self.name), layers=layers, head=Absent(self.name), norm=Absent(self.name))
 
-def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu", quantization: str = "none") -> Model:
-    """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention.
+
+class Absent(nn.Module):
+    """A part of a model that another process holds."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name_of_model = name
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"this part of {self._name_of_model} is not held here; its placement has it run elsewhere")
+
+
+def open_model(
+    path: str | Path,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    quantization: str = "none",
+    layers: int | None = None,
+) -> Model:
+    """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention; of its layers
+    only the first `layers`, where that is given.
 
     Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
     that the engine cannot split into layers.
@@ -53,10 +77,11 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu", qu
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
+    chosen = settings(quantization, DTYPES[dtype], device) | _first(path, layers)
     try:
-        with _no_progress_bar():
+        with _quietly(partial=layers is not None):
             pretrained: Any = AutoModelForCausalLM.from_pretrained(
-                path, dtype=DTYPES[dtype], output_loading_info=True, **settings(quantization, DTYPES[dtype], device)
+                path, dtype=DTYPES[dtype], output_loading_info=True, **chosen
             )
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(f"the checkpoint at {path} cannot be read ({error}); fetch or train it again") from error
@@ -69,15 +94,32 @@ def open_model(path: str | Path, *, dtype: str = "fp32", device: str = "cpu", qu
     return take_apart(loaded, device=device, name=str(path))
 
 
+def _first(path: str | Path, layers: int | None) -> dict[str, Any]:
+    """The configuration of a model that ends after so many layers."""
+    if layers is None:
+        return {}
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return {"config": config}
+
+
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def _quietly(partial: bool) -> Iterator[None]:
+    """Without a progress bar, and of a `partial` model without a list of the weights that it leaves out."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if partial:
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 

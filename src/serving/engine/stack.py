@@ -35,6 +35,8 @@ class Stack:
         self.model, self.vocabulary = model, vocabulary
         self._masks = Masks(model.dtype, model.device)
         self._windows = frozenset(model.windows)
+        self.like = torch.empty(0, dtype=model.dtype, device=model.device)
+        """Of the type and on the device of hidden states."""
         self._open: dict[int | None, torch.Tensor | None] = dict.fromkeys(self._windows)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -59,8 +61,13 @@ class Stack:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The head over the rows given, in fp32 and without the vocabulary's padding; shape (rows, vocabulary)."""
-        logits: torch.Tensor = self.model.head(self.model.norm(hidden))
+        logits: torch.Tensor = self.model.head(self.normed(hidden))
         return logits[:, : self.vocabulary].float()
+
+    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the head looks at."""
+        normed: torch.Tensor = self.model.norm(hidden)
+        return normed
 
     def _segment(self, lot: Lot) -> Segment:
         slot, past, end = lot.slot, lot.start, lot.start + lot.n

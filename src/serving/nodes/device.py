@@ -1,9 +1,13 @@
-"""A device: one session at a time, the others wait; what its user is told goes out as `Deliver`."""
+"""A device: its users' sessions, and its own chip's part of the target where a placement puts layers on it.
+
+What it says to itself never leaves it: the hops that run here, their answers, and the tokens in both.
+"""
 
 from collections import deque
 from collections.abc import Sequence
 
 from serving.messages import (
+    HEADER_NBYTES,
     INF,
     Backlog,
     Begin,
@@ -12,6 +16,7 @@ from serving.messages import (
     Command,
     Deliver,
     Event,
+    Failed,
     Finished,
     Hop,
     Joined,
@@ -19,79 +24,168 @@ from serving.messages import (
     Message,
     Miss,
     Received,
+    Release,
     Reply,
+    Request,
+    Send,
+    Woke,
 )
+from serving.monitor import Monitor
 from serving.nodes.chooser import Chooser, Tiers
-from serving.nodes.requester import Numbers, Requester
+from serving.nodes.numbers import Numbers
+from serving.nodes.requester import Requester
 from serving.nodes.route import Route, released
 from serving.nodes.session import Session
+from serving.nodes.worker import Worker
 from serving.policy import Policy
+from serving.slots.placement import HERE
+from serving.slots.scheduler import Continuous
 
-_ANSWERS = (Reply, Miss)
 _PARKED = 48
 """Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
 
+Commands = list[Command]
+
 
 class Device:
+    """
+    Args:
+        at_once: how many sessions it serves at a time; the others wait.
+        row_nbytes: bytes of one token's hidden state on the link.
+    """
+
     def __init__(
-        self, name: str, policy: Policy, hops: tuple[Hop, ...], tiers: Tiers, seed: int, timeout_s: float = INF
+        self,
+        name: str,
+        policy: Policy,
+        hops: tuple[Hop, ...],
+        tiers: Tiers,
+        seed: int,
+        timeout_s: float = INF,
+        at_once: int = 1,
+        row_nbytes: int = 0,
     ) -> None:
-        self.name, self.policy, self.seed, self.timeout_s = name, policy, seed, timeout_s
+        self.name, self.policy, self.seed, self.timeout_s, self.at_once = name, policy, seed, timeout_s, at_once
+        tiers = {**tiers, HERE: (name,)}
         self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name), Numbers()
         self.route = Route(name, policy, hops, self.chooser)
+        self.monitor = Monitor(row_nbytes)
         self.waiting: deque[Call] = deque()
-        self.current: Requester | None = None
+        self.serving: dict[str, Requester] = {}
+        """Sessions that run."""
         self.parked: dict[str, Session] = {}
         """Sessions between two calls."""
+        self.chip: Worker | None = None
+        """What runs the hops that are here."""
+        if any(hop.node == HERE for hop in hops):
+            self.chip = Worker(name, policy, tiers, scheduler=Continuous(), numbers=self.numbers)
+
+    @property
+    def current(self) -> Requester | None:
+        """The session that is served, where it is one at a time."""
+        return next(iter(self.serving.values()), None)
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
-        """What only a device knows is settled here, the frequent first; the rest is for the session it serves."""
-        if isinstance(event, Received):
-            if not self._hears(event.message):
-                return ()
-        elif not isinstance(event, Finished):
-            match event:
-                case Begin():
-                    self.waiting.append(event.call)
-                    return self._next(now)
-                case Cancelled():
-                    if not self._serves(event.session):
-                        return self._cancel(event.session)
-                case Lost():
-                    self.chooser.dead.add(event.peer)
-                case Joined():
-                    self.chooser.dead.discard(event.peer)
-        current = self.current
-        if not current or current.state != "running":
-            return ()
-        commands = current.handle(event, now)
-        if current.state != "running":
-            commands = commands + self._park(current)
-        return commands + self._next(now) if self.waiting else commands
+        said = self._handle(event, now)
+        return self._to_others(said, now) if self.chip else said
 
-    def _hears(self, message: Message) -> bool:
-        """Is it for the session that is being served?"""
-        if isinstance(message, _ANSWERS):
-            return self._serves(message.session)
+    def _to_others(self, said: Commands, now: float) -> Commands:
+        """What is left to say once everything that was said to this device itself has been heard."""
+        out: Commands = []
+        queue = deque(said)
+        while queue:
+            command = queue.popleft()
+            if isinstance(command, Send) and command.to == self.name:
+                queue.extendleft(reversed(self._received(command.message, now)))
+            else:
+                out.append(command)
+        return out
+
+    def _handle(self, event: Event, now: float) -> Commands:
+        """What only a device knows is settled here, the frequent first; the rest is for the sessions it serves."""
+        match event:
+            case Received(message):
+                return self._heard(message, now)
+            case Finished(job) | Failed(job):
+                return self._done(job, event, now)
+            case Woke(timer):
+                if self.chip and (timer == self.chip.timer or timer in self.chip.tenancy.leases):
+                    return self.chip.handle(event, now)
+                return self._tell_all(event, now)
+            case Begin(call):
+                self.waiting.append(call)
+                return self._next(now)
+            case Cancelled(session):
+                current = self.serving.get(session)
+                return self._tell(current, event, now) if current else self._cancel(session)
+            case Lost(peer):
+                self.chooser.dead.add(peer)
+                return self._tell_all(event, now) + (self.chip.handle(event, now) if self.chip else [])
+            case Joined(peer):
+                self.chooser.dead.discard(peer)
+                return (self.chip.handle(event, now) if self.chip else []) + self._tell_all(event, now)
+        return []
+
+    # Messages.
+
+    def _heard(self, message: Message, now: float) -> Commands:
+        """Something came over the link."""
+        if isinstance(message, Request) and self.policy.monitors:
+            nbytes = HEADER_NBYTES + message.rows.nbytes
+            self.monitor.heard(nbytes, message.sent_s, message.condition, now)
+        elif isinstance(message, Reply) and message.condition:
+            self.monitor.heard(0, None, message.condition, now)
+        return self._received(message, now)
+
+    def _received(self, message: Message, now: float) -> Commands:
+        if isinstance(message, Request | Release):
+            return self.chip.handle(Received(message), now) if self.chip else []
         if isinstance(message, Backlog):
             self.chooser.backlogs[message.node] = message
-        return False
+            return []
+        current = self.serving.get(message.session) if isinstance(message, Reply | Miss) else None
+        return self._tell(current, Received(message), now) if current else []
 
-    def _serves(self, session: str) -> bool:
-        current = self.current
-        return current is not None and current.state == "running" and current.s.call.session == session
+    # Work on the chip.
 
-    def _next(self, now: float) -> list[Command]:
-        """Opens the session that waits longest, once the current one is over."""
-        out: list[Command] = []
-        while self.waiting and (self.current is None or self.current.state != "running"):
-            session = Session(self.waiting.popleft(), self.seed)
+    def _done(self, job: int, event: Event, now: float) -> Commands:
+        chip = self.chip
+        if chip and job == chip.job:
+            out = chip.handle(event, now)
+            if not chip.queue:  # now the sessions may have it
+                out += [command for each in list(self.serving.values()) for command in each.meanwhile(now)]
+        else:
+            out = self._tell_all(event, now)
+        self.monitor.chip_free_s = now
+        return out
+
+    # Sessions.
+
+    def _tell(self, current: Requester, event: Event, now: float) -> Commands:
+        out = current.handle(event, now)
+        if current.state != "running":
+            out = out + self._over(current) + self._next(now)
+        return out
+
+    def _tell_all(self, event: Event, now: float) -> Commands:
+        """Each knows by name what is its own."""
+        if len(self.serving) == 1:
+            (current,) = self.serving.values()
+            return self._tell(current, event, now)
+        return [command for each in list(self.serving.values()) for command in self._tell(each, event, now)]
+
+    def _next(self, now: float) -> Commands:
+        """Opens the sessions that wait longest, as long as there is room."""
+        out: Commands = []
+        while self.waiting and len(self.serving) < self.at_once:
+            session = Session(self.waiting.popleft(), self.seed, self.monitor)
             if old := self.parked.pop(session.call.session, None):
                 self._resume(session, old)
-            self.current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s)
-            out += self.current.begin(now)
-            if self.current.state != "running":
-                out += self._park(self.current)
+            current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s)
+            self.serving[session.call.session] = current
+            out += current.begin(now)
+            if current.state != "running":
+                out += self._over(current)
         return out
 
     def _resume(self, session: Session, old: Session) -> None:
@@ -99,18 +193,19 @@ class Device:
         if not self.chooser.dead.isdisjoint(session.path):
             session.forget_route()
 
-    def _park(self, over: Requester) -> list[Command]:
+    def _over(self, over: Requester) -> Commands:
         """A session that may go on keeps its caches; beyond so many the one unused for longest goes."""
         name = over.s.call.session
+        del self.serving[name]
         if not over.keeps or name in self.parked:
             return []
         self.parked[name] = over.s
         return self._forget(next(iter(self.parked))) if len(self.parked) > _PARKED else []
 
-    def _forget(self, session: str) -> list[Command]:
+    def _forget(self, session: str) -> Commands:
         return released(self.parked.pop(session))
 
-    def _cancel(self, session: str) -> list[Command]:
+    def _cancel(self, session: str) -> Commands:
         if session in self.parked:
             return self._forget(session)
         kept = deque(call for call in self.waiting if call.session != session)

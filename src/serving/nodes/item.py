@@ -42,9 +42,7 @@ class Item:
     def part(self, rows: int) -> int:
         """How many rows to run now where about `rows` fit: all, or what leaves the drafts and the row before them
         together.
-
-        Hidden states are not split.
         """
-        if self.left <= rows or self.rows.blob is not None:
+        if self.left <= rows:
             return self.left
         return min(rows, self.left - self.rows.check - 1) or self.left

@@ -5,7 +5,6 @@ name: a job, a timer, a round, the position a reply answers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 from serving.messages import (
@@ -33,6 +32,7 @@ from serving.messages import (
     Wake,
     Woke,
 )
+from serving.nodes.numbers import Numbers
 from serving.nodes.route import Route, released
 from serving.nodes.session import Branch, Origins, Session, Tokens
 from serving.policy import Policy
@@ -49,17 +49,6 @@ Commands = list[Command]
 State = Literal["running", "complete", "cancelled", "failed"]
 
 
-@dataclass
-class Numbers:
-    """Names for jobs and timers that no two sessions of a device share."""
-
-    last: int = 0
-
-    def next(self) -> int:
-        self.last += 1
-        return self.last
-
-
 class Requester:
     def __init__(
         self,
@@ -73,8 +62,10 @@ class Requester:
         self.state: State = "running"
         self.job: int | None = None
         """The job whose outcome is awaited; None while the chip owes this session nothing."""
-        self.ahead = False
-        """Is that job a look-ahead, which an arriving verdict makes void?"""
+        self.ahead: list[Branch] = []
+        """The branches that this job drafts on, which an arriving verdict makes void; none where it drafts."""
+        self.begun_s = 0.0
+        """When that job was asked for."""
         self.timer = 0
         """The one timer under way, 0 where none is; a timer a question would fill a driver's heap."""
         self.asked_s = self.due_s = 0.0
@@ -140,11 +131,18 @@ class Requester:
         if job != self.job or not isinstance(outcome, Drafted):
             return []  # abandoned
         self.job, self.s.kv = None, outcome.cached
+        draft = self.p.draft
+        self.s.monitor.drafted(1 if self.ahead else len(outcome.tokens), self.begun_s, now)
         if self.ahead:
-            self.s.drafted_ahead(outcome, self.p.waiting.steps)
+            self.s.drafted_ahead(outcome, self.ahead, draft.fell, draft.keep)
         else:
             self.s.drafted(outcome)
         return self._go_on(now)
+
+    def meanwhile(self, now: float) -> Commands:
+        """The chip, which this device shares with its part of the route, is free."""
+        waits = self.state == "running" and self.s.flight is not None and self.job is None
+        return self._meanwhile(now) if waits else []
 
     def _replied(self, reply: Reply, now: float) -> Commands:
         s = self.s
@@ -228,11 +226,11 @@ class Requester:
         if self.job is not None:
             return []
         if s.flight is not None:
-            return self._meanwhile()
+            return self._meanwhile(now)
         alone = self.goes_alone and self._alone()
         stop = self._alone_stop() if alone else self.p.draft.plan(s) or self._unscored()
         if stop:
-            return self._generate(stop)
+            return self._generate(stop, now)
         budget = 0 if alone else self._budget()  # nobody is asked when alone
         if budget:
             return self._hold(budget) if s.offline else self._ask(now, budget)
@@ -261,12 +259,12 @@ class Requester:
             return 1
         return self.p.offload.ask(self.s)
 
-    def _meanwhile(self) -> Commands:
+    def _meanwhile(self, now: float) -> Commands:
         """A verdict is awaited: fill the drafter's cache with the prompt, then draft ahead."""
         s = self.s
         if self.drafts and s.kv == 0 and len(s.tokens) > 1:
-            return self._generate(Stop(0))
-        return self._look_ahead() if self.looks_ahead else []
+            return self._generate(Stop(0), now)
+        return self._look_ahead(now) if self.looks_ahead else []
 
     def _hold(self, budget: int) -> Commands:
         """The cloud is gone: fail, or let the question stand until it is back."""
@@ -304,7 +302,7 @@ class Requester:
 
     # Work on the own chip.
 
-    def _generate(self, stop: Stop) -> Commands:
+    def _generate(self, stop: Stop, now: float) -> Commands:
         s = self.s
         start, feed = s.feed()
         if not stop.cap:
@@ -314,16 +312,17 @@ class Requester:
                 s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
                 again=s.unscored if self.weighs else 0, whole=self.p.exchange.whole,
             ),
-            ahead=False,
+            [],
+            now,
         )  # fmt: skip
 
-    def _look_ahead(self) -> Commands:
+    def _look_ahead(self, now: float) -> Commands:
         """One token on each guess; work cannot be cancelled, so a verdict waits for one token at most."""
         s = self.s
         if not s.guessed:
             s.guessed = True
             s.branches = [Branch(accepted, token) for accepted, token in self.p.waiting.guesses(s)]
-        growing = s.growing(self.p.waiting.steps)
+        growing = s.growing(self.p.waiting.limit(s))
         if not growing:
             return []
         start, feeds = s.feeds_ahead(growing)
@@ -331,10 +330,10 @@ class Requester:
             s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
             feeds, whole=self.p.exchange.whole,
         )  # fmt: skip
-        return self._start(work, ahead=True)
+        return self._start(work, growing, now)
 
-    def _start(self, work: Generate, ahead: bool) -> Commands:
-        self.job, self.ahead, self.s.kv = self.numbers.next(), ahead, work.start
+    def _start(self, work: Generate, ahead: list[Branch], now: float) -> Commands:
+        self.job, self.ahead, self.s.kv, self.begun_s = self.numbers.next(), ahead, work.start, now
         return [Start(self.job, work)]
 
     # Questions to the route.
@@ -348,7 +347,8 @@ class Requester:
         if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
             self.timer, self.due_s = self.numbers.next(), now + self.patience_s
             out.append(Wake(self.due_s, self.timer))
-        out += self._meanwhile()
+        if not self.route.begins_here:  # else the route's first hop goes first
+            out += self._meanwhile(now)
         return out
 
     def _send_ahead(self, now: float) -> Commands:

@@ -1,9 +1,10 @@
 """A device's way to the target: can it be reached, and in which messages a question travels."""
 
-from serving.messages import HEADER_NBYTES, INF, Command, Drop, Hop, Release, Request, Rows, Send
+from serving.messages import HEADER_NBYTES, HEADS, INF, Command, Drop, Hop, Release, Request, Rows, Send
 from serving.nodes.chooser import Chooser
 from serving.nodes.session import Session
 from serving.policy import Policy
+from serving.slots.placement import HERE
 
 Commands = list[Command]
 
@@ -15,7 +16,10 @@ class Route:
         self.name, self.hops = name, hops
         self._chooser, self._prefill, self._exchange = chooser, policy.prefill, policy.exchange
         self._acceptance = policy.draft.acceptance
-        self._probes = ("heads",) if policy.draft.source == "heads" else ()
+        self._probes = (HEADS,) if policy.draft.source == "heads" else ()
+        self.begins_here = bool(hops) and hops[0].node == HERE
+        """Is its first hop on the device itself?"""
+        self._stamps = policy.monitors and not self.begins_here
 
     def reachable(self) -> bool:
         return all(self._chooser.reachable(hop.node) for hop in self.hops)
@@ -28,13 +32,13 @@ class Route:
         slack_s = _slack_s(s, value, now)
         size = self._prefill.chunk(s)
         if rows.n <= size:
-            return [self._send(s, rows, budget, slack_s, value)]
-        return [self._send(s, part, budget, slack_s, value) for part in _parts(rows, size)]
+            return [self._send(s, rows, budget, slack_s, value, now)]
+        return [self._send(s, part, budget, slack_s, value, now) for part in _parts(rows, size)]
 
-    def _send(self, s: Session, part: Rows, budget: int, slack_s: float, value: float) -> Send:
+    def _send(self, s: Session, part: Rows, budget: int, slack_s: float, value: float, now: float) -> Send:
         request = Request(
             s.round, part, self.hops, 0, s.path, self.name, budget, slack_s, value, self._probes, s.call.ends,
-            s.call.rate,
+            s.call.rate, 0.0, now if self._stamps else None,
         )  # fmt: skip
         return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self._exchange.nbytes(part))
 

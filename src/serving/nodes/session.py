@@ -7,17 +7,20 @@ The rules of the machine:
 4. A continuation drafted ahead survives only if it starts with what the target really wrote.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from serving.luck import key, luck
 from serving.messages import Blob, Call, Drafted, Guess, Origin, Rows, Rule, Verdict
+from serving.monitor import Monitor
 from serving.scores import IMPORTANCE
 
 _BEFORE = 8
 """How many drafts what was expected counts for, once some were judged."""
 
+Fell = Callable[[Mapping[str, Sequence[float]]], bool]
+"""Do these scores end a draft?"""
 Tokens = tuple[int, ...]
 Origins = tuple[Origin, ...]
 
@@ -33,22 +36,31 @@ class Branch:
     scores: dict[str, list[float]] = field(default_factory=dict)
     tops: list[tuple[int, ...]] = field(default_factory=list)
     odds: list[Blob] = field(default_factory=list)
+    stopped: bool = False
+    """By the draft's stop rule."""
 
     @property
     def own(self) -> Tokens:
         """What follows the accepted drafts, as far as it is known."""
         return tuple(self.tokens) if self.token is None else (self.token, *self.tokens)
 
+    def drop_last(self) -> None:
+        """The stop rule does not want it."""
+        del self.tokens[-1:], self.tops[-1:], self.odds[-1:]
+        for values in self.scores.values():
+            del values[-1:]
+
 
 class Session:
     __slots__ = (
         "branches", "call", "draft", "ends", "flight", "full", "guessed", "judged", "keep", "kv", "left",
-        "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
+        "monitor", "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
         "stood", "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
 
-    def __init__(self, call: Call, seed: int) -> None:
+    def __init__(self, call: Call, seed: int, monitor: Monitor | None = None) -> None:
         self.call = call
+        self.monitor = monitor or Monitor()
         self.tokens = list(call.prompt)
         self.prompt = len(call.prompt)
         self.full = self.prompt + call.limit
@@ -141,16 +153,19 @@ class Session:
 
     def growing(self, steps: int) -> list[Branch]:
         """The branches that want another token: shorter than `steps`, not at their end, with room in the answer."""
-        return [b for b in self.branches if len(b.tokens) < steps and not self._is_over(b)]
+        return [b for b in self.branches if len(b.tokens) < steps and not (b.stopped or self._is_over(b))]
 
     def _is_over(self, branch: Branch) -> bool:
         last = ((self.flight or ())[: branch.accepted] + branch.own)[-1:]
         full = branch.accepted + 1 + len(branch.tokens) >= self.remaining
         return full or not self.ends.isdisjoint(last)
 
-    def drafted_ahead(self, outcome: Drafted, steps: int) -> None:
-        """One token more on every growing branch; where the target's own token is guessed, that comes first."""
-        for i, branch in enumerate(self.growing(steps)):
+    def drafted_ahead(self, outcome: Drafted, grown: Sequence[Branch], fell: Fell, keep: bool) -> None:
+        """One token more on every branch that was to grow; where the target's own token is guessed, that comes first.
+
+        The one at which a draft would end ends it, and is dropped where it is not to `keep`, unless it is the first.
+        """
+        for i, branch in enumerate(grown):
             if branch.token is None:
                 branch.token = outcome.tokens[i]
                 continue
@@ -159,6 +174,9 @@ class Session:
             branch.odds += outcome.odds[i : i + 1]
             for name, values in outcome.scores.items():
                 branch.scores.setdefault(name, []).append(values[i])
+            branch.stopped = fell(branch.scores)
+            if branch.stopped and not keep and len(branch.tokens) > 1:
+                branch.drop_last()
 
     def feed(self) -> tuple[int, tuple[int, ...]]:
         """What the drafter lacks to go on: from where its cache is to be filled, and with what; at least one token,
@@ -229,6 +247,7 @@ class Session:
         for b in branches:
             if b.accepted == verdict.accepted and b.token == verdict.token:
                 self.draft, self.scores, self.tops, self.odds = b.tokens, b.scores, b.tops, b.odds
+                self.stopped = b.stopped
 
     def stand(self) -> tuple[Tokens, Origins]:
         """The device's own draft stands: not offloaded, or the cloud is gone."""

@@ -10,6 +10,7 @@ lasts.
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
+from typing import Any
 
 from serving.estimator import UNKNOWN, Estimator
 from serving.messages import (
@@ -41,13 +42,17 @@ from serving.messages import (
     Wake,
     Woke,
 )
+from serving.monitor import Workload
 from serving.nodes.admission import admit, cached
 from serving.nodes.chooser import Chooser, Tiers
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
+from serving.nodes.numbers import Numbers
 from serving.nodes.room import Room
 from serving.nodes.tenancy import Tenancy
 from serving.policy import Policy
+from serving.slots.placement import HERE
+from serving.slots.scheduler import Scheduler
 
 Commands = list[Command]
 
@@ -65,9 +70,13 @@ class Worker:
         row_s: float = 0.001,
         linger_s: float = 30.0,
         estimator: Estimator = UNKNOWN,
+        scheduler: Scheduler | None = None,
+        numbers: Numbers | None = None,
     ) -> None:
         self.name, self.policy, self.watchers, self.row_s = name, policy, watchers, row_s
-        self.linger_s, self.estimator = linger_s, estimator
+        self.linger_s, self.estimator, self.scheduler = linger_s, estimator, scheduler or policy.scheduler
+        self.numbers = numbers or Numbers()
+        self.workload = Workload() if policy.monitors else None
         own = policy.kv_cache.capacity_tokens
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
         self.ledger = Ledger(capacity, policy.kv_cache.keep, policy.kv_cache.block_tokens)
@@ -76,14 +85,16 @@ class Worker:
         """Session -> its parts in order."""
         self.text: dict[str, tuple[int, ...]] = {}
         """Without cache reuse: the tokens to compute a session from."""
-        self.held: dict[tuple[str, int, int], tuple[int, ...]] = {}
-        """Drafts kept here for the head hop, so that they never travel; by (session, round, start)."""
+        self.held: dict[tuple[str, int, int], Request] = {}
+        """Questions whose tokens are kept here for the head hop, so that they never travel; by (session, round, end).
+        """
         self.tenancy = Tenancy()
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
         self.suspects: set[str] = set()
         """Sessions whose last batch failed: they run alone, so that a bad one spoils no other's."""
         self.running: list[tuple[Item, Rows]] = []
+        self.running_since_s = 0.0
         self.job = self.timer = 0
         self.deciding = False
 
@@ -130,6 +141,8 @@ class Worker:
         return Send(m.reply_to, Miss(session, self.tenancy.newest[session], self.name), HEADER_NBYTES)
 
     def _receive(self, m: Request, now: float) -> Commands:
+        if self.workload:
+            self.workload.hear(m, now)
         session, rounds = m.rows.session, self.tenancy.newest
         newest = rounds.get(session, -1)
         if m.round < newest:
@@ -138,30 +151,25 @@ class Worker:
             rounds[session] = m.round
             self.queue.pop(session, None)
         span = m.route[m.hop].span
-        rows = self._to_run(m, m.rows, span)
-        if rows is None:
+        whole = self._with_held(m) if m.rows.rule and span.head and m.hop and self._comes_back(m) else m
+        rows = self._to_run(whole.rows, span) if whole else None
+        if rows is None or whole is None:
             return [self._miss(m)]
         need = self.ledger.whole(rows.start + rows.n)
         if self.ledger.keep and need > self.ledger.capacity:  # in the queue it would stop the others
             raise RuntimeError(f"{session} needs {need} cached tokens, the budget is {self.ledger.capacity}")
         if not self.ledger.keep and span.embed and not rows.rule:
             return []  # a part of a prompt: its text is stored, and computed with the question
-        item, parts = Item(m, rows, span, now, rows.n), self.queue.get(session)
+        item, parts = Item(whole, rows, span, now, rows.n), self.queue.get(session)
         if parts:
             parts.append(item)
         else:
             self.queue[session] = [item]
         return [] if self.running or self.deciding else self._wake(now)
 
-    def _to_run(self, m: Request, rows: Rows, span: Span) -> Rows | None:
-        """What a request comes to here: without cache reuse the whole text, on the head hop with the drafts held for
-        it.
-        """
-        if not self.ledger.keep and span.embed:
-            return self._whole_text(rows)
-        if rows.check and not rows.tokens and span.head:
-            return self._with_held(m.round, rows)
-        return rows
+    def _to_run(self, rows: Rows, span: Span) -> Rows | None:
+        """What a request comes to here: without cache reuse the whole text."""
+        return rows if self.ledger.keep or not span.embed else self._whole_text(rows)
 
     def _whole_text(self, rows: Rows) -> Rows | None:
         text = self.text.get(rows.session, ())
@@ -170,14 +178,22 @@ class Worker:
         text = self.text[rows.session] = text[: rows.start] + rows.tokens
         return replace(rows, start=0, n=len(text), tokens=text)
 
-    def _with_held(self, round_: int, rows: Rows) -> Rows | None:
-        tokens = self.held.pop((rows.session, round_, rows.start), None)
-        return None if tokens is None else replace(rows, tokens=tokens)
+    def _comes_back(self, m: Request) -> bool:
+        """Does the route end here, on the device that asked? Then no token of the question leaves it."""
+        return m.reply_to == self.name and m.route[-1].node == HERE
+
+    def _with_held(self, m: Request) -> Request | None:
+        """A question that came back, with what was kept of it here; None where that is not known any more."""
+        rows = m.rows
+        kept = self.held.pop((rows.session, m.round, rows.start + rows.n), None)
+        if kept is None:
+            return None
+        return replace(m, rows=replace(rows, tokens=kept.rows.tokens, odds=kept.rows.odds), ends=kept.ends)
 
     def _wake(self, now: float) -> Commands:
         if self.running or self.deciding or not self.queue:
             return []
-        self.deciding, self.timer = True, self.timer + 1
+        self.deciding, self.timer = True, self.numbers.next()
         return [Wake(now, self.timer)]
 
     # Decide.
@@ -191,15 +207,15 @@ class Worker:
             heads = [i for i in heads if i.rows.session in self.suspects][:1] or heads
         span = max([i.span for i in heads], key=_first)
         heads = [i for i in heads if i.span is span or i.span == span]
-        picked = self.policy.scheduler.pick(heads, now, Room(self.ledger, self.queue), self.estimator)
+        picked = self.scheduler.pick(heads, now, Room(self.ledger, self.queue), self.estimator)
         if not isinstance(picked, list):
-            self.timer += 1
+            self.timer = self.numbers.next()
             return [*out, Wake(picked, self.timer)]
         picked, evicted = admit(picked, self.ledger, self.queue)
         out += [Drop(*key) for key in evicted]
         if not picked:
             raise RuntimeError(f"{self.name}: {self.policy.scheduler} left {len(heads)} requests and a free chip")
-        return [*out, self._start(picked, span)]
+        return [*out, self._start(picked, span, now)]
 
     def _heads(self, out: Commands) -> list[Item]:
         """The first item of every session whose cache is what it needs, oldest first; the others miss."""
@@ -213,12 +229,13 @@ class Worker:
         heads.sort(key=_arrived)
         return heads
 
-    def _start(self, picked: list[tuple[Item, int]], span: Span) -> Start:
+    def _start(self, picked: list[tuple[Item, int]], span: Span, now: float) -> Start:
         self.running = [(item, self._taken(item, n)) for item, n in picked]
-        self.job += 1
+        self.running_since_s = now
+        self.job = self.numbers.next()
         requests = [item.request for item, _ in picked]
         probes = next((m.probes for m in requests if m.probes), ())
-        out = tuple([m.route[m.hop].out for m in requests])
+        out = tuple([_out(item.request, rows) for item, rows in self.running])
         return Start(self.job, Forward(span, tuple([rows for _, rows in self.running]), out, probes))
 
     def _taken(self, item: Item, n: int) -> Rows:
@@ -242,6 +259,8 @@ class Worker:
     def _finish(self, results: tuple[Result, ...], now: float) -> Commands:
         out: Commands = []
         batch, self.running = self.running, []
+        if self.workload:
+            self.workload.batch(sum([rows.n for _, rows in batch]), now - self.running_since_s)
         if self.suspects:
             self.suspects.difference_update([rows.session for _, rows in batch])
         newest = self.tenancy.newest
@@ -254,7 +273,8 @@ class Worker:
             rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
             self.ledger.finished(rows, item.span, rejected)
             if m.hop + 1 < len(m.route):
-                out.append(self._hand_on(item, rows, result.blob, now))
+                if result.blob:
+                    out.append(self._hand_on(item, rows, result.blob, now))
             elif verdict:
                 out += self._answer(item, rows, verdict, now)
         return out + self._report() + self._wake(now)
@@ -270,24 +290,36 @@ class Worker:
         m, here_s = item.request, now - item.arrived
         hop = m.hop + 1
         path = m.path if len(m.path) > hop else (*m.path, self._bind(m, rows, hop))
-        to, tokens = path[hop], rows.tokens[:0]  # hidden states travel instead
-        if rows.check:  # drafts go where the head is; if that is here, they never leave
-            drafts = rows.tokens[-rows.check :]
-            if m.route[-1].node == self.name:
-                self.held[rows.session, m.round, rows.start] = drafts
-            else:
-                tokens = drafts
+        to, ends, tokens, odds = path[hop], m.ends, rows.tokens[:0], rows.odds  # hidden states travel instead
+        if rows.check:  # drafts go where the head is
+            tokens = rows.tokens[-rows.check :]
+        if self._comes_back(m):  # neither drafts nor what they were drawn from leave
+            if rows.rule:
+                kept = replace(m, rows=replace(rows, tokens=tokens))
+                self.held[rows.session, m.round, rows.start + rows.n] = kept
+            ends, tokens, odds = (), (), ()
+        rows = replace(rows, tokens=tokens, blob=blob, odds=odds, skip=0)
         m = replace(
-            m, rows=replace(rows, tokens=tokens, blob=blob), hop=hop, path=path, slack_s=m.slack_s - here_s,
-            spent_s=m.spent_s + here_s,
+            m, rows=rows, hop=hop, path=path, ends=ends, slack_s=m.slack_s - here_s, spent_s=m.spent_s + here_s,
+            **self._seen(m, now),
         )  # fmt: skip
         if to in self.chooser.dead:
             return self._miss(m)
         self.sent[rows.session, hop] = to, m
         return Send(to, m, HEADER_NBYTES + m.rows.nbytes)
 
+    def _seen(self, m: Request, now: float) -> dict[str, Any]:
+        """What a monitored request says of its way so far."""
+        if not self.workload:
+            return {}
+        return {"sent_s": now, "condition": None if m.reply_to == self.name else self.workload.added(m)}
+
     def _bind(self, m: Request, rows: Rows, hop: int) -> str:
-        """The node for a hop: the one that holds the earlier parts of this round, else a fresh choice."""
+        """The node for a hop: the device that asks, the one that holds the earlier parts of this round, else a fresh
+        choice.
+        """
+        if m.route[hop].node == HERE:
+            return m.reply_to
         node, last = self.sent.get((rows.session, hop), (None, None))
         if node and last and node not in self.chooser.dead and last.round == m.round:
             return node
@@ -297,7 +329,8 @@ class Worker:
         m = item.request
         agreed = rows.start + rows.n - rows.check
         left = 0 if verdict.token in m.ends else m.budget - 1
-        reply = Reply(rows.session, m.round, agreed, verdict, m.path, left, m.spent_s + now - item.arrived)
+        condition = self.workload.added(m) if self.workload and m.reply_to != self.name else None
+        reply = Reply(rows.session, m.round, agreed, verdict, m.path, left, m.spent_s + now - item.arrived, condition)
         out: Commands = [Send(m.reply_to, reply, REPLY_NBYTES)]
         if left:
             out += self._loop(m, rows, agreed + verdict.accepted, verdict, left, now)
@@ -367,3 +400,14 @@ class Worker:
             return []
         self.ledger.forget(session)
         return [Drop(session, span.first)]
+
+
+def _out(m: Request, rows: Rows) -> str:
+    """Which hidden states are exported: of a part of a prompt none where all that follows is the head, which is not
+    asked, and it wants the last only.
+    """
+    hop, last = m.route[m.hop], m.hop + 1 == len(m.route)
+    if last:
+        return hop.out
+    after = m.route[m.hop + 1].span
+    return "" if not rows.rule and after.first == after.last and hop.out == "last" else hop.out

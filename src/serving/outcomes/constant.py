@@ -112,12 +112,10 @@ def drawn(
     """Engines that draw outcomes for these requests."""
     prompts = {query.call.session: len(query.call.prompt) for query in queries}
     ranked = policy.waiting.steps > 0 or policy.exchange.whole
-    small, large = (
-        Drawn(depth, prompts, chances, scored, seed, ranked, exits)
-        for depth, exits in zip(layers, (rule, None), strict=True)
-    )
+    small = Drawn(layers[0], prompts, chances, scored, seed, ranked, rule)
+    large, here = (Drawn(layers[1], prompts, chances, scored, seed, ranked) for _ in range(2))
     notes = _notes(queries, policy)
-    return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), lambda: notes)
+    return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), here, lambda: notes)
 
 
 def _notes(queries: Sequence[Query], policy: Policy) -> tuple[str, ...]:

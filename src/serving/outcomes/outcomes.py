@@ -14,7 +14,7 @@ from serving.workload.workload import Asked
 class Opened(Models):
     """Two engines that look outcomes up instead of computing them."""
 
-    notes: Callable[[], tuple[str, ...]]
+    notes: Callable[[], tuple[str, ...]] = tuple
     """What a reader of the run's figures must know; asked after the run."""
 
 

@@ -81,8 +81,9 @@ class TraceRecording:
 
     def _part(self, queries: Sequence[Query]) -> Trace:
         lossy = self.policy if self.policy and not self.policy.lossless else None
+        played = self.policy if self.policy and (self.policy.waiting.steps or not self.policy.lossless) else None
         heard, (small, large) = Overheard(self.models.device), self._forced()
-        records = offline.play(lossy or target_alone(), replace(self.models, device=heard), queries, self.seed, silent)
+        records = offline.play(played or target_alone(), replace(self.models, device=heard), queries, self.seed, silent)
         sessions, tables, first = [], list[Tables](), 0
         for query in queries:
             record, call = records[query.call.session], query.call

@@ -46,12 +46,12 @@ class Replayed:
         check_exit(trace.exit, policy, "the trace")
         bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
         small = Reader(trace, bound, trace.device_layers, unknown, trace.exit, policy.scorers)
-        large = Reader(trace, bound, trace.cloud_layers, unknown)
+        large, here = (Reader(trace, bound, trace.cloud_layers, unknown) for _ in range(2))
 
         def notes() -> tuple[str, ...]:
             return (*_about(trace, policy, seed), *unknown.notes())
 
-        return Opened(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, notes)
+        return Opened(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, here, notes)
 
     def _query(self, asked: Asked, seed: int) -> Query:
         name = f"r{asked.index:05d}"

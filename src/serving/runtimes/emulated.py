@@ -35,10 +35,7 @@ class Emulated:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        policy = setup.policy
-        models = open_models(
-            setup.pair.device, setup.pair.cloud, accelerator, policy.scorers, policy.kv_cache.block_tokens
-        )
+        models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         return Served(
             asked, play(setup, models, asked, progress, observers, self.shared), models.tokenizer, models.cloud_layers

@@ -49,10 +49,7 @@ class Local:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        policy = setup.policy
-        models = open_models(
-            setup.pair.device, setup.pair.cloud, accelerator, policy.scorers, policy.kv_cache.block_tokens
-        )
+        models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, note = self.pace == "wall", f"pace: {pacing.described}"

@@ -79,9 +79,7 @@ class _Player:
         from serving.open import open_side
 
         part, blobs = self.part, Blobs()
-        side, policy = "cloud" if part.is_cloud else "device", part.setup.policy
-        block_tokens = policy.kv_cache.block_tokens
-        models = open_side(part.setup.pair, side, blobs, part.accelerator, policy.scorers, block_tokens)
+        models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator)
         host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
         try:
             await self._meet(host)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from serving.drivers.observer import Observer
-from serving.messages import Call
+from serving.messages import Call, Work
 from serving.progress import Progress
 from serving.recorder import Record
 from serving.setup import Setup
@@ -31,6 +31,19 @@ class Query:
     slo: SloClass | None
 
 
+class Elsewhere:
+    """A model that is not held here: nothing can be run on it."""
+
+    def execute(self, work: Work) -> NoReturn:
+        raise RuntimeError(f"this process does not hold the model that {type(work).__name__} needs")
+
+    def drop(self, session: str, first: int | None) -> None:
+        """There is nothing to free."""
+
+
+NOWHERE = Elsewhere()
+
+
 @dataclass(frozen=True)
 class Models:
     """The two models of a pair, opened, with their depths."""
@@ -40,6 +53,8 @@ class Models:
     cloud: Engine
     cloud_layers: int
     tokenizer: "Tokenizer"
+    here: Engine = NOWHERE
+    """What runs the part of the large model that a placement puts on devices."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Slot `draft`: how far to draft before asking."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal, Protocol
 
+from serving.medusa import Medusa
 from serving.messages import Stop
 from serving.nodes.session import Session
 from serving.scores import ACCEPT, UNTRAINED, Scorer, Scorers
@@ -33,6 +35,20 @@ class Draft(Protocol):
         """Share of the drafts that is expected to stand, before any was judged."""
         ...
 
+    @property
+    def medusa(self) -> Medusa | None:
+        """The target's heads, where they draft."""
+        ...
+
+    @property
+    def keep(self) -> bool:
+        """Is the token at which the stop rule ends a draft sent?"""
+        ...
+
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
+        """Does the stop rule end a draft with these scores?"""
+        ...
+
     def plan(self, s: Session) -> Stop | None:
         """Draft on, until this stop; or None: enough."""
         ...
@@ -52,6 +68,7 @@ class Window:
     source: ClassVar[Literal["model"]] = "model"
     scorers: ClassVar[Scorers] = UNTRAINED
     acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
+    medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -69,13 +86,12 @@ class Window:
 
     def plan(self, s: Session) -> Stop | None:
         room = min(self.k, s.remaining) - len(s.draft) if len(s.draft) < self.k else 0
-        if room <= 0 or s.stopped or (s.draft and (s.draft_ended or self._fell(s))):
+        if room <= 0 or s.stopped or (s.draft and (s.draft_ended or self.fell(s.scores))):
             return None
         return _stop(room, self.score, self.below, self.keep)
 
-    def _fell(self, s: Session) -> bool:
-        scores = s.scores.get(self.score)
-        return bool(scores) and min(scores or ()) < self.below
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
+        return bool(self.score) and min(scores.get(self.score) or (1.0,)) < self.below
 
 
 _stop = cache(Stop)
@@ -108,6 +124,8 @@ class RejectionPredictor:
     threshold: float | None = None
     source: ClassVar[Literal["model"]] = "model"
     probes: ClassVar[tuple[str, ...]] = (ACCEPT,)
+    keep: ClassVar[bool] = False
+    medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
@@ -123,13 +141,19 @@ class RejectionPredictor:
     def acceptance(self) -> float:
         return self.predictor.acceptance
 
+    @property
+    def below(self) -> float:
+        return self.predictor.threshold if self.threshold is None else self.threshold
+
     def plan(self, s: Session) -> Stop | None:
-        below = self.predictor.threshold if self.threshold is None else self.threshold
         drafted = len(s.draft)
         room = min(self.k, s.remaining) - drafted
-        if room <= 0 or s.stopped or (drafted and (s.draft_ended or min(s.scores.get(ACCEPT, (1.0,))) < below)):
+        if room <= 0 or s.stopped or (drafted and (s.draft_ended or self.fell(s.scores))):
             return None
-        return _stop(room, ACCEPT, below, False, 0 if drafted else 1)
+        return _stop(room, ACCEPT, self.below, False, 0 if drafted else 1)
+
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
+        return min(scores.get(ACCEPT) or (1.0,)) < self.below
 
 
 @dataclass(frozen=True)
@@ -141,10 +165,15 @@ class Opening:
     probes: ClassVar[tuple[str, ...]] = ()
     scorers: ClassVar[Scorers] = UNTRAINED
     acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
+    keep: ClassVar[bool] = True
+    medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"policy.draft.k is {self.k}; an opening has at least 1 token")
+
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False
 
     def plan(self, s: Session) -> Stop | None:
         k = 1 if s.written else self.k
@@ -160,6 +189,35 @@ class NoDraft:
     probes: ClassVar[tuple[str, ...]] = ()
     scorers: ClassVar[Scorers] = UNTRAINED
     acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
+    keep: ClassVar[bool] = True
+    medusa: ClassVar[None] = None
 
     def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
         return None
+
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Heads of the target draft, where its own head is: a tree of candidates comes with each verdict (Medusa, Cai et
+    al. 2024; U-Medusa of HAT, section 4.1).
+    """
+
+    medusa: Medusa
+    source: ClassVar[Literal["heads"]] = "heads"
+    probes: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = UNTRAINED
+    keep: ClassVar[bool] = True
+
+    @property
+    def acceptance(self) -> float:
+        """Candidates that stand, of those in the tree."""
+        return max(0.0, self.medusa.acceptance_length - 1) / max(1, len(self.medusa.tree))
+
+    def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
+        return None
+
+    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+        return False

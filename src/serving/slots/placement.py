@@ -1,14 +1,17 @@
 """Slot `placement`: which layers of the target run where."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from serving.messages import Hop, Span
 
+HERE = "here"
+"""The tier of a hop that runs on the device which asks."""
+
 
 class Placement(Protocol):
-    def route(self, layers: int) -> tuple[Hop, ...]:
-        """The hops of a target of that many layers; none: there is no target. The node "here" is the device itself."""
+    def route(self, layers: int, depth: int) -> tuple[Hop, ...]:
+        """The hops of a target of that many layers, which stand for `depth`; none: there is no target."""
         ...
 
 
@@ -16,7 +19,7 @@ class Placement(Protocol):
 class DeviceOnly:
     """The device's model is all there is."""
 
-    def route(self, layers: int) -> tuple[Hop, ...]:  # noqa: ARG002
+    def route(self, layers: int, depth: int) -> tuple[Hop, ...]:  # noqa: ARG002
         return ()
 
 
@@ -26,5 +29,55 @@ class Cloud:
 
     tier: str = "cloud"
 
-    def route(self, layers: int) -> tuple[Hop, ...]:
+    def route(self, layers: int, depth: int) -> tuple[Hop, ...]:  # noqa: ARG002
         return (Hop(self.tier, Span(0, layers, embed=True, head=True)),)
+
+
+@dataclass(frozen=True)
+class UShape:
+    """Embedding and first layers on the device, the middle in the cloud, the head on the device again: only hidden
+    states cross the link (HAT, sections 2.2 and 3.4).
+
+    Args:
+        shallow: m, layers of the timed architecture that run on the device; the model that runs here has its share of
+            them, one at least.
+        stages: P, the pipeline's length: so many nodes of the cloud have an equal share of the middle each.
+        download: which deep hidden states of a prompt go down: `all`, or the `last` only, which is all that anybody
+            needs. The paper does not say; its U-shape's times fit "all".
+    """
+
+    shallow: int = 2
+    stages: int = 1
+    download: Literal["all", "last"] = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("shallow", "stages"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy.placement.{name} is {getattr(self, name)}; it must be at least 1")
+
+    def kept(self, layers: int, depth: int) -> int:
+        """How many of the first layers stay on the device.
+
+        Raises ValueError where that leaves the cloud's nodes fewer than one each.
+        """
+        kept = max(1, round(layers * self.shallow / depth))
+        if layers - kept < self.stages:
+            raise ValueError(
+                f"policy.placement: of {layers} layers {kept} stay on the device, which leaves less than one for each "
+                f"of stages={self.stages}; set fewer stages, or shallow below {self.shallow}"
+            )
+        return kept
+
+    def route(self, layers: int, depth: int) -> tuple[Hop, ...]:
+        kept = self.kept(layers, depth)
+        ends = [kept + round((layers - kept) * i / self.stages) for i in range(self.stages + 1)]
+        middle = tuple(
+            Hop(stage(i), Span(ends[i], ends[i + 1]), self.download if i + 1 == self.stages else "all")
+            for i in range(self.stages)
+        )
+        return (Hop(HERE, Span(0, kept, embed=True), "all"), *middle, Hop(HERE, Span(layers, layers, head=True)))
+
+
+def stage(index: int) -> str:
+    """The tier of a pipeline's stage, counted from 0."""
+    return f"cloud.{index}" if index else "cloud"

@@ -1,7 +1,8 @@
 """Slot `prefill`: when the prompt travels to the cloud, and in which parts."""
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from math import ceil
+from typing import ClassVar, Literal, Protocol
 
 from serving.nodes.session import Session
 
@@ -16,6 +17,11 @@ class Prefill(Protocol):
         """
         ...
 
+    @property
+    def monitors(self) -> bool:
+        """Does it need to know how link and cloud fare?"""
+        ...
+
     def chunk(self, s: Session) -> int:
         """Rows in one message at most."""
         ...
@@ -26,6 +32,7 @@ class Whole:
     """The prompt travels in one message; how the cloud runs it is its scheduler's choice."""
 
     when: When = "lazy"
+    monitors: ClassVar[bool] = False
 
     def chunk(self, s: Session) -> int:
         return s.prompt + s.call.limit
@@ -37,6 +44,7 @@ class Parts:
 
     rows: int
     when: When = "ahead"
+    monitors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.rows < 1:
@@ -44,3 +52,44 @@ class Parts:
 
     def chunk(self, s: Session) -> int:  # noqa: ARG002
         return self.rows
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Parts of such a size that one is on its way while the cloud waits for its turn and computes the one before (HAT,
+    Eq. 3).
+
+    X A / beta = (g(mu) + g(mu + X)) / P with the straight line g that the monitor fits has one root or none. None: the
+    cloud takes longer for a row than the link, however many there are, and the prompt travels whole. Before the first
+    answer nothing is known of either, and parts have `first` rows.
+
+    Args:
+        first: rows of a part while link and cloud are unknown.
+        least: the smallest part.
+    """
+
+    first: int = 64
+    least: int = 4
+    when: When = "first"
+    monitors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for name in ("first", "least"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"policy.prefill.{name} is {getattr(self, name)}; a part holds at least 1 token")
+
+    def chunk(self, s: Session) -> int:
+        known = s.monitor.condition
+        if known is None or not known.uplink_mbps:
+            return self.first
+        row_s = 8e-6 * s.monitor.row_nbytes / known.uplink_mbps
+        root = balanced(row_s, known.base_s, known.row_s, known.tokens, known.nodes)
+        return s.prompt + s.call.limit if root is None else max(self.least, ceil(root))
+
+
+def balanced(upload_row_s: float, base_s: float, row_s: float, mu: float, nodes: int) -> float | None:
+    """X of Eq. 3: rows whose upload takes as long as a batch of mu rows and then one of mu + X take one of `nodes`
+    equal nodes; None where there is no such X.
+    """
+    slope = upload_row_s - row_s / nodes
+    return 2 * (base_s + row_s * mu) / nodes / slope if slope > 0 else None

@@ -56,7 +56,7 @@ class SloAware:
     def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
         """O(n log n) in the requests that wait."""
         span = items[0].span
-        constant_s = estimator.constant_s(span.last - span.first)
+        constant_s = estimator.constant_s(span)
         batch = _Growing(now + constant_s, room, estimator, self.size)
         patient, critical, calm, late = self._sorted(items, now, constant_s, estimator)
         batch.lead(patient)

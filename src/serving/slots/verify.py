@@ -13,6 +13,11 @@ class Verify(Protocol):
         """Do the drafts travel? If not, the target writes the token in their place."""
         ...
 
+    @property
+    def greedy(self) -> bool:
+        """Does it know greedy decoding only?"""
+        ...
+
     def rule(self, s: Session) -> Rule: ...
 
 
@@ -22,6 +27,7 @@ class Lossless:
     (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
 
     send: ClassVar[bool] = True
+    greedy: ClassVar[bool] = False
 
     def rule(self, s: Session) -> Rule:
         return "sample" if s.call.sampling else "greedy"
@@ -32,6 +38,20 @@ class Replace:
     """The drafts stay on the device: where one is offloaded, the target writes the token (Hybrid, token routing)."""
 
     send: ClassVar[bool] = False
+    greedy: ClassVar[bool] = False
 
     def rule(self, s: Session) -> Rule:
         return "sample" if s.call.sampling else "greedy"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Of a tree of drafts the longest path that the target would have written stands (Medusa; tree verification of HAT,
+    section 4.1), greedily.
+    """
+
+    send: ClassVar[bool] = True
+    greedy: ClassVar[bool] = True
+
+    def rule(self, s: Session) -> Rule:  # noqa: ARG002
+        return "tree"

@@ -8,6 +8,9 @@ from typing import ClassVar, Literal, Protocol
 from serving.nodes.session import Session
 from serving.thresholds import Thresholds
 
+TOPS = 3
+"""Of each draft so many of the drafter's likeliest tokens are known."""
+
 
 class Waiting(Protocol):
     @property
@@ -16,6 +19,15 @@ class Waiting(Protocol):
     @property
     def steps(self) -> int:
         """How many tokens to draft ahead on each guess; 0: idle."""
+        ...
+
+    @property
+    def monitors(self) -> bool:
+        """Does it need to know how link and cloud fare?"""
+        ...
+
+    def limit(self, s: Session) -> int:
+        """Tokens to draft ahead on each guess now: `steps` at most."""
         ...
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
@@ -29,6 +41,10 @@ class Idle:
 
     steps: ClassVar[int] = 0
     probes: ClassVar[tuple[str, ...]] = ()
+    monitors: ClassVar[bool] = False
+
+    def limit(self, s: Session) -> int:  # noqa: ARG002
+        return 0
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:  # noqa: ARG002
         return ()
@@ -52,12 +68,16 @@ class Parallel:
     full: bool = True
     alternative: Literal["sampled", "likeliest"] = "sampled"
     probes: ClassVar[tuple[str, ...]] = ("confidence",)
+    monitors: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(
                 f"policy.waiting.steps is {self.steps}; draft at least 1 token ahead (policy/waiting=idle drafts none)"
             )
+
+    def limit(self, s: Session) -> int:  # noqa: ARG002
+        return self.steps
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
         if not s.flight:
@@ -69,6 +89,49 @@ class Parallel:
         others = [token for token in s.tops[at] if token != s.flight[at]]
         pick = 0 if self.alternative == "likeliest" else int(s.luck("alternative") * len(others))
         return ((at, others[pick]),) if others else ()
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A guess for each of the likeliest tokens at the last draft's place, where the stop rule expects a rejection (HAT,
+    section 3.5).
+
+    The drafted token itself is among them: behind it the draft is expected to stand, and the drafter's own next token
+    stands in for the target's. What the paper leaves open is chosen so: k, and what follows full acceptance.
+
+    Args:
+        k: candidates, the drafted token included; 3 at most are known.
+        steps: tokens to draft ahead on each, at most; lambda of Eq. 6 where that is fewer.
+    """
+
+    k: int = 3
+    steps: int = 12
+    probes: ClassVar[tuple[str, ...]] = ()
+    monitors: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.k <= TOPS:
+            raise ValueError(f"policy.waiting.k is {self.k}; a drafter names its 1 to {TOPS} likeliest tokens")
+        if self.steps < 1:
+            raise ValueError(f"policy.waiting.steps is {self.steps}; draft at least 1 token ahead")
+
+    def limit(self, s: Session) -> int:
+        """Eq. 6: as many drafting steps as the quickest verdict leaves time for."""
+        monitor = s.monitor
+        known, step_s = monitor.condition, monitor.step.value
+        up, down = known.uplink_mbps if known else 0.0, monitor.downlink.mbps
+        if not (known and step_s and up and down):
+            return self.steps
+        megabits = 8e-6 * monitor.row_nbytes * (len(s.flight or ()) + 1)
+        away_s = megabits / up + known.base_s + known.row_s * known.tokens + megabits / down
+        return min(self.steps, int(away_s / step_s))
+
+    def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
+        if not s.flight:
+            return ()
+        last = len(s.flight)
+        others = [token for token in s.tops[last - 1] if token != s.flight[-1]][: self.k - 1]
+        return ((last, None), *((last - 1, token) for token in others))
 
 
 def rejection(confidence: Sequence[float], alpha: float, full: bool) -> tuple[float, ...]:

@@ -46,6 +46,8 @@ class Workload:
     arrivals: Arrivals = field(default_factory=ClosedLoop)
     slo: tuple[SloClass, ...] = ()
     devices: int | None = None
+    at_once: int = 1
+    """Requests that one device serves at a time; its others wait."""
     prompts: int = 120
     skip: int = 0
     again: bool = False
@@ -58,7 +60,7 @@ class Workload:
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "max_prompt_tokens", "max_new_tokens"):
+        for name in ("prompts", "at_once", "max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"workload.{name} must be 1 or more, got {getattr(self, name)}")
         if self.skip < 0:

@@ -43,12 +43,12 @@ def _stated(name: str, latency: Latency, chip: Chip, architecture: Architecture)
     seconds, mode = getattr(latency, name), chip.mode(None)
     row: dict[str, Any] = {"value_s": seconds}
     flops = {
-        "a_s": 2 * architecture.layers * architecture.block_matmul_parameters,
+        "a_s": 2 * architecture.matmul_parameters,
         "b_compute_s": architecture.flops_per_interaction(),
     }
     nbytes = {
         "b_read_s": architecture.kv_nbytes_per_token("fp16"),
-        "c_s": architecture.layers * architecture.block_nbytes("fp16"),
+        "c_s": architecture.blocks_nbytes("fp16"),
     }
     if seconds and name in flops and mode.fp16_tflops:
         row["tflops"] = flops[name] / seconds / 1e12

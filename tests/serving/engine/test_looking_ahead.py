@@ -61,7 +61,9 @@ def play(models, waiting, early_exit, sampling=None):
     recorder = Recorder(["device"])
     simulator = Simulator([recorder])
     simulator.add("cloud", Worker("cloud", p), Chip(Slow(cloud, 10.0)))
-    simulator.add("device", Device("device", p, p.placement.route(4), {"cloud": ("cloud",)}, 0), Chip(Slow(device, 1)))
+    simulator.add(
+        "device", Device("device", p, p.placement.route(4, 4), {"cloud": ("cloud",)}, 0), Chip(Slow(device, 1))
+    )
     for i, prompt in enumerate(PROMPTS):
         simulator.post(0.0, "device", Begin(Call(f"r{i}", prompt, LIMIT, (), sampling)))
     simulator.run()

@@ -18,6 +18,7 @@ from serving.messages import (
     Call,
     Chunk,
     Command,
+    Condition,
     Deliver,
     Drafted,
     Drop,
@@ -55,6 +56,7 @@ EVENTS: list[Event] = [
     Begin(Call("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
     Received(REQUEST),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
+    Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0, 0.5, Condition(20.0, 0.02, 1e-4, 4, 60.0))),
     Received(Backlog("cloud-0", 0.25, 0.001, INF)),
     Finished(
         3,

@@ -226,7 +226,7 @@ def test_a_look_ahead_that_a_verdict_overtakes_is_void() -> None:
     """Its outcome comes late: it is no part of the next draft, whose work is fed from where the look-ahead began."""
     override = {"waiting": Parallel(THRESHOLDS, 9), "kv_cache": Reuse()}
     p = policy("sled", **override)  # type: ignore[arg-type]
-    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0)
+    device = Device("d", p, p.placement.route(8, 8), {"cloud": ("cloud",)}, 0)
     device.handle(Begin(Call("s", (1, 2, 3), 40)), 0.0)
     tops = tuple((t, t + 7, t + 11) for t in (4, 5, 6, 7))
     out = device.handle(Finished(1, Drafted((4, 5, 6, 7), {"confidence": (0.9, 0.1, 0.9, 0.9)}, tops, False, 6)), 1.0)
@@ -261,7 +261,7 @@ def test_the_drafters_own_guess_comes_first_and_is_no_draft() -> None:
     s = in_flight()
     s.branches = [Branch(4, None)]
     for token in (20, 21, 22, 23):
-        s.drafted_ahead(drafted_one(token), 2)
+        s.drafted_ahead(drafted_one(token), s.growing(2), lambda _: False, True)
     branch = s.branches[0]
     assert (branch.token, branch.tokens) == (20, [21, 22])
     assert branch.scores == {"confidence": [0.21, 0.22]}

@@ -137,7 +137,7 @@ def waits(device: Device, times: int, now: float) -> list[float]:
 
 def asking(timeout_s: float) -> tuple[Device, float]:
     p = policy("sled")
-    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0, timeout_s)
+    device = Device("d", p, p.placement.route(8, 8), {"cloud": ("cloud",)}, 0, timeout_s)
     device.handle(Begin(Call("s", (1, 2, 3), 20)), 0.0)
     out = device.handle(Finished(1, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 6)), 1.0)
     return device, next(c.at for c in out if isinstance(c, Wake))
@@ -187,7 +187,7 @@ def test_while_nobody_can_be_asked_nothing_is_asked_in_vain() -> None:
 
 def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
     p = policy("sled")
-    device = Device("d", p, p.placement.route(8), {"cloud": ("cloud",)}, 0)
+    device = Device("d", p, p.placement.route(8, 8), {"cloud": ("cloud",)}, 0)
     device.handle(Begin(Call("s", (1, 2, 3), 1, keep=True)), 0.0)
     device.handle(Finished(1, Drafted((4,), {}, ((),), False, 3)), 0.0)
     device.handle(Received(Reply("s", 0, 3, Verdict(0, 9), ("cloud",), 0)), 1.0)

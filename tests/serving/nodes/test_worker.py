@@ -81,7 +81,8 @@ def test_what_arrives_while_it_runs_is_decided_on_when_it_is_done() -> None:
     w.handle(ask("a"), 0.0)
     decide(w)
     assert list(w.handle(ask("b"), 0.5)) == []
-    assert Wake(1.0, 2) in finish(w, Verdict(0, 7))
+    out = finish(w, Verdict(0, 7))
+    assert Wake(1.0, w.timer) in out
     assert batch(decide(w, 1.0)) == [("b", 0, 10)]
 
 

@@ -39,7 +39,10 @@ UNSURE = ConfidenceImportance(0.6, Thresholds(0.3, 0.7, (0.2, 0.3, 0.4), (0.02, 
 class Ahead:
     """Drafts on, for full acceptance and for the drafter's second choice at each end of the draft."""
 
-    steps, probes = 3, ()
+    steps, probes, monitors = 3, (), False
+
+    def limit(self, s: Any) -> int:
+        return self.steps
 
     def guesses(self, s: Any) -> tuple[tuple[int, int | None], ...]:
         if not s.flight:

@@ -100,6 +100,10 @@ def test_who_drafts_ahead_sees_the_targets_token_among_the_candidates(model: Fit
 class Ahead:
     steps: ClassVar[int] = 1
     probes: ClassVar[tuple[str, ...]] = ()
+    monitors: ClassVar[bool] = False
+
+    def limit(self, s: object) -> int:
+        return self.steps
 
     def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
         return ()

@@ -145,7 +145,10 @@ def test_a_window_deeper_than_the_record_still_writes_the_targets_text(record: A
 class Ahead:
     """Drafts on, for full acceptance and for the drafter's second choice at the first token."""
 
-    steps, probes = 3, ()
+    steps, probes, monitors = 3, (), False
+
+    def limit(self, s: Any) -> int:
+        return self.steps
 
     def guesses(self, s: Any) -> tuple[tuple[int, int | None], ...]:
         return ((len(s.flight), None), (0, s.tops[0][1])) if s.flight else ()

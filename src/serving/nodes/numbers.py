@@ -1,0 +1,12 @@
+"""Names for jobs and timers that no two parts of one node share."""
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Numbers:
+    last: int = 0
+
+    def next(self) -> int:
+        self.last += 1
+        return self.last

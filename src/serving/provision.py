@@ -1,0 +1,23 @@
+"""What a policy asks of the engines that serve it."""
+
+from dataclasses import dataclass, field
+
+from serving.hidden import Number
+from serving.medusa import Medusa
+from serving.scores import UNTRAINED, Scorers
+from serving.slots.kv_cache import BLOCK_TOKENS
+
+
+@dataclass(frozen=True)
+class Provision:
+    scorers: Scorers = field(default_factory=lambda: UNTRAINED)
+    """Trained scores that the drafter computes."""
+    block_tokens: int = BLOCK_TOKENS
+    """Of the KV caches."""
+    number: Number = "fp16"
+    """In which hidden states leave a span of layers."""
+    medusa: Medusa | None = None
+    """Heads that draft where the target's head is."""
+
+
+PLAIN = Provision()
