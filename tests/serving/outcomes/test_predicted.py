@@ -81,7 +81,7 @@ def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(mod
 def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: Models, tmp_path_factory: Any) -> None:
     made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
     ran = play(made, judging(models, judge), questions())
-    recording = TraceRecording(models, None, 0, 8, {"pair": "two random Llamas"}, None)
+    recording = TraceRecording(judging(models, judge), made.policy, 0, 8, {"pair": "two random Llamas"}, None)
     read = recording.take(questions(), tmp_path_factory.mktemp("trace"), lambda *_: None)
     looked_up = play(made, Replayed(read, None).open(questions(), made.policy, 0), questions())  # type: ignore[arg-type]
     for name, record in ran.items():
