@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from serving.messages import INF, Backlog, Blob, Hop, Message, Miss, Release, Reply, Request, Span, Verdict
+from serving.messages import INF, Backlog, Blob, Condition, Hop, Message, Miss, Release, Reply, Request, Span, Verdict
 from serving.transport import checks
 from serving.transport import tandem_pb2 as pb
 from serving.transport.decode_rows import RowsDecoder
@@ -62,6 +62,8 @@ class Decoder:
             self._ends(wire.ends),
             checks.finite("request.rate", wire.rate, 0, _FASTEST),
             checks.finite("request.spent_s", wire.spent_s, 0, _LONGEST_S),
+            checks.finite("request.sent_s", wire.sent_s, -INF) if wire.HasField("sent_s") else None,
+            _condition("request.condition", wire.condition) if wire.HasField("condition") else None,
         )
 
     def _slack_s(self, wire: pb.Request) -> float:
@@ -89,6 +91,7 @@ class Decoder:
             _names("reply.path", wire.path, 0, checks.MAX_HOPS),
             checks.within("reply.left", wire.left, 0, most),
             checks.finite("reply.spent_s", wire.spent_s, 0, _LONGEST_S),
+            _condition("reply.condition", wire.condition) if wire.HasField("condition") else None,
         )
 
     def _verdict(self, wire: pb.Verdict) -> Verdict:
@@ -118,6 +121,16 @@ class Decoder:
             checks.finite("backlog.row_s", wire.row_s, 0),
             checks.finite("backlog.free", wire.free, -INF) if wire.HasField("free") else INF,
         )
+
+
+def _condition(field: str, wire: pb.Condition) -> Condition:
+    return Condition(
+        checks.finite(f"{field}.tokens", wire.tokens, 0),
+        checks.finite(f"{field}.base_s", wire.base_s, 0, _LONGEST_S),
+        checks.finite(f"{field}.row_s", wire.row_s, 0, _LONGEST_S),
+        checks.within(f"{field}.nodes", wire.nodes, 1, checks.MAX_HOPS),
+        checks.finite(f"{field}.uplink_mbps", wire.uplink_mbps, 0),
+    )
 
 
 def _hop(wire: pb.Hop) -> Hop:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import cast, get_args
 
+from serving.hidden import NUMBERS, SCALE_NBYTES
 from serving.messages import Blob, Hop, Rows, Rule, Sampling
 from serving.transport import checks, tensors
 from serving.transport import tandem_pb2 as pb
@@ -88,12 +89,16 @@ class RowsDecoder:
             return None
         blob = self._blob("rows.blob", sender, wire.blob, carried)
         if self._carry:
-            _, shape = tensors.check("rows.blob.tensor", wire.blob.tensor)
+            name, shape = tensors.check("rows.blob.tensor", wire.blob.tensor)
+            checks.one_of("rows.blob: type", name, NUMBERS)
             least = n if hop.span.first < hop.span.last else 1
             checks.within("rows.blob: dimensions", len(shape), 2, 2)
             checks.within("rows.blob: rows", shape[0], least, n)
+            if name == "int8":
+                tensors.check_scaled("rows.blob", wire.blob.tensor)
             if self._known.hidden is not None:
-                checks.within("rows.blob: width", shape[1], self._known.hidden, self._known.hidden)
+                width = self._known.hidden + (SCALE_NBYTES if name == "int8" else 0)
+                checks.within("rows.blob: width", shape[1], width, width)
         return blob
 
     def _odds(self, sender: str, wire: pb.Rows, check: int, carried: list[tuple[Blob, pb.Tensor]]) -> tuple[Blob, ...]:

@@ -3,7 +3,21 @@
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from serving.messages import INF, Backlog, Blob, Hop, Message, Miss, Release, Reply, Request, Rows, Sampling, Verdict
+from serving.messages import (
+    INF,
+    Backlog,
+    Blob,
+    Condition,
+    Hop,
+    Message,
+    Miss,
+    Release,
+    Reply,
+    Request,
+    Rows,
+    Sampling,
+    Verdict,
+)
 from serving.transport import tandem_pb2 as pb
 
 Pack: TypeAlias = Callable[[Blob], pb.Tensor]
@@ -43,15 +57,21 @@ def _request(m: Request, packs: tuple[Pack, Pack] | None) -> pb.Request:
     return pb.Request(
         round=m.round, rows=_rows(m.rows, packs), route=[_hop(hop) for hop in m.route], hop=m.hop, path=m.path,
         reply_to=m.reply_to, budget=m.budget, slack_s=_finite(m.slack_s), value=m.value, probes=m.probes, ends=m.ends,
-        rate=m.rate, spent_s=m.spent_s,
+        rate=m.rate, spent_s=m.spent_s, sent_s=m.sent_s, condition=_condition(m.condition),
     )  # fmt: skip
 
 
 def _reply(m: Reply) -> pb.Reply:
     return pb.Reply(
         session=m.session, round=m.round, at=m.at, verdict=_verdict(m.verdict), path=m.path, left=m.left,
-        spent_s=m.spent_s,
+        spent_s=m.spent_s, condition=_condition(m.condition),
     )  # fmt: skip
+
+
+def _condition(c: Condition | None) -> pb.Condition | None:
+    if c is None:
+        return None
+    return pb.Condition(tokens=c.tokens, base_s=c.base_s, row_s=c.row_s, nodes=c.nodes, uplink_mbps=c.uplink_mbps)
 
 
 def _rows(rows: Rows, packs: tuple[Pack, Pack] | None) -> pb.Rows:

@@ -132,6 +132,20 @@ class Rows(_message.Message):
     odds: _containers.RepeatedCompositeFieldContainer[Blob]
     def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., n: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., check: _Optional[int] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., parents: _Optional[_Union[Indices, _Mapping]] = ..., keep: _Optional[_Union[Indices, _Mapping]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., odds: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
 
+class Condition(_message.Message):
+    __slots__ = ("tokens", "base_s", "row_s", "nodes", "uplink_mbps")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BASE_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_S_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    UPLINK_MBPS_FIELD_NUMBER: _ClassVar[int]
+    tokens: float
+    base_s: float
+    row_s: float
+    nodes: int
+    uplink_mbps: float
+    def __init__(self, tokens: _Optional[float] = ..., base_s: _Optional[float] = ..., row_s: _Optional[float] = ..., nodes: _Optional[int] = ..., uplink_mbps: _Optional[float] = ...) -> None: ...
+
 class Hop(_message.Message):
     __slots__ = ("node", "span", "out")
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -143,7 +157,7 @@ class Hop(_message.Message):
     def __init__(self, node: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., out: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("round", "rows", "route", "hop", "path", "reply_to", "budget", "value", "probes", "ends", "slack_s", "rate", "spent_s")
+    __slots__ = ("round", "rows", "route", "hop", "path", "reply_to", "budget", "value", "probes", "ends", "slack_s", "rate", "spent_s", "sent_s", "condition")
     ROUND_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
     ROUTE_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +171,8 @@ class Request(_message.Message):
     SLACK_S_FIELD_NUMBER: _ClassVar[int]
     RATE_FIELD_NUMBER: _ClassVar[int]
     SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    SENT_S_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     round: int
     rows: Rows
     route: _containers.RepeatedCompositeFieldContainer[Hop]
@@ -170,7 +186,9 @@ class Request(_message.Message):
     slack_s: float
     rate: float
     spent_s: float
-    def __init__(self, round: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., value: _Optional[float] = ..., probes: _Optional[_Iterable[str]] = ..., ends: _Optional[_Iterable[int]] = ..., slack_s: _Optional[float] = ..., rate: _Optional[float] = ..., spent_s: _Optional[float] = ...) -> None: ...
+    sent_s: float
+    condition: Condition
+    def __init__(self, round: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., value: _Optional[float] = ..., probes: _Optional[_Iterable[str]] = ..., ends: _Optional[_Iterable[int]] = ..., slack_s: _Optional[float] = ..., rate: _Optional[float] = ..., spent_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("tokens", "parents")
@@ -193,7 +211,7 @@ class Verdict(_message.Message):
     def __init__(self, accepted: _Optional[int] = ..., token: _Optional[int] = ..., keep: _Optional[_Union[Indices, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("session", "round", "at", "verdict", "path", "left", "spent_s")
+    __slots__ = ("session", "round", "at", "verdict", "path", "left", "spent_s", "condition")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
@@ -201,6 +219,7 @@ class Reply(_message.Message):
     PATH_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
     session: str
     round: int
     at: int
@@ -208,7 +227,8 @@ class Reply(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[str]
     left: int
     spent_s: float
-    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., at: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., left: _Optional[int] = ..., spent_s: _Optional[float] = ...) -> None: ...
+    condition: Condition
+    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., at: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., left: _Optional[int] = ..., spent_s: _Optional[float] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
 
 class Miss(_message.Message):
     __slots__ = ("session", "round", "node")

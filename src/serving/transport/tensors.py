@@ -4,6 +4,7 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING
 
+from serving.hidden import SCALE_NBYTES
 from serving.transport import checks
 from serving.transport import tandem_pb2 as pb
 from serving.transport.refused import invalid
@@ -77,3 +78,19 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
         raise invalid(f"{field}: tokens must be named once each, in ascending order.")
     if not bool(np.isfinite(odds).all() and (odds >= 0).all() and (odds > 0).any()):
         raise invalid(f"{field}: a distribution must be of finite shares from 0, one of them above it.")
+
+
+def check_scaled(field: str, wire: pb.Tensor) -> None:
+    """Of hidden states in int8, as `serving.engine.wire.as_sent` packs them: each row ends with its fp32 scale, which
+    is finite and not below 0.
+
+    Raises RefusedError when it does not fit `check`, or is none.
+    """
+    import numpy as np
+
+    _, (rows, width) = check(field, wire)
+    if width <= SCALE_NBYTES:
+        raise invalid(f"{field}: rows of {width} bytes leave nothing beside a scale of {SCALE_NBYTES}")
+    scales = np.frombuffer(wire.data, np.uint8).reshape(rows, width)[:, -SCALE_NBYTES:].copy().view("<f4")
+    if not bool(np.isfinite(scales).all() and (scales >= 0).all()):
+        raise invalid(f"{field}: a row's scale must be a finite number from 0.")
