@@ -43,8 +43,7 @@ class Medusa:
     @cached_property
     def parents(self) -> tuple[int, ...]:
         """Of each candidate its parent's index; -1: the last agreed token."""
-        at = {ranks: i for i, ranks in enumerate(self.tree)}
-        return tuple(at.get(ranks[:-1], -1) for ranks in self.tree)
+        return parents_of(self.tree)
 
     @property
     def widest(self) -> int:
@@ -58,6 +57,12 @@ class Medusa:
     def save(self, folder: Path) -> None:
         header = {name: value for name, value in asdict(self).items() if name != "folder"}
         (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def parents_of(tree: Sequence[Ranks]) -> tuple[int, ...]:
+    """Of each candidate of a tree its parent's index, -1 for those that follow the last agreed token."""
+    at = {ranks: i for i, ranks in enumerate(tree)}
+    return tuple(at.get(ranks[:-1], -1) for ranks in tree)
 
 
 def load(path: Path) -> Medusa:

@@ -6,6 +6,7 @@ from serving.architecture import Architecture
 from serving.decoding import Decoding
 from serving.forecast import Watch
 from serving.log.recording import Recording
+from serving.medusa import Medusa
 from serving.packing import Packing
 from serving.pair import Checkpoint
 from serving.policy import Policy
@@ -57,6 +58,7 @@ def record_outcomes(
     seed: int,
     early_exit: EarlyExit,
     policy: Policy | None = None,
+    medusa: Medusa | None = None,
     depth: int = 8,
     most: int = 480,
     accelerator: str = "cpu",
@@ -64,10 +66,10 @@ def record_outcomes(
     """Records what both models write at each position of each answer; writes a trace that a simulation reads.
 
     `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
-    `seed`. Drafts leave layers early as the policy's do, or without one as `early_exit` says. `depth` is how many
-    tokens the drafter continues from each position: the longest window that the trace answers exactly; no prompt is
-    recorded twice, and `most` of them at most: a simulation deals further requests onto them. Raises ValueError for
-    sampled text.
+    `seed`. Drafts leave layers early as the policy's do, or without one as `early_exit` says; `medusa` are heads of
+    the target that propose trees of drafts. `depth` is how many tokens the drafter continues from each position: the
+    longest window that the trace answers exactly; no prompt is recorded twice, and `most` of them at most: a simulation
+    deals further requests onto them. Raises ValueError for sampled text.
     """
     from serving.open import open_models, queries
     from serving.outcomes import store
@@ -82,7 +84,7 @@ def record_outcomes(
     asked = list(once.values())[:most]
     made_from = {"pair": f"{device.named} + {cloud.named}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
     rule = (policy.early_exit if policy else early_exit).layer
-    store.save(out, TraceRecording(models, policy, seed, depth, made_from, rule).take(asked, work, progress))
+    store.save(out, TraceRecording(models, policy, seed, depth, made_from, rule, medusa).take(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)
 
 

@@ -10,6 +10,7 @@ from serving.messages import INF, Call, Exit
 from serving.outcomes.drawn import PER_POSITION, Drawn, Scored
 from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
+from serving.outcomes.replayed import check_tree
 from serving.outcomes.rights import Chances, Rights
 from serving.policy import Policy
 from serving.runtimes.runtime import Query
@@ -51,6 +52,7 @@ class Acceptance:
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
         """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave layers early."""
         check_exit(None, policy, "runtime/outcomes=constant")
+        check_tree((), policy.draft.medusa)
         chances, flat = Chances(self.rate, self.rate, self.rate), Flat(self.rate, _stated(policy))
         return drawn(queries, (self.layers, self.layers), chances, flat, policy, seed)
 
@@ -69,6 +71,9 @@ class Flat:
 
     def rank(self, rights: Rights, at: int, i: int, run: int) -> int:  # noqa: ARG002
         return 0 if i < run else 3
+
+    def stem(self, rights: Rights, at: int) -> int:
+        raise NotImplementedError("nobody whose target has heads is let in, see `Acceptance.open`")
 
     def layers(self, rights: Rights, at: int, i: int, run: int) -> int:
         raise NotImplementedError("nobody who leaves layers early is let in, see `Acceptance.open`")
@@ -113,7 +118,9 @@ def drawn(
     prompts = {query.call.session: len(query.call.prompt) for query in queries}
     ranked = policy.waiting.steps > 0 or policy.exchange.whole
     small = Drawn(layers[0], prompts, chances, scored, seed, ranked, rule)
-    large, here = (Drawn(layers[1], prompts, chances, scored, seed, ranked) for _ in range(2))
+    large, here = (
+        Drawn(layers[1], prompts, chances, scored, seed, ranked, None, policy.draft.medusa) for _ in range(2)
+    )
     notes = _notes(queries, policy)
     return Opened(small, layers[0], large, layers[1], cast("Tokenizer", Wordless()), here, lambda: notes)
 

@@ -6,12 +6,14 @@ written is an error. Everything that a position decides alone is made once and s
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
 from serving.estimator import forward_load
 from serving.latency import Load
-from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
+from serving.medusa import Medusa
+from serving.messages import HEADS, Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Stop, Verdict
 from serving.outcomes.loads import DraftLoads, counting, in_one
 from serving.outcomes.rights import Chances, Rights
 from serving.scores import IMPORTANCE
@@ -37,6 +39,10 @@ class Scored(Protocol):
 
     def importance(self, rights: Rights, at: int, n: int) -> tuple[float, ...]: ...
 
+    def stem(self, rights: Rights, at: int) -> int:
+        """The last candidate that is right of the tree which the target's heads propose beside token `at`; -1: none."""
+        ...
+
 
 class Drawn:
     """One model of a pair that was never run; the drafter by `Generate`, the target by `Forward`.
@@ -48,8 +54,9 @@ class Drawn:
 
     def __init__(
         self, layers: int, prompts: Mapping[str, int], chances: Chances, scored: Scored, seed: int, ranked: bool,
-        rule: Exit | None = None,
+        rule: Exit | None = None, medusa: Medusa | None = None,
     ) -> None:  # fmt: skip
+        self._medusa = medusa
         self._prompts, self._limits, self._scored, self._seed = prompts, chances.limits, scored, seed
         self._layers, self._ranked, self._rule = layers, ranked, rule
         self._sessions: dict[str, Rights] = {}
@@ -59,11 +66,13 @@ class Drawn:
         self._serial = count(1)
 
     def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
-        """Draws the outcome. Raises ValueError for trees, and for another rule of early exit, which nobody fitted."""
+        """Draws the outcome. Raises ValueError for another rule of early exit, which nobody fitted."""
         if isinstance(work, Forward):
             span, rule = work.span, self._verdict
             if span.head:
                 results = tuple([rule(rows) if rows.rule else _SILENT for rows in work.rows])
+                if HEADS in work.probes:
+                    results = tuple(map(self._proposed, work.rows, results))
             else:
                 results = tuple([self._hidden(rows, span, out) for rows, out in zip(work.rows, work.out, strict=True)])
             return results, (forward_load(work),)
@@ -174,7 +183,7 @@ class Drawn:
 
     def _judged(self, rows: Rows, at: int, drafts: tuple[int, ...]) -> Result:
         if rows.parents is not None:
-            raise ValueError(f"session {rows.session!r} sends a tree, and no model of acceptance knows of trees")
+            return Result(_tree(at, drafts, rows.parents), None)
         accepted = 0
         for token in drafts:
             if token != PER_POSITION * (at + accepted):
@@ -185,9 +194,36 @@ class Drawn:
         result = self._results[at, drafts] = Result(Verdict(accepted, PER_POSITION * (at + accepted)), None)
         return result
 
+    def _proposed(self, rows: Rows, result: Result) -> Result:
+        """A verdict with the tree that the target's heads grow behind it."""
+        verdict, medusa = result.verdict, self._medusa
+        if verdict is None or medusa is None:
+            return result
+        at = verdict.token // PER_POSITION
+        node = self._scored.stem(self._rights(rows.session), at)
+        right = set[int]()
+        while node >= 0:
+            right.add(node)
+            node = medusa.parents[node]
+        tokens = tuple(PER_POSITION * (at + len(ranks)) + (i not in right) for i, ranks in enumerate(medusa.tree))
+        return Result(replace(verdict, proposal=(tokens, medusa.parents)), None)
+
     def _hidden(self, rows: Rows, span: Span, out: str) -> Result:
+        if not out:
+            return _SILENT
         sent = rows.n if out == "all" else rows.check + 1
         return Result(None, Blob(f"hidden/{span.last}/{rows.session}/{next(self._serial)}", sent))
+
+
+def _tree(at: int, drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
+    """The path of right candidates, which is where they say they belong."""
+    path: list[int] = []
+    while True:
+        target, here = PER_POSITION * (at + len(path)), path[-1] if path else -1
+        child = next((i for i, p in enumerate(parents) if p == here and drafts[i] == target), None)
+        if child is None:
+            return Verdict(len(path), target, tuple(path))
+        path.append(child)
 
 
 def _tops(token: int, rank: int) -> tuple[int, ...]:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from serving.medusa import parents_of
 from serving.outcomes import goodness
 from serving.outcomes.fitted import Fitted
+from serving.outcomes.lookup import Lookup
 from serving.outcomes.pools import BEHIND, KINDS, Pools
 from serving.outcomes.rights import Chances, Rights
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace
@@ -35,7 +37,7 @@ def fitted(trace: Trace, seed: int) -> Fitted:
     lengths = tuple((s.prompt_tokens, n, n < s.limit) for s, n in zip(trace.sessions, written, strict=True))
     made_from = trace.made_from | {"trace": trace.described, "seed": str(seed)}
     layers = (trace.device_layers, trace.cloud_layers)
-    return Fitted(chances, pools, lengths, layers, made_from, measured, trace.exit)
+    return Fitted(chances, pools, lengths, layers, made_from, measured, trace.exit, trace.tree)
 
 
 def _rights(session: Recorded, tables: Tables) -> list[bool]:
@@ -74,7 +76,21 @@ def _pools(trace: Trace, answers: Sequence[Sequence[bool]]) -> Pools:
     if not all(rows):
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
     attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
-    return Pools(tuple(tuple(_thinned(pool)) for pool in rows), tuple(attention), trace.tables.depth)
+    stems = tuple(_thinned(_stems(trace)))
+    return Pools(tuple(tuple(_thinned(pool)) for pool in rows), tuple(attention), trace.tables.depth, stems)
+
+
+def _stems(trace: Trace) -> list[int]:
+    """Per position that has a next one: the last candidate of the tree there that the target went on to write."""
+    if not trace.tree:
+        return []
+    lookup, found = Lookup(trace.tables), []
+    parents = parents_of(trace.tree)
+    for session in trace.sessions:
+        for at in range(session.prompt_tokens, len(session.path) - 1):
+            keep = lookup.tree(session, at + 1, lookup.proposal(session, at), parents).keep
+            found.append(keep[-1] if keep else -1)
+    return found
 
 
 def _row(tables: Tables, row: int, offset: int, right: bool) -> Row:

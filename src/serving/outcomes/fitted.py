@@ -2,24 +2,27 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from serving.decoding import Decoding
 from serving.luck import key, luck
+from serving.medusa import Ranks
 from serving.messages import Exit
 from serving.outcomes.constant import drawn, numbered
 from serving.outcomes.exits import check_exit
+from serving.outcomes.lengths import Lengths
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.pools import KINDS, WIDTH, Pools
+from serving.outcomes.replayed import check_tree
 from serving.outcomes.rights import Chances
 from serving.outcomes.trace import triangle
 from serving.policy import Policy
 from serving.runtimes.runtime import Query
 from serving.workload.workload import Asked
 
-HEADER, TENSORS = "fitted.json", "pools.safetensors"
+HEADER, TENSORS, STEMS = "fitted.json", "pools.safetensors", "stems"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,12 @@ class Fitted:
     """The trace's figures beside the model's: see `serving.outcomes.goodness`."""
     exit: Exit | None = None
     """The rule by which the recorded drafts left layers early; None: they ran all."""
+    tree: tuple[Ranks, ...] = ()
+    """That the target's heads proposed; (): it has no heads."""
+    prompts: Lengths | None = None
+    """Other lengths of prompts than the recorded ones."""
+    whole_answers: bool = False
+    """Is every answer as long as the workload allows?"""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -62,12 +71,19 @@ class Fitted:
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
         """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave early by another rule."""
         check_exit(self.exit, policy, "the trace that acceptance was fitted to")
+        check_tree(self.tree, policy.draft.medusa)
         pools = self.pools.with_scores(policy.scorers)
         return drawn(queries, self.layers, self.chances, pools, policy, seed, self.exit)
 
     def _lengths(self, asked: Asked, seed: int) -> tuple[int, int]:
         draw = luck(key(seed, f"r{asked.index:05d}"), 0, "recorded session")
         prompt, written, ended = self.lengths[int(draw * len(self.lengths))]
+        if self.prompts:
+            prompt = min(
+                asked.max_prompt_tokens, self.prompts.drawn(luck(key(seed, f"r{asked.index:05d}"), 0, "prompt"))
+            )
+        if self.whole_answers:
+            return prompt, asked.max_new_tokens
         return prompt, min(asked.max_new_tokens, written) if ended else asked.max_new_tokens
 
 
@@ -77,26 +93,29 @@ def save(out: Path, fitted: Fitted) -> None:
     from safetensors.numpy import save_file
 
     pools = dict(zip(KINDS, fitted.pools.rows, strict=True)) | {"attention": fitted.pools.attention}
+    if fitted.pools.stems:
+        pools[STEMS] = tuple((stem,) for stem in fitted.pools.stems)
     save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS)
     about = {
         "chances": asdict(fitted.chances), "depth": fitted.pools.depth, "layers": fitted.layers,
         "made_from": fitted.made_from, "goodness": fitted.goodness, "lengths": fitted.lengths,
-        "exit": asdict(fitted.exit) if fitted.exit else None,
+        "exit": asdict(fitted.exit) if fitted.exit else None, "tree": fitted.tree,
     }  # fmt: skip
     (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
-def load(path: Path) -> Fitted:
+def load(path: Path, prompts: Lengths | None = None, whole_answers: bool = False) -> Fitted:
     """Reads what the stage `serving.stages.fit_outcomes` wrote.
 
-    Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    `prompts` are other lengths of prompts than the recorded ones; with `whole_answers` all answers are as long as the
+    workload allows. Raises ValueError that names the folder when it is missing, cut off or inconsistent.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
         about = json.loads((path / HEADER).read_text(encoding="utf-8"))
-        return _parsed(about, load_file(path / TENSORS))
+        fitted = _parsed(about, load_file(path / TENSORS))
     except OSError:
         raise ValueError(
             f"there is no fitted acceptance in {path}; runtime.outcomes.path names a folder that stage=fit_outcomes "
@@ -104,21 +123,26 @@ def load(path: Path) -> Fitted:
         ) from None
     except (ValueError, KeyError, TypeError, IndexError, SafetensorError) as problem:
         raise ValueError(f"fitted acceptance {path} cannot be read ({problem!r}); fit it again") from None
+    return replace(fitted, prompts=prompts, whole_answers=whole_answers)
 
 
 def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
     depth = about["depth"]
     for name, array in arrays.items():
-        width = triangle(depth) if name == "attention" else WIDTH
+        width = triangle(depth) if name == "attention" else 1 if name == STEMS else WIDTH
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
+    stems = tuple(int(stem) for (stem,) in rows.get(STEMS, ()))
     return Fitted(
         Chances(**about["chances"]),
-        Pools(tuple(rows[kind] for kind in KINDS), rows["attention"], depth),
+        Pools(
+            tuple(rows[kind] for kind in KINDS), rows["attention"], depth, tuple(int(s) for (s,) in rows.get(STEMS, ()))
+        ),
         tuple((prompt, written, ended) for prompt, written, ended in about["lengths"]),
         (about["layers"][0], about["layers"][1]),
         about["made_from"],
         about["goodness"],
         Exit(**about["exit"]) if about["exit"] else None,
+        tuple(tuple(ranks) for ranks in about["tree"]),
     )

@@ -8,6 +8,7 @@ import torch
 from serving.engine.blobs import Blobs
 from serving.engine.cache import Slot
 from serving.engine.draft import Chunk, Reading, write_on
+from serving.engine.heads import Proposer
 from serving.engine.model import Model
 from serving.engine.stack import Lot, Stack
 from serving.messages import Drafted, Exit, Generate, Stop
@@ -48,6 +49,13 @@ class Forced:
                 hidden = hidden[max(0, first - 1 - at) :]
                 found += self._stack.logits(hidden).argmax(-1).tolist()
         return found
+
+    @torch.inference_mode()
+    def proposals(self, path: Sequence[int], first: int, heads: Proposer) -> list[tuple[int, ...]]:
+        """What the heads propose beside each of those choices."""
+        slot = Slot(self._model, 0, self._depth)
+        hidden = self._stack.run(self._stack.embed(path), [Lot(slot, len(path))], 0, self._depth)
+        return [heads.propose(row)[0] for row in self._stack.normed(hidden[first - 1 :])]
 
     @torch.inference_mode()
     def continuations(self, path: Sequence[int], first: int, depth: int, ends: tuple[int, ...]) -> list[Continuation]:

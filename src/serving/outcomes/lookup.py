@@ -34,6 +34,7 @@ class Lookup:
         self._drafts, self._tops = tables.flat("drafts"), tables.flat("tops")
         self._attention, self._triangle = tables.flat("attention"), triangle(tables.depth)
         self._depths = tables.flat("depths")
+        self._proposals, self._tree = tables.flat("proposals"), int(tables.proposals.shape[1])
         self._scores = {name: tables.flat_score(name) for name in SCORES}
         self._scores |= {name: tables.flat_trained(scorer) for name, scorer in scorers.items()}
 
@@ -102,6 +103,23 @@ class Lookup:
         while accepted < len(drafts) and drafts[accepted] == self._targets[min(first + accepted, last)]:
             accepted += 1
         return Verdict(accepted, self._targets[min(first + accepted, last)])
+
+    def tree(self, session: Recorded, at: int, drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
+        """The target's choices down a tree of drafts behind `at` agreed tokens."""
+        first, last = session.first + at - session.prompt_tokens, session.first + session.positions - 1
+        path: list[int] = []
+        while True:
+            target = self._targets[min(first + len(path), last)]
+            here = path[-1] if path else -1
+            child = next((i for i, p in enumerate(parents) if p == here and drafts[i] == target), None)
+            if child is None:
+                return Verdict(len(path), target, tuple(path))
+            path.append(child)
+
+    def proposal(self, session: Recorded, at: int) -> tuple[int, ...]:
+        """What the target's heads propose beside the token that it writes behind `at` agreed ones."""
+        row, width = min(session.first + at - session.prompt_tokens, session.first + session.positions - 1), self._tree
+        return tuple(self._proposals[row * width : (row + 1) * width])
 
     def tokens(self, at: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._drafts[i] for i in at)

@@ -26,6 +26,8 @@ class Pools:
     rows: tuple[tuple[tuple[float, ...], ...], ...]
     attention: tuple[tuple[float, ...], ...]
     depth: int
+    stems: tuple[int, ...] = ()
+    """Of trees that the target's heads proposed, the last candidate that the target went on to write; -1: none."""
     trained: tuple[str, ...] = ()
     """Scores that were told from the others, in columns of their own."""
 
@@ -58,6 +60,10 @@ class Pools:
         row = _one_of(self.attention, rights, at, "attention")
         values = column_means(row, 0, min(n, self.depth))
         return (*values, *values[-1:] * (n - self.depth))
+
+    def stem(self, rights: Rights, at: int) -> int:
+        """The last candidate that is right of the tree which is proposed beside token `at`."""
+        return self.stems[int(luck(rights.stream, at, "tree") * len(self.stems))]
 
     def _row(self, rights: Rights, at: int, i: int, run: int) -> tuple[float, ...]:
         if i > run:

@@ -6,16 +6,19 @@ recorded one, and `Unknown` counts it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from serving.estimator import forward_load
 from serving.latency import Load
-from serving.messages import Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Verdict
+from serving.medusa import Medusa
+from serving.messages import HEADS, Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Verdict
 from serving.outcomes.loads import counting
 from serving.outcomes.lookup import Found, Lookup, Place, check_prompt
 from serving.outcomes.trace import Recorded, Trace
 from serving.scores import IMPORTANCE, UNTRAINED, Scorers
+
+_SILENT = Result(None, None)
 
 
 class HoleError(RuntimeError):
@@ -58,8 +61,9 @@ class Reader:
 
     def __init__(
         self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown, rule: Exit | None = None,
-        scorers: Scorers = UNTRAINED,
+        scorers: Scorers = UNTRAINED, medusa: Medusa | None = None,
     ) -> None:  # fmt: skip
+        self._medusa = medusa
         self._bound, self._unknown, self._layers, self._rule = bound, unknown, layers, rule
         self._lookup, self._loads = Lookup(trace.tables, scorers), counting(layers, rule)
         self._drafter: dict[str, Place] = {}
@@ -71,10 +75,10 @@ class Reader:
         """Looks the outcome up.
 
         Raises HoleError for work that begins behind a cache, ValueError for a prompt that is not the session's, and for
-        what the trace does not record: sampling, another rule of early exit, trees of drafts.
+        what the trace does not record: sampling, another rule of early exit, heads.
         """
         if isinstance(work, Forward):
-            results = tuple(self._rows(rows, work.span, out) for rows, out in zip(work.rows, work.out, strict=True))
+            results = tuple(self._rows(rows, work, out) for rows, out in zip(work.rows, work.out, strict=True))
             return results, (forward_load(work),)
         if work.sampling is not None or work.exit != self._rule:
             raise ValueError(
@@ -150,9 +154,10 @@ class Reader:
         depths = tuple(depth / self._layers for depth in lookup.depths(at)) if work.exit else ()
         return Drafted(lookup.tokens(at), scores, lookup.tops(at), stopped, cached, odds, (0,) * n, depths)
 
-    def _rows(self, rows: Rows, span: Span, out: str) -> Result:
-        if rows.parents is not None or rows.keep is not None or rows.rule == "sample":
-            raise ValueError(f"session {rows.session!r} sends a tree or samples, which a trace does not record")
+    def _rows(self, rows: Rows, work: Forward, out: str) -> Result:
+        span = work.span
+        if rows.rule == "sample":
+            raise ValueError(f"session {rows.session!r} samples, which a trace does not record")
         if span.embed:
             if len(rows.tokens) != rows.n:
                 raise ValueError(f"session {rows.session!r} has {rows.n} rows but {len(rows.tokens)} tokens to embed")
@@ -160,12 +165,17 @@ class Reader:
         if span.first < span.last:
             self._grow(rows, span)
         if not span.head:
+            if not out:
+                return _SILENT
             sent = rows.n if out == "all" else rows.check + 1
             return Result(None, Blob(f"hidden/{span.last}/{rows.session}/{next(self._serial)}", sent))
-        return Result(self._verdict(rows, span) if rows.rule else None, None)
+        if not rows.rule:
+            return _SILENT
+        verdict = self._verdict(rows, span)
+        return Result(self._proposed(rows, verdict) if HEADS in work.probes else verdict, None)
 
     def _grow(self, rows: Rows, span: Span) -> None:
-        cached = self._cached.get((rows.session, span.first), 0)
+        cached = self._cached.get((rows.session, span.first), 0)  # a tree's, which its keep cuts to `start`, too
         if cached < rows.start:
             raise HoleError(f"session {rows.session!r} begins at {rows.start}, but {cached} tokens are cached")
         self._cached[rows.session, span.first] = rows.start + rows.n
@@ -177,7 +187,18 @@ class Reader:
             if session.path[rows.start : at] != plain:
                 self._unknown.tokens += _differ(session.path[rows.start : at], plain)
         self._unknown.asked += rows.n
-        return self._lookup.verdict(session, at, rows.tokens[len(rows.tokens) - rows.check :])
+        drafts = rows.tokens[len(rows.tokens) - rows.check :]
+        if rows.parents is not None:
+            return self._lookup.tree(session, at, drafts, rows.parents)
+        return self._lookup.verdict(session, at, drafts)
+
+    def _proposed(self, rows: Rows, verdict: Verdict) -> Verdict:
+        """With the tree that the target's heads grow behind it."""
+        if self._medusa is None:
+            raise ValueError(f"session {rows.session!r} wants heads to draft, and the trace knows none")
+        at = rows.start + rows.n - rows.check + verdict.accepted
+        tokens = self._lookup.proposal(self._session(rows.session), at)
+        return replace(verdict, proposal=(tokens, self._medusa.parents))
 
 
 def _cut(place: Place, start: int, session: str) -> Place:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.drivers import offline
+from serving.medusa import Medusa
 from serving.messages import Exit
 from serving.outcomes import store
 from serving.outcomes.asides import Overheard, asides
@@ -57,6 +58,8 @@ class TraceRecording:
     depth: int
     made_from: dict[str, str]
     rule: Exit | None = None
+    medusa: Medusa | None = None
+    """Heads of the target, whose proposals are recorded, too."""
 
     def take(self, queries: Sequence[Query], work: Path, progress: Progress) -> Trace:
         """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
@@ -92,12 +95,25 @@ class TraceRecording:
             targets = _as_written(large.choices(path, len(call.prompt)), record)
             session, rows = self._drafts(session, small, heard.texts[call.session], call.ends)
             sessions.append(session)
-            tables.append(_tables([*targets, *[0] * len(session.asides)], rows, self.depth))
+            targets += [0] * len(session.asides)
+            tables.append(_tables(targets, rows, self.depth, self._proposals(session, large)))
             first += session.rows
         return Trace(
             tuple(sessions), store.stacked(tables), lossy.name if lossy else None, self.seed,
             self.models.device_layers, self.models.cloud_layers, queries[0].call.ends, self.made_from, self.rule,
+            self.medusa.tree if self.medusa else (),
         )  # fmt: skip
+
+    def _proposals(self, session: Recorded, large: "Forced") -> list[tuple[int, ...]]:
+        """Per position; behind asides nobody is asked."""
+        if self.medusa is None:
+            return []
+        from serving.engine.heads import open_heads
+
+        model: Any = self.models.cloud
+        heads = open_heads(model.model, self.medusa, len(self.models.tokenizer))
+        found = large.proposals(session.path, session.prompt_tokens, heads)
+        return found + [(0,) * len(self.medusa.tree)] * len(session.asides)
 
     def _drafts(
         self, session: Recorded, small: "Forced", ahead: Sequence[tuple[int, ...]], ends: tuple[int, ...]
@@ -133,7 +149,9 @@ def _as_written(targets: list[int], record: Record) -> list[int]:
     return targets
 
 
-def _tables(targets: Sequence[int], rows: "Sequence[Continuation]", depth: int) -> Tables:
+def _tables(
+    targets: Sequence[int], rows: "Sequence[Continuation]", depth: int, proposals: Sequence[tuple[int, ...]] = ()
+) -> Tables:
     import numpy as np
 
     n = len(rows)
@@ -147,4 +165,5 @@ def _tables(targets: Sequence[int], rows: "Sequence[Continuation]", depth: int) 
         attention[i, : len(row.attention)] = row.attention
         for j, name in enumerate(SCORES):
             scores[j, i, :count] = row.drafted.scores[name]
-    return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention)
+    trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
+    return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.decoding import Decoding
+from serving.medusa import Medusa, Ranks
 from serving.messages import INF, Call
 from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
@@ -46,7 +47,9 @@ class Replayed:
         check_exit(trace.exit, policy, "the trace")
         bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
         small = Reader(trace, bound, trace.device_layers, unknown, trace.exit, policy.scorers)
-        large, here = (Reader(trace, bound, trace.cloud_layers, unknown) for _ in range(2))
+        medusa = policy.draft.medusa
+        check_tree(trace.tree, medusa)
+        large, here = (Reader(trace, bound, trace.cloud_layers, unknown, medusa=medusa) for _ in range(2))
 
         def notes() -> tuple[str, ...]:
             return (*_about(trace, policy, seed), *unknown.notes())
@@ -80,6 +83,16 @@ def check_greedy(decoding: Decoding) -> None:
         raise ValueError(
             f"decoding.temperature is {decoding.temperature}: sampled text depends on every draw, so no trace can "
             "stand for it; use runtime/outcomes=fitted, or temperature 0"
+        )
+
+
+def check_tree(tree: tuple[Ranks, ...], medusa: Medusa | None) -> None:
+    """Raises ValueError for heads whose proposals were not recorded, or in another tree."""
+    if medusa and medusa.tree != tree:
+        raise ValueError(
+            f"the target's heads propose a tree of {len(medusa.tree)} candidates, and the record has "
+            f"{f'another of {len(tree)}' if tree else 'none'}; record it with them (runtime/outcomes=trace or fitted, "
+            "medusa: ${policy.draft.medusa})"
         )
 
 

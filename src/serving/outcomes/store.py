@@ -13,7 +13,7 @@ from serving.scores import SCORES
 from serving.workload.prompt import Prompt
 
 HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"
-_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit")
+_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree")
 
 
 def save(out: Path, trace: Trace) -> None:
@@ -41,6 +41,7 @@ def load(path: Path) -> Trace:
         arrays = load_file(path / TENSORS)
         text = arrays.pop("path").tolist()
         about["exit"] = Exit(**about["exit"]) if about["exit"] else None
+        about["tree"] = tuple(tuple(ranks) for ranks in about["tree"])
         trace = Trace(
             _sessions(about.pop("sessions"), text), Tables(**arrays), **about | {"ends": tuple(about["ends"])}
         )
@@ -107,7 +108,7 @@ def _check(trace: Trace, text: int) -> None:
     shapes = {
         "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.depth), "tops": (rows, tables.depth, TOPS),
         "scores": (len(SCORES), rows, tables.depth), "depths": (rows, tables.depth),
-        "attention": (rows, triangle(tables.depth)),
+        "attention": (rows, triangle(tables.depth)), "proposals": (rows, len(trace.tree)),
     }  # fmt: skip
     if not trace.sessions or sum(len(session.path) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from serving.luck import key, luck
+from serving.medusa import Ranks
 from serving.messages import Call, Exit
 from serving.outcomes.exits import described
 from serving.scores import SCORES, Scorer
@@ -54,7 +55,8 @@ class Tables:
     depth) in the order of `SCORES`, `depths` (rows, depth), `attention` (rows, triangle). A continuation is shorter
     than `depth` (`counts`) where it ran into an end token. `depths` says after how many layers each draft was read off.
     `attention` holds what the row that wrote the first draft pays to itself, then per fed-back draft i what it pays to
-    drafts 0..i. Nobody asks the target behind an aside: its `targets` are 0.
+    drafts 0..i. Nobody asks the target behind an aside: its `targets` are 0. `proposals` (rows, tree) are what
+    the target's heads propose beside the row's target, none without heads.
     """
 
     targets: Any
@@ -64,6 +66,7 @@ class Tables:
     scores: Any
     depths: Any
     attention: Any
+    proposals: Any
 
     @property
     def depth(self) -> int:
@@ -101,6 +104,8 @@ class Trace:
     made_from: dict[str, str]
     exit: Exit | None = None
     """The rule by which the recorded drafts left layers early; None: they ran all."""
+    tree: tuple[Ranks, ...] = ()
+    """Whose candidates heads of the target proposed beside each of its tokens; (): it has no heads."""
 
     @property
     def described(self) -> str:

@@ -35,6 +35,15 @@ def trace(
             tops[first + i, 0] = [target, 3, 4] if right else [99, target, 4]
             scores[0, first + i, 0] = draw.betavariate(4, 2) if right else draw.betavariate(2, 3)
     depths = np.array([draw.choice((3, 4)) for _ in range(rows * DEPTH)], np.uint8).reshape(rows, DEPTH)
-    tables = Tables(targets, counts, drafts, tops, scores, depths if exits else np.full_like(depths, 4), attention)
+    tables = Tables(
+        targets,
+        counts,
+        drafts,
+        tops,
+        scores,
+        depths if exits else np.full_like(depths, 4),
+        attention,
+        np.zeros((len(targets), 0), np.int32),
+    )
     rule = Exit("margin", 0.7, 0.25) if exits else None
     return Trace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"}, rule)

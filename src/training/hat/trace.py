@@ -1,0 +1,123 @@
+"""The artifact `hidden.safetensors`: of whole texts the hidden states behind the first layers and behind the last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE, HEADER = "hidden.safetensors", "hidden.json"
+TENSORS = ("shallow", "deep", "tokens", "ends", "prompts")
+PARTS = (0.85, 0.075, 0.075)
+"""Of the texts: training, validation, test."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """`n` texts that the target wrote, their `t` tokens laid end to end."""
+
+    shallow: Tensor
+    """(t, hidden), fp16: what leaves the first `layers` layers."""
+    deep: Tensor
+    """(t, hidden), fp16: what leaves the last layer, before the final norm."""
+    tokens: Tensor
+    """(t), prompts and answers."""
+    ends: Tensor
+    """(n): where each text ends."""
+    prompts: Tensor
+    """(n): tokens of each text that are its prompt."""
+    names: tuple[str, ...]
+    """Of each text's prompt in its data set, each once."""
+    layers: int
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def span(self, text: int) -> tuple[int, int]:
+        """Where a text lies."""
+        return int(self.ends[text - 1]) if text else 0, int(self.ends[text])
+
+    def split(self, seed: int) -> Split:
+        """Training, validation and test by text. Raises ValueError where there are fewer than three."""
+        import numpy as np
+
+        order = np.random.default_rng(seed).permutation(len(self)).tolist()
+        tested, validated = (max(1, round(part * len(order))) for part in (PARTS[2], PARTS[1]))
+        if len(order) < 3:
+            raise ValueError(
+                f"{len(order)} texts cannot be split into training, validation and test; raise "
+                "workload.profiling.prompts"
+            )
+        ends = (len(order) - tested - validated, len(order) - tested)
+        return Split(tuple(order[: ends[0]]), tuple(order[ends[0] : ends[1]]), tuple(order[ends[1] :]))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Texts by their number, each in one part."""
+
+    train: tuple[int, ...]
+    validation: tuple[int, ...]
+    test: tuple[int, ...]
+
+
+def write(folder: Path, trace: Trace, made_from: Mapping[str, str]) -> None:
+    """Writes the tensors, and hidden.json with what they were made from."""
+    from safetensors.torch import save_file
+
+    save_file({name: getattr(trace, name).contiguous() for name in TENSORS}, folder / FILE)
+    header = {
+        "made_from": dict(made_from), "layers": trace.layers, "sequences": len(trace), "tokens": len(trace.tokens),
+        "names": trace.names,
+    }  # fmt: skip
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def read(folder: Path) -> Trace:
+    """The trace of an artifact of `training.hat.stages.record_hidden`; raises ValueError that names a bad file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    header = _header(folder)
+    try:
+        tensors = load_file(folder / FILE)
+        return Trace(**{name: tensors[name] for name in TENSORS}, names=tuple(header["names"]), layers=header["layers"])
+    except (OSError, SafetensorError, KeyError) as problem:
+        raise ValueError(f"the hidden states of {folder / FILE} cannot be read ({problem}); train again") from None
+
+
+def made_from(folder: Path) -> dict[str, str]:
+    """What the trace was made from: model, data, layers, seed."""
+    return dict(_header(folder)["made_from"])
+
+
+def _header(folder: Path) -> dict[str, Any]:
+    file = folder / HEADER
+    try:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise ValueError(f"{file} cannot be read ({problem!r}); train again with stage=train") from None
+    return found
+
+
+def joined(
+    texts: Sequence[tuple[Tensor, Tensor, Sequence[int]]], prompts: Sequence[int], names: Sequence[str], layers: int
+) -> Trace:
+    """One trace of each text's (shallow, deep, tokens)."""
+    import torch
+
+    lengths = [len(tokens) for _, _, tokens in texts]
+    return Trace(
+        shallow=torch.cat([text[0] for text in texts]),
+        deep=torch.cat([text[1] for text in texts]),
+        tokens=torch.tensor([token for text in texts for token in text[2]], dtype=torch.int32),
+        ends=torch.tensor(lengths).cumsum(0),
+        prompts=torch.tensor(prompts),
+        names=tuple(names),
+        layers=layers,
+    )
