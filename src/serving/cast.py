@@ -54,6 +54,11 @@ class Cast:
         return {tier: tuple(f"{tier}-{i}" for i in range(self.setup.hardware.cloud.count)) for tier in tiers}
 
     @cached_property
+    def clouds(self) -> tuple[tuple[str, ...], ...]:
+        """The nodes of each process of the cloud: a pipeline's stages share one."""
+        return tuple(zip(*self.stages.values(), strict=True))
+
+    @cached_property
     def hops(self) -> tuple[Hop, ...]:
         return self.setup.policy.placement.route(self.layers, self.setup.pair.cloud.timing.layers)
 

@@ -7,10 +7,15 @@ from serving.nodes.worker import Worker
 
 
 class Census:
-    """An observer of the worker `node`; what it holds now is read from the worker. Bytes are the policy's own."""
+    """An observer of a cloud's nodes, in the order in which requests meet them; what they hold now is read from them.
 
-    def __init__(self, node: Worker) -> None:
-        self.node = node
+    Requests, sessions and cached tokens are those of the first, bytes are what comes from and goes to devices, by the
+    policy's own account.
+    """
+
+    def __init__(self, *nodes: Worker) -> None:
+        self.nodes, self.node = nodes, nodes[0]
+        self._names = frozenset(node.name for node in nodes)
         self.requests = self.batches = self.rows = self.errors = 0
         self.busy_s = 0.0
         self.uplink_nbytes = self.downlink_nbytes = 0
@@ -18,7 +23,7 @@ class Census:
     @property
     def waiting(self) -> int:
         """Parts of requests in the queue."""
-        return sum(map(len, self.node.queue.values()))
+        return sum(len(parts) for node in self.nodes for parts in node.queue.values())
 
     @property
     def sessions(self) -> int:
@@ -35,7 +40,7 @@ class Census:
     # The observer.
 
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if isinstance(event, Received) and isinstance(event.message, Request):
+        if node == self.node.name and isinstance(event, Received) and isinstance(event.message, Request):
             rows = event.message.rows
             self.requests += 1
             self.uplink_nbytes += HEADER_NBYTES + rows.nbytes + self.node.policy.exchange.nbytes(rows)
@@ -47,4 +52,5 @@ class Census:
             self.busy_s += end_s - begin_s
 
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
-        self.downlink_nbytes += nbytes
+        if to not in self._names:
+            self.downlink_nbytes += nbytes

@@ -5,7 +5,7 @@ Give it the same words as its devices: both sides refuse each other when they me
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -63,13 +63,13 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     blobs = Blobs()
     models = open_side(setup, "cloud", blobs, accelerator)
     cast = Cast(setup, models.cloud_layers)
-    name = cast.workers[0]
-    worker = cast.node(name)
-    assert isinstance(worker, Worker)
-    census = Census(worker)
-    host = Host(cast, (name,), blobs, service.security, limits, digest(cast), len(models.tokenizer))
+    names, chips = cast.clouds[0], Chips(cast, models, ())
+    workers = [node for node in map(cast.node, names) if isinstance(node, Worker)]
+    census = Census(*workers)
+    host = Host(cast, names, blobs, service.security, limits, digest(cast), len(models.tokenizer))
     live = Live(Wall(), [census], service.pace, _survived(census))
-    live.add(name, worker, Chips(cast, models, ())(name))
+    for worker in workers:
+        live.add(worker.name, worker, chips(worker.name))
     if service.shaped:
         link(live, cast)
     async with AsyncExitStack() as stack:
@@ -79,14 +79,14 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
         print(f"cloud: {setup.pair.cloud.where} listens on {address}{where}", flush=True)
-        await drive(live, stop, lambda: _drained(worker, service.grace_s))
+        await drive(live, stop, lambda: _drained(workers, service.grace_s))
 
 
-async def _drained(worker: Worker, grace_s: float) -> None:
+async def _drained(workers: Sequence[Worker], grace_s: float) -> None:
     """What was asked is answered, as far as that is done in time."""
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
-            while worker.queue or worker.running:
+            while any(worker.queue or worker.running for worker in workers):
                 await asyncio.sleep(_LOOK_S)
 
 

@@ -78,8 +78,8 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
 
 async def _met(host: Host, address: str) -> None:
     """Whoever read that a cloud is tried again wants to read that it is there."""
-    if host.cast.workers:
-        await host.reached(host.cast.workers[:1])
+    if host.cast.clouds:
+        await host.reached(host.cast.clouds[0])
         print(f"device: its cloud at {address} is there", flush=True)
 
 
@@ -100,7 +100,7 @@ def _survived(problem: Exception) -> None:
 async def _dialled(host: Host, address: str) -> None:
     """A cloud that is not there yet is tried again, again and again; one that refuses is not."""
     try:
-        await host.dial(dict.fromkeys(host.cast.workers[:1], address))
+        await host.dial(dict.fromkeys(host.cast.clouds[0] if host.cast.clouds else (), address))
     except RefusedError as refused:
         raise ValueError(f"the cloud at {address} refuses this device: {refused}") from refused
 

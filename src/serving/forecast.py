@@ -1,6 +1,7 @@
 """Batches of the cloud as they were expected and as they ran: is the estimator to be relied on while it serves?"""
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any, NamedTuple
 
 from serving.cast import TIER
@@ -49,7 +50,9 @@ def rows(batches: Sequence[Batch], estimator: Estimator) -> list[dict[str, Any]]
 
 
 def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """R2, mean absolute percentage error and bias (expected minus measured) over batches (WISP, section 5.5)."""
+    """R2, mean absolute percentage error and bias (expected minus measured) over batches (WISP, section 5.5); how long
+    they took and how many rows they had, on average, and the deviation of the time (HAT, Fig. 8).
+    """
     took = [row["end_s"] - row["begin_s"] for row in rows]
     off = [row["expected_s"] - took_s for row, took_s in zip(rows, took, strict=True)]
     known = [(o, t) for o, t in zip(off, took, strict=True) if t > 0]
@@ -62,5 +65,8 @@ def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "mape": sum(abs(o) / t for o, t in known) / len(known),
         "mae_s": sum(map(abs, off)) / len(off),
         "bias_s": sum(off) / len(off),
+        "batch_s": mean_s,
+        "batch_deviation_s": sqrt(spread / len(took)),
+        "batch_rows": sum(row["rows"] for row in rows) / len(rows),
     }
     return found | ({"r2": 1 - sum(o * o for o in off) / spread} if spread else {})

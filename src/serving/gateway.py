@@ -67,6 +67,8 @@ class DeviceGateway:
         live = self._live
         if live is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
+        if sampling and self._policy.verify.greedy:
+            raise RefusedError(f"{self.model} decodes greedily only; ask with temperature 0")
         session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
         if sampling:  # one seed, one text, whatever the session is called; without sampling one text
             sampling = replace(sampling, seed=seed_for(sampling.seed, session))
@@ -126,4 +128,6 @@ class DeviceGateway:
 
 
 def _nbytes(message: Message) -> int:
+    if isinstance(message, Request):
+        return HEADER_NBYTES + message.rows.nbytes
     return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES

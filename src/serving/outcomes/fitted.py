@@ -136,9 +136,7 @@ def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
     stems = tuple(int(stem) for (stem,) in rows.get(STEMS, ()))
     return Fitted(
         Chances(**about["chances"]),
-        Pools(
-            tuple(rows[kind] for kind in KINDS), rows["attention"], depth, tuple(int(s) for (s,) in rows.get(STEMS, ()))
-        ),
+        Pools(tuple(rows[kind] for kind in KINDS), rows["attention"], depth, stems),
         tuple((prompt, written, ended) for prompt, written, ended in about["lengths"]),
         (about["layers"][0], about["layers"][1]),
         about["made_from"],

@@ -120,13 +120,13 @@ class _Crew:
     def play(self, progress: Progress) -> dict[str, Pacing]:
         """Starts everybody, lets them meet, waits until all is answered; how well each process kept the pace."""
         cast, crowd = self.cast, min(self.runtime.device_processes, len(self.cast.devices))
-        clouds = {name: (name,) for name in cast.workers}
+        clouds = {names[0]: names for names in cast.clouds}
         devices = {f"devices-{i}": cast.devices[i::crowd] for i in range(crowd)}
         with self._running({**clouds, **devices}):
             addresses = {name: self._hear(name, "listening") for name in clouds}
             if self.shape:
                 self.shape(addresses.values())
-            self._tell(devices, "dial", addresses)
+            self._tell(devices, "dial", {node: addresses[name] for name, nodes in clouds.items() for node in nodes})
             for name in devices:
                 self._hear(name, "joined")
             self._tell(self.lines, "play", time.monotonic())
