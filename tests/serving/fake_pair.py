@@ -2,12 +2,15 @@
 in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from serving.messages import Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict, Work
+from serving.medusa import Medusa
+from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict, Work
 from serving.scores import IMPORTANCE
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
+ROW_NBYTES = 8192
+"""Of a hidden state."""
 
 
 def extend(prefix: int, token: int) -> int:
@@ -42,7 +45,11 @@ class FakePair:
     forward_s: float = 0.015
     row_s: float = 2e-4
     blobs: dict[str, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)
+    """Hidden states: tokens and prefixes of the rows; shared by chips that pass them on to each other."""
     caches: dict[tuple[str, int | None], list[int]] = field(default_factory=dict)
+    drafts_at: dict[tuple[str, int | None], int] = field(default_factory=dict)
+    """Where the drafts of a session's last forward began."""
+    medusa: Medusa | None = None
     rows_run: int = 0
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
@@ -52,6 +59,7 @@ class FakePair:
 
     def drop(self, session: str, first: int | None) -> None:
         self.caches.pop((session, first), None)
+        self.drafts_at.pop((session, first), None)
 
     def drafter_token(self, prefix: int) -> int:
         token = target_token(prefix)
@@ -120,33 +128,71 @@ class FakePair:
         return Drafted(tokens, scores, tops, False, work.start, tuple(_odds(work, prefixes))), self.step_s
 
     def _forward(self, work: Forward) -> tuple[tuple[Result, ...], float]:
-        results = tuple(self._rows(work.span, rows) for rows in work.rows)
+        results = [self._rows(work.span, rows, out) for rows, out in zip(work.rows, work.out, strict=True)]
+        if HEADS in work.probes:
+            results = [self._with_tree(result, rows) for result, rows in zip(results, work.rows, strict=True)]
         n = sum(rows.n for rows in work.rows)
         self.rows_run += n
-        return results, self.forward_s + self.row_s * n
+        return tuple(results), self.forward_s + self.row_s * n
 
-    def _rows(self, span: Span, rows: Rows) -> Result:
+    def _rows(self, span: Span, rows: Rows, out: str) -> Result:
         tokens, prefixes = (rows.tokens, []) if span.embed else self.blobs[rows.blob.id if rows.blob else ""]
         if span.first < span.last:
-            cache = self._cache(rows.session, span.first, rows.start)
-            for token in tokens:
-                cache.append(extend(cache[-1], token))
-            prefixes = cache[rows.start + 1 :]
+            tokens = tokens if span.embed else tokens[rows.skip : rows.skip + rows.n]
+            assert len(tokens) == rows.n, f"{rows.n} rows, but {len(tokens)} tokens or hidden states"
+            prefixes = self._append(tokens, rows, span)
         if not span.head:
-            blob = Blob(f"{span.first}/{rows.session}/{rows.start}/{len(self.blobs)}", rows.n * 8192)
-            self.blobs[blob.id] = tokens, prefixes
+            if not out:
+                return Result(None, None)
+            n = rows.n if out == "all" else rows.check + 1
+            blob = Blob(f"{span.first}/{rows.session}/{rows.start}/{len(self.blobs)}", n * ROW_NBYTES)
+            self.blobs[blob.id] = tokens[-n:], prefixes[-n:]
             return Result(None, blob)
         return Result(self._verdict(rows, prefixes) if rows.rule else None, None)
 
+    def _append(self, tokens: tuple[int, ...], rows: Rows, span: Span) -> list[int]:
+        """What the cache holds of these rows now."""
+        key, plain = (rows.session, span.first), rows.n - rows.check
+        if rows.keep is not None:
+            whole, at = self.caches[key], self.drafts_at[key] + 1
+            whole[at:] = [whole[at + i] for i in rows.keep]
+        cache = self._cache(rows.session, span.first, rows.start)
+        self.drafts_at[key] = rows.start + plain
+        for i, token in enumerate(tokens):
+            tree = rows.parents is not None and i >= plain
+            before = cache[rows.start + plain + rows.parents[i - plain] + 1] if tree and rows.parents else cache[-1]
+            cache.append(extend(before, token))
+        return cache[rows.start + 1 :]
+
     def _verdict(self, rows: Rows, prefixes: list[int]) -> Verdict:
-        plain = rows.n - rows.check
-        drafts = rows.tokens[len(rows.tokens) - rows.check :]
+        asked, drafts = prefixes[-rows.check - 1 :], rows.tokens[len(rows.tokens) - rows.check :]
+        assert len(drafts) == rows.check, "drafts to judge are not there"
         if rows.sampling and rows.check:
-            assert [odds.id for odds in rows.odds] == [f"odds/{prefix}" for prefix in prefixes[plain - 1 : -1]]
-        accepted = 0
-        while accepted < rows.check and drafts[accepted] == target_token(prefixes[plain - 1 + accepted]):
-            accepted += 1
-        return Verdict(accepted, target_token(prefixes[plain - 1 + accepted]))
+            assert [odds.id for odds in rows.odds] == [f"odds/{prefix}" for prefix in asked[:-1]]
+        parents = range(-1, rows.check - 1) if rows.parents is None else rows.parents
+        path = [-1]
+        while True:
+            wanted = target_token(asked[path[-1] + 1])
+            stands = [i for i, p in enumerate(parents) if p == path[-1] and drafts[i] == wanted]
+            if not stands:
+                break
+            path.append(stands[0])
+        return Verdict(len(path) - 1, wanted, None if rows.parents is None else tuple(path[1:]))
+
+    def _with_tree(self, result: Result, rows: Rows) -> Result:
+        """The heads' candidates: their likeliest is right with probability `alpha`, else their second."""
+        if result.verdict is None:
+            return result
+        assert self.medusa
+        asked = self.blobs[rows.blob.id][1][-rows.check - 1 :] if rows.blob else []
+        verdict, likeliest = result.verdict, []
+        prefix = extend(asked[(verdict.keep or (verdict.accepted - 1,))[-1] + 1], verdict.token)
+        for head in range(self.medusa.count):
+            token, other = target_token(prefix), (target_token(prefix) + 3) % VOCABULARY
+            ranks = [token, other] if chance(prefix, head) < self.alpha else [other, token]
+            likeliest.append(ranks + [(token + 5 + i) % VOCABULARY for i in range(self.medusa.widest)])
+            prefix = extend(prefix, token)
+        return replace(result, verdict=replace(verdict, proposal=(self.medusa.propose(likeliest), self.medusa.parents)))
 
 
 def _odds(work: Generate, prefixes: list[int]) -> list[Blob]:

@@ -4,32 +4,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fake_pair import FakePair
+from fake_pair import ROW_NBYTES, FakePair
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
+from serving.medusa import Medusa
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node, Sampling
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
 from serving.scene import Driver
 from serving.slots.dispatch import RoundRobin
-from serving.slots.draft import NoDraft, Window
+from serving.slots.draft import Heads, NoDraft, Window
 from serving.slots.early_exit import NoExit, Progressive
-from serving.slots.exchange import Nothing, Tokens
+from serving.slots.exchange import Hidden, Nothing, Tokens
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
 from serving.slots.offload import Always, Handover, Never
-from serving.slots.placement import Cloud, DeviceOnly
-from serving.slots.prefill import Whole
+from serving.slots.placement import HERE, Cloud, DeviceOnly, UShape
+from serving.slots.prefill import Balanced, Whole
 from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
 from serving.slots.selection import ConfidenceImportance
-from serving.slots.verify import Lossless
-from serving.slots.waiting import Idle, Parallel
+from serving.slots.verify import Lossless, Tree
+from serving.slots.waiting import Candidates, Idle, Parallel
 from serving.thresholds import Thresholds
 
 LAYERS = 8
 THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.6, 3.0))
+
+MEDUSA = Medusa(4, ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)), parameters=1)
 
 _COMMON: dict[str, Any] = {
     "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(),
@@ -48,10 +51,23 @@ ROWS: dict[str, dict[str, Any]] = {
         "link_loss": LinkLoss("local"),
     },
 }
+SPLIT: dict[str, dict[str, Any]] = {
+    "hat": {
+        "draft": Window(12, "confidence", 0.6), "waiting": Candidates(), "prefill": Balanced(first=8),
+        "placement": UShape(), "exchange": Hidden(),
+    },
+    "u_shape": {
+        "draft": NoDraft(), "prefill": Whole("first"), "placement": UShape(), "exchange": Hidden(),
+    },
+    "u_medusa": {
+        "draft": Heads(MEDUSA), "verify": Tree(), "prefill": Whole("first"), "placement": UShape(),
+        "exchange": Hidden(),
+    },
+}  # fmt: skip
 
 
 def policy(name: str, **override: Any) -> Policy:
-    return Policy(name=name, **(_COMMON | ROWS[name] | override))
+    return Policy(name=name, **(_COMMON | (ROWS | SPLIT)[name] | override))
 
 
 class LateWire:
@@ -95,6 +111,15 @@ class World:
         self.simulator.run()
         return self
 
+    @property
+    def workers(self) -> dict[str, Worker]:
+        """The cloud's nodes."""
+        return {name: node for name, node in self.nodes.items() if isinstance(node, Worker)}
+
+    @property
+    def devices(self) -> dict[str, Device]:
+        return {name: node for name, node in self.nodes.items() if isinstance(node, Device)}
+
     def text(self, session: str) -> tuple[int, ...]:
         return tuple(t for d in self.log.commands(Deliver) if d.session == session for t in d.tokens)
 
@@ -123,22 +148,31 @@ def world(
     capacity_tokens: float = INF,
     sampling: Sampling | None = None,
     drive: Callable[[Sequence[Observer]], Driver] = Simulator,
+    at_once: int = 1,
 ) -> World:
     log = Log()
     simulator = drive([log])
-    tiers = {"cloud": ("cloud",)}
     hops = p.placement.route(LAYERS, LAYERS)
-    make: dict[str, Callable[[], Node]] = {"cloud": lambda: Worker("cloud", p, capacity_tokens=capacity_tokens)}
+    tiers = {hop.node: (hop.node,) for hop in hops if hop.node != HERE} or {"cloud": ("cloud",)}
+    make: dict[str, Callable[[], Node]] = {
+        tier: lambda tier=tier: Worker(tier, p, tiers, capacity_tokens=capacity_tokens)  # type: ignore[misc]
+        for tier in tiers
+    }
     calls = []
     for i in range(devices):
-        make[f"device-{i}"] = lambda i=i: Device(f"device-{i}", p, hops, tiers, seed, timeout_s)  # type: ignore[misc]
+        make[f"device-{i}"] = lambda i=i: Device(  # type: ignore[misc]
+            f"device-{i}", p, hops, tiers, seed, timeout_s, at_once, ROW_NBYTES
+        )
     nodes = {name: factory() for name, factory in make.items()}
-    chips = {name: FakePair(alpha) for name in nodes}
+    blobs: dict[str, Any] = {}
+    chips = {name: FakePair(alpha, blobs=blobs, medusa=p.draft.medusa) for name in nodes}
     for name, node in nodes.items():
         simulator.add(name, node, Chip(chips[name]))
-        if name != "cloud":
-            simulator.connect(name, "cloud", LateWire())
-            simulator.connect("cloud", name, LateWire())
+        if name not in tiers:
+            up, down = LateWire(), LateWire()
+            for tier in tiers:
+                simulator.connect(name, tier, up)
+                simulator.connect(tier, name, down)
     for i in range(devices):
         for j in range(calls_each):
             text = tuple((seed * 7919 + i * 104729 + j * 613 + k * 31) % 997 for k in range(prompt))

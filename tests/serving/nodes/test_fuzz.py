@@ -7,28 +7,26 @@ from typing import Any
 
 import pytest
 from fake_pair import own_text
-from fake_world import THRESHOLDS, World, policy, world
+from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
 from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Sampling, Send
-from serving.nodes.device import Device
-from serving.nodes.worker import Worker
 from serving.policy import Policy
-from serving.slots.draft import NoDraft, Opening, Window
+from serving.slots.draft import Heads, NoDraft, Opening, Window
 from serving.slots.early_exit import NoExit, Progressive, Tail
-from serving.slots.exchange import Tokens
+from serving.slots.exchange import Hidden, Tokens
 from serving.slots.exchange import Whole as Distributions
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.link_loss import LinkLoss
 from serving.slots.offload import Always, Handover, Never, Random
-from serving.slots.placement import Cloud, DeviceOnly
-from serving.slots.prefill import Parts, Whole
+from serving.slots.placement import Cloud, DeviceOnly, UShape
+from serving.slots.prefill import Balanced, Parts, Whole
 from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
 from serving.slots.selection import Confidence, ConfidenceImportance
 from serving.slots.uncertainty import Perplexity, Uncertain
-from serving.slots.verify import Lossless, Replace
-from serving.slots.waiting import Idle, Parallel
+from serving.slots.verify import Lossless, Replace, Tree
+from serving.slots.waiting import Candidates, Idle, Parallel
 
 SLOTS: dict[str, list[Any]] = {
     "draft": [
@@ -72,17 +70,32 @@ SLOTS: dict[str, list[Any]] = {
     "placement": [Cloud(), Cloud(), DeviceOnly()],
     "link_loss": [LinkLoss("wait"), LinkLoss("local"), LinkLoss("fail")],
 }
+SPLIT: dict[str, list[Any]] = SLOTS | {
+    "draft": [Window(4), Window(12, "confidence", 0.6), Window(8, "margin", 0.5, keep=False), NoDraft()],
+    "offload": [Always(), Always(), Confidence(THRESHOLDS), ConfidenceImportance(0.5, THRESHOLDS)],
+    "waiting": [Idle(), Candidates(), Candidates(2, 3), Parallel(THRESHOLDS)],
+    "exchange": [Hidden()],
+    "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Balanced(first=8, least=2), Balanced(3, 1, "lazy")],
+    "kv_cache": [Reuse(), Reuse(100.0)],
+    "placement": [UShape(stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
+}
+"""Of a target whose first layers and head are on the device."""
+TREES = SPLIT | {
+    "draft": [Heads(MEDUSA)], "verify": [Tree()], "offload": [Always()], "waiting": [Idle()], "early_exit": [NoExit()],
+    "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
+}  # fmt: skip
+FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
 
 
-def drawn(r: random.Random) -> Policy | None:
+def drawn(r: random.Random, family: str) -> Policy | None:
     """A row of random choices; None where they do not go together."""
     try:
-        return policy("sled", **{slot: r.choice(choices) for slot, choices in SLOTS.items()})
+        return policy("sled", **{slot: r.choice(choices) for slot, choices in FAMILIES[family].items()})
     except ValueError:
         return None
 
 
-def conditions(r: random.Random) -> dict[str, Any]:
+def conditions(r: random.Random, family: str) -> dict[str, Any]:
     return {
         "devices": r.choice((1, 3)),
         "calls_each": r.choice((1, 2)),
@@ -91,28 +104,31 @@ def conditions(r: random.Random) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, Sampling(0.9, 0, 1.0, 5))),
+        "sampling": r.choice((None, Sampling(0.9, 0, 1.0, 5))) if family != "trees" else None,
         "timeout_s": r.choice((INF, 5.0)),
+        "at_once": r.choice((1, 3)) if family != "whole" else 1,
     }
 
 
 def mishap(w: World, r: random.Random) -> bool:
     """The cloud is cut off from a device for a while, or restarts with empty caches, or a user leaves."""
-    name, at = f"device-{r.randrange(len(w.nodes) - 1)}", r.uniform(0.0, 0.8)
+    name, at = f"device-{r.randrange(len(w.devices))}", r.uniform(0.0, 0.8)
     kind = r.choice(("cut", "restart", "cancel"))
     w.simulator.run(at)
     at = w.simulator.now
     if kind == "cancel":
         w.simulator.post(at, name, Cancelled(r.choice(w.calls).session))
         return False
-    devices = [n for n in w.nodes if n != "cloud"] if kind == "restart" else [name]
-    if kind == "restart":
-        w.nodes["cloud"] = w.make["cloud"]()
-        w.simulator.add("cloud", w.nodes["cloud"], Chip(w.chips["cloud"]))
-        w.chips["cloud"].caches.clear()
-    for device in devices:
-        w.simulator.post(at, device, Lost("cloud"))
-        w.simulator.post(at + r.uniform(0.0, 0.4), device, Joined("cloud"))
+    for worker in w.workers if kind == "restart" else ():
+        w.nodes[worker] = w.make[worker]()
+        w.simulator.add(worker, w.nodes[worker], Chip(w.chips[worker]))
+        w.chips[worker].caches.clear()
+    for device in w.devices if kind == "restart" else [name]:
+        for worker in w.workers:
+            w.simulator.post(at, device, Lost(worker))
+        back = at + r.uniform(0.0, 0.4)
+        for worker in w.workers:
+            w.simulator.post(back, device, Joined(worker))
     return kind == "restart"
 
 
@@ -154,28 +170,28 @@ def check(w: World, p: Policy, calm: bool) -> None:
 
 
 def nothing_left(w: World) -> None:
-    worker = w.nodes["cloud"]
-    assert isinstance(worker, Worker)
-    assert not (worker.queue)
-    assert not (worker.running)
-    assert not (worker.text)
-    assert not (worker.held)
-    assert not (worker.sent)
-    assert not (worker.ledger.lengths)
+    chips = [device.chip for device in w.devices.values() if device.chip]
+    for worker in (*w.workers.values(), *chips):
+        assert not worker.queue
+        assert not worker.running
+        assert not worker.text
+        assert not worker.held
+        assert not worker.sent
+        assert not worker.ledger.lengths
     assert not any(chip.caches for chip in w.chips.values())
-    for node in w.nodes.values():
-        assert not isinstance(node, Device) or not node.waiting
+    assert not any(device.waiting for device in w.devices.values())
 
 
 @pytest.mark.parametrize("first", range(0, 600, 100))
-def test_any_row_of_choices_serves_any_workload(first: int) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None:
     served = 0
     for seed in range(first, first + 100):
         r = random.Random(seed)
-        if (p := drawn(r)) is None:
+        if (p := drawn(r, family)) is None:
             continue
         served += 1
-        w = world(p, **conditions(r))
+        w = world(p, **conditions(r, family))
         w.simulator.run(until=300)
         check(w, p, calm=True)
         assert w.replays(), seed
@@ -184,12 +200,13 @@ def test_any_row_of_choices_serves_any_workload(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", range(1000, 1600, 100))
-def test_any_row_of_choices_survives_mishaps(first: int) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
     for seed in range(first, first + 100):
         r = random.Random(seed)
-        if (p := drawn(r)) is None:
+        if (p := drawn(r, family)) is None:
             continue
-        w = world(p, **conditions(r) | {"timeout_s": 5.0})
+        w = world(p, **conditions(r, family) | {"timeout_s": 5.0})
         for _ in range(r.randint(1, 3)):
             mishap(w, r)
         w.simulator.run(until=300)
@@ -207,14 +224,15 @@ def delivered_once(w: World) -> bool:
 
 
 @pytest.mark.parametrize("first", range(2000, 2400, 100))
-def test_any_row_of_choices_survives_unruly_wires(first: int) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> None:
     answered = 0
     for seed in range(first, first + 100):
         r = random.Random(seed)
-        if (p := drawn(r)) is None:
+        if (p := drawn(r, family)) is None:
             continue
         drive = functools.partial(Unruly, r=r)
-        w = world(p, **conditions(r) | {"timeout_s": 1.0, "drive": drive})
+        w = world(p, **conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
         restarted = sum(mishap(w, r) for _ in range(r.randint(0, 2)))
         w.simulator.run(until=3000)
         for call in w.calls:
