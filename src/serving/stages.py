@@ -107,3 +107,18 @@ def pack(out: Path, *, packing: Packing, architectures: tuple[Architecture, ...]
             "factor": value, "copies": packed.copies, "chips": packed.chips, "bound": packed.bound,
         }  # fmt: skip
     (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+
+
+def mix(
+    out: Path, *, setup: Setup, lengths: tuple[int, ...] = (), prompt: int = 2048, chunks: tuple[int, ...] = ()
+) -> None:
+    """What prompts of these `lengths`, or one prompt in these `chunks`, cost nine sessions that decode beside them;
+    rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
+    """
+    import json
+
+    from serving.mixing import Mixing
+
+    mixing = Mixing(setup)
+    rows = mixing.by_chunk(prompt, chunks) if chunks else mixing.by_prompt(lengths)
+    (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
