@@ -5,6 +5,7 @@ from pathlib import Path
 from serving.architecture import Architecture
 from serving.decoding import Decoding
 from serving.forecast import Watch
+from serving.hidden import NUMBERS, Number
 from serving.log.recording import Recording
 from serving.medusa import Medusa
 from serving.packing import Packing
@@ -121,4 +122,26 @@ def mix(
 
     mixing = Mixing(setup)
     rows = mixing.by_chunk(prompt, chunks) if chunks else mixing.by_prompt(lengths)
+    (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
+
+
+def compare_numbers(
+    out: Path,
+    *,
+    progress: Progress,
+    cloud: Checkpoint,
+    workload: Workload,
+    shallow: int,
+    timing: Architecture,
+    numbers: tuple[Number, ...] = NUMBERS,
+    accelerator: str = "cpu",
+) -> None:
+    """How often a split target whose hidden states travel in each of these numbers writes what the whole one writes;
+    rows.json, a table for an exhibit. `shallow` counts layers of `timing`.
+    """
+    import json
+
+    from serving.rounding import compare
+
+    rows = compare(cloud, workload, shallow, timing.layers, numbers, accelerator, progress)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")

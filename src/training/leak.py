@@ -120,7 +120,7 @@ def _trained(
 def _nearest(model: Model, states: Tensor) -> Tensor:
     import torch.nn.functional as F
 
-    embeddings: torch.Tensor = model.embed.weight.detach().float()
+    embeddings: torch.Tensor = model.embed.weight.detach().float()  # type: ignore[operator]
     return (F.normalize(states, dim=-1) @ F.normalize(embeddings, dim=-1).T).argmax(-1)
 
 

@@ -127,7 +127,7 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
     yield "quality", _quality(records, summary)
     yield "speed", _speed(summary)
     yield "drafts", _drafts(summary)
-    if summary.speculation.verifications:
+    if summary.speculation.verifications and summary.speculation.drafted:
         yield "wasted", _waste(summary)
     if summary.exits.share:
         yield "early exit", _exits(summary)
@@ -171,9 +171,11 @@ def _speed(summary: Summary) -> str:
 
 def _drafts(summary: Summary) -> str:
     drafts = summary.speculation
-    if not drafts.drafted:
+    if not drafts.drafted and not drafts.judged:
         return "none"
     text = f"{drafts.drafted} tokens drafted, {percent(drafts.wasted_share)} wasted"
+    if not drafts.drafted:
+        text = "candidates proposed by heads of the cloud's model"
     if not drafts.verifications:
         return f"{text}; none judged by the cloud"
     return (
