@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _ACCELERATORS = ("cpu", "gpu")
 _PRECISIONS = ("auto", "bf16", "fp32")
+_ZERO = (0, 1, 2)
+DEEPSPEED = "deepspeed"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,10 @@ class Trainer:
     """CPU threads while training; 0 means all cores that this process may use."""
     precision: str = "auto"
     """Of the matrix products; weights are fp32. auto: bf16 where the hardware multiplies it, else fp32."""
+    zero: int = 2
+    """With strategy=deepspeed, what ZeRO shares among `devices`. 0: nothing; 1: the optimizer's states; 2: gradients,
+    too. Optimizers that need whole weights (Muon) share nothing.
+    """
 
     def __post_init__(self) -> None:
         for name, allowed in (("accelerator", _ACCELERATORS), ("precision", _PRECISIONS)):
@@ -40,6 +46,10 @@ class Trainer:
             raise ValueError(f"trainer.devices must be 1 or more, got {self.devices}")
         if self.threads < 0:
             raise ValueError(f"trainer.threads must be 0 (all cores) or more, got {self.threads}")
+        if self.zero not in _ZERO:
+            raise ValueError(f"trainer.zero must be one of {', '.join(map(str, _ZERO))}, got {self.zero}")
+        if self.strategy == DEEPSPEED and self.accelerator == "gpu":
+            _check_gpu()
 
     def dtype(self) -> torch.dtype:
         """The dtype of matrix products."""
@@ -62,14 +72,22 @@ class Trainer:
             torch.set_num_threads(before)
 
     def fit(self, lesson: LightningModule, loader: Sized, callbacks: Sequence[Callback], saved: Path) -> None:
-        """Run one step for each batch of `loader`, from the checkpoint `saved` on if there is one."""
+        """Run one step for each batch of `loader`, from the checkpoint `saved` on if there is one.
+
+        On the CPU strategy=deepspeed is ZeRO without Lightning, which begins anew instead.
+        """
+        if self.strategy == DEEPSPEED and self.accelerator == "cpu":
+            from training import zero
+
+            zero.fit(lesson, loader, callbacks, self.zero, self.devices)
+            return
         from lightning.pytorch import Trainer as LightningTrainer
 
         with _quiet(), _interruptible():
             lightning = LightningTrainer(
                 accelerator=self.accelerator,
                 devices=self.devices,
-                strategy=self.strategy,
+                strategy=self._strategy(lesson),
                 max_steps=len(loader),
                 max_epochs=-1,
                 gradient_clip_val=1.0,
@@ -82,9 +100,30 @@ class Trainer:
             )
             lightning.fit(lesson, loader, ckpt_path=str(saved) if saved.exists() else None, weights_only=True)
 
+    def _strategy(self, lesson: LightningModule) -> Any:
+        """As Lightning wants it."""
+        if self.strategy != DEEPSPEED:
+            return self.strategy
+        from lightning.pytorch.strategies import DeepSpeedStrategy
+
+        from training import zero
+
+        return DeepSpeedStrategy(stage=zero.stage(lesson, self.zero), logging_level=logging.WARNING)
+
 
 ALL_CORES = Trainer()
 """One process on the CPU, on every core."""
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "trainer=deepspeed is Lightning's DeepSpeed strategy, which refuses the CPU, and torch sees no GPU here. "
+            "Set trainer.accelerator=cpu, which runs ZeRO through DeepSpeed itself, in trainer.devices processes; or "
+            "trainer=cpu, one process on all cores"
+        )
 
 
 @contextmanager

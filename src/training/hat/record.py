@@ -36,7 +36,7 @@ def record(models: Models, queries: Sequence[Query], layers: int, seed: int, pro
 
 @torch.inference_mode()
 def states(model: Model, text: Sequence[int], layers: int) -> tuple[Tensor, Tensor]:
-    """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded as they are when they travel."""
+    """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded as when they travel."""
     stack, slot, depth = Stack(model, model.vocabulary), Slot(model, 0, len(model.layers)), len(model.layers)
     shallow = stack.run(stack.embed(text), [Lot(slot, len(text))], 0, layers)
     deep = stack.run(shallow, [Lot(slot, len(text), past=0)], layers, depth)

@@ -1,0 +1,80 @@
+"""Traces of two toy targets' answers, made once: one that was trained, a little, and one that is random, but varied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from catalogue import architecture
+
+from serving.decoding import Decoding
+from serving.engine.model import Model, open_model
+from serving.pair import Checkpoint
+from serving.progress import silent
+from serving.workload.tiny import TinyTasks
+from serving.workload.workload import Workload
+from training.hat import trace
+from training.hat.stages import record_hidden
+
+
+@pytest.fixture(scope="session")
+def toy_cloud(toy_pair: tuple[Path, Path]) -> Checkpoint:
+    return Checkpoint(path=toy_pair[0])
+
+
+@pytest.fixture(scope="session")
+def toy_workload(toy_corpus: Path) -> Workload:
+    """What a toy run is profiled on."""
+    tasks = TinyTasks(corpus=toy_corpus, split="validation")
+    return Workload(dataset=tasks, prompts=12, max_prompt_tokens=192, max_new_tokens=12)
+
+
+@pytest.fixture(scope="session")
+def wild_cloud(toy_cloud: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """Weights so large that hardly a token follows itself."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    out = tmp_path_factory.mktemp("wild")
+    config = AutoConfig.from_pretrained(toy_cloud.where, initializer_range=0.3, tie_word_embeddings=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(out)
+    AutoTokenizer.from_pretrained(toy_cloud.where).save_pretrained(out)
+    return Checkpoint(path=out)
+
+
+def recorded(out: Path, cloud: Checkpoint, workload: Workload) -> Path:
+    record_hidden(
+        out, progress=silent, cloud=cloud, timing=architecture("llama2_7b"), shallow=8, workload=workload,
+        decoding=Decoding(), times=4,
+    )  # fmt: skip
+    return out
+
+
+@pytest.fixture(scope="session")
+def hidden(toy_cloud: Checkpoint, toy_workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the trained target."""
+    return recorded(tmp_path_factory.mktemp("hidden"), toy_cloud, toy_workload)
+
+
+@pytest.fixture(scope="session")
+def wild_hidden(wild_cloud: Checkpoint, toy_workload: Workload, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The artifact of the random target."""
+    return recorded(tmp_path_factory.mktemp("wild_hidden"), wild_cloud, toy_workload)
+
+
+@pytest.fixture(scope="session")
+def found(wild_hidden: Path) -> trace.Trace:
+    return trace.read(wild_hidden)
+
+
+@pytest.fixture(scope="session")
+def model(wild_cloud: Checkpoint) -> Model:
+    """The random target."""
+    return open_model(wild_cloud.where)
+
+
+@pytest.fixture(scope="session")
+def toy_model(toy_cloud: Checkpoint) -> Model:
+    return open_model(toy_cloud.where)

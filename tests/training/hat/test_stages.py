@@ -1,0 +1,70 @@
+"""The stages at toy size: what they write is served, and what is no better than none is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import adapter, medusa
+from serving.decoding import Decoding
+from serving.engine.adapter import drafter
+from serving.engine.heads import open_heads
+from serving.engine.model import Model
+from serving.pair import Checkpoint
+from serving.progress import silent
+from serving.workload.workload import Workload
+from training.hat import trial
+from training.hat.recipe import Recipe
+from training.hat.stages import train_adapter, train_medusa
+from training.hat.trial import Trial, check
+from training.trainer import Trainer
+
+BRIEF = Recipe(steps=60, batch=8, rate=4e-3, check_every=30)
+
+
+@pytest.fixture
+def options(hidden: Path, toy_cloud: Checkpoint, toy_workload: Workload, one_thread: Trainer) -> dict[str, Any]:
+    return {"progress": silent, "hidden": hidden, "cloud": toy_cloud, "workload": toy_workload, "trainer": one_thread,
+            "decoding": Decoding(), "recipe": BRIEF}  # fmt: skip
+
+
+def test_an_adapter_is_served_and_changes_no_text(options: dict[str, Any], toy_model: Model, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    train_adapter(tmp_path, work=tmp_path / "work", **options)
+    header = adapter.load(tmp_path)
+    assert (header.shallow, header.parameters) == (2, 4 * 64 * 64 + 64)
+    assert header.made_from["layers"] == "2 of 8"
+    assert len(drafter(toy_model, 2, tmp_path / adapter.WEIGHTS).layers) == 3
+    figures = json.loads((tmp_path / "metrics.json").read_text())
+    assert figures["served/same"] == 1.0
+    assert figures["served/acceptance_length"] == header.acceptance_length > trial.LEAST_TOKENS
+    assert figures["served/prompts"] == 12
+
+
+def test_heads_are_served_and_change_no_text(options: dict[str, Any], toy_model: Model, tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    train_medusa(tmp_path, work=tmp_path / "work", heads=2, candidates=3, **options)
+    found = medusa.load(tmp_path)
+    assert (found.count, len(found.tree)) == (2, 3)
+    assert found.parameters == 2 * (64 * 64 + 64 + 64 * toy_model.vocabulary)
+    assert open_heads(toy_model, found, toy_model.vocabulary).count == 2
+    figures = json.loads((tmp_path / "metrics.json").read_text())
+    assert figures["served/same"] == 1.0
+    assert figures["served/acceptance_length"] == found.acceptance_length > trial.LEAST_TOKENS
+    assert {"test_agreement/1", "test_agreement/2"} <= set(figures)
+
+
+def test_what_is_no_better_than_none_is_refused(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "LEAST_TOKENS", 99.0)
+    (tmp_path / "work").mkdir()
+    with pytest.raises(ValueError, match=r"this adapter is no better than none: \d\.\d\d tokens a round on 12"):
+        train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": Recipe(steps=1)})
+
+
+def test_the_refusal_says_what_was_found_and_what_to_do() -> None:
+    check(Trial(4, 10, 1.2, 0.2, 1.0, 1.0), "these heads are")
+    with pytest.raises(ValueError, match=r"1\.05 tokens a round on 4 .* 5\.0% of 1\.0 drafts .* raise|or longer"):
+        check(Trial(4, 10, 1.05, 0.05, 1.0, 1.0), "these heads are")
