@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from multiprocessing.connection import Connection
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -51,10 +52,12 @@ class Step(nn.Module):
     def __init__(self, lesson: LightningModule) -> None:
         super().__init__()
         self.lesson = lesson
+        self._numbered = len(signature(lesson.training_step).parameters) > 1
 
     def forward(self, batch: Any, index: int) -> Tensor:
-        loss: Any = self.lesson.training_step(batch, index)
-        return loss  # type: ignore[no-any-return]
+        step: Any = self.lesson.training_step
+        loss: Tensor = step(batch, index) if self._numbered else step(batch)
+        return loss
 
 
 def fit(lesson: LightningModule, loader: Any, callbacks: Sequence[Any], zero: int, devices: int) -> None:

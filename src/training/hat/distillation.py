@@ -30,7 +30,8 @@ class Distillation(Study):
         """(f_L, f_S) at the positions that count, each of shape (positions, hidden)."""
         n, used = batch.tokens.shape[1], batch.weights > 0
         rotary = tuple(each.to(batch.shallow.device) for each in self._rotary.between(0, n))
-        hidden = self.trained(batch.shallow, position_embeddings=rotary, attention_mask=_mask(n, self._window))
+        mask = _mask(n, self._window, batch.shallow.device)
+        hidden = self.trained(batch.shallow, position_embeddings=rotary, attention_mask=mask)
         return self._norm[0](batch.deep[used]), self._norm[0](hidden[used])
 
     def loss(self, batch: Batch) -> Tensor:
@@ -57,10 +58,10 @@ def trainable(model: Model, shallow: int) -> nn.Module:
     return adapter
 
 
-def _mask(n: int, window: int | None) -> Tensor | None:
+def _mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
     """Which of `n` tokens sees which, of shape (1, 1, n, n), for a window that is shorter; else None: all before it."""
     if window is None or n <= window:
         return None
-    place = torch.arange(n)
+    place = torch.arange(n, device=device)
     back = place[:, None] - place
     return ((back >= 0) & (back < window))[None, None]

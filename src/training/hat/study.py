@@ -26,6 +26,10 @@ class Study(LightningModule):
         for module in self._frozen:
             module.to(self.device)
 
+    def on_fit_end(self) -> None:
+        for module in self._frozen:
+            module.cpu()
+
     def loss(self, batch: Batch) -> Tensor:
         """The weighted mean over a batch's positions."""
         raise NotImplementedError

@@ -17,7 +17,7 @@ from training.hat.foresight import Foresight
 from training.hat.recipe import Recipe
 from training.hat.trace import Trace
 
-RECIPE = Recipe(steps=3)
+RECIPE, CPU = Recipe(steps=3), torch.device("cpu")
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_every_epoch_has_every_text_once(found: Trace) -> None:
 
 
 def test_a_window_is_seen_in_training_too() -> None:
-    assert _mask(5, None) is None is _mask(5, 5)
-    mask = _mask(3, 2)
+    assert _mask(5, None, CPU) is None is _mask(5, 5, CPU)
+    mask = _mask(3, 2, CPU)
     assert mask is not None
     assert mask[0, 0].tolist() == [[True, False, False], [True, True, False], [False, True, True]]
