@@ -133,12 +133,18 @@ def mishap(w: World, r: random.Random) -> bool:
 
 
 class Unruly(Simulator):
-    """Its wires lose messages, say them twice, and let one overtake another: for a while or for ever."""
+    """Its wires lose messages, say them twice, and let one overtake another: for a while or for ever.
 
-    def __init__(self, observers: Sequence[Observer], r: random.Random) -> None:
+    Behind a device's own hop they only say them twice: a middle hop, which hears no verdict, cannot tell a draft that
+    fell from the part of a prompt that should have replaced it, and no transport loses that part and goes on.
+    """
+
+    def __init__(self, observers: Sequence[Observer], r: random.Random, family: str) -> None:
         super().__init__(observers)
         self._r = r
         self._rates = r.choice(((0.1, 0.0, 0.0), (0.0, 0.4, 0.0), (0.0, 0.0, 0.3), (0.05, 0.2, 0.2)))
+        if family != "whole":
+            self._rates = (0.0, 0.4, 0.0)
         self._until_s = r.choice((INF, 0.5))
 
     def _send(self, name: str, send: Send) -> None:
@@ -231,7 +237,7 @@ def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> No
         r = random.Random(seed)
         if (p := drawn(r, family)) is None:
             continue
-        drive = functools.partial(Unruly, r=r)
+        drive = functools.partial(Unruly, r=r, family=family)
         w = world(p, **conditions(r, family) | {"timeout_s": 1.0, "drive": drive})
         restarted = sum(mishap(w, r) for _ in range(r.randint(0, 2)))
         w.simulator.run(until=3000)
