@@ -30,7 +30,19 @@ SLOTS = [
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-OVERRIDES = ("pair", "method", "exit", "ahead", "strain", "slo", "system", "candidate", "suite", "contender", "strategy")
+OVERRIDES = (
+    "pair",
+    "method",
+    "exit",
+    "ahead",
+    "strain",
+    "slo",
+    "system",
+    "candidate",
+    "suite",
+    "contender",
+    "strategy",
+)
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "runtime/outcomes", "policy/artifacts", *OVERRIDES,

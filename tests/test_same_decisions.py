@@ -48,10 +48,18 @@ COMPOSED = {
     "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
     "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
     "synera+rejection_predictor": ("policy=synera", "policy/draft=rejection_predictor"),
+    "hat+slo_aware": ("policy=hat", "policy/scheduler=slo_aware"),
+    "hat+pipeline": (
+        "policy=hat",
+        "policy.placement={stages: 3, download: all}",
+        "policy/scheduler=sarathi",
+        "policy.scheduler.chunk=16",
+        "policy.exchange.number=int8",
+    ),
 }
 """Slots of one paper in another's policy."""
 POLICIES += COMPOSED
-SAMPLED = ("sled", "synera")
+SAMPLED = ("sled", "synera", "hat")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=12", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -110,13 +118,13 @@ class Case:
     def simulated(self, folder: Path) -> list[Handled]:
         """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's."""
         pair, setup = self.setup.pair, self.setup
-        own = None if setup.policy.lossless else setup.policy
+        own = setup.policy if setup.policy.waiting.steps or not setup.policy.lossless else None
         (folder / "out").mkdir()
         (folder / "work").mkdir()
         record_outcomes(
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
-            early_exit=setup.policy.early_exit,
+            early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
         play(setup, opened, self.queries, observers=[log])
@@ -176,8 +184,16 @@ async def transported(live: Live, cast: Cast, models: Models) -> Any:
     dialler = Dialler(cast.devices, near, models.device.blobs, address, digest=cast.digest)  # type: ignore[attr-defined]
     await dialler.start()
     await asyncio.wait_for(asyncio.gather(near.met.wait(), far.met.wait()), 10)
+
+    def to_cloud(sender: str, to: str, message: Message) -> None:
+        """Stages of a pipeline share a host."""
+        if sender in cast.workers:
+            live.heard(to, message)
+        else:
+            dialler.send(sender, to, message)
+
     for name in cast.workers:
-        live.carry(name, dialler.send)
+        live.carry(name, to_cloud)
     for name in cast.devices:
         live.carry(name, listener.send)
     try:

@@ -90,7 +90,7 @@ class Workload:
     uplinks: dict[str, Rate] = field(default_factory=dict)
 
     def batch(self, rows: int, took_s: float) -> None:
-        self.tokens.see(rows)
+        self.tokens.see(float(rows))
         self.delay.see(rows, took_s)
 
     def hear(self, m: Request, now: float) -> None:

@@ -151,8 +151,8 @@ class Device:
     def _done(self, job: int, event: Event, now: float) -> Commands:
         chip = self.chip
         if chip and job == chip.job:
-            out = chip.handle(event, now)
-            if not chip.queue:  # now the sessions may have it
+            out = self._to_others(chip.handle(event, now), now)
+            if not chip.queue:  # now the sessions may have it, as they are once they have heard what it said
                 out += [command for each in list(self.serving.values()) for command in each.meanwhile(now)]
         else:
             out = self._tell_all(event, now)

@@ -97,6 +97,8 @@ class Requester:
                 out = self._ask(now, 1, drafts=False)
             elif self.p.prefill.when == "ahead" and len(self.s.tokens) > self.s.peer + 1:
                 out = self._send_ahead(now)
+        if self.s.flight is not None and self.route.begins_here:
+            return out  # the chip is the route's first, see `meanwhile`
         return out + self._advance(now)
 
     def handle(self, event: Event, now: float) -> Commands:

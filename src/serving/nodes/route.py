@@ -58,9 +58,9 @@ def _slack_s(s: Session, value: float, now: float) -> float:
 
 
 def released(s: Session) -> Commands:
-    """Nobody needs the caches of this session any more."""
+    """Nobody needs the caches of this session any more; the route's first node tells the others."""
     name = s.call.session
-    return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in dict.fromkeys(s.path))]
+    return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in s.path[:1])]
 
 
 def _parts(rows: Rows, size: int) -> list[Rows]:

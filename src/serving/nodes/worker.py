@@ -267,7 +267,7 @@ class Worker:
         for (item, rows), result in zip(batch, results, strict=True):
             m = item.request
             if m.round < newest.get(rows.session, INF):  # released or superseded while it ran
-                out += self._drop_released(rows.session, item.span)
+                out += self._drop_released(rows.session)
                 continue
             verdict = result.verdict
             rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
@@ -379,8 +379,11 @@ class Worker:
         return out + self._wake(now)
 
     def _release(self, session: str) -> Commands:
+        """Whoever it was handed on to hears it from here: the device may not reach that node itself."""
+        sent = [each for (name, _), each in self.sent.items() if name == session]
+        onward = {to for to, m in sent if to not in (m.reply_to, self.name)} if self.tenancy.is_open(session) else ()
         self.tenancy.release(session)
-        return self._forget(session)
+        return [*self._forget(session), *(Send(node, Release(session), HEADER_NBYTES) for node in sorted(onward))]
 
     def _forget(self, session: str) -> Commands:
         self.tenancy.owners.pop(session, None)
@@ -395,11 +398,8 @@ class Worker:
             return []  # its cache is in use: dropped when the batch is done
         return [Drop(*key) for key in self.ledger.forget(session)]
 
-    def _drop_released(self, session: str, span: Span) -> Commands:
-        if self.tenancy.is_open(session):
-            return []
-        self.ledger.forget(session)
-        return [Drop(session, span.first)]
+    def _drop_released(self, session: str) -> Commands:
+        return [] if self.tenancy.is_open(session) else [Drop(*key) for key in self.ledger.forget(session)]
 
 
 def _out(m: Request, rows: Rows) -> str:
