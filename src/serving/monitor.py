@@ -66,12 +66,13 @@ class Rate:
         """
         way_s = now - sent_s
         begun_s = max(sent_s + self._quickest_s, self._heard_s)
-        more, took_s = nbytes - self._quickest_nbytes, now - begun_s
+        queued, took_s = begun_s > sent_s + self._quickest_s, now - begun_s
+        more = nbytes if queued else nbytes - self._quickest_nbytes
         self._heard_s = now
         if way_s < self._quickest_s:
             self._quickest_s, self._quickest_nbytes = way_s, nbytes
         elif more >= LEAST_NBYTES and took_s > 0:
-            found = (nbytes if begun_s > sent_s + self._quickest_s else more) / took_s
+            found = more / took_s
             past = self.nbytes_per_s
             self.nbytes_per_s = found if past is None else ALPHA * past + (1 - ALPHA) * found
 
@@ -121,6 +122,8 @@ class Monitor:
     """gamma: seconds of one drafting step."""
     downlink: Rate = field(default_factory=Rate)
     condition: Condition | None = None
+    hop: Delay = field(default_factory=Delay)
+    """The time of a hop on the device itself, by its rows."""
     chip_free_s: float = 0.0
     """When the chip last ended something."""
 

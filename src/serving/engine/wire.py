@@ -17,7 +17,7 @@ def as_sent(hidden: torch.Tensor, number: Number) -> torch.Tensor:
         return _scaled(hidden.float())
     if number == "fp16":
         most = torch.finfo(torch.float16).max
-        return hidden.clamp(-most, most).to(torch.float16)
+        return hidden.to(torch.float16, copy=True).clamp_(-most, most)
     return hidden.to(_TYPES[number], copy=True)
 
 
@@ -29,6 +29,6 @@ def _scaled(hidden: torch.Tensor) -> torch.Tensor:
 def as_received(sent: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """Hidden states of shape (rows, width), of the type and on the device of `like`."""
     if sent.dtype == torch.int8:
-        scale = sent[:, -SCALE_NBYTES:].contiguous().view(torch.float32)
+        scale = sent[:, -SCALE_NBYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
         sent = sent[:, :-SCALE_NBYTES].float() * scale
     return sent.to(device=like.device, dtype=like.dtype)

@@ -31,6 +31,7 @@ from serving.messages import (
     Woke,
 )
 from serving.monitor import Monitor
+from serving.nodes.chip import Chip
 from serving.nodes.chooser import Chooser, Tiers
 from serving.nodes.numbers import Numbers
 from serving.nodes.requester import Requester
@@ -75,10 +76,14 @@ class Device:
         """Sessions that run."""
         self.parked: dict[str, Session] = {}
         """Sessions between two calls."""
-        self.chip: Worker | None = None
+        self.chip = Chip() if at_once > 1 or any(hop.node == HERE for hop in hops) else None
+        """Who uses it when, where more than one piece of work may want it."""
+        self.here: Worker | None = None
         """What runs the hops that are here."""
         if any(hop.node == HERE for hop in hops):
-            self.chip = Worker(name, policy, tiers, scheduler=Continuous(), numbers=self.numbers)
+            self.here = Worker(name, policy, tiers, scheduler=Continuous(), numbers=self.numbers)
+            if self.here.workload:
+                self.monitor.hop = self.here.workload.delay
 
     @property
     def current(self) -> Requester | None:
@@ -86,8 +91,17 @@ class Device:
         return next(iter(self.serving.values()), None)
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
-        said = self._handle(event, now)
-        return self._to_others(said, now) if self.chip else said
+        if not self.chip:
+            return self._handle(event, now)
+        if isinstance(event, Finished | Failed):
+            self.chip.done(event.job)
+        return self.chip.take(self._to_others(self._handle(event, now), now), self._wanted)
+
+    def _wanted(self, job: int) -> bool:
+        """Does anybody still wait for this job?"""
+        if self.here and job == self.here.job:
+            return True
+        return any(job == each.job for each in self.serving.values())
 
     def _to_others(self, said: Commands, now: float) -> Commands:
         """What is left to say once everything that was said to this device itself has been heard."""
@@ -109,8 +123,8 @@ class Device:
             case Finished(job) | Failed(job):
                 return self._done(job, event, now)
             case Woke(timer):
-                if self.chip and (timer == self.chip.timer or timer in self.chip.tenancy.leases):
-                    return self.chip.handle(event, now)
+                if self.here and (timer == self.here.timer or timer in self.here.tenancy.leases):
+                    return self.here.handle(event, now)
                 return self._tell_all(event, now)
             case Begin(call):
                 self.waiting.append(call)
@@ -120,10 +134,10 @@ class Device:
                 return self._tell(current, event, now) if current else self._cancel(session)
             case Lost(peer):
                 self.chooser.dead.add(peer)
-                return self._tell_all(event, now) + (self.chip.handle(event, now) if self.chip else [])
+                return self._tell_all(event, now) + (self.here.handle(event, now) if self.here else [])
             case Joined(peer):
                 self.chooser.dead.discard(peer)
-                return (self.chip.handle(event, now) if self.chip else []) + self._tell_all(event, now)
+                return (self.here.handle(event, now) if self.here else []) + self._tell_all(event, now)
         return []
 
     # Messages.
@@ -139,7 +153,7 @@ class Device:
 
     def _received(self, message: Message, now: float) -> Commands:
         if isinstance(message, Request | Release):
-            return self.chip.handle(Received(message), now) if self.chip else []
+            return self.here.handle(Received(message), now) if self.here else []
         if isinstance(message, Backlog):
             self.chooser.backlogs[message.node] = message
             return []
@@ -149,10 +163,10 @@ class Device:
     # Work on the chip.
 
     def _done(self, job: int, event: Event, now: float) -> Commands:
-        chip = self.chip
-        if chip and job == chip.job:
-            out = self._to_others(chip.handle(event, now), now)
-            if not chip.queue:  # now the sessions may have it, as they are once they have heard what it said
+        here = self.here
+        if here and job == here.job:
+            out = self._to_others(here.handle(event, now), now)
+            if not here.queue:  # now the sessions may have the chip, as they are once they have heard what it said
                 out += [command for each in list(self.serving.values()) for command in each.meanwhile(now)]
         else:
             out = self._tell_all(event, now)
@@ -181,7 +195,7 @@ class Device:
             session = Session(self.waiting.popleft(), self.seed, self.monitor)
             if old := self.parked.pop(session.call.session, None):
                 self._resume(session, old)
-            current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s)
+            current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s, self.at_once == 1)
             self.serving[session.call.session] = current
             out += current.begin(now)
             if current.state != "running":

@@ -5,6 +5,7 @@ name: a job, a timer, a round, the position a reply answers.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from serving.messages import (
@@ -57,7 +58,10 @@ class Requester:
         route: Route,
         numbers: Numbers,
         timeout_s: float = INF,
+        alone: bool = True,
     ) -> None:
+        """With the chip `alone`, else a token at a time, so that other sessions' hops need not wait for a draft."""
+        self.alone = alone
         self.s, self.p, self.route, self.numbers, self.timeout_s = session, policy, route, numbers, timeout_s
         self.state: State = "running"
         self.job: int | None = None
@@ -309,6 +313,8 @@ class Requester:
         start, feed = s.feed()
         if not stop.cap:
             feed = feed[:-1]
+        elif not self.alone and stop.cap > 1:
+            stop = replace(stop, cap=1)
         return self._start(
             Generate(
                 s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,

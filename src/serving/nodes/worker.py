@@ -259,7 +259,7 @@ class Worker:
     def _finish(self, results: tuple[Result, ...], now: float) -> Commands:
         out: Commands = []
         batch, self.running = self.running, []
-        if self.workload:
+        if self.workload and (span := batch[0][0].span).first < span.last:
             self.workload.batch(sum([rows.n for _, rows in batch]), now - self.running_since_s)
         if self.suspects:
             self.suspects.difference_update([rows.session for _, rows in batch])

@@ -63,6 +63,9 @@ class Balanced:
     cloud takes longer for a row than the link, however many there are, and the prompt travels whole. Before the first
     answer nothing is known of either, and parts have `first` rows.
 
+    The equation leaves the device's own first layers out, which take a weak chip longer for a small part than the link
+    takes to send it; with `own` a part is at least as large as lets the link keep up with them.
+
     Args:
         first: rows of a part while link and cloud are unknown.
         least: the smallest part.
@@ -70,6 +73,7 @@ class Balanced:
 
     first: int = 64
     least: int = 4
+    own: bool = True
     when: When = "first"
     monitors: ClassVar[bool] = True
 
@@ -84,6 +88,9 @@ class Balanced:
             return self.first
         row_s = 8e-6 * s.monitor.row_nbytes / known.uplink_mbps
         root = balanced(row_s, known.base_s, known.row_s, known.tokens, known.nodes)
+        if root is not None and self.own:
+            slope, hop = row_s - s.monitor.hop.row_s, s.monitor.hop
+            root = max(root, hop.base_s / slope) if slope > 0 else None
         return s.prompt + s.call.limit if root is None else max(self.least, ceil(root))
 
 

@@ -176,7 +176,7 @@ def check(w: World, p: Policy, calm: bool) -> None:
 
 
 def nothing_left(w: World) -> None:
-    chips = [device.chip for device in w.devices.values() if device.chip]
+    chips = [device.here for device in w.devices.values() if device.here]
     for worker in (*w.workers.values(), *chips):
         assert not worker.queue
         assert not worker.running

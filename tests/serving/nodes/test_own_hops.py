@@ -57,7 +57,7 @@ def texts_are_the_targets(w: World) -> None:
 
 
 def nothing_is_kept(w: World) -> None:
-    chips = [device.chip for device in w.devices.values() if device.chip]
+    chips = [device.here for device in w.devices.values() if device.here]
     for worker in (*w.workers.values(), *chips):
         assert not worker.held
         assert not worker.sent
@@ -211,8 +211,8 @@ def test_what_a_device_says_to_itself_is_never_a_command() -> None:
     (sent,) = device.handle(Finished(start.job, pair.execute(start.work)[0]), 0.1)  # type: ignore[union-attr]
     assert sent.to == "cloud"  # type: ignore[union-attr]
     assert sent.message.rows.tokens == sent.message.ends == ()  # type: ignore[union-attr]
-    assert device.chip is not None
-    assert [held.rows.tokens for held in device.chip.held.values()] == [()]
+    assert device.here is not None
+    assert [held.rows.tokens for held in device.here.held.values()] == [()]
 
 
 def test_a_question_that_comes_back_unknown_is_a_miss() -> None:
@@ -220,9 +220,9 @@ def test_a_question_that_comes_back_unknown_is_a_miss() -> None:
     w = world(shaped("hat"), devices=1, limit=20)
     w.simulator.run(0.1)
     device = w.devices["device-0"]
-    assert device.chip is not None
-    assert device.chip.held
-    device.chip.held.clear()
+    assert device.here is not None
+    assert device.here.held
+    device.here.held.clear()
     w.simulator.run()
     texts_are_the_targets(w)
     assert max(m.round for m in requests(w)) > 0
