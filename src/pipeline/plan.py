@@ -70,6 +70,7 @@ class _Planner:
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
         construct(args, None, name)
         where = {key: data[key] for key in resources}
+        construct(where, None, name)
         try:
             return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
         except (ValueError, TypeError) as problem:

@@ -34,7 +34,7 @@ class Adapter:
 
 
 def load(path: Path) -> Adapter:
-    """Reads the header that the stage `training.stages.train_adapter` wrote.
+    """Reads the header that the stage `training.hat.stages.train_adapter` wrote.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """

@@ -66,7 +66,7 @@ def parents_of(tree: Sequence[Ranks]) -> tuple[int, ...]:
 
 
 def load(path: Path) -> Medusa:
-    """Reads what the stage `training.stages.train_medusa` wrote.
+    """Reads what the stage `training.hat.stages.train_medusa` wrote.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """

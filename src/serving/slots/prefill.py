@@ -68,11 +68,11 @@ class Balanced:
 
     Args:
         first: rows of a part while link and cloud are unknown.
-        least: the smallest part.
+        least: the smallest part; so many rows take a chip hardly longer than a few (Fig. 1c), and fewer wait oftener.
     """
 
     first: int = 64
-    least: int = 4
+    least: int = 64
     own: bool = True
     when: When = "first"
     monitors: ClassVar[bool] = True
