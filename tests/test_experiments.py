@@ -35,6 +35,7 @@ FEW = (
     "model=qwen3", "stages.load.devices=[2]", "stages.load.seeds=[0]", "measure.answers=1", "measure.window_s=1",
     "measure.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
 )  # fmt: skip
+HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.prompts=12")
 LESS = {
     "validate": (
         f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
@@ -69,6 +70,12 @@ LESS = {
         "training.seed=0", "policy/scheduler=continuous,slo_aware", "runtime.device_processes=1", "workload.prompts=4",
         "workload.max_new_tokens=6",
     ),
+    "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
+    "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"), "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
+    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", *HAT) for n in (6, 7)},
+    **{f"hat/fig{n}": ("seed=0", *HAT) for n in (9, 10)}, "hat/fig8": ("seed=0", "+suite=spec_bench", *HAT),
+    **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=1,3", *HAT) for n in (11, 12)},
+    "hat/table5": ("seed=0", "+suite=spec_bench", *HAT),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
 }  # fmt: skip
 """What makes an experiment smaller still."""
@@ -82,6 +89,12 @@ SAID = {
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
+    "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
+    "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"), "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
+    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", *HAT) for n in (6, 7)},
+    **{f"hat/fig{n}": ("seed=0", *HAT) for n in (9, 10)}, "hat/fig8": ("seed=0", "+suite=spec_bench", *HAT),
+    **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=1,3", *HAT) for n in (11, 12)},
+    "hat/table5": ("seed=0", "+suite=spec_bench", *HAT),
     "paced": ("simulated against grpc", "6 of 6 requests have the same text"),
 }
 

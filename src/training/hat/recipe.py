@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import cos, pi
+
+EPOCHS = 40
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,10 @@ class Recipe:
                 raise ValueError(f"recipe.{name} must be 0 or more, got {getattr(self, name)}")
         if self.rate <= 0:
             raise ValueError(f"recipe.rate must be above 0, got {self.rate}")
+
+    def bounded(self, texts: int) -> Recipe:
+        """The same with so few steps that none of so many texts is learned from oftener than `EPOCHS` times."""
+        return replace(self, steps=min(self.steps, EPOCHS * max(1, texts // min(self.batch, texts))))
 
     def rate_factor(self, step: int) -> float:
         """Of `rate`, in a step counted from 0."""

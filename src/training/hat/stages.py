@@ -101,6 +101,7 @@ def train_adapter(
     found = trace.read(hidden)
     split = found.split(seed)
     model = open_model(cloud.where, layers=found.layers + 1)
+    recipe = recipe.bounded(len(split.train))
     study = Distillation(model, found.layers, recipe, w_ce)
     report = course.take(study, found, split, recipe, seed, trainer, work, progress) | {"w_ce": w_ce}
     _save(study.trained, out / adapter.WEIGHTS)
@@ -145,6 +146,7 @@ def train_medusa(
 
     found = trace.read(hidden)
     split = found.split(seed)
+    recipe = recipe.bounded(len(split.train))
     study = Foresight(open_model(cloud.where, layers=1), heads, recipe, decay)
     report = course.take(study, found, split, recipe, seed, trainer, work, progress) | {"decay": decay}
     _save(study.trained, out / medusa.WEIGHTS)
