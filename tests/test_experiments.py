@@ -71,7 +71,8 @@ LESS = {
         "workload.max_new_tokens=6",
     ),
     "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
-    "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"), "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
+    "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
+    "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
     **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", *HAT) for n in (6, 7)},
     **{f"hat/fig{n}": ("seed=0", *HAT) for n in (9, 10)}, "hat/fig8": ("seed=0", "+suite=spec_bench", *HAT),
     **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=1,3", *HAT) for n in (11, 12)},
@@ -82,6 +83,10 @@ LESS = {
 SAID = {
     **{f"wisp/table{n}": (f"WISP, Table {n}",) for n in (1, 2, 3, 4, 6, 7, 8, 10, 11, 12)},
     **{f"wisp/fig{n}": (f"WISP, Fig. {n}",) for n in (1, 2, 3, 4, 7, 8, 9, 10, 11)},
+    "hat/fig1c": ("HAT, Fig. 1c", "32 tokens"),
+    "hat/fig1d": ("HAT, Fig. 1d", "chunks of 32"),
+    "hat/leak": ("linear probe",),
+    "hat/numbers": ("int8",),
     "wisp/sensitivity": ("under other assumptions",),
     "wisp/own_pair": ("with the embedded pair",),
     "wisp/matched_recall": ("WISP, Table 4, at one recall", "XGBoost"),
@@ -89,12 +94,6 @@ SAID = {
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
-    "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
-    "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"), "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
-    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", *HAT) for n in (6, 7)},
-    **{f"hat/fig{n}": ("seed=0", *HAT) for n in (9, 10)}, "hat/fig8": ("seed=0", "+suite=spec_bench", *HAT),
-    **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=1,3", *HAT) for n in (11, 12)},
-    "hat/table5": ("seed=0", "+suite=spec_bench", *HAT),
     "paced": ("simulated against grpc", "6 of 6 requests have the same text"),
 }
 

@@ -95,7 +95,8 @@ class Device:
             return self._handle(event, now)
         if isinstance(event, Finished | Failed):
             self.chip.done(event.job)
-        return self.chip.take(self._to_others(self._handle(event, now), now), self._wanted)
+        said = self._to_others(self._handle(event, now), now)
+        return self.chip.take(said, self._wanted, due=self.here is not None and self.here.deciding)
 
     def _wanted(self, job: int) -> bool:
         """Does anybody still wait for this job?"""
