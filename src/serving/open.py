@@ -124,7 +124,8 @@ def _drafter(device: Checkpoint, cloud: Checkpoint, large: "Model | None", accel
     from serving.engine.adapter import drafter
 
     shallow = adapter.load(device.adapter).shallow
-    if large is None or len(large.layers) < shallow or device.where != cloud.where:
+    other = device.where != cloud.where or device.quantization != cloud.quantization
+    if large is None or len(large.layers) < shallow or other:
         large = _model(device, accelerator, shallow)
     return drafter(large, shallow, device.adapter / adapter.WEIGHTS)
 
