@@ -6,7 +6,10 @@ import pytest
 
 from pipeline import arguments
 
-POLICIES = ["cloud_centric", "edge_centric", "edgefm", "hybrid", "sled", "synera", "wisp"]
+POLICIES = [
+    "cloud_centric", "edge_centric", "edgefm", "hat", "hybrid", "sled", "synera", "u_medusa", "u_sarathi", "u_shape",
+    "wisp",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
