@@ -45,7 +45,8 @@ OVERRIDES = (
 )
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
-    "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes", "policy/artifacts", *OVERRIDES,
+    "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
+    "policy/artifacts", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, and
