@@ -19,7 +19,7 @@ TOY = (
     "model=toy",
     "workload.prompts=6",
     "workload.devices=2",
-    "workload.profiling.prompts=12",
+    "workload.profiling.prompts=24",
     "trainer.threads=1",
     "tracking.uri=none",
 )
@@ -59,7 +59,7 @@ LESS = {
     "wisp/table1": FEW, "wisp/table3": FEW, "wisp/table6": FEW, "wisp/fig1": FEW, "wisp/fig7": FEW, "wisp/fig8": FEW,
     "wisp/table2": (*SHORT, "search.seeds=[0]", "search.answers=1"),
     "wisp/sensitivity": (*SHORT, "~stages.capacity.variants"),
-    "wisp/own_pair": (*FEW[1:], "workload.profiling.prompts=12"),
+    "wisp/own_pair": (*FEW[1:], "workload.profiling.prompts=24"),
     "wisp/table5": ("training.seed=0", "+pair=1b_13b"),
     "wisp/table7": SMALL, "wisp/table12": SMALL, "wisp/fig9": SMALL, "wisp/fig11": SMALL,
     "wisp/fig4": (*SMALL, "stages.interference.here.repeats=2", "stages.interference.here.lengths=[32,224]"),
@@ -73,10 +73,11 @@ LESS = {
     "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),
-    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", *HAT) for n in (6, 7)},
-    **{f"hat/fig{n}": ("seed=0", *HAT) for n in (9, 10)}, "hat/fig8": ("seed=0", "+suite=spec_bench", *HAT),
-    **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=1,3", *HAT) for n in (11, 12)},
-    "hat/table5": ("seed=0", "+suite=spec_bench", *HAT),
+    **{f"hat/fig{n}": ("seed=0", "workload.arrivals.rate_per_s=4", "+contender=u_shape,bound", *HAT) for n in (6, 7)},
+    **{f"hat/fig{n}": ("seed=0", f"+contender=u_shape,{name}", *HAT) for n, name in ((9, "hat"), (10, "u_sarathi"))},
+    "hat/fig8": ("seed=0", "+suite=spec_bench", "+contender=u_shape,u_medusa", *HAT),
+    **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=3", "+contender=u_shape,hat", *HAT) for n in (11, 12)},
+    "hat/table5": ("seed=0", "+suite=spec_bench", "+strategy=none,sd_pd", *HAT),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
 }  # fmt: skip
 """What makes an experiment smaller still."""

@@ -60,7 +60,7 @@ COMPOSED = {
 """Slots of one paper in another's policy."""
 POLICIES += COMPOSED
 SAMPLED = ("sled", "synera", "hat")
-TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=12", "trainer.threads=1", "tracking.uri=none")
+TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)

@@ -176,7 +176,7 @@ def test_the_devices_own_chip_fails() -> None:
         async with rig("sled") as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
-            device.here.broken = 1
+            device.chip.broken = 1
             device.ask(call("s"))
             device.ask(call("t"))
             assert [d.ending for d in await device.answer("s")] == ["failed"]

@@ -63,7 +63,7 @@ def test_many_sessions_leave_nothing(name: str) -> None:
             await until(lambda: nothing(cloud))
             assert len(asyncio.all_tasks()) == tasks
             for device in devices:
-                assert not device.here.caches
+                assert not device.chip.caches
                 assert not device.node.parked
                 assert len(device.live._heap) <= 100  # one timer a session, until it is due
 
@@ -135,7 +135,7 @@ def test_conversations_that_are_forgotten_leave_nothing() -> None:
             assert len(cloud.chip.caches) == 2
             device.leave("b")  # the one that was served last
             device.leave("a")
-            await until(lambda: nothing(cloud) and not device.node.parked and not device.here.caches)
+            await until(lambda: nothing(cloud) and not device.node.parked and not device.chip.caches)
 
     run(play)
 

@@ -85,6 +85,8 @@ TREES = SPLIT | {
     "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
 }  # fmt: skip
 FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
+SEEDS = {"whole": 100, "split": 25, "trees": 25}
+"""Of each hundred: the machine is the same, hops that are here are few."""
 
 
 def drawn(r: random.Random, family: str) -> Policy | None:
@@ -192,7 +194,7 @@ def nothing_left(w: World) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None:
     served = 0
-    for seed in range(first, first + 100):
+    for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
         if (p := drawn(r, family)) is None:
             continue
@@ -202,13 +204,13 @@ def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None
         check(w, p, calm=True)
         assert w.replays(), seed
         nothing_left(w)
-    assert served > 20
+    assert served > SEEDS[family] / 5
 
 
 @pytest.mark.parametrize("first", range(1000, 1600, 100))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
-    for seed in range(first, first + 100):
+    for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
         if (p := drawn(r, family)) is None:
             continue
@@ -233,7 +235,7 @@ def delivered_once(w: World) -> bool:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> None:
     answered = 0
-    for seed in range(first, first + 100):
+    for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
         if (p := drawn(r, family)) is None:
             continue

@@ -37,7 +37,7 @@ from serving.slots.prefill import Balanced, Parts, Whole
 from serving.slots.scheduler import Continuous
 
 NAMES = ("hat", "u_shape", "u_medusa")
-MOMENTS = [i * 0.023 for i in range(30)]
+MOMENTS = [i * 0.046 for i in range(15)]
 ENDS = tuple(range(1, 997, 60))
 
 
