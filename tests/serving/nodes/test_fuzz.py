@@ -251,4 +251,4 @@ def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> No
                 assert text == own_text(call.prompt, call.limit, call.ends)[: len(text)], seed
         assert delivered_once(w), seed
         assert restarted or w.replays(), seed
-    assert answered > 40
+    assert answered > 0.4 * SEEDS[family]
