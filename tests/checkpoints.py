@@ -14,13 +14,15 @@ def tokenizer_json(words: str) -> str:
     return str(tokenizer.to_str())
 
 
-def save(path: Path, words: str = "where is the red key it a box in on", layers: int = 2, seed: int = 0) -> Path:
+def save(
+    path: Path, words: str = "where is the red key it a box in on", layers: int = 2, seed: int = 0, hidden: int = 16
+) -> Path:
     """A Llama of a few thousand weights, with its tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(words.split()) + 2, hidden_size=16, intermediate_size=32, num_hidden_layers=layers,
+        vocab_size=len(words.split()) + 2, hidden_size=hidden, intermediate_size=32, num_hidden_layers=layers,
         num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=512, eos_token_id=1, bos_token_id=None,
         pad_token_id=None,
     )  # fmt: skip

@@ -45,10 +45,10 @@ class Cast:
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
-        return tuple(name for names in self.stages.values() for name in names)
+        return tuple(name for names in self.tiers.values() for name in names)
 
     @cached_property
-    def stages(self) -> Tiers:
+    def tiers(self) -> Tiers:
         """The nodes of each tier of the cloud, the first that a request meets first."""
         tiers = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
         return {tier: tuple(f"{tier}-{i}" for i in range(self.setup.hardware.cloud.count)) for tier in tiers}
@@ -56,7 +56,7 @@ class Cast:
     @cached_property
     def clouds(self) -> tuple[tuple[str, ...], ...]:
         """The nodes of each process of the cloud: a pipeline's stages share one."""
-        return tuple(zip(*self.stages.values(), strict=True))
+        return tuple(zip(*self.tiers.values(), strict=True))
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -70,10 +70,8 @@ class Cast:
         return between(self.hops, there, self.layers, depth)
 
     @cached_property
-    def split(self) -> Split | None:
-        """How the placement divides the large model; None: it runs whole."""
-        if len(self.hops) < 2:
-            return None
+    def split(self) -> Split:
+        """How the placement divides the large model."""
         policy, timing = self.setup.policy, self.setup.pair.cloud.timing
         medusa = policy.draft.medusa
         heads = medusa.count * (1 + timing.hidden / timing.vocabulary) if medusa else 0.0
@@ -94,10 +92,6 @@ class Cast:
         """Names what both ends must agree on: the policy, the decoding, the depth of the model."""
         said = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
         return sha256(said.encode()).hexdigest()[:16]
-
-    @property
-    def tiers(self) -> Tiers:
-        return self.stages
 
     def node(self, name: str) -> Node:
         """A fresh node, as it is when a run begins or its host starts again."""

@@ -25,7 +25,7 @@ class Mixing:
         others = [(self.cached, 1)] * (self.decodes if decodes is None else decodes)
         spans = [*others, *([(prompt_cached, prompt_rows)] if prompt_rows else [])]
         cast = Cast(self.setup, self.setup.pair.cloud.timing.layers)
-        layers = sum(hop.span.last - hop.span.first for hop in cast.hops if hop.node in cast.stages)
+        layers = sum(hop.span.last - hop.span.first for hop in cast.hops if hop.node in cast.tiers)
         return cast.cloud_latency().seconds(load(layers, spans))
 
     def chunked_s(self, prompt: int, chunk: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from serving.workload.workload import Workload
 if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
     from serving.engine.engine import Engine
+    from serving.engine.heads import Proposer
     from serving.engine.model import Model
     from serving.engine.tokenizer import Tokenizer
 
@@ -36,9 +37,10 @@ def open_models(
     bench = _Bench(blobs, vocabulary, provision)
     large = _model(cloud, accelerator)
     small = _drafter(device, cloud, large, accelerator)
-    layers = len(large.layers)
+    layers, heads = len(large.layers), bench.heads(large)
     return Models(
-        bench.engine(small), len(small.layers), bench.engine(large), layers, tokenizer, bench.engine(large)
+        bench.engine(small), len(small.layers), bench.engine(large, heads), layers, tokenizer,
+        bench.engine(large, heads),
     )  # fmt: skip
 
 
@@ -55,12 +57,13 @@ def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", ac
         spans = [hop.span for hop in hops if hop.node != HERE]
         large = _model(pair.cloud, accelerator)
         held = large.only(spans[0].first, spans[-1].last) if len(spans) < len(hops) else large
-        return Models(NOWHERE, small, bench.engine(held), layers, tokenizer)
+        return Models(NOWHERE, small, bench.engine(held, bench.heads(held)), layers, tokenizer)
     kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
     here = _model(pair.cloud, accelerator, kept) if kept else None
     drafts = setup.policy.draft.source == "model"
     drafter = bench.engine(_drafter(pair.device, pair.cloud, here, accelerator)) if drafts else NOWHERE
-    return Models(drafter, small, NOWHERE, layers, tokenizer, bench.engine(here) if here else NOWHERE)
+    end = bench.engine(here, bench.heads(here)) if here else NOWHERE
+    return Models(drafter, small, NOWHERE, layers, tokenizer, end)
 
 
 def depth(checkpoint: Checkpoint) -> int:
@@ -89,14 +92,18 @@ class _Bench:
     vocabulary: int
     provision: Provision
 
-    def engine(self, model: "Model") -> "Engine":
-        from serving.engine.engine import Engine
+    def heads(self, target: "Model") -> "Proposer | None":
+        """What proposes drafts beside the target's own head, on whatever end has that."""
         from serving.engine.heads import open_heads
         from serving.engine.model import Absent
 
+        medusa = self.provision.medusa
+        return open_heads(target, medusa, self.vocabulary) if medusa and not isinstance(target.head, Absent) else None
+
+    def engine(self, model: "Model", heads: "Proposer | None" = None) -> "Engine":
+        from serving.engine.engine import Engine
+
         p = self.provision
-        proposes = p.medusa and not isinstance(model.head, Absent)
-        heads = open_heads(model, p.medusa, self.vocabulary) if p.medusa and proposes else None
         return Engine(
             model, blobs=self.blobs, vocabulary=self.vocabulary, scorers=p.scorers, block_tokens=p.block_tokens,
             number=p.number, heads=heads,

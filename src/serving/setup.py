@@ -29,6 +29,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         self._check_tiers()
+        self._check_decoding()
         self._check_probes()
         self._check_timing()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
@@ -70,6 +71,8 @@ class Setup:
                 f"hardware.cloud.count is {self.hardware.cloud.count}, and the placement makes a pipeline of the "
                 "cloud: one pipeline is all that is served; set count=1"
             )
+
+    def _check_decoding(self) -> None:
         if self.decoding.temperature and self.policy.verify.greedy:
             raise ValueError(
                 f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "

@@ -5,9 +5,14 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
+from fake_setup import setup
+from fake_world import LAYERS
 
+from serving.cast import Cast
 from serving.latency import Latency, Load
-from serving.messages import Blob, Drafted, Forward, Generate, Result, Rows, Span, Stop, Verdict
+from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Result, Rows, Span, Stop, Verdict
+from serving.slots.exchange import Hidden, Tokens
+from serving.slots.placement import Cloud, UShape
 from serving.timed import Timed
 
 LARGE = architecture("llama2_13b")  # 40 layers, hidden 5120
@@ -101,3 +106,19 @@ def test_drops_reach_the_engine() -> None:
     executor = timed(None)
     executor.drop("s", 0)
     assert executor._engine.dropped == [("s", 0)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("placement", "exchange"), [(Cloud(), Tokens()), (UShape(), Hidden())])
+def test_heads_that_draft_take_their_time_wherever_the_target_ends(placement: Any, exchange: Any) -> None:
+    """Four heads, each an LM head and a square of the hidden width, for each request that asks for a verdict."""
+    cast = Cast(setup("u_medusa", override={"placement": placement, "exchange": exchange}), LAYERS)
+    timing = cast.setup.pair.cloud.timing
+    only_heads = Latency(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=0.0, layers=40, source="test", head_c_s=1.0)
+    span = cast.hops[-1].span
+    load = Load(span.last - span.first, 5, 25, 0, 5)
+    executor = Timed(Engine((Result(Verdict(0, 1), None),), (load,)), LAYERS, timing, lambda _: only_heads, cast.split)
+    work = Forward(span, (rows(),), ("last",))
+    _, plain_s = executor.execute(work)
+    _, heads_s = executor.execute(replace(work, probes=(HEADS,)))
+    assert plain_s == pytest.approx(1.0)
+    assert heads_s - plain_s == pytest.approx(4 * (1 + timing.hidden / timing.vocabulary))

@@ -1,16 +1,16 @@
 """What a job's records add up to: latency, throughput, acceptance, share offloaded, bytes, energy, cost, quality."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.report import slo
+from pipeline.report import sla, slo
 from pipeline.report.cost import CLOUD_WROTE, Cost, estimate
 from pipeline.report.records import ORIGINS, Records, Served
+from pipeline.report.sla import Sla
 from pipeline.report.slo import SloOutcome
-from pipeline.report.spread import Spread, percentile
+from pipeline.report.spread import Spread
 
 
 @dataclass(frozen=True)
@@ -110,17 +110,6 @@ class Stalls:
 
 
 @dataclass(frozen=True)
-class Sla:
-    """How long what a user waits for takes, by length (HAT, section 4.2): a prompt per 128 of its tokens, ten tokens of
-    an answer behind its first. By the share of them that take no longer: `p50`, `p90`; and the share within so many
-    seconds: `within_0.3`.
-    """
-
-    prefill_128_s: dict[str, float]
-    decode_10_s: dict[str, float]
-
-
-@dataclass(frozen=True)
 class Offloading:
     """chunk_share: draft chunks that the cloud was asked about / draft chunks (None without drafts).
     token_share: tokens of the text that came with a verdict (accepted, corrected, bonus) or from the cloud alone / all.
@@ -202,7 +191,7 @@ def summarise(records: Records) -> Summary:
         exits=_exits(requests),
         ahead=_ahead(requests),
         stalls=_stalls(requests),
-        sla=_sla(requests),
+        sla=sla.compliance(requests),
         offloading=_offloading(requests, origins),
         resources=_resources(requests),
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
@@ -276,24 +265,6 @@ def _stalls(requests: Sequence[Served]) -> Stalls:
         _share(sum(request.stalled_link_s or 0.0 for request in seen), service_s),
         _share(sum(request.stalled_cloud_s or 0.0 for request in seen), service_s),
     )
-
-
-_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
-_WITHIN_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-
-
-def _sla(requests: Sequence[Served]) -> Sla:
-    prefills_s = [128 * r.ttft_s / r.prompt_tokens for r in requests if r.ttft_s is not None and r.prompt_tokens]
-    decodes_s = [b - a for r in requests for a, b in zip(r.seen_s[0::10], r.seen_s[10::10], strict=False)]
-    return Sla(_compliance(prefills_s), _compliance(decodes_s))
-
-
-def _compliance(times_s: Sequence[float]) -> dict[str, float]:
-    if not times_s:
-        return {}
-    ranked = sorted(times_s)
-    within = {f"within_{limit_s:g}": bisect_right(ranked, limit_s) / len(ranked) for limit_s in _WITHIN_S}
-    return {f"p{100 * share:g}": percentile(ranked, share) for share in _SHARES} | within
 
 
 def _offloading(requests: Sequence[Served], origins: Mapping[str, int]) -> Offloading:

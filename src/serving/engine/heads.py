@@ -41,10 +41,6 @@ class Proposer:
     def __init__(self, heads: nn.ModuleList, medusa: Medusa, vocabulary: int) -> None:
         self._heads, self._medusa, self._vocabulary = heads, medusa, vocabulary
 
-    @property
-    def count(self) -> int:
-        return len(self._heads)
-
     def propose(self, hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens and parents of the tree that grows from the token which the target chose at this place.
 
