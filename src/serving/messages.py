@@ -329,6 +329,16 @@ Message: TypeAlias = Request | Reply | Miss | Release | Backlog
 
 
 @message
+class Routing:
+    """A user's own wish for one call, where the policy routes tokens."""
+
+    threshold: float | None = None
+    """In place of the policy's, with the same meaning; None: the policy's."""
+    small_only: bool = False
+    """Nothing is routed: the device writes all of it."""
+
+
+@message
 class Call:
     """A user's question to a device: what opens a session."""
 
@@ -347,6 +357,7 @@ class Call:
     """
     seed: int | None = None
     """Of the device's own decisions about this session; None: of its sampling, or else the device's."""
+    routing: Routing | None = None
 
 
 @message

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from serving.provision import Provision
-from serving.scores import Scorers
+from serving.scores import UNTRAINED, Scorers
 from serving.slots.dispatch import Dispatch
 from serving.slots.draft import Draft
 from serving.slots.early_exit import EarlyExit
 from serving.slots.exchange import Exchange, Hidden
 from serving.slots.kv_cache import KvCache
 from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Offload
+from serving.slots.offload import Offload, Trained
 from serving.slots.placement import HERE, Placement
 from serving.slots.prefill import Prefill
 from serving.slots.scheduler import Scheduler
@@ -100,7 +100,8 @@ class Policy:
     @property
     def scorers(self) -> Scorers:
         """The trained ones among them."""
-        return self.draft.scorers
+        own = self.offload.scorers if isinstance(self.offload, Trained) else UNTRAINED
+        return {**self.draft.scorers, **own}
 
     @property
     def monitors(self) -> bool:

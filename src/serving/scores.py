@@ -1,8 +1,8 @@
 """What one can tell of a drafted token, by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 SCORES = ("confidence", "margin", "entropy", "logit_std")
 """confidence: the top-1 probability; margin: top-1 minus top-2 probability; entropy in nats; logit_std: standard
@@ -15,19 +15,32 @@ IMPORTANCE = "importance"
 ACCEPT = "accept"
 """The chance that the target accepts the token, as a predictor sees it."""
 
+ROUTE = "route"
+"""What a trained router makes of the drafter's last hidden state, from which the token was written."""
+
 KNOWN = (*SCORES, IMPORTANCE)
 """Scores that need no training."""
 
 
 class Scorer(Protocol):
-    """A trained score: what `SCORES` of a token, in this order, say about it."""
+    """A trained score: what the `SCORES` of a token, in this order, or a hidden state say about it."""
 
-    def chance(self, features: Sequence[float]) -> float:
-        """Of one token."""
+    @property
+    def reads(self) -> Literal["scores", "hidden"]:
+        """Its features: `SCORES`, or the hidden state that the head wrote the token from."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Names it among others of its kind."""
+        ...
+
+    def chance(self, features: Any) -> float:
+        """Of one token, from its features (a sequence, or an array of shape (features))."""
         ...
 
     def chances(self, features: Any) -> Any:
-        """Of many: an array of shape (tokens, 4) to one of (tokens)."""
+        """Of many: an array of shape (tokens, features) to one of (tokens)."""
         ...
 
 

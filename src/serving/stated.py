@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Literal, NoReturn
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,16 @@ class Stated:
     false_alarm: float = 0.4250
     acceptance: float = 0.48
     threshold: ClassVar[float] = 0.5
+    reads: ClassVar[Literal["scores"]] = "scores"
 
     def __post_init__(self) -> None:
         for name in ("recall", "false_alarm", "acceptance"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"predictor: {name} is {getattr(self, name)}; it is a share, 0 to 1")
+
+    @property
+    def digest(self) -> str:
+        return repr(self)
 
     def score(self, right: bool, draw: float) -> float:
         """1 where a draft is let through, else 0, by a draw in [0, 1)."""

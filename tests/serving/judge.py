@@ -8,12 +8,17 @@ class Judge:
     """Looks at confidence, or says the same of every draft."""
 
     acceptance = 0.5
+    reads = "scores"
 
     def __init__(self, threshold: float, always: float | None = None) -> None:
         self.threshold, self._always = threshold, always
 
     def __repr__(self) -> str:
         return f"Judge({self.threshold}, {self._always})"
+
+    @property
+    def digest(self) -> str:
+        return repr(self)
 
     def chance(self, features: Sequence[float]) -> float:
         return float(features[0]) if self._always is None else self._always

@@ -1,7 +1,7 @@
 """Draft work: one session's continuation on the small model, token by token, with the scores that stop rules read."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,18 @@ from serving.latency import Load
 from serving.luck import key, luck
 from serving.messages import Blob, Drafted, Exit, Generate, Stop
 from serving.scores import IMPORTANCE, SCORES, UNTRAINED, Scorers
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a token is written from."""
+
+    logits: torch.Tensor
+    """(1, vocabulary)"""
+    hidden: torch.Tensor
+    """(1, hidden) behind the model's last norm: what its head looked at, `hidden_states[-1]` of `transformers`."""
+    depth: float
+    """The share of the layers that had run."""
 
 
 class Chunk:
@@ -36,29 +48,28 @@ class Chunk:
         self.depths: list[float] = []
         self.stopped = False
 
-    def write(self, logits: torch.Tensor, position: int, depth: float) -> bool:
-        """Chooses the token at `position` from logits of shape (1, vocabulary), read off after the share `depth` of the
-        layers; is there more to write?
-        """
-        stop, found = self.work.stop, measure(logits, self._measured)
-        scores = self._scored(found)
+    def write(self, seen: Seen, position: int) -> bool:
+        """Chooses the token at `position`; is there more to write?"""
+        stop, found = self.work.stop, measure(seen.logits, self._measured)
+        scores = self._scored(found, seen.hidden)
         self.stopped = bool(stop.score) and scores[stop.score] < stop.below
         if self.stopped and not stop.keep and len(self.tokens) >= stop.least:
             return False
-        token = self._choose(logits, found.tokens[0], position)
+        token = self._choose(seen.logits, found.tokens[0], position)
         self.tokens.append(token)
         self.tops.append(tuple(found.tops[0]))
         if self.work.exit:
-            self.depths.append(depth)
+            self.depths.append(seen.depth)
         for name, values in self.scores.items():
             values.append(scores[name])
         return not self.stopped and token not in self.work.ends
 
-    def _scored(self, found: Statistics) -> dict[str, float]:
+    def _scored(self, found: Statistics, hidden: torch.Tensor) -> dict[str, float]:
         scores = {name: values[0] for name, values in found.scores.items()}
         for name in self._names:
-            if name in self._scorers:
-                scores[name] = self._scorers[name].chance([scores[each] for each in SCORES])
+            if scorer := self._scorers.get(name):
+                features = [scores[e] for e in SCORES] if scorer.reads == "scores" else hidden[0].float().cpu().numpy()
+                scores[name] = scorer.chance(features)
         return scores
 
     def _choose(self, logits: torch.Tensor, likeliest: int, position: int) -> int:
@@ -93,20 +104,21 @@ class Reading:
         if rule:
             check_scores((rule.score,))
 
-    def read(self, descent: Descent, rows: Sequence[int]) -> tuple[list[tuple[torch.Tensor, float]], tuple[Load, ...]]:
-        """Per row its logits, of shape (1, vocabulary), and after what share of the layers; what all of it did.
+    def read(self, descent: Descent, rows: Sequence[int]) -> tuple[list[Seen], tuple[Load, ...]]:
+        """What the token behind each row is written from; what all of it did.
 
         The pass goes on until the last of the rows is read off; each check asks the head about all of them.
         """
-        found: dict[int, tuple[torch.Tensor, float]] = {}
+        found: dict[int, Seen] = {}
         vain = -1
         for layer in (*self.exits, self._layers):
             vain += 1
-            logits = self._stack.logits(descent.to(layer)[list(rows)])
+            normed = self._stack.normed(descent.to(layer)[list(rows)])
+            logits = self._stack.read_off(normed)
             sure = self._sure(logits) if layer < self._layers else [True] * len(rows)
             for i in range(len(rows)):
                 if sure[i] and i not in found:
-                    found[i] = (logits[i : i + 1], layer / self._layers)
+                    found[i] = Seen(logits[i : i + 1], normed[i : i + 1], layer / self._layers)
             if len(found) == len(rows):
                 break
         return [found[i] for i in range(len(rows))], read(descent.leave(), len(rows), vain)
@@ -166,9 +178,9 @@ def write_on(
     while feed:
         if importance:
             importance.choose(1 if loads else max(1, work.again))
-        ((logits, depth),), done = reading.read(Descent(stack, slot, feed, importance=importance), [-1])
+        (seen,), done = reading.read(Descent(stack, slot, feed, importance=importance), [-1])
         loads += done
-        more = chunk.write(logits, slot.length, depth) and len(chunk.tokens) < work.stop.cap
+        more = chunk.write(seen, slot.length) and len(chunk.tokens) < work.stop.cap
         feed = (chunk.tokens[-1],) if more else ()
     return tuple(loads)
 
@@ -182,8 +194,8 @@ def _branches(chunk: Chunk, reading: Reading, stack: Stack, slot: Slot) -> tuple
     parents, ends = _chains([len(branch) for branch in work.branches])
     found, loads = reading.read(Descent(stack, slot, tokens, parents), ends)
     slot.truncate(start, work.session)
-    for (logits, depth), branch in zip(found, work.branches, strict=True):
-        chunk.write(logits, start + len(branch), depth)
+    for seen, branch in zip(found, work.branches, strict=True):
+        chunk.write(seen, start + len(branch))
     return chunk.drafted(start, None), loads
 
 

@@ -61,7 +61,11 @@ class Stack:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The head over the rows given, in fp32 and without the vocabulary's padding; shape (rows, vocabulary)."""
-        logits: torch.Tensor = self.model.head(self.normed(hidden))
+        return self.read_off(self.normed(hidden))
+
+    def read_off(self, normed: torch.Tensor) -> torch.Tensor:
+        """The same over rows that went through the norm."""
+        logits: torch.Tensor = self.model.head(normed)
         return logits[:, : self.vocabulary].float()
 
     def normed(self, hidden: torch.Tensor) -> torch.Tensor:

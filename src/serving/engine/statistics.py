@@ -26,8 +26,10 @@ def check_scores(names: Sequence[str], trained: Iterable[str] = ()) -> None:
 
 
 def needed(names: Sequence[str], trained: Scorers) -> tuple[str, ...]:
-    """What to measure for these scores: trained ones are told from all the others."""
-    return SCORES if any(name in trained for name in names) else tuple(names)
+    """What to measure for these scores: trained ones are told from all the others, or from hidden states."""
+    if any(name in trained and trained[name].reads == "scores" for name in names):
+        return SCORES
+    return tuple(name for name in names if name not in trained)
 
 
 def measure(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> Statistics:

@@ -163,6 +163,8 @@ class Requester:
         # A draft that did not travel was replaced: none of it accepted.
         out = self._chunk(reply.verdict.accepted, s.foreseen(reply.verdict))
         out += self._show(*s.settle(reply.verdict), now)
+        if not self.p.kv_cache.device:
+            s.kv = 0
         if reply.left and not s.ended:
             s.flight = ()
         else:

@@ -12,6 +12,11 @@ class KvCache(Protocol):
     def keep(self) -> bool: ...
 
     @property
+    def device(self) -> bool:
+        """Does the device keep its drafter's when the cloud has answered?"""
+        ...
+
+    @property
     def capacity_tokens(self) -> float | None:
         """Cached tokens at most; None: what the chip's memory leaves beside the weights."""
         ...
@@ -35,6 +40,7 @@ class Reuse:
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
     keep: ClassVar[bool] = True
+    device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
@@ -50,7 +56,11 @@ class Reuse:
 
 @dataclass(frozen=True)
 class NoReuse:
-    """Every question is computed from its first token (SLED as WISP describes it, section 5.1)."""
+    """Every question is computed from its first token (SLED as WISP describes it, section 5.1), and with `device` false
+    what the drafter has seen is, too, after each answer of the cloud (the token router's system, section 4.1).
+    """
+
+    device: bool = True
 
     capacity_tokens: ClassVar[None] = None
     block_tokens: ClassVar[int] = BLOCK_TOKENS

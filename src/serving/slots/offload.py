@@ -1,9 +1,10 @@
 """Slot `offload`: which drafts are sent."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from serving.nodes.session import Session
+from serving.scores import Scorers
 
 Reach = Literal["none", "some", "all", "handover"]
 
@@ -20,6 +21,14 @@ class Offload(Protocol):
     def ask(self, s: Session) -> int:
         """Tokens that the route may write: 0 keeps the draft, 1 asks for a verdict, more hands over."""
         ...
+
+
+@runtime_checkable
+class Trained(Protocol):
+    """An offload that decides by scores which were trained."""
+
+    @property
+    def scorers(self) -> Scorers: ...
 
 
 @dataclass(frozen=True)

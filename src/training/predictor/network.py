@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from serving.predictor import Floats, Layer
+from serving.perceptron import Floats, Layer
 from serving.scores import SCORES
 
 

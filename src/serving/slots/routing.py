@@ -1,0 +1,77 @@
+"""Token-level routing: a trained router decides, token by token, whether the cloud writes it (CITER, Co-LLM)."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol, get_args
+
+from serving.nodes.session import Session
+from serving.scores import ROUTE, Scorer, Scorers
+
+Mode = Literal["joint", "small_only"]
+Side = Literal["below", "above"]
+SIDES: tuple[Side, ...] = ("below", "above")
+
+
+class Router(Scorer, Protocol):
+    """Scores the next token, and knows which scores are the cloud's."""
+
+    @property
+    def threshold(self) -> float: ...
+
+    @property
+    def side(self) -> Side:
+        """Scores on this side of a threshold go to the cloud."""
+        ...
+
+    def routes(self, score: float, threshold: float | None = None) -> bool:
+        """Does the cloud write the token? With the router's own threshold where none is given."""
+        ...
+
+
+@dataclass(frozen=True)
+class Routed:
+    """The tokens on the router's side of the threshold are the cloud's to write (token routing, sections 2 and 3.1),
+    with one token a draft that never travels (policy/draft=single, policy/verify=replace).
+
+    Args:
+        router: which side is routed is its own.
+        threshold: CITER's tau or Co-LLM's eta; None: the router's own. A call may bring another.
+        span: how many tokens the cloud writes, once it is asked.
+        mode: joint, or small_only, in which nothing is routed.
+    """
+
+    router: Router
+    threshold: float | None = None
+    span: int = 1
+    mode: Mode = "joint"
+    reach: ClassVar[Literal["some"]] = "some"
+    probes: ClassVar[tuple[str, ...]] = (ROUTE,)
+
+    def __post_init__(self) -> None:
+        if self.span < 1:
+            raise ValueError(f"policy.offload.span is {self.span}; the cloud writes at least 1 token")
+        if self.mode not in get_args(Mode):
+            raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(Mode))}")
+        if self.threshold is not None:
+            check_threshold(self.threshold)
+
+    @property
+    def scorers(self) -> Scorers:
+        return {ROUTE: self.router}
+
+    @property
+    def at(self) -> float:
+        """The threshold of calls that bring none."""
+        return self.router.threshold if self.threshold is None else self.threshold
+
+    def ask(self, s: Session) -> int:
+        own = s.call.routing
+        if self.mode == "small_only" or (own and own.small_only):
+            return 0
+        at = self.at if own is None or own.threshold is None else own.threshold
+        return min(self.span, s.remaining) if self.router.routes(s.scores[ROUTE][-1], at) else 0
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises ValueError for what no score can be compared with."""
+    if not 0.0 <= threshold <= 1.0:
+        raise ValueError(f"the routing threshold is {threshold}; scores lie between 0 and 1, so must it")
