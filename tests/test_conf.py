@@ -42,6 +42,7 @@ OVERRIDES = (
     "suite",
     "contender",
     "strategy",
+    "router",
 )
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
