@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,12 +107,23 @@ def _quantize(source: Path, file: Path, external: bool) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    nodes = onnx.load(str(source), load_external_data=False).graph.node
-    router = [node.name for node in nodes if any(name.startswith("router.") for name in node.input)]
+    router = _between("hidden", "route", onnx.load(str(source), load_external_data=False).graph.node)
     quantize_dynamic(
         str(source), str(file), op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, nodes_to_exclude=router,
         use_external_data_format=external,
     )  # fmt: skip
+
+
+def _between(first: str, last: str, nodes: Sequence[Any]) -> list[str]:
+    """Names of the nodes that make the value `last` of the value `first`."""
+    makers = {output: node for node in nodes for output in node.output}
+    found, waiting = [], [last]
+    while waiting:
+        value = waiting.pop()
+        if value != first and value in makers:
+            found.append(makers[value].name)
+            waiting += makers[value].input
+    return found
 
 
 def _nbytes(module: nn.Module) -> int:

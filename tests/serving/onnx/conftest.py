@@ -1,4 +1,4 @@
-"""Exports that tests share: one of a small Llama with a router, made once for all processes of a test run."""
+"""Exports that tests share: one of a small model with a router, made once for all processes of a test run."""
 
 import json
 import os
@@ -62,12 +62,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def checkpoint(shared: Path) -> Checkpoint:
-    """Two layers, whose heads share keys."""
+    """Two layers, whose heads share keys; the second sees a window of eight tokens."""
     shared.mkdir(exist_ok=True)
     with FileLock(shared / "checkpoint.lock"):
-        if not (shared / "llama").exists():
-            saved("llama", shared / "llama", num_hidden_layers=2)
-    return Checkpoint(path=shared / "llama")
+        if not (shared / "mixed").exists():
+            saved("qwen2_mixed", shared / "mixed", num_hidden_layers=2, max_window_layers=1)
+    return Checkpoint(path=shared / "mixed")
 
 
 @pytest.fixture(scope="session")
