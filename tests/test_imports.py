@@ -44,6 +44,8 @@ HEAVY = {
     "pandas",
     "pyarrow",
     "matplotlib",
+    "onnx",
+    "onnxruntime",
 }
 
 
@@ -125,4 +127,15 @@ def test_a_plan_is_made_without_what_only_work_needs(tmp_path: Path) -> None:
     words = ["pipeline", "+policy=synera", "model=toy", "stage=plan", f"outputs={tmp_path}"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
     code = f"from pipeline.main import main\nsys.argv = {words!r}\n{run}"
-    assert loaded(code).isdisjoint({"torch", "lightning", "mlflow", "transformers", "pandas", "pyarrow", "matplotlib"})
+    unneeded = {
+        "torch",
+        "lightning",
+        "mlflow",
+        "transformers",
+        "pandas",
+        "pyarrow",
+        "matplotlib",
+        "onnx",
+        "onnxruntime",
+    }
+    assert loaded(code).isdisjoint(unneeded)

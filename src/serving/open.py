@@ -1,6 +1,7 @@
 """Opens what a setup names: models, tokenizer, and the workload as tokens."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from serving.decoding import Decoding
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from serving.engine.heads import Proposer
     from serving.engine.model import Model
     from serving.engine.tokenizer import Tokenizer
+    from serving.onnx.engine import OnnxEngine
 
 
 def open_models(
@@ -36,11 +38,10 @@ def open_models(
     vocabulary = min(len(tokenizer), *(_shape(each)[1] for each in (device, cloud)))
     bench = _Bench(blobs, vocabulary, provision)
     large = _model(cloud, accelerator)
-    small = _drafter(device, cloud, large, accelerator)
+    drafter = bench.drafter(device, cloud, large, accelerator)
     layers, heads = len(large.layers), bench.heads(large)
     return Models(
-        bench.engine(small), len(small.layers), bench.engine(large, heads), layers, tokenizer,
-        bench.engine(large, heads),
+        drafter, depth(device), bench.engine(large, heads), layers, tokenizer, bench.engine(large, heads)
     )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", ac
     kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
     here = _model(pair.cloud, accelerator, kept) if kept else None
     drafts = setup.policy.draft.source == "model"
-    drafter = bench.engine(_drafter(pair.device, pair.cloud, here, accelerator)) if drafts else NOWHERE
+    drafter = bench.drafter(pair.device, pair.cloud, here, accelerator) if drafts else NOWHERE
     end = bench.engine(here, bench.heads(here)) if here else NOWHERE
     return Models(drafter, small, NOWHERE, layers, tokenizer, end)
 
@@ -100,6 +101,28 @@ class _Bench:
         medusa = self.provision.medusa
         return open_heads(target, medusa, self.vocabulary) if medusa and not isinstance(target.head, Absent) else None
 
+    def drafter(
+        self, device: Checkpoint, cloud: Checkpoint, large: "Model | None", accelerator: str
+    ) -> "Engine | OnnxEngine":
+        """What drafts: of torch, or of onnxruntime, on the CPU whatever the accelerator is."""
+        if device.onnx is None:
+            return self.engine(_drafter(device, cloud, large, accelerator))
+        return self._exported(device, device.onnx)
+
+    def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
+        """Raises ValueError for a graph of a model of another shape."""
+        from serving.onnx.engine import OnnxEngine
+
+        _one_thread()
+        engine = OnnxEngine(folder, blobs=self.blobs, vocabulary=self.vocabulary, scorers=self.provision.scorers)
+        found = engine.header.layers, engine.header.vocabulary
+        if found != _shape(device):
+            raise ValueError(
+                f"the graph at {folder} was exported from {engine.header.made_from} (layers, vocabulary {found}), and "
+                f"the device's model is {device.named} ({_shape(device)}); export again with force=[device_graph]"
+            )
+        return engine
+
     def engine(self, model: "Model", heads: "Proposer | None" = None) -> "Engine":
         from serving.engine.engine import Engine
 
@@ -112,15 +135,19 @@ class _Bench:
 
 def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "Model":
     """All of it, or its first layers and its ends."""
-    import torch
-
     from serving.engine.model import open_model
 
-    torch.set_num_threads(1)
+    _one_thread()
     return open_model(
         checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
         layers=layers,
     )  # fmt: skip
+
+
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _drafter(device: Checkpoint, cloud: Checkpoint, large: "Model | None", accelerator: str) -> "Model":

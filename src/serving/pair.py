@@ -10,6 +10,7 @@ from serving.architecture import QUANTIZED_BITS, Architecture, Quantization
 from serving.engine.architectures import ARCHITECTURES
 
 Dtype = Literal["fp32", "bf16", "fp16"]
+Backend = Literal["torch", "onnx"]
 
 QUANTIZING = ("bitsandbytes", "accelerate")
 """What `transformers` needs to load weights in 8 or 4 bits."""
@@ -56,20 +57,36 @@ class Checkpoint:
         name = f"{name} with {'/'.join(self.adapter.parts[-2:])}" if self.adapter else name
         return name if self.quantization == "none" else f"{name} ({self.quantization})"
 
+    @property
+    def onnx(self) -> Path | None:
+        """The folder of its graph, where onnxruntime is to run it."""
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Checkpoint):
     """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory.
 
-    Where the checkpoint is quantised, so is what it stands for.
+    Where the checkpoint is quantised, so is what it stands for. Raises ValueError for a checkpoint that `backend`
+    cannot run, or whose library is not installed.
     """
 
     timing: Architecture
+    backend: Backend = "torch"
+    """What runs it on this machine: torch, or onnxruntime from the graph that was exported of it."""
+    graph: Path | None = None
+    """What the stage `device_graph` made."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.backend == "onnx":
+            _check_graph(self)
         if self.quantization != "none":
             object.__setattr__(self, "timing", self.timing.quantized(self.quantization))
+
+    @property
+    def onnx(self) -> Path | None:
+        return self.graph if self.backend == "onnx" else None
 
     @property
     def charged(self) -> str | None:
@@ -87,7 +104,8 @@ class Model(Checkpoint):
 class Pair:
     """The device's model and the cloud's; they must share a tokenizer.
 
-    Raises ValueError for checkpoints whose tokenizers differ, as far as their files tell.
+    Raises ValueError for checkpoints whose tokenizers differ, as far as their files tell, and for a cloud that is to
+    run on onnxruntime.
     """
 
     device: Model
@@ -96,6 +114,11 @@ class Pair:
     """Is it the pair that the project trains itself?"""
 
     def __post_init__(self) -> None:
+        if self.cloud.backend != "torch":
+            raise ValueError(
+                f"model.cloud.backend is {self.cloud.backend}, and the cloud verifies many sessions in one forward, "
+                "which only torch does here; set model.cloud.backend=torch"
+            )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engine.tokenizer import same_tokenizer
 
@@ -108,6 +131,19 @@ def _check_library(quantization: str) -> None:
         raise ValueError(
             f"model: quantization={quantization} needs {' and '.join(missing)}, which this Python does not have; "
             "install tandem-llm[quantization], or set quantization=none"
+        )
+
+
+def _check_graph(model: Model) -> None:
+    """Refuses what has no graph, without loading anything."""
+    from serving.onnx import libraries, refusals
+
+    libraries.check()
+    refusals.check(model)
+    if model.graph is None:
+        raise ValueError(
+            "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
+            "graph: ${exported:${.backend}}, as in conf/model/tiny.yaml"
         )
 
 

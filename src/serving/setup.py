@@ -8,10 +8,15 @@ from serving.messages import Hop
 from serving.network import Link
 from serving.pair import Pair
 from serving.policy import Policy
-from serving.scores import KNOWN
+from serving.scores import IMPORTANCE, KNOWN
 from serving.slots.placement import HERE
 from serving.testbed import Testbed, check_fits
 from serving.workload.workload import Workload
+
+_WITHOUT_IMPORTANCE = {
+    "draft": "window", "offload": "confidence, perplexity, uncertain, always or never", "waiting": "idle",
+}  # fmt: skip
+"""The choices of each slot that may read it, for those who cannot see it."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,7 @@ class Setup:
         self._check_tiers()
         self._check_decoding()
         self._check_probes()
+        self._check_backend()
         self._check_timing()
         tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
         self._check_cache(tokens)
@@ -84,6 +90,24 @@ class Setup:
         for name in self.policy.probes:
             if name not in known:
                 raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(known)}")
+
+    def _check_backend(self) -> None:
+        """What a graph does not show is refused under the name of the slot that asks for it."""
+        if self.pair.device.backend != "onnx" or self.policy.draft.source != "model":
+            return
+        here = "model.device.backend=onnx runs the device's model as a graph, which shows"
+        for slot, instead in _WITHOUT_IMPORTANCE.items():
+            chosen = getattr(self.policy, slot)
+            if IMPORTANCE in chosen.probes:
+                raise ValueError(
+                    f"policy.{slot}={type(chosen).__name__} reads importance, and {here} no attention; choose "
+                    f"policy/{slot}={instead}, or set model.device.backend=torch"
+                )
+        if self.policy.early_exit.layer is not None:
+            raise ValueError(
+                f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
+                "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
+            )
 
     def _check_cache(self, tokens: int) -> None:
         cache = self.policy.kv_cache

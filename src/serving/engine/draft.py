@@ -1,7 +1,7 @@
 """Draft work: one session's continuation on the small model, token by token, with the scores that stop rules read."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -29,6 +29,8 @@ class Seen:
     """(1, hidden) behind the model's last norm: what its head looked at, `hidden_states[-1]` of `transformers`."""
     depth: float
     """The share of the layers that had run."""
+    told: Mapping[str, float] = field(default_factory=dict)
+    """Trained scores that came along; the others are asked of their scorers."""
 
 
 class Chunk:
@@ -51,7 +53,7 @@ class Chunk:
     def write(self, seen: Seen, position: int) -> bool:
         """Chooses the token at `position`; is there more to write?"""
         stop, found = self.work.stop, measure(seen.logits, self._measured)
-        scores = self._scored(found, seen.hidden)
+        scores = self._scored(found, seen)
         self.stopped = bool(stop.score) and scores[stop.score] < stop.below
         if self.stopped and not stop.keep and len(self.tokens) >= stop.least:
             return False
@@ -64,11 +66,14 @@ class Chunk:
             values.append(scores[name])
         return not self.stopped and token not in self.work.ends
 
-    def _scored(self, found: Statistics, hidden: torch.Tensor) -> dict[str, float]:
+    def _scored(self, found: Statistics, seen: Seen) -> dict[str, float]:
         scores = {name: values[0] for name, values in found.scores.items()}
         for name in self._names:
-            if scorer := self._scorers.get(name):
-                features = [scores[e] for e in SCORES] if scorer.reads == "scores" else hidden[0].float().cpu().numpy()
+            if name in seen.told:
+                scores[name] = seen.told[name]
+            elif scorer := self._scorers.get(name):
+                of_hidden = scorer.reads == "hidden"
+                features = seen.hidden[0].float().cpu().numpy() if of_hidden else [scores[e] for e in SCORES]
                 scores[name] = scorer.chance(features)
         return scores
 

@@ -44,6 +44,14 @@ class Rotary:
         index = torch.tensor(positions, device=self._device)
         return cos.index_select(1, index), sin.index_select(1, index)
 
+    def frequencies(self, long: bool = False) -> tuple[torch.Tensor, float]:
+        """Radians a position, of shape (rotated size / 2), and what cosines and sines are multiplied with; `long`: of
+        sequences beyond the original length.
+        """
+        at = torch.full((1, 1), (self.original or 0) if long else 0, device=self._device)
+        self._module(torch.empty(0, device=self._device), position_ids=at)  # has it choose
+        return self._module.inv_freq.detach().float().clone(), float(self._module.attention_scaling)
+
     def _table(self, length: int, long: bool) -> tuple[torch.Tensor, torch.Tensor]:
         table = self._tables.get(long)
         if table is None or table[0].shape[1] < length:

@@ -1,0 +1,1 @@
+"""The device's model as a graph: exported once, then run by onnxruntime."""

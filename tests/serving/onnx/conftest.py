@@ -1,0 +1,81 @@
+"""Exports that tests share: one of a small model with a router, made once for all processes of a test run."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from variants import VOCABULARY, build
+
+from serving.onnx.export import export
+from serving.onnx.header import HEADER
+from serving.pair import Checkpoint
+from serving.router import Router
+
+WORDS = " ".join(f"w{i}" for i in range(VOCABULARY - 2))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def saved(variant: str, folder: Path, **settings: object) -> Path:
+    """A checkpoint with a tokenizer of numbered words."""
+    build(variant, **settings).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text(checkpoints.tokenizer_json(WORDS))
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<eos>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+    return folder
+
+
+def made_router(hidden: int = 32, seed: int = 0) -> Router:
+    draw = np.random.default_rng(seed)
+
+    def layer(inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
+        return draw.normal(size=(outputs, inputs)).astype("f4") / 4, draw.normal(size=outputs).astype("f4")
+
+    mean, deviation = draw.normal(size=hidden).astype("f4"), draw.uniform(0.5, 2, hidden).astype("f4")
+    return Router((layer(hidden, 8), layer(8, 1)), mean, deviation)
+
+
+@pytest.fixture(scope="session")
+def save() -> Callable[..., Path]:
+    return saved
+
+
+@pytest.fixture(scope="session")
+def router() -> Router:
+    return made_router()
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "onnx"
+
+
+@pytest.fixture(scope="session")
+def checkpoint(shared: Path) -> Checkpoint:
+    """Two layers, whose heads share keys; the second sees a window of eight tokens."""
+    shared.mkdir(exist_ok=True)
+    with FileLock(shared / "checkpoint.lock"):
+        if not (shared / "mixed").exists():
+            saved("qwen2_mixed", shared / "mixed", num_hidden_layers=2, max_window_layers=1)
+    return Checkpoint(path=shared / "mixed")
+
+
+@pytest.fixture(scope="session")
+def exported(checkpoint: Checkpoint, router: Router, shared: Path) -> Path:
+    """Its graph, which scores, too."""
+    folder = shared / "exported"
+    with FileLock(shared / "exported.lock"):
+        if not (folder / HEADER).exists():
+            folder.mkdir(exist_ok=True)
+            export(checkpoint, folder, router, "one")
+    return folder

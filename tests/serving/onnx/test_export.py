@@ -1,0 +1,216 @@
+"""Graphs beside `transformers`, for every architecture; what is refused, and how a failure is told."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+from variants import VARIANTS, VOCABULARY
+
+from serving.engine.architectures import ARCHITECTURES
+from serving.engine.model import open_model
+from serving.onnx import export as exporting
+from serving.onnx import header as headers
+from serving.onnx import stages
+from serving.onnx.checked import check
+from serving.onnx.export import export
+from serving.onnx.header import MODEL, ROUTER
+from serving.onnx.session import Session
+from serving.pair import Checkpoint
+from serving.router import Router
+
+Save = Callable[..., Path]
+FEEDS = (1, 24, 1, 1, 7, 1, 20)
+"""Beyond the window of every model that has one, and beyond the original length of the one with two sets of angles."""
+PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
+
+
+def fed(session: Session, text: Sequence[int], feeds: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(logits, hidden states) of the rows of each feed, behind those before."""
+    past, at = session.empty(), 0
+    for length in feeds:
+        ran = session.run(text[at : at + length], range(length), past)
+        past, at = ran.present, at + length
+        yield ran.logits, ran.hidden
+
+
+def check_beside_transformers(path: Path, folder: Path, limit: float = 1e-3) -> None:
+    causal, session = AutoModelForCausalLM.from_pretrained(path).eval(), Session(folder)
+    generator = torch.Generator().manual_seed(3)
+    text = torch.randint(VOCABULARY, (sum(FEEDS),), generator=generator).tolist()
+    at, cache = 0, DynamicCache(config=causal.config)
+    for logits, hidden in fed(session, text, FEEDS):
+        ids = torch.tensor([text[at : at + len(logits)]])
+        with torch.inference_mode():
+            want = causal(ids, past_key_values=cache, output_hidden_states=True)
+        assert np.abs(logits - want.logits[0].numpy()).max() < limit
+        assert np.abs(hidden - want.hidden_states[-1][0].numpy()).max() < limit
+        at += len(logits)
+    check_greedy(causal, session)
+
+
+def check_greedy(causal: torch.nn.Module, session: Session, n: int = 30) -> None:
+    out = causal.generate(  # type: ignore[operator]
+        torch.tensor([PROMPT]), max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0
+    )
+    feed, past, written = PROMPT, session.empty(), []
+    for _ in range(n):
+        ran = session.run(feed, (len(feed) - 1,), past)
+        past, feed = ran.present, (int(ran.logits[0].argmax()),)
+        written += feed
+    assert written == out[0, len(PROMPT) :].tolist()
+
+
+def test_a_graph_says_what_transformers_says_of_windows_too(checkpoint: Checkpoint, exported: Path) -> None:
+    assert checkpoint.path
+    check_beside_transformers(checkpoint.path, exported)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
+def test_every_architecture_says_what_transformers_says(variant: str, save: Save, tmp_path: Path) -> None:
+    path = save(variant, tmp_path / "model")
+    (tmp_path / "graph").mkdir()
+    header = export(Checkpoint(path=path), tmp_path / "graph")
+    assert header.architecture == VARIANTS[variant]["model_type"]
+    check_beside_transformers(path, tmp_path / "graph")
+
+
+def test_every_supported_architecture_is_among_those_tested() -> None:
+    assert {variant["model_type"] for variant in VARIANTS.values()} == {*ARCHITECTURES}
+
+
+def test_sessions_of_one_length_may_share_a_pass(checkpoint: Checkpoint, exported: Path) -> None:
+    session, texts = Session(exported), np.array([PROMPT, PROMPT[::-1], PROMPT])
+    feeds = {name: np.repeat(empty, 3, 0) for name, empty in zip(session.header.past, session.empty(), strict=True)}
+    logits, hidden = session._session.run(["logits", "hidden"], {**feeds, "ids": texts, "rows": np.array([2, 8])})
+    for text, ours, states in zip(texts.tolist(), logits, hidden, strict=True):
+        alone = session.run(text, (2, 8), session.empty())
+        assert np.abs(alone.logits - ours).max() < 1e-5
+        assert np.abs(alone.hidden - states).max() < 1e-5
+
+
+def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, router: Router) -> None:
+    header = headers.load(exported)
+    assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
+    assert (header.hidden, header.vocabulary, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
+    assert header.router == router.digest
+    assert header.made_from.endswith("mixed")
+    assert 0 <= header.checked["logits"] < 1e-4
+    assert header.checked["greedy"] == 1.0
+
+
+def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, exported: Path, tmp_path: Path) -> None:
+    (tmp_path / MODEL).symlink_to(exported / MODEL)
+    model, header = open_model(checkpoint.where), headers.load(exported)
+    assert check(model, header, tmp_path).checked == header.checked
+    with torch.no_grad():
+        model.norm.weight.mul_(1.01)
+    with pytest.raises(ValueError, match=r"differs from torch by .* 0.001 is allowed; serve it with model.device.back"):
+        check(model, header, tmp_path)
+    assert check(model, replace(header, int8=True), tmp_path).checked["logits"] > 1e-3
+
+
+def test_an_exporter_that_fails_is_told_in_a_line(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("step 1 of 3 failed:\nlong story") from NotImplementedError("no rule for aten::riddle\nmore")
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(ValueError, match="cannot be exported") as refused:
+        export(checkpoint, tmp_path)
+    said = str(refused.value)
+    assert "mixed (architecture 'qwen2')" in said
+    assert "NotImplementedError: no rule for aten::riddle." in said
+    assert "model.device.backend=torch" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "bf16"}, "dtype is bf16; set model.device.dtype=fp32"),
+        ({"adapter": Path("a/b")}, "drafts with an adapter .* set model.device.backend=torch, or choose another draft"),
+    ],
+)
+def test_what_a_graph_would_compute_otherwise_is_refused(
+    change: dict[str, object], message: str, checkpoint: Checkpoint, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        export(replace(checkpoint, **change), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: Router, tmp_path: Path) -> None:
+    narrow = replace(router, layers=((router.layers[0][0][:, :7], router.layers[0][1]), router.layers[1]),
+                     mean=router.mean[:7], deviation=router.deviation[:7])  # fmt: skip
+    with pytest.raises(ValueError, match=r"reads 7 numbers, and the hidden states of .* have 32"):
+        export(checkpoint, tmp_path, narrow)
+
+
+def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("serving.onnx.libraries.find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ValueError, match=r"needs onnxscript, which .* install tandem-llm\[onnx\], or set model.device"):
+        export(Checkpoint(hub="no/where"), tmp_path)
+
+
+def test_a_folder_without_a_graph_or_with_a_damaged_one_is_refused(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no .*onnx.json; model.device.graph names a folder"):
+        Session(tmp_path)
+    headers.load(exported).save(tmp_path)
+    with pytest.raises(ValueError, match=r"there is no .*model.onnx; export again"):
+        Session(tmp_path)
+    (tmp_path / MODEL).write_bytes((exported / MODEL).read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"model.onnx cannot be opened .* export again with force=\[device_graph\]"):
+        Session(tmp_path)
+    (tmp_path / MODEL).write_bytes((exported / ROUTER).read_bytes())
+    with pytest.raises(ValueError, match="is not the graph that its header describes"):
+        Session(tmp_path)
+    (tmp_path / "onnx.json").write_text('{"version": 9}')
+    with pytest.raises(ValueError, match=r"onnx.json cannot be used .* export again"):
+        headers.load(tmp_path)
+
+
+def test_bytes_are_fewer_and_the_router_keeps_its_precision(
+    checkpoint: Checkpoint, exported: Path, router: Router, tmp_path: Path
+) -> None:
+    with exporting._quietly():
+        exporting._quantize(exported / MODEL, tmp_path / MODEL, external=False)
+    header = check(open_model(checkpoint.where), replace(headers.load(exported), int8=True), tmp_path)
+    assert (tmp_path / MODEL).stat().st_size < 0.8 * (exported / MODEL).stat().st_size
+    assert header.checked["logits"] > 1e-3
+    assert 0.5 < header.checked["greedy"] <= 1.0
+    session = Session(tmp_path)
+    ran = session.run(PROMPT, range(9), session.empty())
+    assert ran.route is not None
+    assert np.abs(ran.route - router.chances(ran.hidden)).max() < 1e-5
+
+
+@pytest.mark.slow
+def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
+    checkpoint: Checkpoint, router: Router, tmp_path: Path
+) -> None:
+    router.save(tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    stages.export_device(out, device=checkpoint, router=tmp_path, graphs="two", int8=True)
+    assert headers.load(out).graphs == "two"
+    assert "in int8, beside torch" in (out / "check.txt").read_text()
+    assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL, "onnx.json", ROUTER]
+    assert Session(out).run(PROMPT, (8,), Session(out).empty()).route is None
+
+
+@pytest.mark.slow
+def test_large_weights_lie_beside_the_graph(
+    checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporting, "INLINE_NBYTES", 1000)
+    for int8 in (False, True):
+        out = tmp_path / str(int8)
+        out.mkdir()
+        export(checkpoint, out, int8=int8)
+        assert (out / f"{MODEL}.data").stat().st_size > 10_000
+        assert len(Session(out).run(PROMPT, (8,), Session(out).empty()).logits) == 1

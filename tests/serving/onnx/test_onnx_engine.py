@@ -1,0 +1,182 @@
+"""The device's engine on onnxruntime beside the one on torch: the same works, the same outcomes and loads."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from variants import VOCABULARY
+
+from serving.engine.cache import CacheHoleError
+from serving.engine.engine import Engine
+from serving.engine.model import open_model
+from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
+from serving.onnx import header as headers
+from serving.onnx.engine import OnnxEngine
+from serving.onnx.header import MODEL, ROUTER
+from serving.pair import Checkpoint
+from serving.router import Router
+from serving.scores import ROUTE, SCORES
+
+PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
+WORKS = {
+    "a draft": [Generate("a", 0, PROMPT, Stop(30), probes=SCORES)],
+    "a fill, then a draft": [Generate("a", 0, PROMPT[:-1], Stop(0)), Generate("a", 8, PROMPT[-1:], Stop(8))],
+    "an empty fill": [Generate("a", 0, PROMPT, Stop(0)), Generate("a", 4, (), Stop(0))],
+    "rollbacks": [
+        Generate("a", 0, PROMPT, Stop(12)),
+        Generate("a", len(PROMPT), (44, 3), Stop(6), probes=("margin",)),
+        Generate("a", 5, (1,), Stop(6)),
+    ],
+    "two sessions": [
+        Generate("a", 0, PROMPT, Stop(3)),
+        Generate("b", 0, PROMPT[::-1], Stop(3)),
+        Generate("a", 10, (7,), Stop(3)),
+    ],
+    "samples": [Generate("a", 0, PROMPT, Stop(12), probes=SCORES, sampling=Sampling(0.9, 20, 0.95, 3))],
+    "whole distributions": [Generate("a", 0, PROMPT, Stop(3), whole=True)],
+    "branches": [
+        Generate("a", 0, PROMPT, Stop(0)),
+        Generate("a", 7, (), Stop(1), probes=("confidence",), branches=((11,), (12, 13, 14), (12, 50))),
+        Generate("a", 7, (30, 77), Stop(4)),
+    ],
+    "sampled branches": [
+        Generate("a", 0, PROMPT, Stop(0)),
+        Generate("a", 7, (), Stop(1), branches=((11,), (12, 13)), sampling=Sampling(1.0, 0, 1.0, 3)),
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def on_torch(checkpoint: Checkpoint) -> Engine:
+    return Engine(open_model(checkpoint.where))
+
+
+@pytest.fixture(scope="module")
+def on_onnx(exported: Path) -> OnnxEngine:
+    return OnnxEngine(exported)
+
+
+def check_same(works: list[Generate], *engines: Any) -> list[Any]:
+    """Tokens, tops, ends, caches, bytes and loads are equal, scores nearly so; returns the outcomes of the first."""
+    found = []
+    for work in works:
+        (one, its), (other, loads) = (engine.execute(work) for engine in engines)
+        assert loads == its
+        for name in ("tokens", "tops", "stopped", "cached", "kept", "depths"):
+            assert getattr(other, name) == getattr(one, name)
+        assert [blob.nbytes for blob in other.odds] == [blob.nbytes for blob in one.odds]
+        assert other.scores.keys() == one.scores.keys()
+        for name, values in one.scores.items():
+            assert other.scores[name] == pytest.approx(values, abs=1e-4)
+        found.append(one)
+    for engine in engines:
+        for work in works:
+            engine.drop(work.session, None)
+    return found
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_both_engines_do_the_same(name: str, on_torch: Engine, on_onnx: OnnxEngine) -> None:
+    outcomes = check_same(WORKS[name], on_torch, on_onnx)
+    assert outcomes
+    assert len(on_onnx.cache) == 0
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("least", [0, 3])
+def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: Engine, on_onnx: OnnxEngine) -> None:
+    free = on_torch.execute(Generate("free", 0, PROMPT, Stop(12), probes=("confidence",)))[0]
+    on_torch.drop("free", None)
+    lowest, second = sorted(free.scores["confidence"])[:2]
+    rule = Stop(12, "confidence", (lowest + second) / 2, keep, least)
+    (drafted,) = check_same([Generate("a", 0, PROMPT, rule)], on_torch, on_onnx)
+    assert drafted.stopped
+    assert 0 < len(drafted.tokens) <= 12
+
+
+def test_both_end_with_an_end_token(on_torch: Engine, on_onnx: OnnxEngine) -> None:
+    free = on_torch.execute(Generate("free", 0, PROMPT, Stop(6)))[0]
+    on_torch.drop("free", None)
+    (drafted,) = check_same([Generate("a", 0, PROMPT, Stop(20), (free.tokens[2],))], on_torch, on_onnx)
+    assert len(drafted.tokens) <= 3
+
+
+def test_padding_of_the_vocabulary_is_never_written(checkpoint: Checkpoint, exported: Path) -> None:
+    few = OnnxEngine(exported, vocabulary=20)
+    check_same([Generate("a", 0, PROMPT, Stop(20))], Engine(open_model(checkpoint.where), vocabulary=20), few)
+    assert max(few.execute(Generate("a", 0, PROMPT, Stop(20)))[0].tokens) < 20
+    with pytest.raises(ValueError, match=f"vocabulary is 98; the head of .* has {VOCABULARY} rows"):
+        OnnxEngine(exported, vocabulary=98)
+
+
+@pytest.fixture(scope="module")
+def apart(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same export in two graphs: the model's does not score."""
+    import onnx
+
+    folder = tmp_path_factory.mktemp("apart")
+    graph = onnx.load(str(exported / MODEL))
+    graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "route"))
+    onnx.save(graph, str(folder / MODEL))
+    (folder / ROUTER).symlink_to(exported / ROUTER)
+    replace(headers.load(exported), graphs="two").save(folder)
+    return folder
+
+
+def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
+    checkpoint: Checkpoint, exported: Path, apart: Path, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs are asked where they are of this router, else numpy."""
+    asked = []
+    chance = Router.chance
+    monkeypatch.setattr(Router, "chance", lambda self, features: asked.append(self) or chance(self, features))
+    work, scorers = Generate("a", 0, PROMPT, Stop(12), probes=(ROUTE,)), {ROUTE: router}
+    engines = [OnnxEngine(folder, scorers=scorers) for folder in (exported, apart)]
+    one, two = (engine.execute(work)[0].scores[ROUTE] for engine in engines)
+    assert asked == []
+    other = replace(router, layers=((router.layers[0][0] * 2, router.layers[0][1]), router.layers[1]))
+    OnnxEngine(exported, scorers={ROUTE: other}).execute(work)
+    assert asked == [other] * 12
+    torchs = Engine(open_model(checkpoint.where), scorers=scorers)
+    in_numpy = torchs.execute(work)[0].scores[ROUTE]
+    assert len({*in_numpy}) > 6
+    assert one == pytest.approx(in_numpy, abs=1e-5)
+    assert two == pytest.approx(in_numpy, abs=1e-5)
+    for engine in engines:
+        below = sorted(in_numpy)[1] + 1e-6
+        check_same([Generate("b", 0, PROMPT, Stop(12, ROUTE, below))], torchs, engine)
+
+
+def test_work_that_a_graph_cannot_do_is_refused(on_onnx: OnnxEngine) -> None:
+    with pytest.raises(TypeError, match="has no spans of layers to run"):
+        on_onnx.execute(Forward(Span(0, 2, embed=True), (Rows("a", 0, 2, (5, 6)),), ("all",)))
+    with pytest.raises(ValueError, match="asks for early exit, which a graph"):
+        on_onnx.execute(Generate("a", 0, PROMPT, Stop(2), exit=Exit("margin", 0.5, 0.5)))
+    with pytest.raises(ValueError, match="asks for importance, which a graph"):
+        on_onnx.execute(Generate("a", 0, PROMPT, Stop(2), probes=("importance",)))
+    with pytest.raises(ValueError, match="asks for 4 tokens with nothing to feed"):
+        on_onnx.execute(Generate("a", 0, (), Stop(4)))
+    with pytest.raises(ValueError, match="a branch without tokens"):
+        on_onnx.execute(Generate("a", 0, (), Stop(4), branches=((),)))
+    with pytest.raises(ValueError, match="score 'boldness' is not known"):
+        on_onnx.execute(Generate("a", 0, PROMPT, Stop(4), probes=("boldness",)))
+
+
+def test_work_behind_the_end_of_a_cache_is_refused(on_onnx: OnnxEngine) -> None:
+    on_onnx.execute(Generate("hole", 0, (5, 6, 7), Stop(0)))
+    with pytest.raises(CacheHoleError, match="session 'hole' begins at token 4, but only 3 tokens are cached"):
+        on_onnx.execute(Generate("hole", 4, (8,), Stop(1)))
+    on_onnx.drop("hole", 0)
+    assert on_onnx.cache.length("hole") == 3
+    on_onnx.drop("hole", None)
+    on_onnx.drop("nobody", None)
+    assert on_onnx.cache.length("hole") == 0
+
+
+def test_what_a_session_drew_from_goes_with_it(on_onnx: OnnxEngine) -> None:
+    on_onnx.execute(Generate("odds", 0, PROMPT, Stop(3), whole=True))
+    assert len(on_onnx.blobs) >= 3
+    before = len(on_onnx.blobs)
+    on_onnx.drop("odds", None)
+    assert len(on_onnx.blobs) == before - 3
