@@ -51,11 +51,17 @@ class Forced:
         return found
 
     @torch.inference_mode()
-    def proposals(self, path: Sequence[int], first: int, heads: Proposer) -> list[tuple[int, ...]]:
-        """What the heads propose beside each of those choices."""
+    def seen(self, path: Sequence[int], first: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the head looks at after path[:p] for p = first..len(path), and its logits."""
         slot = Slot(self._model, 0, self._depth)
         hidden = self._stack.run(self._stack.embed(path), [Lot(slot, len(path))], 0, self._depth)
-        return [heads.propose(row)[0] for row in self._stack.normed(hidden[first - 1 :])]
+        normed = self._stack.normed(hidden[first - 1 :])
+        return normed, self._stack.read_off(normed)
+
+    @torch.inference_mode()
+    def proposals(self, path: Sequence[int], first: int, heads: Proposer) -> list[tuple[int, ...]]:
+        """What the heads propose beside each of those choices."""
+        return [heads.propose(row)[0] for row in self.seen(path, first)[0]]
 
     @torch.inference_mode()
     def continuations(self, path: Sequence[int], first: int, depth: int, ends: tuple[int, ...]) -> list[Continuation]:

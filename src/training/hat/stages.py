@@ -15,10 +15,10 @@ from serving.progress import Progress
 from serving.provision import Provision
 from serving.slots.draft import Heads, Window
 from serving.slots.placement import UShape
-from serving.workload.tiny import TinyTasks
 from serving.workload.workload import Workload
 from training.hat import trial
 from training.hat.recipe import Recipe
+from training.taught import taught
 from training.trainer import ALL_CORES, Trainer
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def record_hidden(
 
     layers = UShape(shallow=shallow).kept(depth(cloud), timing.layers)
     models = open_models(cloud, cloud, accelerator)
-    asked = queries(_taught(workload, times), decoding, seed, 1, models.tokenizer)
+    asked = queries(taught(workload, times), decoding, seed, 1, models.tokenizer)
     found = record(models, asked, layers, seed, progress)
     made_from = {
         "model": cloud.named,
@@ -60,14 +60,6 @@ def record_hidden(
         "seed": str(seed),
     }
     trace.write(out, found, made_from)
-
-
-def _taught(workload: Workload, times: int) -> Workload:
-    if times < 1:
-        raise ValueError(f"times is {times}; a trace has at least as many prompts as workload.profiling")
-    if not isinstance(workload.dataset, TinyTasks):
-        return workload
-    return replace(workload, dataset=replace(workload.dataset, split="train"), prompts=times * workload.prompts)
 
 
 def train_adapter(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from serving.perceptron import Perceptron
 from serving.predictor import Predictor
 from serving.progress import Progress, silent
 from training.predictor.samples import Samples
 from training.trainer import ALL_CORES, Trainer
+
+if TYPE_CHECKING:
+    from training.predictor.data import Labelled
 
 AFRESH = Path("/no/earlier/attempt")
 """Training takes seconds: it is not continued but begun again."""
@@ -60,24 +64,40 @@ class MLP:
 
         The same seed gives the same weights on one machine.
         """
+        found, metrics = self.learn(train, validation, seed, trainer, progress)
+        return Predictor(found.layers, found.mean, found.deviation, threshold=0.5, metrics=metrics)
+
+    def learn(
+        self,
+        train: Labelled,
+        validation: Labelled,
+        seed: int,
+        trainer: Trainer = ALL_CORES,
+        progress: Progress = silent,
+    ) -> tuple[Perceptron, dict[str, Any]]:
+        """The network, from whatever features there are; and how it came about."""
         import torch
 
-        from training.predictor.data import TokenData
+        from training.predictor.data import Standard, TokenData
         from training.predictor.network import build, layers
         from training.predictor.study import Best, Study
 
         trainer = replace(trainer, threads=1)  # more only wait for each other on a network of this size
-        data = TokenData(train, validation, min(self.batch, len(train)), self.epochs, seed)
+        standard = Standard.of(train.features)
+        learnt, held = (
+            (standard.tensor(s.features), torch.from_numpy(s.accepted).float()) for s in (train, validation)
+        )
+        data = TokenData(learnt, held, min(self.batch, len(train)), self.epochs, seed)
         best = Best(self.patience, self.epochs, progress)
         with torch.random.fork_rng(devices=[]), trainer.using_threads():
             torch.manual_seed(seed)
-            network = build(self.hidden, self.batch_norm, self.dropout)
+            network = build(self.hidden, self.batch_norm, self.dropout, train.features.shape[1])
             study = Study(network, self.rate, self.weight_decay, self._weight(train))
             trainer.fit(study, data, [best], saved=AFRESH)
         best.restore(study)
-        return Predictor(layers(network), data.mean, data.deviation, threshold=0.5, metrics=self._metrics(best))
+        return Perceptron(layers(network), standard.mean, standard.deviation), self._metrics(best)
 
-    def _weight(self, train: Samples) -> float:
+    def _weight(self, train: Labelled) -> float:
         accepted = int(train.accepted.sum())
         return 1.0 if self.positive_weight == "none" else (len(train) - accepted) / max(1, accepted)
 

@@ -11,10 +11,10 @@ from serving.perceptron import Floats, Layer
 from serving.scores import SCORES
 
 
-def build(hidden: Sequence[int], batch_norm: bool, dropout: float) -> nn.Sequential:
+def build(hidden: Sequence[int], batch_norm: bool, dropout: float, inputs: int = len(SCORES)) -> nn.Sequential:
     """Linear layers with ReLU, batch norm before it and dropout behind it where wanted; one logit comes out."""
     parts: list[nn.Module] = []
-    width = len(SCORES)
+    width = inputs
     for size in hidden:
         parts.append(nn.Linear(width, size))
         if batch_norm:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from serving import adapter, medusa
 from serving.decoding import Decoding
@@ -48,7 +49,8 @@ def test_heads_are_served_and_change_no_text(options: dict[str, Any], toy_model:
     found = medusa.load(tmp_path)
     assert (found.count, len(found.tree)) == (2, 3)
     assert found.parameters == 2 * (64 * 64 + 64 + 64 * toy_model.vocabulary)
-    assert open_heads(toy_model, found, toy_model.vocabulary).count == 2
+    tokens, parents = open_heads(toy_model, found, toy_model.vocabulary).propose(torch.zeros(toy_model.hidden))
+    assert (len(tokens), parents) == (3, found.parents)
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/same"] == 1.0
     assert figures["served/acceptance_length"] == found.acceptance_length > trial.LEAST_TOKENS

@@ -1,0 +1,142 @@
+"""Trains Co-LLM's deferral: weak supervision, then the marginal likelihood, with the small model frozen or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from serving.perceptron import Perceptron
+from serving.progress import Progress
+from serving.router import Router
+from training.predictor.data import Batch, Standard, TokenData
+from training.predictor.mlp import AFRESH
+from training.predictor.network import layers
+from training.predictor.study import Best
+from training.routing.course import made
+from training.routing.deferral import Deferral, Joint, linear
+from training.routing.recipe import Recipe
+from training.routing.states import Split, States, split
+from training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Course:
+    recipe: Recipe
+    share: float
+    """Of the tokens that the threshold eta is to defer."""
+    seed: int
+    trainer: Trainer
+    progress: Progress
+
+    def frozen(self, states: States) -> Router:
+        """The head alone, over the small model as it is."""
+        parts = split(states.known(), self.seed)
+        standard, head, how = self._head(parts)
+        return self._router(head, standard, parts, how)
+
+    def joint(self, states: States, model: Any) -> Router:
+        """The head and `model`, a `transformers` causal LM, which is trained in place. The head learns first."""
+        parts = split(states.known(), self.seed)
+        standard, head, how = self._head(parts)
+        lesson = Joint(
+            model, head, torch.from_numpy(standard.mean), torch.from_numpy(standard.deviation), self.recipe.joint_rate
+        )
+        recipe, data = self.recipe, [_texts(part) for part in (parts.train, parts.validation)]
+        batches = TextData(data[0], data[1], min(recipe.joint_batch, len(data[0])), recipe.joint_epochs, self.seed)
+        best = self._fit(lesson, batches, recipe.joint_epochs, "small model and head")
+        model.eval()
+        anew = [replace(part, hidden=seen(model, part)) for part in (parts.train, parts.validation, parts.test)]
+        return self._router(lesson.head, standard, Split(*anew), {**how, "joint": _course(best)})
+
+    def _head(self, parts: Split) -> tuple[Standard, nn.Sequential, dict[str, Any]]:
+        """The head, by pseudo-labels and then by the marginal likelihood."""
+        standard, head, recipe = Standard.of(parts.train.hidden), linear(parts.train.hidden.shape[1]), self.recipe
+        learnt, held = (_tensors(part, standard) for part in (parts.train, parts.validation))
+        how: dict[str, Any] = {"recipe": asdict(recipe)}
+        for name, weak in (("weak", True), ("marginal", False)):
+            data = TokenData(learnt, held, min(recipe.batch, len(parts.train)), recipe.epochs, self.seed)
+            lesson = Deferral(head, recipe.rate, weak)
+            how[name] = _course(self._fit(lesson, data, recipe.epochs, f"head, {name} labels"))
+        return standard, head, how
+
+    def _fit(self, lesson: LightningModule, data: Any, epochs: int, note: str) -> Best:
+        def noted(done: int, total: int, what: str) -> None:
+            self.progress(done, total, f"{note}: {what}")
+
+        best = Best(self.recipe.patience, epochs, noted)
+        with torch.random.fork_rng(devices=[]), self.trainer.using_threads():
+            torch.manual_seed(self.seed)
+            self.trainer.fit(lesson, data, [best], saved=AFRESH)
+        best.restore(lesson)
+        return best
+
+    def _router(self, head: nn.Sequential, standard: Standard, parts: Split, how: dict[str, Any]) -> Router:
+        network = Perceptron(layers(head), standard.mean, standard.deviation)
+        return made(network, "co_llm", "above", parts.validation, parts.test, self.share, how)
+
+
+class TextData(TokenData):
+    """Padded texts, a batch of them a step; validation goes by such batches, too."""
+
+    def __init__(self, train: Sequence[Text], validation: Sequence[Text], rows: int, epochs: int, seed: int) -> None:
+        super().__init__(_padded(train), _padded(validation), rows, epochs, seed)
+        self._held, self._rows = validation, rows
+
+    def val_dataloader(self) -> Any:
+        return list(_parts(self._held, self._rows))
+
+
+Text = tuple[list[int], list[int], list[float]]
+"""Tokens; per position 1 where its next token is the answer's; and the large model's log-probability of that."""
+
+
+def _texts(states: States) -> list[Text]:
+    """The texts that have states, whole."""
+    found = []
+    for number in np.unique(states.text).tolist():
+        path, prompt = states.path(number)
+        odds = states.large_odds[states.text == number].tolist()
+        before, behind = prompt - 1, len(path) - prompt + 1 - len(odds)
+        found.append((path, [0] * before + [1] * len(odds) + [0] * behind, [0.0] * before + odds + [0.0] * behind))
+    return found
+
+
+def _padded(texts: Sequence[Text]) -> Batch:
+    """Padding stands behind, where a causal model does not see it."""
+    width = max(len(text[0]) for text in texts)
+    columns = [[row + [0] * (width - len(row)) for row in rows] for rows in zip(*texts, strict=True)]
+    tokens, mask, odds = columns
+    return torch.tensor(tokens), torch.tensor(mask), torch.tensor(odds)
+
+
+def _parts(texts: Sequence[Text], size: int) -> Iterator[Batch]:
+    for at in range(0, len(texts), size):
+        yield _padded(texts[at : at + size])
+
+
+def _tensors(states: States, standard: Standard) -> Batch:
+    odds = (torch.from_numpy(states.small_odds), torch.from_numpy(states.large_odds))
+    return standard.tensor(states.hidden), *odds
+
+
+@torch.no_grad()
+def seen(model: Any, states: States) -> np.ndarray:
+    """The last hidden states of `model` in these states, (n, hidden), where every position of an answer is a state."""
+    found = np.empty_like(states.hidden)
+    for number in np.unique(states.text).tolist():
+        path, prompt = states.path(number)
+        rows = states.text == number
+        hidden: Tensor = model(torch.tensor([path]), output_hidden_states=True).hidden_states[-1][0]
+        found[rows] = hidden[prompt - 1 : prompt - 1 + int(rows.sum())].float().numpy()
+    return found
+
+
+def _course(best: Best) -> dict[str, Any]:
+    losses = [round(loss, 5) for loss in best.losses]
+    return {"epochs": len(losses), "best_epoch": best.epoch, "validation_losses": losses}

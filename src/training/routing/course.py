@@ -1,0 +1,59 @@
+"""CITER's router: preferences as the Bradley-Terry model sees them, a threshold for a share of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from serving.perceptron import Perceptron
+from serving.progress import Progress
+from serving.router import Router
+from serving.slots.routing import Side
+from training.acceptance import auc
+from training.predictor.mlp import MLP
+from training.routing.states import States, joined, split
+from training.trainer import Trainer
+
+
+def train(rounds: Sequence[States], mlp: MLP, share: float, seed: int, trainer: Trainer, progress: Progress) -> Router:
+    """Learns from the states of all rounds; the threshold is the last round's, whose trajectories are the newest.
+
+    With rewards r_S and r_L of the two actions, P(S preferred) = sigmoid(r_S - r_L) (Bradley-Terry): one logit, and
+    the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
+    (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
+    """
+    parts = split(joined(rounds), seed)
+    network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
+    newest = split(rounds[-1], seed)
+    return made(network, "citer", "below", newest.validation, newest.test, share, how)
+
+
+def made(
+    network: Perceptron, family: str, side: Side, held_out: States, test: States, share: float, how: Mapping[str, Any]
+) -> Router:
+    """A router whose threshold sends `share` of the held-out states, with what it does on the test states."""
+    scores = np.sort(network.chances(held_out.hidden))
+    found = Router(
+        network.layers, network.mean, network.deviation, side=side, family=family,
+        scores=tuple(round(score, 6) for score in scores.tolist()),
+    )  # fmt: skip
+    found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(share))))
+    return replace(found, metrics={**how, "share": share, "test": judged(found, test)})
+
+
+def judged(router: Router, test: States) -> dict[str, float | int | None]:
+    """How well scores tell in which states the large model is preferred."""
+    scores = router.chances(test.hidden)
+    wanted = ~test.small_preferred
+    routed = np.array([router.routes(score) for score in scores.tolist()], np.bool_)
+    return {
+        "states": len(test),
+        "large_preferred": float(wanted.mean()),
+        "auc": auc(-scores if router.side == "below" else scores, wanted),
+        "routed": float(routed.mean()),
+        "precision": float(wanted[routed].mean()) if routed.any() else None,
+        "recall": float(routed[wanted].mean()) if wanted.any() else None,
+    }
