@@ -50,11 +50,14 @@ class Router(Perceptron):
         return score < at if self.side == "below" else score > at
 
     def threshold_for(self, share: float) -> float:
-        """The threshold that routes `share` of the held-out states; the artifact's own where it has none."""
+        """The threshold that routes `share` of the held-out states; the artifact's own where it has none of them."""
         if not self.scores:
             return self.threshold
-        at = share if self.side == "below" else 1.0 - share
-        return self.scores[min(len(self.scores) - 1, round(at * len(self.scores)))]
+        n, k = len(self.scores), round(share * len(self.scores))
+        nobody, everybody = (0.0, 1.0) if self.side == "below" else (1.0, 0.0)
+        if share == 0 or k == n:
+            return everybody if share else nobody
+        return self.scores[k if self.side == "below" else n - k - 1]
 
     def save(self, folder: Path) -> None:
         """Writes router.json and router.safetensors."""

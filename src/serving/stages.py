@@ -16,6 +16,7 @@ from serving.provision import PLAIN
 from serving.runtimes.runtime import Query, Runtime
 from serving.setup import Setup
 from serving.slots.early_exit import EarlyExit
+from serving.slots.routing import Router
 from serving.workload.workload import Workload
 
 
@@ -60,6 +61,7 @@ def record_outcomes(
     early_exit: EarlyExit,
     policy: Policy | None = None,
     medusa: Medusa | None = None,
+    router: Router | None = None,
     depth: int = 8,
     most: int = 480,
     accelerator: str = "cpu",
@@ -68,9 +70,10 @@ def record_outcomes(
 
     `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
     `seed`. Drafts leave layers early as the policy's do, or without one as `early_exit` says; `medusa` are heads of
-    the target that propose trees of drafts. `depth` is how many tokens the drafter continues from each position: the
-    longest window that the trace answers exactly; no prompt is recorded twice, and `most` of them at most: a simulation
-    deals further requests onto them. Raises ValueError for sampled text.
+    the target that propose trees of drafts, and of a `router` the score of each draft is kept. `depth` is how many
+    tokens the drafter continues from each position: the longest window that the trace answers exactly; no prompt is
+    recorded twice, and `most` of them at most: a simulation deals further requests onto them. Raises ValueError for
+    sampled text.
     """
     from serving.open import open_models, queries
     from serving.outcomes import store
@@ -85,7 +88,9 @@ def record_outcomes(
     asked = list(once.values())[:most]
     made_from = {"pair": f"{device.named} + {cloud.named}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
     rule = (policy.early_exit if policy else early_exit).layer
-    store.save(out, TraceRecording(models, policy, seed, depth, made_from, rule, medusa).take(asked, work, progress))
+    store.save(
+        out, TraceRecording(models, policy, seed, depth, made_from, rule, medusa, router).take(asked, work, progress)
+    )
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)
 
 

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.report import sla, slo
+from pipeline.report import division, sla, slo
 from pipeline.report.cost import CLOUD_WROTE, Cost, estimate
+from pipeline.report.division import Division
 from pipeline.report.records import ORIGINS, Records, Served
 from pipeline.report.sla import Sla
 from pipeline.report.slo import SloOutcome
@@ -160,6 +161,7 @@ class Summary:
     stalls: Stalls
     sla: Sla
     offloading: Offloading
+    division: Division
     resources: Resources
     cost: Cost
     quality: Quality
@@ -193,6 +195,7 @@ def summarise(records: Records) -> Summary:
         stalls=_stalls(requests),
         sla=sla.compliance(requests),
         offloading=_offloading(requests, origins),
+        division=division.divided(requests),
         resources=_resources(requests),
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
         quality=_quality(requests),

@@ -11,7 +11,7 @@ from serving.outcomes.lookup import Lookup
 from serving.outcomes.pools import BEHIND, KINDS, Pools
 from serving.outcomes.rights import Chances, Rights
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace
-from serving.scores import SCORES
+from serving.scores import ROUTE, SCORES
 
 LARGEST = 4096
 """Rows of a pool at most: enough for any quantile that a policy looks at."""
@@ -37,7 +37,7 @@ def fitted(trace: Trace, seed: int) -> Fitted:
     lengths = tuple((s.prompt_tokens, n, n < s.limit) for s, n in zip(trace.sessions, written, strict=True))
     made_from = trace.made_from | {"trace": trace.described, "seed": str(seed)}
     layers = (trace.device_layers, trace.cloud_layers)
-    return Fitted(chances, pools, lengths, layers, made_from, measured, trace.exit, trace.tree)
+    return Fitted(chances, pools, lengths, layers, made_from, measured, trace.exit, trace.tree, router=trace.router)
 
 
 def _rights(session: Recorded, tables: Tables) -> list[bool]:
@@ -77,7 +77,8 @@ def _pools(trace: Trace, answers: Sequence[Sequence[bool]]) -> Pools:
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
     attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
     stems = tuple(_thinned(_stems(trace)))
-    return Pools(tuple(tuple(_thinned(pool)) for pool in rows), tuple(attention), trace.tables.depth, stems)
+    thinned, trained = tuple(tuple(_thinned(pool)) for pool in rows), (ROUTE,) if trace.router else ()
+    return Pools(thinned, tuple(attention), trace.tables.depth, stems, trained)
 
 
 def _stems(trace: Trace) -> list[int]:
@@ -97,7 +98,8 @@ def _row(tables: Tables, row: int, offset: int, right: bool) -> Row:
     tops = tables.tops[row, offset].tolist()
     target = int(tables.targets[row])
     rank = 0 if right else tops.index(target) if offset == 0 and target in tops else TOPS
-    return (*tables.scores[:, row, offset].tolist(), float(rank), float(tables.depths[row, offset]))
+    route = tables.routes[row, offset : offset + 1].tolist()
+    return (*tables.scores[:, row, offset].tolist(), float(rank), float(tables.depths[row, offset]), *route)
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:

@@ -15,11 +15,12 @@ from serving.outcomes.exits import check_exit
 from serving.outcomes.lengths import Lengths
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.pools import KINDS, WIDTH, Pools
-from serving.outcomes.replayed import check_tree
+from serving.outcomes.replayed import check_router, check_tree
 from serving.outcomes.rights import Chances
 from serving.outcomes.trace import triangle
 from serving.policy import Policy
 from serving.runtimes.runtime import Query
+from serving.scores import ROUTE
 from serving.workload.workload import Asked
 
 HEADER, TENSORS, STEMS = "fitted.json", "pools.safetensors", "stems"
@@ -50,6 +51,8 @@ class Fitted:
     """Other lengths of prompts than the recorded ones."""
     whole_answers: bool = False
     """Is every answer as long as the workload allows?"""
+    router: str = ""
+    """The digest of the router whose scores were recorded; "": none were."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -72,6 +75,7 @@ class Fitted:
         """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave early by another rule."""
         check_exit(self.exit, policy, "the trace that acceptance was fitted to")
         check_tree(self.tree, policy.draft.medusa)
+        check_router(self.router, policy)
         pools = self.pools.with_scores(policy.scorers)
         return drawn(queries, self.layers, self.chances, pools, policy, seed, self.exit)
 
@@ -100,6 +104,7 @@ def save(out: Path, fitted: Fitted) -> None:
         "chances": asdict(fitted.chances), "depth": fitted.pools.depth, "layers": fitted.layers,
         "made_from": fitted.made_from, "goodness": fitted.goodness, "lengths": fitted.lengths,
         "exit": asdict(fitted.exit) if fitted.exit else None, "tree": fitted.tree,
+        "router": fitted.router,
     }  # fmt: skip
     (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -129,18 +134,20 @@ def load(path: Path, prompts: Lengths | None = None, whole_answers: bool = False
 def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> Fitted:
     depth = about["depth"]
     for name, array in arrays.items():
-        width = triangle(depth) if name == "attention" else 1 if name == STEMS else WIDTH
+        width = triangle(depth) if name == "attention" else 1 if name == STEMS else WIDTH + bool(about["router"])
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
     stems = tuple(int(stem) for (stem,) in rows.get(STEMS, ()))
+    trained = (ROUTE,) if about["router"] else ()
     return Fitted(
         Chances(**about["chances"]),
-        Pools(tuple(rows[kind] for kind in KINDS), rows["attention"], depth, stems),
+        Pools(tuple(rows[kind] for kind in KINDS), rows["attention"], depth, stems, trained),
         tuple((prompt, written, ended) for prompt, written, ended in about["lengths"]),
         (about["layers"][0], about["layers"][1]),
         about["made_from"],
         about["goodness"],
         Exit(**about["exit"]) if about["exit"] else None,
         tuple(tuple(ranks) for ranks in about["tree"]),
+        router=about["router"],
     )

@@ -12,7 +12,7 @@ from serving.engine.heads import Proposer
 from serving.engine.model import Model
 from serving.engine.stack import Lot, Stack
 from serving.messages import Drafted, Exit, Generate, Stop
-from serving.scores import SCORES
+from serving.scores import SCORES, UNTRAINED, Scorers
 
 
 class Continuation(NamedTuple):
@@ -32,10 +32,11 @@ class Forced:
         model: from `open_model`.
         vocabulary: how many rows of its head are real tokens.
         rule: where it leaves early when it drafts, if it does.
+        scorers: trained scores of its drafts, beside the others.
     """
 
-    def __init__(self, model: Model, vocabulary: int, rule: Exit | None = None) -> None:
-        self._model, self._stack, self._blobs = model, Stack(model, vocabulary), Blobs(0)
+    def __init__(self, model: Model, vocabulary: int, rule: Exit | None = None, scorers: Scorers = UNTRAINED) -> None:
+        self._model, self._stack, self._blobs, self._scorers = model, Stack(model, vocabulary), Blobs(0), scorers
         self._depth, self._rule, self._reading = len(model.layers), rule, Reading(self._stack, rule)
 
     @torch.inference_mode()
@@ -70,13 +71,14 @@ class Forced:
         found = []
         for at in range(first, len(path) + 1):
             slot.truncate(0 if at == first else at - 1, "recorded")
-            work = Generate("", slot.length, tuple(path[slot.length : at]), Stop(depth), ends, SCORES, exit=self._rule)
+            feed, probes = tuple(path[slot.length : at]), (*SCORES, *self._scorers)
+            work = Generate("", slot.length, feed, Stop(depth), ends, probes, exit=self._rule)
             found.append(self._continue(work, slot))
         return found
 
     def _continue(self, work: Generate, slot: Slot) -> Continuation:
         """As `serving.engine.draft` writes, but the attention of every pass is kept."""
-        chunk, seen = Chunk(work, self._blobs), self._reading.importance(frozenset(range(self._depth)))
+        chunk, seen = Chunk(work, self._blobs, self._scorers), self._reading.importance(frozenset(range(self._depth)))
         write_on(chunk, self._reading, self._stack, slot, seen)
         drafted = chunk.drafted(slot.length, None)
         depths = [round(share * self._depth) for share in drafted.depths or (1.0,) * len(drafted.tokens)]

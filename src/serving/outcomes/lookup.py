@@ -36,7 +36,8 @@ class Lookup:
         self._depths = tables.flat("depths")
         self._proposals, self._tree = tables.flat("proposals"), int(tables.proposals.shape[1])
         self._scores = {name: tables.flat_score(name) for name in SCORES}
-        self._scores |= {name: tables.flat_trained(scorer) for name, scorer in scorers.items()}
+        for name, scorer in scorers.items():
+            self._scores[name] = tables.flat_trained(scorer) if scorer.reads == "scores" else tables.flat("routes")
 
     def fed(self, session: Recorded, place: Place, tokens: tuple[int, ...]) -> tuple[Place, int]:
         """The place after these tokens, and how many of them are off all that was recorded.

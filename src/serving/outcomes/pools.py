@@ -29,20 +29,21 @@ class Pools:
     stems: tuple[int, ...] = ()
     """Of trees that the target's heads proposed, the last candidate that the target went on to write; -1: none."""
     trained: tuple[str, ...] = ()
-    """Scores that were told from the others, in columns of their own."""
+    """Scores that were told from the others, or recorded of a router, in columns of their own."""
 
     def with_scores(self, scorers: Scorers) -> "Pools":
         """The same with trained scores."""
         import numpy as np
 
         rows = self.rows
-        for scorer in scorers.values():
+        told = {name: scorer for name, scorer in scorers.items() if name not in self.trained}
+        for scorer in told.values():
             found = [scorer.chances(np.array([row[: len(SCORES)] for row in kind])).tolist() for kind in rows]
             rows = tuple(
                 tuple((*row, chance) for row, chance in zip(kind, chances, strict=True))
                 for kind, chances in zip(rows, found, strict=True)
             )
-        return replace(self, rows=rows, trained=tuple(scorers))
+        return replace(self, rows=rows, trained=(*self.trained, *told))
 
     def score(self, rights: Rights, at: int, i: int, run: int, name: str) -> float:
         column = WIDTH + self.trained.index(name) if name in self.trained else SCORES.index(name)

@@ -16,7 +16,7 @@ from serving.policy import Policy
 from serving.progress import Progress, silent
 from serving.recorder import Record
 from serving.runtimes.runtime import Models, Query
-from serving.scores import SCORES
+from serving.scores import ROUTE, SCORES, UNTRAINED
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft
 from serving.slots.early_exit import NoExit
@@ -26,6 +26,7 @@ from serving.slots.link_loss import LinkLoss
 from serving.slots.offload import Handover
 from serving.slots.placement import Cloud
 from serving.slots.prefill import Whole
+from serving.slots.routing import Router
 from serving.slots.scheduler import Continuous
 from serving.slots.verify import Lossless
 from serving.slots.waiting import Idle
@@ -60,6 +61,8 @@ class TraceRecording:
     rule: Exit | None = None
     medusa: Medusa | None = None
     """Heads of the target, whose proposals are recorded, too."""
+    router: Router | None = None
+    """Whose scores of the drafts are recorded, too."""
 
     def take(self, queries: Sequence[Query], work: Path, progress: Progress) -> Trace:
         """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
@@ -101,7 +104,7 @@ class TraceRecording:
         return Trace(
             tuple(sessions), store.stacked(tables), lossy.name if lossy else None, self.seed,
             self.models.device_layers, self.models.cloud_layers, queries[0].call.ends, self.made_from, self.rule,
-            self.medusa.tree if self.medusa else (),
+            self.medusa.tree if self.medusa else (), self.router.digest if self.router else "",
         )  # fmt: skip
 
     def _proposals(self, session: Recorded, large: "Forced") -> list[tuple[int, ...]]:
@@ -134,7 +137,8 @@ class TraceRecording:
 
         small, large = (_model(engine) for engine in (self.models.device, self.models.cloud))
         vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)
-        return Forced(small, vocabulary, self.rule), Forced(large, vocabulary)
+        scorers = {ROUTE: self.router} if self.router else UNTRAINED
+        return Forced(small, vocabulary, self.rule, scorers), Forced(large, vocabulary)
 
 
 def _model(engine: Any) -> Any:
@@ -166,4 +170,7 @@ def _tables(
         for j, name in enumerate(SCORES):
             scores[j, i, :count] = row.drafted.scores[name]
     trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
-    return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees)
+    routes = np.zeros((n, depth if any(ROUTE in row.drafted.scores for row in rows) else 0), np.float32)
+    for i, row in enumerate(rows if routes.size else ()):
+        routes[i, : counts[i]] = row.drafted.scores[ROUTE]
+    return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees, routes)

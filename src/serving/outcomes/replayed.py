@@ -14,6 +14,7 @@ from serving.outcomes.reader import Reader, Unknown
 from serving.outcomes.trace import Trace
 from serving.policy import Policy
 from serving.runtimes.runtime import Query
+from serving.scores import ROUTE
 from serving.workload.workload import Asked
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Replayed:
         small = Reader(trace, bound, trace.device_layers, unknown, trace.exit, policy.scorers)
         medusa = policy.draft.medusa
         check_tree(trace.tree, medusa)
+        check_router(trace.router, policy)
         large, here = (Reader(trace, bound, trace.cloud_layers, unknown, medusa=medusa) for _ in range(2))
 
         def notes() -> tuple[str, ...]:
@@ -93,6 +95,17 @@ def check_tree(tree: tuple[Ranks, ...], medusa: Medusa | None) -> None:
             f"the target's heads propose a tree of {len(medusa.tree)} candidates, and the record has "
             f"{f'another of {len(tree)}' if tree else 'none'}; record it with them (runtime/outcomes=trace or fitted, "
             "medusa: ${policy.draft.medusa})"
+        )
+
+
+def check_router(recorded: str, policy: Policy) -> None:
+    """Raises ValueError for a router whose scores were not recorded; `recorded` is the digest of the one that was."""
+    router = policy.scorers.get(ROUTE)
+    if router and router.digest != recorded:
+        raise ValueError(
+            f"policy {policy.name} routes by {router!r}, and the record has the scores of "
+            f"{f'another router ({recorded[:12]})' if recorded else 'none'}, which hidden states alone tell; record it "
+            "with this one (runtime/outcomes=trace, own_trace or fitted, router: ${policy.offload.router})"
         )
 
 

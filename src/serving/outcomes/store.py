@@ -13,7 +13,7 @@ from serving.scores import SCORES
 from serving.workload.prompt import Prompt
 
 HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"
-_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree")
+_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree", "router")
 
 
 def save(out: Path, trace: Trace) -> None:
@@ -109,6 +109,7 @@ def _check(trace: Trace, text: int) -> None:
         "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.depth), "tops": (rows, tables.depth, TOPS),
         "scores": (len(SCORES), rows, tables.depth), "depths": (rows, tables.depth),
         "attention": (rows, triangle(tables.depth)), "proposals": (rows, len(trace.tree)),
+        "routes": (rows, tables.depth if trace.router else 0),
     }  # fmt: skip
     if not trace.sessions or sum(len(session.path) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")

@@ -56,7 +56,8 @@ class Tables:
     than `depth` (`counts`) where it ran into an end token. `depths` says after how many layers each draft was read off.
     `attention` holds what the row that wrote the first draft pays to itself, then per fed-back draft i what it pays to
     drafts 0..i. Nobody asks the target behind an aside: its `targets` are 0. `proposals` (rows, tree) are what
-    the target's heads propose beside the row's target, none without heads.
+    the target's heads propose beside the row's target, none without heads. `routes` (rows, depth) are a router's scores
+    of the drafts, none (rows, 0) without one.
     """
 
     targets: Any
@@ -67,6 +68,7 @@ class Tables:
     depths: Any
     attention: Any
     proposals: Any
+    routes: Any
 
     @property
     def depth(self) -> int:
@@ -106,6 +108,8 @@ class Trace:
     """The rule by which the recorded drafts left layers early; None: they ran all."""
     tree: tuple[Ranks, ...] = ()
     """Whose candidates heads of the target proposed beside each of its tokens; (): it has no heads."""
+    router: str = ""
+    """The digest of the router whose scores were recorded; "": none were."""
 
     @property
     def described(self) -> str:

@@ -26,6 +26,10 @@ class Router(Scorer, Protocol):
         """Does the cloud write the token? With the router's own threshold where none is given."""
         ...
 
+    def threshold_for(self, share: float) -> float:
+        """The threshold that routes this share of the states."""
+        ...
+
 
 @dataclass(frozen=True)
 class Routed:
@@ -35,6 +39,7 @@ class Routed:
     Args:
         router: which side is routed is its own.
         threshold: CITER's tau or Co-LLM's eta; None: the router's own. A call may bring another.
+        share: instead of a threshold, the one that routes this share of the states which the router kept for that.
         span: how many tokens the cloud writes, once it is asked.
         mode: joint, or small_only, in which nothing is routed.
     """
@@ -43,6 +48,7 @@ class Routed:
     threshold: float | None = None
     span: int = 1
     mode: Mode = "joint"
+    share: float | None = None
     reach: ClassVar[Literal["some"]] = "some"
     probes: ClassVar[tuple[str, ...]] = (ROUTE,)
 
@@ -53,6 +59,12 @@ class Routed:
             raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(Mode))}")
         if self.threshold is not None:
             check_threshold(self.threshold)
+        if self.share is not None and not 0.0 <= self.share <= 1.0:
+            raise ValueError(f"policy.offload.share is {self.share}; it is a share of the tokens: 0 to 1")
+        if self.share is not None and self.threshold is not None:
+            raise ValueError(
+                f"policy.offload: threshold={self.threshold} and share={self.share} both say what is routed; name one"
+            )
 
     @property
     def scorers(self) -> Scorers:
@@ -61,6 +73,8 @@ class Routed:
     @property
     def at(self) -> float:
         """The threshold of calls that bring none."""
+        if self.share is not None:
+            return self.router.threshold_for(self.share)
         return self.router.threshold if self.threshold is None else self.threshold
 
     def ask(self, s: Session) -> int:

@@ -86,10 +86,24 @@ class TextData(TokenData):
 
     def __init__(self, train: Sequence[Text], validation: Sequence[Text], rows: int, epochs: int, seed: int) -> None:
         super().__init__(_padded(train), _padded(validation), rows, epochs, seed)
-        self._held, self._rows = validation, rows
+        self._held = Parts(validation, rows)
 
     def val_dataloader(self) -> Any:
-        return list(_parts(self._held, self._rows))
+        return self._held
+
+
+class Parts:
+    """All texts once, `size` of them at a time."""
+
+    def __init__(self, texts: Sequence[Text], size: int) -> None:
+        self._texts, self._size = texts, size
+
+    def __len__(self) -> int:
+        return -(-len(self._texts) // self._size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for at in range(0, len(self._texts), self._size):
+            yield _padded(self._texts[at : at + self._size])
 
 
 Text = tuple[list[int], list[int], list[float]]
@@ -113,11 +127,6 @@ def _padded(texts: Sequence[Text]) -> Batch:
     columns = [[row + [0] * (width - len(row)) for row in rows] for rows in zip(*texts, strict=True)]
     tokens, mask, odds = columns
     return torch.tensor(tokens), torch.tensor(mask), torch.tensor(odds)
-
-
-def _parts(texts: Sequence[Text], size: int) -> Iterator[Batch]:
-    for at in range(0, len(texts), size):
-        yield _padded(texts[at : at + size])
 
 
 def _tensors(states: States, standard: Standard) -> Batch:

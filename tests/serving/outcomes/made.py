@@ -44,6 +44,7 @@ def trace(
         depths if exits else np.full_like(depths, 4),
         attention,
         np.zeros((len(targets), 0), np.int32),
+        np.zeros((len(targets), 0), np.float32),
     )
     rule = Exit("margin", 0.7, 0.25) if exits else None
     return Trace(tuple(recorded), tables, None, 0, 4, 8, (1,), {"pair": "a made-up pair"}, rule)
