@@ -37,15 +37,16 @@ def about(show: Show) -> dict[str, Any]:
 
 
 def examples(show: Show) -> list[str]:
-    """A few short prompts of the workload, of as many tasks as there are; none where it cannot be read."""
+    """A few short prompts of the workload's data set, of as many tasks as there are; none where it cannot be read."""
     try:
-        asked = show.setup.workload.calls(1)
+        prompts = show.setup.workload.dataset.prompts()
     except (ValueError, OSError):
         return []
-    short = [call.prompt for call in asked if len(call.prompt.text) <= LONGEST]
     tasks: dict[str, list[str]] = {}
-    for prompt in short:
-        tasks.setdefault(prompt.task, []).append(prompt.text)
+    for prompt in prompts:
+        texts = tasks.setdefault(prompt.task, [])
+        if len(prompt.text) <= LONGEST and prompt.text not in texts and len(texts) < EXAMPLES:
+            texts.append(prompt.text)
     turns = max(map(len, tasks.values()), default=0)
     return [texts[i] for i in range(turns) for texts in tasks.values() if i < len(texts)][:EXAMPLES]
 

@@ -111,14 +111,18 @@ class Meter:
         notes = {
             "device_energy_j": self._unknown,
             "cloud_energy_j": self._unknown + self._elsewhere,
-            "cloud_busy_ms": self._elsewhere,
-            "cloud_cost_ms": self._packing,
+            "cloud_busy_ms": self._own_time + self._elsewhere,
+            "cloud_cost_ms": self._packing + self._own_time,
         }
         return [asdict(replace(each, means=each.means + notes.get(each.key, ""))) for each in MEASURES]
 
     @property
     def _unknown(self) -> str:
         return "" if self.timed else " Not known at pace=wall, where work takes this machine's time."
+
+    @property
+    def _own_time(self) -> str:
+        return "" if self.timed else " At pace=wall: in this machine's time."
 
     @property
     def _elsewhere(self) -> str:

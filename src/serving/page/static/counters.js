@@ -32,7 +32,7 @@ function worded(key, unit, found) {
   const value = found[key];
   if (value === undefined || value === null) return ["–", ""];
   if (key === "tokens") return [String(value), found.offline ? `${found.offline} offline` : ""];
-  if (key === "routed_share") return [percent(value), `${found.routed} of ${found.tokens}`];
+  if (key === "routed_share") return [percent(value), `${found.routed}/${found.tokens}`];
   if (unit === "B") return value < 10000 ? [String(value), "B"] : [(value / 1000).toFixed(1), "kB"];
   if (unit === "ms") return [value < 10 ? value.toFixed(2) : value.toFixed(0), unit];
   return [value < 10 ? value.toFixed(2) : value.toFixed(1), unit];
