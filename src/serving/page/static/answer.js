@@ -114,9 +114,8 @@ export class Answer {
   #told(token) {
     const lines = [line(code(token.token), " ", ORIGINS[token.origin] ?? token.origin, `, after ${Math.round(token.at_ms)} ms`)];
     if (token.score !== null) lines.push(line("router’s score ", bold(token.score.toFixed(3)), this.#compared(token)));
-    if (token.cloud && token.own !== null) lines.push(line("the device’s own: ", code(token.own)));
     if (token.alternatives.length) {
-      lines.push(line("likeliest on the device:"));
+      lines.push(line("likeliest on the device", token.cloud ? ", which wrote " : "", token.cloud ? code(token.own) : "", ":"));
       const list = document.createElement("ol");
       list.append(...token.alternatives.map((text) => item(code(text))));
       lines.push(list);
