@@ -36,6 +36,9 @@ FEW = (
     "measure.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
 )  # fmt: skip
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.prompts=12")
+ROUTES = "policy.artifacts.routes_1"
+ROUTED = ("training.seed=0", f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2")
+FIRST = (*ROUTED, "policy.offload.router.path=${stage:router_1}")
 LESS = {
     "validate": (
         f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
@@ -70,6 +73,12 @@ LESS = {
         "training.seed=0", "policy/scheduler=continuous,slo_aware", "runtime.device_processes=1", "workload.prompts=4",
         "workload.max_new_tokens=6",
     ),
+    **{f"token_routing/{name}": (*FIRST, "policy.offload.threshold=0,0.9") for name in ("fig6", "fig7", "fig8")},
+    "token_routing/table1": (*FIRST, "policy.offload.threshold=0.4,0.9"),
+    "token_routing/frontier": (*ROUTED, "+router=citer,citer_1", "share=0.07"),
+    "token_routing/cost": (*ROUTED, "+router=citer,small_only"),
+    "token_routing/kv_cache": (*ROUTED, "+router=citer,reprefill", "share=0.2"),
+    "token_routing/spans": (*ROUTED, "+router=citer,span_2", "share=0.2"),
     "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),

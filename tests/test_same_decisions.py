@@ -36,6 +36,7 @@ from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
 from serving.runtimes.runtime import Models, Query
 from serving.scene import Chips, link, populate
+from serving.scores import ROUTE
 from serving.setup import Setup
 from serving.stages import record_outcomes
 from serving.transport.dialler import Dialler
@@ -56,13 +57,22 @@ COMPOSED = {
         "policy.scheduler.chunk=16",
         "policy.exchange.number=int8",
     ),
+    "citer+span": ("policy=citer", "policy.offload.span=3"),
+    "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device=false"),
 }
 """Slots of one paper in another's policy."""
 POLICIES += COMPOSED
-SAMPLED = ("sled", "synera", "hat")
+SAMPLED = ("sled", "synera", "hat", "citer")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
+ROUTES = "policy.artifacts.routes_1"
+ROUTED = {
+    "citer": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2",
+              "policy.offload.router.path=${stage:router_1}", "policy.offload.share=0.3"),
+    "co_llm": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.offload.share=0.3"),
+}  # fmt: skip
+"""Routers that were hardly trained, on one round, route more here."""
 PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
@@ -93,7 +103,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
     chosen = COMPOSED.get(policy, (f"policy={policy}",))
     words = (*chosen, *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
-    sure = SURE if policy.startswith("synera") else ()
+    sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
     with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
         job = job_of(cfg)
         plan = job.plan()
@@ -125,6 +135,7 @@ class Case:
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
             early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
+            router=setup.policy.scorers.get(ROUTE),
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
         play(setup, opened, self.queries, observers=[log])
@@ -231,6 +242,14 @@ def test_what_synera_brings_is_met(outputs: Path) -> None:
     drafts = [e.event.outcome for e in log if isinstance(e.event, Finished) and isinstance(e.event.outcome, Drafted)]
     assert {share for drafted in drafts for share in drafted.depths} >= {0.5, 1.0}
     assert any(work.branches for work in works)
+
+
+@pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])
+def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
+    """Both write."""
+    log = reference(policy, 0.0, outputs)
+    origins = {o for entry in log for c in entry.commands if isinstance(c, Deliver) for o in c.origins}
+    assert origins == {"device", "cloud"}
 
 
 @pytest.mark.parametrize("policy", POLICIES)

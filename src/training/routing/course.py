@@ -27,8 +27,8 @@ def train(rounds: Sequence[States], mlp: MLP, share: float, seed: int, trainer: 
     """
     parts = split(joined(rounds), seed)
     network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
-    newest = split(rounds[-1], seed)
-    return made(network, "citer", "below", newest.validation, newest.test, share, how)
+    held_out, test = (rounds[-1].of(part.asked) for part in (parts.validation, parts.test))
+    return made(network, "citer", "below", held_out, test, share, how)
 
 
 def made(

@@ -66,6 +66,11 @@ class States:
         kept = np.array([name in names for name in self.names], np.bool_)[self.text]
         return self._rows(kept)
 
+    @property
+    def asked(self) -> frozenset[str]:
+        """The prompts that these are states of."""
+        return frozenset(self.names[text] for text in np.unique(self.text).tolist())
+
     def known(self) -> States:
         """The states whose true token is known."""
         return self._rows(self.truth >= 0)

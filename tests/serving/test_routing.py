@@ -1,0 +1,197 @@
+"""Token routing on real nodes and small random models: whose token is whose, and what is computed for it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+from routers import made
+
+from serving.drivers.offline import play
+from serving.log.entry import Handled
+from serving.messages import Call, Drafted, Finished, Generate, Request, Routing, Send, Start
+from serving.nodes.session import Session
+from serving.open import open_models
+from serving.outcomes.record import target_alone
+from serving.pair import Checkpoint
+from serving.policy import Policy
+from serving.progress import silent
+from serving.provision import Provision
+from serving.router import Router
+from serving.runtimes.runtime import Models, Query
+from serving.scores import ROUTE
+from serving.slots.draft import Window
+from serving.slots.kv_cache import NoReuse, Reuse
+from serving.slots.offload import Offload
+from serving.slots.routing import Routed
+from serving.slots.verify import Replace
+from serving.workload.prompt import Prompt
+
+HIDDEN = 16
+PROMPTS = [(2, 3, 4), (5, 6, 2, 9, 4), (8,), (7, 7, 3, 2, 5, 6, 8, 9)]
+LIMIT = 14
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    return checkpoints.save(folder / "small"), checkpoints.save(folder / "large", layers=3, seed=1, hidden=32)
+
+
+@pytest.fixture(scope="module")
+def router(pair: tuple[Path, Path]) -> Router:
+    """A threshold in the midst of its scores."""
+    plain = made(HIDDEN)
+    scores = sorted(plain.chance(hidden) for prompt in PROMPTS for hidden in states(pair[0], prompt))
+    return replace(plain, threshold=scores[len(scores) // 2], scores=tuple(scores))
+
+
+def states(path: Path, tokens: Sequence[int]) -> Any:
+    """The last hidden states as `transformers` gives them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.tensor([list(tokens)]), output_hidden_states=True).hidden_states[-1][0].numpy()
+
+
+def policy(offload: Offload, **more: Any) -> Policy:
+    return replace(target_alone(), name="routing", draft=Window(1), offload=offload, verify=Replace(), **more)
+
+
+def opened(pair: tuple[Path, Path], router: Router) -> Models:
+    return open_models(Checkpoint(path=pair[0]), Checkpoint(path=pair[1]), provision=Provision({ROUTE: router}))
+
+
+def queries(routing: Routing | None = None) -> list[Query]:
+    calls = [Call(f"s{i}", tokens, LIMIT, routing=routing) for i, tokens in enumerate(PROMPTS)]
+    return [Query(call, Prompt(call.session, "", (), ""), 0, None, 0.0, None) for call in calls]
+
+
+def by_hand(
+    pair: tuple[Path, Path], router: Router, prompt: Sequence[int], span: int = 1
+) -> tuple[list[int], list[str]]:
+    """The same answer with everything computed anew for each token."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    small, large = (AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in pair)
+    text, origins = list(prompt), list[str]()
+    with torch.no_grad():
+        while len(origins) < LIMIT:
+            seen = small(torch.tensor([text]), output_hidden_states=True)
+            cloud = router.routes(router.chance(seen.hidden_states[-1][0, -1].numpy()))
+            for _ in range(min(span, LIMIT - len(origins)) if cloud else 1):
+                writer = large if cloud else small
+                text.append(int(writer(torch.tensor([text])).logits[0, -1].argmax()))
+                origins.append("cloud" if cloud else "device")
+    return text[len(prompt) :], origins
+
+
+@pytest.mark.parametrize("span", [1, 3])
+@pytest.mark.parametrize("kv_cache", [Reuse(), NoReuse(), NoReuse(device=False)])
+def test_joint_decoding_is_what_both_models_write_by_turns(
+    pair: tuple[Path, Path], router: Router, span: int, kv_cache: Any
+) -> None:
+    records = play(policy(Routed(router, span=span), kv_cache=kv_cache), opened(pair, router), queries(), 0, silent)
+    seen = set()
+    for i, prompt in enumerate(PROMPTS):
+        tokens, origins = by_hand(pair, router, prompt, span)
+        assert (records[f"s{i}"].tokens, list(records[f"s{i}"].origins)) == (tokens, origins)
+        seen |= set(origins)
+    assert seen == {"device", "cloud"}
+
+
+def test_the_score_is_of_the_hidden_state_that_the_token_is_written_from(
+    pair: tuple[Path, Path], router: Router
+) -> None:
+    records = play(policy(Routed(router)), opened(pair, router), queries(), 0, silent)
+    for i, prompt in enumerate(PROMPTS):
+        record = records[f"s{i}"]
+        hidden = states(pair[0], (*prompt, *record.tokens))
+        expected = [router.chance(row) for row in hidden[len(prompt) - 1 : len(prompt) - 1 + len(record.chunks)]]
+        assert [chunk.scores[ROUTE][0] for chunk in record.chunks] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_call_brings_its_own_threshold_or_wants_the_device_alone(pair: tuple[Path, Path], router: Router) -> None:
+    models, rows = opened(pair, router), policy(Routed(router))
+
+    def routed(routing: Routing | None) -> int:
+        records = play(rows, models, queries(routing), 0, silent)
+        return sum(record.origins.count("cloud") for record in records.values())
+
+    assert routed(Routing(threshold=0.0)) == routed(Routing(small_only=True)) == 0
+    assert 0 < routed(Routing(threshold=router.scores[2])) < routed(None) < routed(Routing(threshold=1.0))
+    assert routed(Routing()) == routed(None)
+    assert routed(Routing(threshold=1.0, small_only=True)) == 0
+
+
+def test_the_opposite_side_routes_the_others(pair: tuple[Path, Path], router: Router) -> None:
+    """Of the first token of each answer, which nothing was routed before."""
+    first = []
+    for side in ("below", "above"):
+        chosen = replace(router, side=side)
+        records = play(policy(Routed(chosen)), opened(pair, chosen), queries(), 0, silent)
+        first.append([records[f"s{i}"].origins[0] for i in range(len(PROMPTS))])
+    assert all(a != b for a, b in zip(*first, strict=True))
+
+
+def test_small_only_routes_nothing(pair: tuple[Path, Path], router: Router) -> None:
+    records = play(policy(Routed(router, 1.0, mode="small_only")), opened(pair, router), queries(), 0, silent)
+    assert {origin for record in records.values() for origin in record.origins} == {"device"}
+
+
+class Log:
+    def __init__(self) -> None:
+        self.entries: list[Handled] = []
+
+    def handled(self, node: str, event: Any, now: float, commands: Any) -> None:
+        self.entries.append(Handled(node, now, event, tuple(commands)))
+
+    def ran(self, *_: object) -> None: ...
+
+    def sent(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(("kept", "rows"), [(True, "new"), (False, "all")])
+def test_kept_caches_are_fed_what_is_new_and_others_everything(
+    pair: tuple[Path, Path], router: Router, kept: bool, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serving.drivers import offline
+
+    log, models = Log(), opened(pair, router)
+    real = offline.Simulator
+    monkeypatch.setattr(offline, "Simulator", lambda observers: real([*observers, log]))
+    kv_cache = Reuse() if kept else NoReuse(device=False)
+    play(policy(Routed(router), kv_cache=kv_cache), models, queries()[:2], 0, silent)
+    starts = [c.work for e in log.entries for c in e.commands if isinstance(c, Start) and isinstance(c.work, Generate)]
+    asked = [
+        c.message for e in log.entries for c in e.commands if isinstance(c, Send) and isinstance(c.message, Request)
+    ]
+    assert len(asked) > 2
+    assert all(len(request.rows.tokens) <= LIMIT for request in asked if request.rows.start)
+    again = [work for session in ("s0", "s1") for work in [work for work in starts if work.session == session][1:]]
+    assert any(work.start == 0 for work in again) is (rows == "all")
+    drafts = [e.event.outcome for e in log.entries if isinstance(e.event, Finished)]
+    assert all(len(d.tokens) == 1 for d in drafts if isinstance(d, Drafted))
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"span": 0}, "span is 0"), ({"mode": "both"}, "'both'"), ({"threshold": 1.2}, "1.2"),
+    ({"share": 2.0}, "share is 2.0"), ({"share": 0.1, "threshold": 0.2}, "name one"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Routed(made(4), **fields)
+
+
+def test_a_share_stands_for_its_threshold() -> None:
+    router = made(4, scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
+    session = Session(Call("s", (1, 2), 8), 0)
+    session.drafted(Drafted((3,), {ROUTE: (0.05,)}, ((3, 4, 5),), False, 2))
+    assert Routed(router, share=0.1).at == router.threshold_for(0.1)
+    assert [Routed(router, share=share, span=4).ask(session) for share in (0.01, 0.1)] == [0, 4]

@@ -1,0 +1,45 @@
+"""A workload that toy routers learn from: what its large model writes is right, since nothing else says what is."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from serving.pair import Checkpoint
+from serving.workload.metrics import ExactMatch, Metric
+from serving.workload.prompt import Prompt
+from serving.workload.tiny import TinyTasks
+from serving.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """The toy tasks' prompts alone."""
+
+    corpus: Path
+    name: ClassVar[str] = "prompts without references"
+    metrics: ClassVar[tuple[Metric, ...]] = (ExactMatch(),)
+    measures_quality_of: ClassVar[str] = "embedded"
+
+    def prompts(self) -> list[Prompt]:
+        found = TinyTasks(corpus=self.corpus, split="train").prompts()
+        return [replace(prompt, references=(), answer="the", rule="contains") for prompt in found]
+
+
+@pytest.fixture(scope="session")
+def checkpoints_(toy_pair: tuple[Path, Path]) -> dict[str, Checkpoint]:
+    large, small = toy_pair
+    return {"device": Checkpoint(path=small), "cloud": Checkpoint(path=large)}
+
+
+@pytest.fixture(scope="session")
+def workload(toy_corpus: Path) -> Workload:
+    return Workload(dataset=Unanswered(toy_corpus), prompts=48, max_prompt_tokens=192, max_new_tokens=8)
+
+
+@pytest.fixture(scope="session")
+def answered(toy_corpus: Path) -> Workload:
+    """With references."""
+    tasks = TinyTasks(corpus=toy_corpus, split="validation")
+    return Workload(dataset=tasks, prompts=6, max_prompt_tokens=192, max_new_tokens=8)

@@ -1,0 +1,85 @@
+"""A router learns preferences that hidden states tell, and its threshold is that of its share."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from serving.progress import silent
+from training.predictor.mlp import MLP
+from training.routing import course
+from training.routing.co_llm import Course
+from training.routing.deferral import marginal, weak_labels
+from training.routing.recipe import Recipe
+from training.routing.states import States, joined, split
+from training.trainer import Trainer
+
+
+def told(texts: int = 120, seed: int = 0) -> States:
+    """Two states a text; where the first number of the hidden state is above 1 only the large model is right."""
+    draw = np.random.default_rng(seed)
+    n = 2 * texts
+    hidden = draw.normal(size=(n, 4)).astype(np.float32)
+    hard = hidden[:, 0] > 1
+    return States(
+        hidden=hidden, small_preferred=~hard, by=hard.astype(np.uint8), truth=np.full(n, 5, np.int32),
+        small_odds=np.where(hard, np.log(0.01), np.log(0.9)).astype(np.float32),
+        large_odds=np.full(n, np.log(0.8), np.float32), text=np.repeat(np.arange(texts), 2).astype(np.int32),
+        tokens=np.zeros(4 * texts, np.int32), ends=4 * np.arange(1, texts + 1), prompts=np.full(texts, 2),
+        names=tuple(f"p{i}" for i in range(texts)),
+    )  # fmt: skip
+
+
+def test_citer_learns_which_states_are_the_large_models(one_thread: Trainer) -> None:
+    mlp = MLP(hidden=(16,), dropout=0.0, rate=1e-2, epochs=30)
+    router = course.train([told()], mlp, 0.15, 0, one_thread, silent)
+    hidden = np.array([[2.5, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
+    assert (router.side, router.family) == ("below", "citer")
+    assert [router.routes(router.chance(row)) for row in hidden] == [True, False]
+    assert router.metrics["test"]["auc"] > 0.9
+    assert sum(router.routes(score) for score in router.scores) == round(0.15 * len(router.scores))
+
+
+def test_a_later_round_teaches_more(one_thread: Trainer) -> None:
+    """Its states are learned from, and it is the one that the threshold is taken from."""
+    mlp = MLP(hidden=(8,), dropout=0.0, epochs=2)
+    first, later = told(80), told(80, seed=1)
+    one, both = (course.train(rounds, mlp, 0.2, 0, one_thread, silent) for rounds in ([first], [first, later]))
+    assert one.digest != both.digest
+    held_out = later.of(split(joined([first, later]), 0).validation.asked)
+    assert both.scores == tuple(round(s, 6) for s in sorted(both.chances(held_out.hidden).tolist()))
+
+
+def test_the_marginal_likelihood_by_hand() -> None:
+    logit, small, large = (
+        torch.tensor([0.0, 2.0]),
+        torch.log(torch.tensor([0.2, 0.5])),
+        torch.log(torch.tensor([0.6, 0.1])),
+    )
+    p = 1 / (1 + np.exp(-2.0))
+    expected = [-np.log(0.5 * 0.2 + 0.5 * 0.6), -np.log((1 - p) * 0.5 + p * 0.1)]
+    assert marginal(logit, small, large).tolist() == pytest.approx(expected, rel=1e-5)
+    assert weak_labels(small, large).tolist() == [1.0, 0.0]
+
+
+def test_the_marginal_likelihood_of_certain_deferral_is_the_large_models() -> None:
+    small, large = torch.tensor([-3.0]), torch.tensor([-0.5])
+    assert marginal(torch.tensor([40.0]), small, large).item() == pytest.approx(0.5)
+    assert marginal(torch.tensor([-40.0]), small, large).item() == pytest.approx(3.0)
+
+
+def test_co_llm_defers_where_the_large_model_predicts_better(one_thread: Trainer) -> None:
+    router = Course(Recipe(epochs=30, batch=32), 0.15, 0, one_thread, silent).frozen(told())
+    hidden = np.array([[3.0, 0, 0, 0], [-2, 0, 0, 0]], np.float32)
+    assert (router.side, router.family, router.widths) == ("above", "co_llm", "linear")
+    assert [router.routes(router.chance(row)) for row in hidden] == [True, False]
+    assert {"weak", "marginal"} <= set(router.metrics)
+
+
+def test_states_without_a_truth_teach_co_llm_nothing(one_thread: Trainer) -> None:
+    states = told(60)
+    states.truth[1::2] = -1
+    altered = replace(states, small_odds=np.where(states.truth < 0, 9.9, states.small_odds).astype(np.float32))
+    brief = Course(Recipe(epochs=2, batch=16), 0.15, 0, one_thread, silent)
+    assert brief.frozen(states).digest == brief.frozen(altered).digest

@@ -1,0 +1,138 @@
+"""The stages at toy size: trajectories by references and by a router, and what is trained on them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serving.decoding import Decoding
+from serving.engine.tokenizer import Tokenizer
+from serving.pair import Checkpoint
+from serving.progress import silent
+from serving.router import load
+from serving.workload.workload import Workload
+from training.predictor.mlp import MLP
+from training.routing import trial
+from training.routing.recipe import Recipe
+from training.routing.stages import record_routes, train_citer, train_co_llm
+from training.routing.states import BY, States, read
+from training.trainer import Trainer
+
+BRIEF = MLP(hidden=(8,), epochs=2)
+
+
+@pytest.fixture(scope="module")
+def common(checkpoints_: dict[str, Checkpoint], workload: Workload) -> dict[str, Any]:
+    return {"progress": silent, "workload": workload, "decoding": Decoding(), **checkpoints_}
+
+
+@pytest.fixture(scope="module")
+def first(common: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("routes")
+    record_routes(out, forks=1, **common)
+    return out
+
+
+@pytest.fixture(scope="module")
+def router(first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("router")
+    train_citer(out, routes=(first,), mlp=BRIEF, share=0.2, trainer=one_thread, **common)
+    return out
+
+
+def choices(path: Path, states: States, text: int) -> list[int]:
+    """What a model writes after each token of an answer, by `transformers`."""
+    from transformers import AutoModelForCausalLM
+
+    tokens, prompt = states.path(text)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
+    return logits[prompt - 1 : -1].argmax(-1).tolist()
+
+
+def test_the_first_trajectories_are_the_references(common: dict[str, Any], answered: Workload, tmp_path: Path) -> None:
+    record_routes(tmp_path, forks=0, **common | {"workload": answered})
+    states, tokenizer = read(tmp_path), Tokenizer(common["cloud"].where)
+    known = {p.id: p.references[0] for p in replace(answered.dataset, split="train").prompts()}
+    assert len(states.names) == 6
+    for text, name in enumerate(states.names):
+        tokens, prompt = states.path(text)
+        assert known[name].startswith(tokenizer.decode(tokens[prompt:]))
+    assert (states.truth >= 0).all()
+
+
+def test_without_references_the_large_models_answers_are_true(first: Path, common: dict[str, Any]) -> None:
+    states = read(first)
+    for text in range(4):
+        tokens, prompt = states.path(text)
+        assert tokens[prompt:] == choices(Path(common["cloud"].where), states, text)
+
+
+def test_preferences_are_those_of_the_models(first: Path, common: dict[str, Any]) -> None:
+    states = read(first)
+    for text in range(4):
+        rows = np.flatnonzero(states.text == text)
+        small, large = (choices(Path(common[side].where), states, text) for side in ("device", "cloud"))
+        for row, a, b in zip(rows, small, large, strict=True):
+            truth = states.truth[row]
+            expected = "small" if a == truth else "large" if b == truth else "alike" if a == b else "compared"
+            assert BY[states.by[row]] == expected
+            if expected in ("small", "large", "alike"):
+                assert states.small_preferred[row] == (expected != "large")
+
+
+def test_a_later_round_goes_where_the_router_went(router: Path, common: dict[str, Any], tmp_path: Path) -> None:
+    record_routes(tmp_path, router=router, forks=1, **common)
+    states, header = read(tmp_path), json.loads((tmp_path / "routes.json").read_text())
+    assert header["made_from"]["trajectories"] == repr(load(router))
+    assert (states.truth < 0).any()
+    for text in range(len(states.names)):
+        known = (states.truth[states.text == text] >= 0).tolist()
+        assert known == sorted(known, reverse=True)
+
+
+def test_a_router_is_served_before_it_is_used(router: Path) -> None:
+    found, shown = load(router), json.loads((router / "metrics.json").read_text())
+    assert found.side == "below"
+    assert shown["served/prompts"] == 48
+    assert 0 <= shown["served/routed"] <= 1
+    assert shown["served/gain_low"] <= shown["served/gain"] <= shown["served/gain_high"]
+    assert shown["threshold"] == found.threshold
+
+
+def test_co_llm_trains_its_small_model_or_leaves_it(
+    first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    recipe = Recipe(epochs=2, joint_epochs=1, joint_batch=8)
+    for joint in (False, True):
+        out = tmp_path / str(joint)
+        out.mkdir()
+        train_co_llm(out, routes=first, joint=joint, recipe=recipe, share=0.2, trainer=one_thread, **common)
+        assert load(out).side == "above"
+        assert (out / "config.json").is_file() is joint
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
+        for path in (common["device"].where, tmp_path / "True")
+    )
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_router_with_which_answers_are_worse_is_refused() -> None:
+    fair = trial.Trial(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
+    trial.check(fair)
+    with pytest.raises(ValueError, match=r"worse than none: quality 0\.200 with 7\.0%.* 0\.310 without, on 240"):
+        trial.check(trial.Trial(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
+def test_a_share_must_leave_something_to_both(
+    share: float, first: Path, common: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="above 0, below 1"):
+        train_citer(tmp_path, routes=(first,), share=share, **common)

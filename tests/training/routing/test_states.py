@@ -1,0 +1,73 @@
+"""States of trajectories: by prompt, joined, and on disk."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from training.routing.states import BY, States, figures, joined, read, split, write
+
+
+def made(texts: int, seed: int = 0, prefix: str = "p") -> States:
+    """Texts of four tokens, two of them a prompt, with two states each."""
+    draw = np.random.default_rng(seed)
+    n = 2 * texts
+    return States(
+        hidden=draw.normal(size=(n, 3)).astype(np.float32),
+        small_preferred=np.arange(n) % 2 == 0,
+        by=np.array([0, 1] * texts, np.uint8),
+        truth=np.array([5, -1] * texts, np.int32),
+        small_odds=draw.normal(size=n).astype(np.float32),
+        large_odds=draw.normal(size=n).astype(np.float32),
+        text=np.repeat(np.arange(texts), 2).astype(np.int32),
+        tokens=np.arange(4 * texts).astype(np.int32),
+        ends=4 * np.arange(1, texts + 1),
+        prompts=np.full(texts, 2),
+        names=tuple(f"{prefix}{i}" for i in range(texts)),
+    )
+
+
+def test_no_prompt_is_in_two_parts() -> None:
+    """Whichever round its states are of."""
+    both = joined([made(20), made(20, seed=1)])
+    parts = split(both, 0)
+    sides = [{both.names[text] for text in part.text} for part in (parts.train, parts.validation, parts.test)]
+    assert sum(map(len, sides)) == len(set.union(*sides)) == 20
+    assert sum(map(len, (parts.train, parts.validation, parts.test))) == len(both) == 80
+
+
+def test_rounds_keep_their_texts() -> None:
+    one, other = made(3), made(2, seed=1, prefix="q")
+    both = joined([one, other])
+    assert [both.path(i) for i in range(5)] == [*(one.path(i) for i in range(3)), *(other.path(i) for i in range(2))]
+    assert [both.names[text] for text in both.text] == [f"p{i // 2}" for i in range(6)] + [
+        f"q{i // 2}" for i in range(4)
+    ]
+    assert np.array_equal(both.hidden, np.concatenate([one.hidden, other.hidden]))
+
+
+def test_what_is_known_has_a_truth() -> None:
+    assert set(made(4).known().truth.tolist()) == {5}
+
+
+def test_one_kind_of_preference_teaches_nothing() -> None:
+    states = made(20)
+    states.small_preferred[:] = True
+    with pytest.raises(ValueError, match="in 0 of which the large model is preferred, cannot be split"):
+        split(states, 0)
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    states = made(5)
+    write(tmp_path, states, {"pair": "a + b"})
+    found = read(tmp_path)
+    assert found.names == states.names
+    assert all(
+        np.array_equal(getattr(found, name), getattr(states, name)) for name in ("hidden", "by", "ends", "truth")
+    )
+    assert figures(found) == dict.fromkeys(BY, 0.0) | {"small": 0.5, "large": 0.5, "large_preferred": 0.5}
+
+
+def test_a_damaged_artifact_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"routes\.safetensors cannot be read"):
+        read(tmp_path)
