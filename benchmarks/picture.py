@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 WORDS = ("+policy=citer", "network=lte", "service.page.port=0")
-PROMPT = 5
+PROMPT = 2
 """Which of the page's examples."""
 SIZE = {"width": 1280, "height": 800}
 CHROMIUM = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-sync"]
