@@ -79,6 +79,10 @@ LESS = {
     "token_routing/cost": (*ROUTED, "+router=citer,small_only"),
     "token_routing/kv_cache": (*ROUTED, "+router=citer,reprefill", "share=0.2"),
     "token_routing/spans": (*ROUTED, "+router=citer,span_2", "share=0.2"),
+    "token_routing/commonsense_qa": (
+        *FIRST[1:], "policy.offload.threshold=0,0.9", f"workload.path={Path(__file__).with_name('questions.jsonl')}",
+        "workload.max_prompt_tokens=160", "workload.max_new_tokens=6", "workload.dataset.shots=0",
+    ),
     "hat/table4": ("training.seed=0", "model.cloud.timing=vicuna_7b"), "hat/leak": ("stages.leak.probe.steps=20",),
     "hat/fig1a": ("seed=0", "workload.max_new_tokens=4"),
     "hat/fig1b": ("seed=0", "runtime.outcomes.prompt_tokens=128,512"),

@@ -47,7 +47,7 @@ def record_routes(
 
     In the first round, without a `router`, trajectories are the references themselves; later the current policy makes
     them, served by the nodes that serve. Prompts are those of `training.taught`, `times` as many as `workload` has.
-    Where a prompt has no reference, the large model's own answer is one.
+    Where a data set's references are not what a model would write, the large model's own answer is one.
     """
     from serving.open import open_models, queries
     from training.routing.policy import routing
@@ -59,7 +59,7 @@ def record_routes(
     asked = queries(taught(workload, times), decoding, seed, 1, models.tokenizer)
     offload: Offload = Routed(current) if current else Never()
     recorder = Recorder(models, routing(offload), workload.dataset.metrics, seed, forks)
-    states = recorder.take(asked, _references(asked, models, seed, progress), current is None, progress)
+    states = recorder.take(asked, _references(asked, models, workload, seed, progress), current is None, progress)
     made_from = {
         "pair": f"{device.named} + {cloud.named}",
         "data": f"{workload.dataset.name}, {len(asked)} prompts",
@@ -148,12 +148,17 @@ def _provision(router: Router | None) -> Provision:
     return Provision({ROUTE: router}) if router else Provision()
 
 
-def _references(asked: Sequence[Query], models: Models, seed: int, progress: Progress) -> list[tuple[int, ...]]:
-    """Of each prompt the reference as the model would write it, end token included."""
+def _references(
+    asked: Sequence[Query], models: Models, workload: Workload, seed: int, progress: Progress
+) -> list[tuple[int, ...]]:
+    """Of each prompt the answer that is right token for token, end token included: the embedded pair's tasks have it;
+    of others, whose references say what is right and not how a model puts it, the large model's own.
+    """
     from serving.drivers.offline import play
     from serving.outcomes.record import target_alone
 
-    bare = [query for query in asked if not any(query.prompt.references)]
+    exact = workload.dataset.measures_quality_of == "embedded"
+    bare = [query for query in asked if not (exact and any(query.prompt.references))]
     written = play(target_alone(), models, bare, seed, progress) if bare else {}
     found = []
     for query in asked:
