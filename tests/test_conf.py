@@ -47,11 +47,11 @@ OVERRIDES = (
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
-    "policy/artifacts", *OVERRIDES,
+    "policy/artifacts", "page", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
-"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, and
-artifacts come with the slots that need them.
+"""Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, policies
+beside each other the page's, and artifacts come with the slots that need them.
 """
 
 
@@ -91,6 +91,14 @@ def test_every_group_of_overrides_composes(group: str, name: str) -> None:
     assert composed(f"+{group}={name}")["stages"]["serve"]
 
 
+@pytest.mark.parametrize("name", choices("page"))
+def test_every_choice_of_policies_beside_each_other_composes(name: str) -> None:
+    data = composed(f"+page={name}")
+    beside = {key: node["name"] for key, node in data["page"]["policies"].items()}
+    assert all(key == policy for key, policy in beside.items())
+    assert (data["stages"]["page"]["show"]["beside"] or {}).keys() == beside.keys()
+
+
 @pytest.mark.parametrize("name", choices("runtime/outcomes"))
 def test_every_source_of_outcomes_composes(name: str) -> None:
     data = composed("runtime=simulated", f"runtime/outcomes={name}")
@@ -126,7 +134,17 @@ def test_every_slot_choice_is_used_by_a_policy_or_says_what_it_is_for() -> None:
 
 @pytest.mark.parametrize(
     "group",
-    ["policy", "network", "hardware", "workload", "model", "runtime", "trainer", *(f"policy/{s}" for s in SLOTS)],
+    [
+        "policy",
+        "page",
+        "network",
+        "hardware",
+        "workload",
+        "model",
+        "runtime",
+        "trainer",
+        *(f"policy/{s}" for s in SLOTS),
+    ],
 )
 def test_every_choice_begins_with_a_line_that_says_what_it_is(group: str) -> None:
     for name in choices(group):

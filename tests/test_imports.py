@@ -75,7 +75,7 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-DOORS = {SRC / "serving" / "cloud.py", SRC / "serving" / "device.py"}
+DOORS = {SRC / "serving" / name for name in ("cloud.py", "device.py", "page/__main__.py")}
 """Run as programs they are composed by the pipeline, as its own command is; nobody else's import does that."""
 
 

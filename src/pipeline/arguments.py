@@ -14,7 +14,7 @@ def conf_dir() -> Path:
 
 
 def rewritten(argv: Sequence[str]) -> list[str]:
-    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`.
+    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`, `page=x` and `+page=x`.
 
     Experiments come first: of two files of overrides Hydra lets the later win, and a command adjusts its experiment.
     """
@@ -22,7 +22,7 @@ def rewritten(argv: Sequence[str]) -> list[str]:
     for word in argv:
         if word.startswith("+policy="):
             word = word[1:]
-        elif word.startswith("experiment="):
+        elif word.startswith(("experiment=", "page=")):
             word = f"+{word}"
         found.append(word)
     overrides = iter(sorted(filter(_is_override, found), key=lambda word: not word.startswith("+experiment=")))
@@ -74,7 +74,7 @@ def misspelt(argv: Sequence[str]) -> str | None:
         known = choices(argv, group) if equals and "." not in group and "hydra" not in group else {}
         unknown = [name for name in chosen(argv, group) if _is_plain(value) and name not in known]
         if known and unknown:
-            plus = "+" if group in ("policy", "experiment") else ""
+            plus = "+" if group in ("policy", "experiment", "page") else ""
             return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_lines(known)}"
     if not chosen(argv, "policy") and not chosen(argv, "experiment"):
         return f"which policy? Choose one with +policy=NAME:\n{_lines(choices(argv, 'policy'))}"

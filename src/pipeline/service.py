@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipeline.arguments import choices, conf_dir, misspelt, rewritten, unwritable
+from pipeline.arguments import choices, chosen, conf_dir, misspelt, rewritten, unwritable
 from pipeline.errors import ConfigError, UserError
 
 BAD_INPUT = 2
@@ -21,14 +21,16 @@ _HELP = frozenset({"--help", "-h"})
 _FOLDER = ("--config-dir", "-cd")
 
 
-def main(name: str, about: str | None) -> None:
-    """Runs the service `name` of the configuration that the command line composes."""
+def main(name: str, about: str | None, usual: Sequence[str] = ()) -> None:
+    """Runs the service `name` of the configuration that the command line composes; `usual` are choices of groups that
+    it need not make.
+    """
     if _HELP & set(sys.argv[1:]):
         print(usage(name, about or ""))
         return
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        run(name, sys.argv[1:])
+        run(name, sys.argv[1:], usual)
     except UserError as problem:
         if os.environ.get("TANDEM_DEBUG"):
             traceback.print_exc()
@@ -38,18 +40,19 @@ def main(name: str, about: str | None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def run(name: str, argv: Sequence[str]) -> None:
+def run(name: str, argv: Sequence[str], usual: Sequence[str] = ()) -> None:
     """Builds what the service needs, and calls its function; raises UserError for what a user can mend."""
-    from pipeline import api
+    from pipeline import api, beside
     from pipeline.build import load
     from pipeline.plan import arguments
     from pipeline.run import job_of
 
-    words = rewritten(argv)
+    words = rewritten([*argv, *(word for word in usual if not chosen(argv, word.partition("=")[0]))])
     if mistake := misspelt(words) or unwritable(words):
         raise ConfigError(mistake)
     overrides, folder = _split(words)
     with _said_plainly(), api.composed(*overrides, config_dir=folder) as cfg:
+        beside.check(cfg)
         job = job_of(cfg)
     service = job.plan(name).stages[name]
     job.run(service.inputs.values())

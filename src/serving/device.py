@@ -67,7 +67,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(live.close)
         stack.push_async_callback(host.close, 1.0)
-        await _dialled(host, service.cloud)
+        await dialled(host, service.cloud)
         host.play(live)
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
@@ -97,7 +97,7 @@ def _survived(problem: Exception) -> None:
     log.error("the device's model failed; the session that it worked for ends", exc_info=problem)
 
 
-async def _dialled(host: Host, address: str) -> None:
+async def dialled(host: Host, address: str) -> None:
     """A cloud that is not there yet is tried again, again and again; one that refuses is not."""
     try:
         await host.dial(dict.fromkeys(host.cast.clouds[0] if host.cast.clouds else (), address))

@@ -1,22 +1,19 @@
 """A device of this process as its endpoint sees it: questions become calls, deliveries become pieces."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from contextlib import aclosing
 from itertools import count
 
+from serving.calls import Calls, nameless
 from serving.drivers.live import Live
 from serving.endpoint.gateway import Conversation, Piece, RefusedError
 from serving.engine.tokenizer import Tokenizer
-from serving.luck import seed_for
 from serving.messages import (
     HEADER_NBYTES,
     REPLY_NBYTES,
-    Begin,
     Call,
-    Cancelled,
     Command,
     Deliver,
     Event,
@@ -43,14 +40,12 @@ class DeviceGateway:
         self.model, self.created, self.tokenizer, self.context = policy.name, int(time.time()), tokenizer, context
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._reach = device, policy, cloud
-        self._live: Live | None = None
-        self._pieces: dict[str, asyncio.Queue[Piece]] = {}
+        self._calls: Calls | None = None
         self._cached: dict[str, int | None] = {}
         self._names, self._boot = count(1), secrets.token_hex(4)
 
     def play(self, live: Live) -> None:
-        self._live = live
-        live.on_deliver(self._delivered)
+        self._calls = Calls(live)
 
     @property
     def cloud(self) -> bool:
@@ -59,47 +54,37 @@ class DeviceGateway:
     @property
     def ready(self) -> bool:
         alone = self._policy.offload.reach == "none" or self._policy.link_loss.action == "local"
-        return self._live is not None and (alone or self.cloud)
+        return self._calls is not None and (alone or self.cloud)
 
     async def ask(
         self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
     ) -> AsyncGenerator[Piece, None]:
-        live = self._live
-        if live is None:
+        if self._calls is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
         if sampling and self._policy.verify.greedy:
             raise RefusedError(f"{self.model} decodes greedily only; ask with temperature 0")
         session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
-        if sampling:  # one seed, one text, whatever the session is called; without sampling one text
-            sampling = replace(sampling, seed=seed_for(sampling.seed, session))
-        pieces = self._pieces[session] = asyncio.Queue()
         self._cached[session] = None
-        seed = sampling.seed if sampling else seed_for(0, session)
-        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None, seed=seed)
-        live.post(live.now(), self._device, Begin(call))
-        ending = ""
+        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None)
         try:
-            while not ending:
-                piece = await pieces.get()
-                ending = piece.ending
-                yield piece
+            async with aclosing(self._calls.follow(self._device, nameless(call))) as news:
+                async for told, _ in news:
+                    if isinstance(told, Deliver):
+                        yield self._piece(told)
         finally:
-            del self._pieces[session], self._cached[session]
-            if not ending:
-                live.post(live.now(), self._device, Cancelled(session))
+            del self._cached[session]
+
+    def _piece(self, deliver: Deliver) -> Piece:
+        cached, self._cached[deliver.session] = self._cached[deliver.session] or 0, 0  # told once
+        return Piece(deliver.tokens, deliver.origins, deliver.ending, cached)
 
     def forget(self, conversation: str) -> None:
-        if self._live:
-            self._live.post(self._live.now(), self._device, Cancelled(self._session(conversation)))
+        if self._calls:
+            self._calls.cancel(self._device, self._session(conversation))
 
     def _session(self, name: str) -> str:
         """Unlike any of an earlier life of this device, whose sessions the cloud may remember as released."""
         return f"{self._device}.{self._boot}.{name}"
-
-    def _delivered(self, deliver: Deliver, now: float) -> None:  # noqa: ARG002
-        if pieces := self._pieces.get(deliver.session):
-            cached, self._cached[deliver.session] = self._cached[deliver.session] or 0, 0  # told once
-            pieces.put_nowait(Piece(deliver.tokens, deliver.origins, deliver.ending, cached))
 
     # The observer.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from serving.cast import Cast
 from serving.drivers.live import Pace
 from serving.endpoint.endpoint import Endpoint
+from serving.page.options import Page
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -45,6 +46,7 @@ class Service:
     grace_s: float = 5.0
     """How long answers may still take once the process is told to stop."""
     endpoint: Endpoint = field(default_factory=Endpoint)
+    page: Page = field(default_factory=Page)
     health: Health = field(default_factory=Health)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)

@@ -37,7 +37,7 @@ class Say:
 
 
 @pytest.mark.parametrize("word", ["--help", "-h"])
-@pytest.mark.parametrize("name", ["cloud", "device"])
+@pytest.mark.parametrize("name", ["cloud", "device", "page"])
 def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, name: str, word: str) -> None:
     code, out, _ = said(name, "+policy=synera", word)
     assert code == 0
@@ -112,3 +112,60 @@ def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch
     cloud, accelerator = called[0]
     assert (cloud.service.cloud, cloud.service.health.port, cloud.setup.policy.name) == ("127.0.0.1:9", None, "sled")
     assert accelerator == "cpu"
+
+
+# The page, which shows other policies beside the one of the command line.
+
+
+def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What the page would be started with."""
+    called = []
+
+    def run(show: Any, accelerator: str = "cpu") -> None:
+        called.append(show)
+
+    def load(path: str, where: str) -> Any:
+        return run if path == "serving.page.server.run" else build_load(path, where)
+
+    build_load = build.load
+    monkeypatch.setattr(build, "load", load)
+    monkeypatch.setattr("pipeline.job.Job.run", lambda *_: None)
+    models = checkpoints.made(tmp_path / "models")
+    words = (*words, *(f"model.{side}.path={models[side]}" for side in ("device", "cloud")))
+    service.run("page", [*words, *TOY, f"outputs={tmp_path / 'outputs'}"], ("page=default",))
+    return called[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "policies"),
+    [
+        ((), ["sled", "edge_centric", "cloud_centric"]),
+        (("page=none",), ["sled"]),
+        (("page=none", "+policy@page.policies.mine=cloud_centric"), ["sled", "cloud_centric"]),
+        (("policy/scheduler=sarathi",), ["sled", "edge_centric", "cloud_centric"]),
+    ],
+)
+def test_policies_stand_beside_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], policies: list[str]
+) -> None:
+    found = shown(("+policy=sled", *words), tmp_path, monkeypatch)
+    assert list(found.setups) == policies
+    assert (found.service.page.pace, found.service.page.shaped, found.service.pace) == ("hardware", True, "wall")
+    schedulers = [type(setup.policy.scheduler).__name__ for setup in found.setups.values()]
+    assert schedulers[0] == ("Continuous" if "policy/scheduler=sarathi" in words else "StaticBatch")
+
+
+def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: Path) -> None:
+    words = ["+policy=edge_centric", "+policy@page.policies.synera=synera", *TOY, f"outputs={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"page.policies.synera needs the artifact thresholds, .* the draft of"):
+        service.run("page", words)
+
+
+def test_both_routers_stand_beside_each_other() -> None:
+    from pipeline import api, beside
+
+    with api.composed("policy=edge_centric", "page=routing", "model=toy") as cfg:
+        beside.check(cfg)
+        assert set(cfg.page.policies) == {"citer", "co_llm", "edge_centric", "cloud_centric"}
+        paths = [dict(cfg.page.policies[name].offload.router.path) for name in ("citer", "co_llm")]
+    assert paths == [{"_stage_": "router_3"}, {"_stage_": "co_llm"}]

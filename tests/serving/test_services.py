@@ -25,7 +25,7 @@ from serving.cast import Cast
 from serving.census import Census
 from serving.cloud import Cloud
 from serving.context import context_tokens
-from serving.device import Place, _dialled
+from serving.device import Place, dialled
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
 from serving.endpoint.endpoint import Endpoint
@@ -258,7 +258,7 @@ def test_a_cloud_that_refuses_is_a_plain_error() -> None:
         address = await cloud.listen("127.0.0.1:0")
         device = Host(other, ("device-0",), None, Security(), LIMITS, digest(other))
         with pytest.raises(ValueError, match=r"refuses this device: .*sled/2-devices-.*synera/2-devices-"):
-            await _dialled(device, address)
+            await dialled(device, address)
         await cloud.close()
 
     run(play)

@@ -29,7 +29,7 @@ def app(service: Service, key: str | None = None) -> ASGIApp:
         Route("/healthz", pages.healthz, methods=["GET"]),
         Route("/readyz", pages.readyz, methods=["GET"]),
     ]
-    return Keyed(Starlette(routes=routes, exception_handlers={HTTPException: _refused, ApiError: _error}), key)
+    return Keyed(Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told}), key)
 
 
 class _Pages:
@@ -62,7 +62,7 @@ class _Pages:
         return {"id": self._service.model, "object": "model", "created": created, "owned_by": "tandem"}
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def refused(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     what = {404: "no such URL", 405: f"{request.method} is not served"}.get(status, HTTPStatus(status).phrase)
@@ -70,5 +70,5 @@ async def _refused(request: Request, error: Exception) -> Response:
     return ApiError(status, f"{what}: {request.url.path}", code, None, headers).response()
 
 
-async def _error(_: Request, error: Exception) -> Response:
+async def told(_: Request, error: Exception) -> Response:
     return error.response() if isinstance(error, ApiError) else ApiError.internal().response()

@@ -1,6 +1,7 @@
 """The key that clients show, asked for before anything of a request is read."""
 
 import hmac
+from collections.abc import Collection
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,13 +13,15 @@ OPEN = frozenset({"/healthz", "/readyz"})
 
 
 class Keyed:
-    """Lets a request pass to `app` if no key is configured or it shows the right one; else answers 401."""
+    """Lets a request pass to `app` if no key is configured, it shows the right one, or its path is open; else answers
+    401.
+    """
 
-    def __init__(self, app: ASGIApp, key: str | None) -> None:
-        self._app, self._key = app, key.encode() if key else None
+    def __init__(self, app: ASGIApp, key: str | None, free: Collection[str] = OPEN) -> None:
+        self._app, self._key, self._free = app, key.encode() if key else None, free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN and not self._admits(Headers(scope=scope)):
+        if scope["type"] == "http" and scope["path"] not in self._free and not self._admits(Headers(scope=scope)):
             refusal = ApiError(
                 401,
                 "the API key is missing or wrong; send it as `Authorization: Bearer <key>`",

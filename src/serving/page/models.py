@@ -1,0 +1,53 @@
+"""The pair's models for every policy of a page."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from serving.provision import Provision
+from serving.runtimes.runtime import Models
+from serving.setup import Setup
+
+if TYPE_CHECKING:
+    from serving.engine.blobs import Blobs
+
+
+def open_all(setups: Mapping[str, Setup], accelerator: str) -> dict[str, Models]:
+    """Both sides' models by policy, opened once for all policies that ask the same of their engines.
+
+    Two that score under one name by different networks (the routers of CITER and Co-LLM) have engines of their own.
+    """
+    from serving.open import open_models
+
+    shared = shares({name: setup.policy.provision for name, setup in setups.items()})
+    found: dict[str, Models] = {}
+    for names, provision in shared:
+        pair = setups[names[0]].pair
+        found |= dict.fromkeys(names, open_models(pair.device, pair.cloud, accelerator, provision))
+    return found
+
+
+def open_devices(setups: Mapping[str, Setup], blobs: "Blobs", accelerator: str) -> dict[str, Models]:
+    """The device's side alone; each policy has its own."""
+    from serving.open import open_side
+
+    return {name: open_side(setup, "device", blobs, accelerator) for name, setup in setups.items()}
+
+
+def shares(provisions: Mapping[str, Provision]) -> list[tuple[list[str], Provision]]:
+    """Who can be served by the same engines, and what these must bring."""
+    found: list[tuple[list[str], Provision]] = []
+    for name, wanted in provisions.items():
+        for i, (names, given) in enumerate(found):
+            if both := _together(given, wanted):
+                found[i] = ([*names, name], both)
+                break
+        else:
+            found.append(([name], wanted))
+    return found
+
+
+def _together(a: Provision, b: Provision) -> Provision | None:
+    same = (a.block_tokens, a.number, a.medusa) == (b.block_tokens, b.number, b.medusa)
+    agree = all(a.scorers[name].digest == b.scorers[name].digest for name in a.scorers.keys() & b.scorers.keys())
+    return replace(a, scorers={**a.scorers, **b.scorers}) if same and agree else None

@@ -1,0 +1,156 @@
+// An answer as its tokens: who wrote each, and what the router thought of it. Walked with the arrow keys.
+import { short } from "./slider.js";
+
+const ORIGINS = {
+  device: "written by the device",
+  offline: "written by the device, the cloud being out of reach",
+  accepted: "written by the device, checked by the cloud",
+  corrected: "written by the cloud in place of the device's draft",
+  bonus: "written by the cloud behind the device's drafts",
+  cloud: "written by the cloud",
+};
+
+const tip = document.getElementById("tip");
+let hiding = 0;
+tip.addEventListener("mouseenter", () => clearTimeout(hiding));
+tip.addEventListener("mouseleave", () => hideTip());
+
+export function hideTip() {
+  clearTimeout(hiding);
+  tip.hidden = true;
+  document.querySelector("[aria-describedby='tip']")?.removeAttribute("aria-describedby");
+}
+
+export class Answer {
+  constructor(root) {
+    this.root = root;
+    this.router = null;
+    root.addEventListener("keydown", (event) => this.#key(event));
+    root.addEventListener("focusin", (event) => this.#look(event.target));
+    root.addEventListener("focusout", () => hideTip());
+    root.addEventListener("mouseover", (event) => this.#look(event.target));
+    root.addEventListener("mouseout", () => { hiding = setTimeout(hideTip, 150); });
+    this.clear();
+  }
+
+  clear() {
+    hideTip();
+    this.root.replaceChildren();
+    this.held = [];
+    this.told = new WeakMap();
+  }
+
+  // `begun` says with which threshold scores are compared, `router` on which side they are routed.
+  begin(begun, router) {
+    this.clear();
+    this.threshold = begun.threshold;
+    this.side = router?.side;
+    this.root.classList.add("running");
+  }
+
+  // Tokens without text (half a character) are shown with the next one that has some.
+  add(token) {
+    this.held.push(token);
+    if (token.text || token.end) this.#show(token.end ? "end" : this.held.map((each) => each.text).join(""));
+  }
+
+  end(tail = "") {
+    this.root.classList.remove("running");
+    if (this.held.length) this.#show(tail || "…");
+    else if (tail && this.root.lastChild) this.root.lastChild.textContent += tail;
+  }
+
+  get text() {
+    return this.root.textContent;
+  }
+
+  #show(text) {
+    const tokens = this.held;
+    const span = document.createElement("span");
+    const last = tokens[tokens.length - 1];
+    const kind = tokens.some((token) => token.cloud) ? "cloud" : { accepted: "checked", offline: "offline" }[last.origin];
+    span.className = ["token", kind, last.end && "end"].filter(Boolean).join(" ");
+    span.textContent = text;
+    span.setAttribute("role", "option");
+    span.setAttribute("aria-selected", "false");
+    span.setAttribute("aria-label", `${last.end ? "end of the answer" : text}, ${tokens.map((token) => this.#words(token)).join("; ")}`);
+    span.tabIndex = this.root.children.length ? -1 : 0;
+    this.told.set(span, tokens);
+    this.root.append(span);
+    this.held = [];
+    this.root.scrollTop = this.root.scrollHeight;
+  }
+
+  #words(token) {
+    return [ORIGINS[token.origin] ?? token.origin, token.score === null ? "" : `score ${short(token.score)}`].filter(Boolean).join(", ");
+  }
+
+  #key(event) {
+    const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    const all = [...this.root.children];
+    const at = all.indexOf(document.activeElement);
+    const to = event.key === "Home" ? 0 : event.key === "End" ? all.length - 1 : step ? at + step : -1;
+    if (at < 0 || to < 0 || to >= all.length) return;
+    event.preventDefault();
+    all[at].tabIndex = -1;
+    all[to].tabIndex = 0;
+    all[to].focus();
+  }
+
+  #look(span) {
+    const tokens = this.told.get(span);
+    if (!tokens) return;
+    hideTip();
+    tip.replaceChildren(...tokens.flatMap((token) => this.#told(token)));
+    tip.hidden = false;
+    span.setAttribute("aria-describedby", "tip");
+    const box = span.getBoundingClientRect();
+    const room = document.documentElement.clientWidth - tip.offsetWidth - 8;
+    tip.style.left = `${Math.max(8, Math.min(box.left, room)) + scrollX}px`;
+    const below = box.bottom + 4 + tip.offsetHeight < innerHeight;
+    tip.style.top = `${(below ? box.bottom + 4 : box.top - tip.offsetHeight - 4) + scrollY}px`;
+  }
+
+  #told(token) {
+    const lines = [line(code(token.token), " ", ORIGINS[token.origin] ?? token.origin, `, after ${Math.round(token.at_ms)} ms`)];
+    if (token.score !== null) lines.push(line("router’s score ", bold(token.score.toFixed(3)), this.#compared(token)));
+    if (token.alternatives.length) {
+      lines.push(line("likeliest on the device", token.cloud ? ", which wrote " : "", token.cloud ? code(token.own) : "", ":"));
+      const list = document.createElement("ol");
+      list.append(...token.alternatives.map((text) => item(code(text))));
+      lines.push(list);
+    } else lines.push(line("the device wrote nothing here, so there are no alternatives"));
+    return lines;
+  }
+
+  #compared(token) {
+    if (this.threshold === null) return "; nothing is routed";
+    const routed = this.side === "below" ? token.score < this.threshold : token.score > this.threshold;
+    const sign = token.score < this.threshold ? "<" : token.score > this.threshold ? ">" : "=";
+    return ` ${sign} ${short(this.threshold)}: ${routed ? "to the cloud" : "stays here"}`;
+  }
+}
+
+function line(...parts) {
+  const p = document.createElement("p");
+  p.append(...parts);
+  return p;
+}
+
+function item(...parts) {
+  const li = document.createElement("li");
+  li.append(...parts);
+  return li;
+}
+
+function code(text) {
+  const found = document.createElement("code");
+  found.textContent = text.replaceAll("\n", "⏎").replace(/^ | $/g, "␣");
+  return found;
+}
+
+function bold(text) {
+  const b = document.createElement("b");
+  b.textContent = text;
+  return b;
+}

@@ -1,0 +1,165 @@
+// One run beside another: its policy, its mode, its threshold, its answer.
+import { Refused, run } from "./api.js";
+import { Answer } from "./answer.js";
+import { Counters } from "./counters.js";
+import { percent, short, Slider } from "./slider.js";
+
+const MODES = ["joint", "small_only"];
+const LOST = "The page’s server cannot be reached any more. What was written is kept; start the server again, then try again.";
+
+export class Pane {
+  // `say(text, who)` tells the status line.
+  constructor(name, about, policy, say) {
+    this.name = name;
+    this.about = about;
+    this.say = (text) => say(`Run ${name}: ${text}`, name);
+    this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
+    const find = (what) => this.root.querySelector(what);
+    this.root.setAttribute("aria-label", `Run ${name}`);
+    find("h2").textContent = `Run ${name}`;
+    this.policy = find(".policy");
+    this.modes = find(".modes");
+    this.head = find(".head");
+    this.hint = find(".hint");
+    this.notice = find(".notice");
+    this.again = find(".again");
+    this.slider = new Slider(find(".slider"), name);
+    this.answer = new Answer(find(".answer"));
+    find(".answer").setAttribute("aria-label", `Answer of run ${name}, token by token`);
+    this.counters = new Counters(find(".counters"), about.measures);
+    this.policy.append(...about.policies.map(({ name, means }) => new Option(`${name}: ${means}`, name)));
+    this.policy.value = policy;
+    this.policy.addEventListener("change", () => this.#policy());
+    this.modes.addEventListener("change", () => this.#slider());
+    this.again.addEventListener("click", () => this.root.dispatchEvent(new CustomEvent("again", { bubbles: true })));
+    this.abort = null;
+    this.#policy();
+  }
+
+  get running() {
+    return this.abort !== null;
+  }
+
+  get mode() {
+    return this.modes.querySelector("input:checked").value;
+  }
+
+  get offer() {
+    return this.about.policies.find(({ name }) => name === this.policy.value);
+  }
+
+  stop() {
+    this.abort?.abort();
+  }
+
+  // Resolves when it is over, however it ended.
+  async ask(prompt) {
+    const { router } = this.offer;
+    const question = { ...prompt, policy: this.policy.value, mode: this.mode };
+    if (router) question.threshold = this.slider.value;
+    this.abort = new AbortController();
+    this.#fresh();
+    let over = false;
+    try {
+      for await (const { name, data } of run(question, this.abort.signal)) over = this.#hear(name, data, router) || over;
+      if (!over) this.#broken(LOST, true);
+    } catch (problem) {
+      this.#failed(problem);
+    } finally {
+      this.abort = null;
+      this.answer.end();
+      this.hint.hidden = this.answer.root.children.length > 0;
+    }
+  }
+
+  #fresh() {
+    this.counts = null;
+    this.answer.clear();
+    this.counters.show({});
+    this.notice.hidden = true;
+    this.hint.hidden = false;
+    this.hint.textContent = "Waiting for a device …";
+    this.head.textContent = "";
+    this.say("running …");
+  }
+
+  // True for the last event.
+  #hear(name, data, router) {
+    if (name === "begun") this.#begin(data, router);
+    else if (name === "token") this.#token(data);
+    else if (name === "counters") this.counters.show((this.counts = data));
+    else if (name === "cloud") this.#tell(data.message);
+    else if (name === "done") this.#done(data);
+    else if (name === "error") this.#broken(plain(data.message), true);
+    return name === "done" || name === "error";
+  }
+
+  #begin(begun, router) {
+    const routed = begun.threshold === null ? "nothing is routed by score" : `scores ${router.side} ${short(begun.threshold)} go to the cloud`;
+    this.head.textContent = `${begun.policy}, ${begun.mode}: ${routed}; ${begun.prompt_tokens} tokens of prompt on ${begun.device}`;
+    this.answer.begin(begun, router);
+    this.hint.textContent = "The device reads the prompt …";
+    if (!begun.cloud && begun.mode === "joint") this.#tell("The cloud cannot be reached. What the device writes alone is marked offline.");
+  }
+
+  #token(token) {
+    this.hint.hidden = true;
+    this.answer.add(token);
+  }
+
+  #done({ ending, tail }) {
+    this.answer.end(tail);
+    const { tokens, routed } = this.counts;
+    const why = ending === "length" ? " It stopped at the limit." : "";
+    this.say(`${tokens} tokens, ${routed} of them (${percent(routed / tokens)}) by the cloud.${why}`);
+  }
+
+  #failed(problem) {
+    if (problem.name === "AbortError") this.say("stopped; what was written is kept.");
+    else if (problem instanceof Refused) this.#broken(plain(problem.message), problem.status >= 429);
+    else if (problem instanceof TypeError) this.#broken(LOST, true);
+    else throw problem;
+  }
+
+  #tell(message) {
+    this.notice.hidden = false;
+    this.notice.firstElementChild.textContent = message;
+    this.again.hidden = true;
+    this.say(message);
+  }
+
+  #broken(message, again) {
+    this.#tell(message);
+    this.again.hidden = !again;
+    this.hint.textContent = "";
+  }
+
+  #policy() {
+    const known = this.offer.modes;
+    const kept = this.modes.querySelector("input:checked")?.value;
+    for (const old of this.modes.querySelectorAll("label")) old.remove();
+    for (const mode of MODES) {
+      const label = document.createElement("label");
+      const input = document.createElement("input");
+      Object.assign(input, { type: "radio", name: `mode-${this.name}`, value: mode, disabled: !known.includes(mode) });
+      input.checked = mode === (known.includes(kept) ? kept : known[0]);
+      label.append(input, mode);
+      this.modes.append(label);
+    }
+    this.#slider();
+  }
+
+  #slider() {
+    const { router, no_slider: why } = this.offer;
+    const value = this.slider.router === router ? this.slider.value : null;
+    const on = this.mode === "joint";
+    this.slider.show(router, router && !on ? "In small_only the device writes everything, at any threshold." : why, on);
+    if (router && value !== null) this.slider.set(value);
+  }
+}
+
+// The server's words begin small; on the page they are a sentence.
+function plain(message) {
+  const text = message.charAt(0).toUpperCase() + message.slice(1);
+  return /[.!?…]$/.test(text) ? text : `${text}.`;
+}

@@ -1,0 +1,24 @@
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from page.made import Played, pair, routed, show
+
+from serving.pair import Pair
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def page(tiny: Pair) -> Iterator[Played]:
+    """`citer`, and the two ends beside it."""
+    from fake_setup import setup
+
+    policies = (routed(), setup("edge_centric").policy, setup("cloud_centric").policy)
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, policies))
+        yield played
+        played.close()

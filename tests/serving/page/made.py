@@ -1,0 +1,143 @@
+"""A pair of tiny checkpoints with a router made by hand, shown by a page in this process."""
+
+import asyncio
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoints import made
+from fake_setup import setup
+
+from serving.packing import REPORTED
+from serving.page.models import open_all
+from serving.page.options import Page
+from serving.page.server import Server
+from serving.page.show import Show
+from serving.page.stage import Stage
+from serving.pair import Model, Pair
+from serving.policy import Policy
+from serving.router import Router
+from serving.runtimes.runtime import Models
+from serving.service import Service
+from serving.slots.draft import Window
+from serving.slots.link_loss import LinkLoss
+from serving.slots.routing import Routed, Side
+from serving.slots.verify import Replace
+
+PROMPT = "where is the red key"
+WIDTH = 16
+"""Of the tiny checkpoints' hidden states."""
+PF = REPORTED["llama2_13b"]
+
+Event = tuple[str, dict[str, Any]]
+
+
+def router(side: Side = "below", threshold: float = 0.4, seed: int = 3) -> Router:
+    """Scores that spread over 0 to 1, whatever they mean."""
+    weights = np.random.default_rng(seed).normal(scale=0.3, size=(1, WIDTH)).astype(np.float32)
+    scores = tuple(sorted(np.random.default_rng(seed).random(100).round(3).tolist()))
+    still = np.zeros(WIDTH, np.float32)
+    layers = ((weights, np.zeros(1, np.float32)),)
+    return Router(layers, still, still + 1, threshold=threshold, side=side, scores=scores)
+
+
+def routed(name: str = "citer", found: Router | None = None) -> Policy:
+    """A policy as conf/policy/citer.yaml describes it, but for its router."""
+    base = setup("sled").policy
+    return replace(
+        base, name=name, draft=Window(1), offload=Routed(found or router()), verify=Replace(),
+        kv_cache=setup("edge_centric").policy.kv_cache, link_loss=LinkLoss("local"),
+    )  # fmt: skip
+
+
+def pair(folder: Path) -> Pair:
+    models, timing = made(folder), setup().pair
+    device, cloud = (Model(path=models[side], timing=getattr(timing, side).timing) for side in ("device", "cloud"))
+    return Pair(device, cloud)
+
+
+def show(pair: Pair, policies: tuple[Policy, ...], devices: int = 2, **page: Any) -> Show:
+    """The first policy with the others beside it; at this machine's pace, over no link."""
+    options = {"pace": "wall", "shaped": False, "port": 0, "api_key_env": "NO_KEY_FOR_THIS_TEST"} | page
+    first = replace(setup("synera", pair=pair, devices=devices), policy=policies[0])
+    return Show(first, Service(page=Page(**options)), {policy.name: policy for policy in policies[1:]})
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def error(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)["error"]
+        return found
+
+    @property
+    def events(self) -> list[Event]:
+        blocks = [block.split("\n") for block in self.body.decode().split("\n\n") if block]
+        return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in blocks]
+
+
+class Played:
+    """A page that is served while a test asks it."""
+
+    def __init__(self, runner: asyncio.Runner, shown: Show, models: Mapping[str, Models] | None = None) -> None:
+        self._runner = runner
+        self.stage: Stage
+        self.server: Server
+        self.models = models or open_all(shown.setups, "cpu")
+        runner.run(self._start(shown))
+
+    async def _start(self, shown: Show) -> None:
+        self.stage = Stage(shown, self.models)
+        self.stage.tokenizer.ends = ()  # random weights would end at once
+        self.server = Server(self.stage)
+        await self.server.start()
+        self._task = asyncio.create_task(self.stage.live.run(lambda: False))
+
+    def run(self, work: Any) -> Any:
+        """Bounded, so that what hangs fails."""
+        return self._runner.run(asyncio.wait_for(work, 30))
+
+    def close(self) -> None:
+        async def end() -> None:
+            await self.server.stop(0)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+        self.run(end())
+        self.stage.close()
+
+    # As a client.
+
+    async def fetch(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        return await asyncio.to_thread(self._fetch, method, path, body, headers)
+
+    def _fetch(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=30)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body or None, named)
+            found = connection.getresponse()
+            return Answer(found.status, {k.lower(): v for k, v in found.getheaders()}, found.read())
+        finally:
+            connection.close()
+
+    async def asked(self, **fields: Any) -> Answer:
+        question = {"policy": "citer", "prompt": PROMPT, "max_tokens": 16} | fields
+        return await self.fetch("POST", "/api/runs", json.dumps(question).encode(), content_type="application/json")
+
+    def ask(self, **fields: Any) -> list[Event]:
+        found: Answer = self.run(self.asked(**fields))
+        assert found.status == 200, found.body
+        return found.events
+
+
+def named(events: list[Event], name: str) -> list[dict[str, Any]]:
+    return [data for each, data in events if each == name]

@@ -1,0 +1,297 @@
+"""The page's runs over real nodes and engines: what is told, what the threshold does, who may ask what."""
+
+import asyncio
+import json
+from math import nextafter
+from typing import Any
+
+import pytest
+from fake_setup import setup
+from page.made import PROMPT, Played, named, routed, router, show
+
+from serving.page.app import Runs
+from serving.pair import Pair
+
+
+def clouds(events: list[Any]) -> list[bool]:
+    return [token["cloud"] for token in named(events, "token")]
+
+
+def test_events_come_in_order_and_the_counters_add_up(page: Played) -> None:
+    events = page.ask(max_tokens=16)
+    assert [name for name, _ in events][:1] + [name for name, _ in events][-2:] == ["begun", "counters", "done"]
+    assert {name for name, _ in events[1:-1]} == {"token", "counters"}
+    seen = 0
+    for name, data in events:
+        if name == "token":
+            seen += 1
+        elif name == "counters":
+            assert data["routed"] + data["own"] == data["tokens"] >= seen
+    last = named(events, "counters")[-1]
+    assert (last["tokens"], last["routed"]) == (16, sum(clouds(events)))
+    assert 0 < last["routed"] < 16
+    assert last["uplink_nbytes"] > last["downlink_nbytes"] == 20 * last["routed"]
+    assert named(events, "done") == [{"ending": "length", "tail": ""}]
+    times = [token["at_ms"] for token in named(events, "token")]
+    assert times == sorted(times)
+    assert last["ttft_ms"] == times[0]
+
+
+def test_each_token_says_what_the_device_thought_of_it(page: Played) -> None:
+    for token in named(page.ask(), "token"):
+        assert len(token["alternatives"]) == 3
+        assert token["alternatives"][0] == token["own"]
+        assert token["cloud"] or token["token"] == token["own"]
+        assert token["origin"] == ("cloud" if token["cloud"] else "device")
+
+
+def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
+    """To the last bit: below means below."""
+    score = next(token["score"] for token in named(page.ask(), "token") if token["cloud"])
+    exact, above = page.ask(threshold=score), page.ask(threshold=nextafter(score, 1))
+    assert named(exact, "begun")[0]["threshold"] == score
+    assert score not in [token["score"] for token in named(exact, "token") if token["cloud"]]
+    assert score in [token["score"] for token in named(above, "token") if token["cloud"]]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
+def test_tokens_below_the_threshold_are_the_clouds_and_no_others(page: Played, threshold: float | None) -> None:
+    events = page.ask(threshold=threshold)
+    at = named(events, "begun")[0]["threshold"]
+    assert at == (0.4 if threshold is None else threshold)
+    assert clouds(events) == [token["score"] < at for token in named(events, "token")]
+
+
+def test_small_only_asks_nobody_at_any_threshold(page: Played) -> None:
+    events = page.ask(mode="small_only", threshold=1.0)
+    last = named(events, "counters")[-1]
+    assert not any(clouds(events))
+    assert (last["routed"], last["uplink_nbytes"], last["downlink_nbytes"]) == (0, 0, 0)
+    assert named(events, "begun")[0] | {"device": ""} == {
+        "device": "", "policy": "citer", "mode": "small_only", "threshold": None, "prompt_tokens": 5, "max_tokens": 16,
+        "cloud": True,
+    }  # fmt: skip
+    assert all(token["score"] is not None for token in named(events, "token"))
+
+
+def test_the_two_ends_are_beside_it(page: Played) -> None:
+    alone, all_of_it = page.ask(policy="edge_centric"), page.ask(policy="cloud_centric")
+    assert (any(clouds(alone)), all(clouds(all_of_it))) == (False, True)
+    text = [[token["token"] for token in named(events, "token")] for events in (alone, page.ask(mode="small_only"))]
+    assert text[0] == text[1]
+    assert named(all_of_it, "token")[0]["alternatives"] == []
+
+
+def test_one_seed_is_one_text(page: Played) -> None:
+    def text(seed: int) -> list[str]:
+        return [token["token"] for token in named(page.ask(temperature=1.5, seed=seed), "token")]
+
+    assert text(3) == text(3) != text(4)
+
+
+def test_a_deferral_routes_what_is_above(tiny: Pair) -> None:
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, (routed("co_llm", router("above", 0.9)),)))
+        events = played.ask(policy="co_llm")
+        assert clouds(events) == [token["score"] > 0.9 for token in named(events, "token")]
+        assert any(clouds(events))
+        about = json.loads(played.run(played.fetch("GET", "/api/about")).body)
+        assert about["policies"][0]["router"]["side"] == "above"
+        played.close()
+
+
+# Beside each other, and in line.
+
+
+def test_two_runs_have_a_device_each_and_a_third_waits(page: Played) -> None:
+    async def at_once() -> list[Any]:
+        return await asyncio.gather(*(page.asked(max_tokens=30) for _ in range(3)))
+
+    devices = sorted(named(found.events, "begun")[0]["device"] for found in page.run(at_once()))
+    assert set(devices) == {"citer.device-0", "citer.device-1"}
+    assert page.stage.watch._at == page.stage.watch._looks == {}
+    assert not page.stage.watch._recorder.records
+
+
+def test_beyond_a_full_line_one_is_told_to_come_back(tiny: Pair) -> None:
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, (routed(),), devices=1, queue=1))
+
+        async def at_once() -> list[Any]:
+            return await asyncio.gather(*(played.asked(max_tokens=100) for _ in range(3)))
+
+        found = sorted(runner.run(at_once()), key=lambda answer: answer.status)
+        assert [answer.status for answer in found] == [200, 200, 429]
+        assert found[2].headers["retry-after"] == "1"
+        played.close()
+
+
+def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
+    async def leave() -> None:
+        body = json.dumps({"policy": "citer", "prompt": PROMPT, "max_tokens": 450}).encode()
+        head = "POST /api/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.server.port)
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        await reader.readuntil(b"event: token")
+        writer.close()
+        devices = [node.device for node in page.stage.live._nodes.values() if hasattr(node, "device")]  # type: ignore[attr-defined]
+        while page.stage.watch._at or any(device.serving for device in devices):
+            await asyncio.sleep(0.005)
+
+    page.run(leave())
+    assert len(named(page.ask(max_tokens=4), "token")) == 4  # the device is free again
+
+
+def test_a_server_that_stops_says_so(tiny: Pair) -> None:
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, (routed(),)))
+
+        async def stopped() -> Any:
+            asking = asyncio.create_task(played.asked(max_tokens=450))
+            while not played.stage.watch._at:
+                await asyncio.sleep(0.005)
+            await played.server.stop(0)
+            return await asking
+
+        events = runner.run(stopped()).events
+        assert events[-1] == ("error", {"message": "this device is shutting down"})
+        assert named(events, "begun")
+        played.close()
+
+
+def test_a_model_that_fails_ends_one_run_with_words(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, (routed(),)))
+        engine: Any = played.models["citer"].device
+        execute, count = engine.execute, 0
+
+        def failing(work: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == 5:
+                raise RuntimeError("the chip is on fire")
+            return execute(work)
+
+        monkeypatch.setattr(engine, "execute", failing)
+        events = played.ask()
+        assert len(named(events, "token")) == 4
+        assert events[-1][0] == "error"
+        assert "broke off on this device" in events[-1][1]["message"]
+        assert named(played.ask(), "done")
+        played.close()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "match"),
+    [
+        ({"policy": "synera"}, "policy", "not on this page; there are citer, edge_centric, cloud_centric"),
+        ({"policy": None}, "policy", "give a text"),
+        ({"prompt": ""}, "prompt", "give a text"),
+        ({"prompt": "\ud800"}, "prompt", "half a character"),
+        ({"prompt": "key " * 600}, "prompt", "context is 512 tokens"),
+        ({"mode": "large_only"}, "mode", "citer knows joint and small_only"),
+        ({"mode": "small_only", "policy": "cloud_centric"}, "mode", "cloud_centric knows joint"),
+        ({"threshold": 1.01}, "threshold", "a number from 0 to 1"),
+        ({"threshold": "0.4"}, "threshold", "a number from 0 to 1"),
+        ({"threshold": 0.4, "policy": "edge_centric", "mode": "small_only"}, "threshold", "has no router"),
+        ({"max_tokens": 0}, "max_tokens", "from 1 to 512"),
+        ({"max_tokens": 509}, "prompt", "context is 512 tokens"),
+        ({"temperature": -1}, "temperature", "from 0 to 2"),
+        ({"seed": 0.5}, "seed", "whole number"),
+        ({"tau": 0.4}, "tau", "knows no field tau"),
+    ],
+)
+def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any], param: str, match: str) -> None:
+    found = page.run(page.asked(**fields))
+    assert (found.status, found.error["param"]) == (400, param)
+    assert match in found.error["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "headers", "status"),
+    [
+        ("POST", "/api/runs", b"{}", {}, 415),
+        ("POST", "/api/runs", b"[]", {"content_type": "application/json"}, 400),
+        ("POST", "/api/runs", b"{" * 100_000, {"content_type": "application/json"}, 400),
+        ("POST", "/api/runs", b" " * 300_000, {"content_type": "application/json"}, 413),
+        ("GET", "/api/runs", b"", {}, 405),
+        ("GET", "/page.py", b"", {}, 404),
+        ("GET", "/../made.py", b"", {}, 404),
+        ("GET", "/static/page.css", b"", {}, 404),
+        ("GET", "/", b"", {"host": "evil.example:8080"}, 421),
+        ("GET", "/", b"", {"host": ""}, 421),
+    ],
+)
+def test_what_is_not_for_it_is_refused(
+    page: Played, method: str, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    found = page.run(page.fetch(method, path, body, **headers))
+    assert found.status == status
+    assert found.error["message"]
+    assert "default-src 'self'" in found.headers["content-security-policy"]
+
+
+def test_a_key_opens_runs_and_the_files_are_open(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_THIS_TEST", "the-key")
+    with asyncio.Runner() as runner:
+        played = Played(runner, show(tiny, (routed(),), api_key_env="KEY_OF_THIS_TEST"))
+        assert [played.run(played.fetch("GET", path)).status for path in ("/", "/page.js", "/healthz")] == [200] * 3
+        assert played.run(played.fetch("GET", "/api/about")).status == 401
+        assert played.run(played.asked()).status == 401
+        bearer = {"authorization": "Bearer the-key"}
+        assert played.run(played.fetch("GET", "/api/about", **bearer)).status == 200
+        played.close()
+
+
+def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page: Played) -> None:
+    from serving.endpoint.errors import ApiError
+    from serving.page.question import Question
+
+    runs = Runs(page.stage, page.server._running)
+    offers = page.stage.show.offers
+
+    class Gone:
+        reachable: frozenset[str] = frozenset()
+
+    page.stage.host = Gone()  # type: ignore[assignment]
+    try:
+        runs._check(Question(offers["citer"], PROMPT, 4, None, None), (1, 2))  # link_loss=local goes on alone
+        with pytest.raises(ApiError, match="cloud cannot be reached"):
+            runs._check(Question(offers["cloud_centric"], PROMPT, 4, None, None), (1, 2))
+    finally:
+        page.stage.host = None
+
+
+# What it says of itself.
+
+
+def test_about_tells_what_each_figure_means(page: Played) -> None:
+    about = json.loads(page.run(page.fetch("GET", "/api/about")).body)
+    assert [policy["name"] for policy in about["policies"]] == ["citer", "edge_centric", "cloud_centric"]
+    found = about["policies"][0]["router"]
+    assert (found["threshold"], found["artifact_threshold"], found["side"]) == (0.4, 0.4, "below")
+    assert found["scores"] == sorted(found["scores"])
+    assert "has no router" in about["policies"][1]["no_slider"]
+    counters = named(page.ask(max_tokens=2), "counters")[-1]
+    assert {each["key"] for each in about["measures"]} == counters.keys() - {"routed", "own", "offline"}
+    assert all(each["means"] for each in about["measures"])
+    assert about["examples"] == ["Where?"]
+    assert about["limits"] == {"max_tokens": 512, "new_tokens": 24, "context": 512}
+
+
+def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: Pair, page: Played) -> None:
+    assert named(page.ask(), "counters")[-1]["device_energy_j"] is None
+    with asyncio.Runner() as runner:
+        shown = show(tiny, (routed(), setup("cloud_centric").policy), pace="hardware", shaped=True)
+        played = Played(runner, shown)
+        last = named(played.ask(max_tokens=6), "counters")[-1]
+        fleet = shown.setup.hardware.device_fleets[0]
+        assert 0 < last["device_energy_j"] < 2 * (fleet.joules(last["ttft_ms"] / 1e3 + 5 * last["tbt_ms"] / 1e3) or 0)
+        all_of_it = named(played.ask(policy="cloud_centric", max_tokens=3), "counters")[-1]
+        assert all_of_it["cloud_energy_j"] == pytest.approx(
+            shown.setup.hardware.cloud.joules(all_of_it["cloud_busy_ms"] / 1e3), rel=1e-3
+        )
+        played.close()
