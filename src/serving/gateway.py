@@ -38,11 +38,19 @@ class DeviceGateway:
     """`serving.endpoint.gateway.Gateway` over the node `device` of a live driver, which it watches as an observer."""
 
     def __init__(
-        self, device: str, policy: Policy, tokenizer: Tokenizer, context: int, cloud: Callable[[], bool]
+        self,
+        device: str,
+        policy: Policy,
+        tokenizer: Tokenizer,
+        context: int,
+        cloud: Callable[[], bool],
+        greedy: bool = False,
     ) -> None:
+        """`greedy`: whoever serves the large model draws nothing."""
         self.model, self.created, self.tokenizer, self.context = policy.name, int(time.time()), tokenizer, context
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._reach = device, policy, cloud
+        self._greedy = greedy or policy.verify.greedy
         self._live: Live | None = None
         self._pieces: dict[str, asyncio.Queue[Piece]] = {}
         self._cached: dict[str, int | None] = {}
@@ -67,7 +75,7 @@ class DeviceGateway:
         live = self._live
         if live is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
-        if sampling and self._policy.verify.greedy:
+        if sampling and self._greedy:
             raise RefusedError(f"{self.model} decodes greedily only; ask with temperature 0")
         session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
         if sampling:  # one seed, one text, whatever the session is called; without sampling one text

@@ -54,7 +54,7 @@ class Local:
         records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, note = self.pace == "wall", f"pace: {pacing.described}"
         return Served(
-            asked, records, models.tokenizer, models.cloud_layers, here=here, notes=(note,), overhead=overhead
+            asked, records, models.tokenizer, models.cloud_layers, here=here, notes=(note, *models.told()), overhead=overhead
         )
 
     async def play(
