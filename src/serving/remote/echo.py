@@ -7,11 +7,13 @@ from typing import Any
 
 from serving.remote.answer import by_id, kind, only_choice
 from serving.remote.error import RemoteError
+from serving.remote.tokens import HALF
 
 
 @dataclass(frozen=True)
 class Opinion:
-    """On one token: is it the likeliest? `best` is the likeliest one's id, None where the server gives only its text.
+    """On one token: is it the likeliest? `best` is the likeliest one's id, None where the server gives only its text;
+    several halves of characters have one text, so then they are in doubt, and do not agree.
     """
 
     agrees: bool
@@ -40,6 +42,8 @@ def added(body: Mapping[str, Any], prompt: int) -> int | None:
 
 
 def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
+    if not isinstance(token, str):
+        raise RemoteError(f"the server echoes {kind(token)} as a token")
     told = by_id(token)
     if told is not None and told != asked:
         raise RemoteError(f"the server echoes token {told} where {asked} was asked about")
@@ -50,7 +54,9 @@ def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
     named = by_id(best)
     if (told is None) != (named is None):
         raise RemoteError("the server names some tokens by id and some by text")
-    return Opinion(chances[0] >= max(chances) if named is None else named == asked, named)
+    if named is None:
+        return Opinion(chances[0] >= max(chances) and HALF not in token, None)
+    return Opinion(named == asked, named)
 
 
 def _chance(value: Any) -> float:

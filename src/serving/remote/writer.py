@@ -46,14 +46,19 @@ class Writer:
         )
 
     def judge(self, prompt: Sequence[int], drafts: Sequence[int]) -> Verdict:
-        """Greedily: drafts stand while they are what the server would have written. Raises RemoteError."""
+        """Greedily: drafts stand while they are what the server would have written. Raises RemoteError.
+
+        Where the likeliest token is named by its text alone, and that says something else, the server writes it.
+        """
         whole = (*prompt, *drafts)
         body = self.client.post(*self.dialect.judge(self.client.server, self._said(whole)))
         if not self.as_text:
             self.dialect.read(body | {"choices": [self._only_finish(body)]}, 1, len(whole))
         for accepted, opinion in enumerate(echo.opinions(body, whole, len(drafts))):
             if not opinion.agrees:
-                return Verdict(accepted, self._known(opinion.best, whole[: len(prompt) + accepted]))
+                best = self._known(opinion.best, whole[: len(prompt) + accepted])
+                if best != drafts[accepted]:
+                    return Verdict(accepted, best)
         return Verdict(len(drafts), self._known(echo.added(body, len(whole)), whole))
 
     def _only_finish(self, body: dict[str, Any]) -> dict[str, Any]:

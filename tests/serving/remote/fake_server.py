@@ -181,7 +181,7 @@ class FakeServer:
                 continue
             best = self.brain(prefix)
             own.append(-0.5 if token == best else -4.0)
-            tops.append({name(best): -0.5, name(token): own[-1] or 0.0})
+            tops.append({name(best): -0.5} | ({} if self.kind == "sglang" else {name(token): own[-1] or 0.0}))
         return {"tokens": [name(t) for t in tokens], "token_logprobs": own, "top_logprobs": tops, "text_offset": []}
 
 
