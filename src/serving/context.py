@@ -39,7 +39,8 @@ def _bounds(setup: Setup) -> dict[str, int]:
             found["the cloud's cache"] = int(cache // block) * block
     if not found:
         raise ValueError(
-            "nothing says how long a conversation may be; set model.cloud.server.context_tokens to what the server takes"
+            "nothing says how long a conversation may be; set model.cloud.server.context_tokens to what the server "
+            "takes"
         )
     return found
 

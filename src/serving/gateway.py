@@ -26,12 +26,14 @@ from serving.messages import (
     Received,
     Reply,
     Request,
+    Routing,
     Sampling,
     Send,
     Start,
     Work,
 )
 from serving.policy import Policy
+from serving.slots.routing import Routed
 
 
 class DeviceGateway:
@@ -69,8 +71,17 @@ class DeviceGateway:
         alone = self._policy.offload.reach == "none" or self._policy.link_loss.action == "local"
         return self._live is not None and (alone or self.cloud)
 
+    @property
+    def routed(self) -> Routed | None:
+        return self._policy.offload if isinstance(self._policy.offload, Routed) else None
+
     async def ask(
-        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
     ) -> AsyncGenerator[Piece, None]:
         live = self._live
         if live is None:
@@ -83,7 +94,10 @@ class DeviceGateway:
         pieces = self._pieces[session] = asyncio.Queue()
         self._cached[session] = None
         seed = sampling.seed if sampling else seed_for(0, session)
-        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None, seed=seed)
+        call = Call(
+            session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None, seed=seed,
+            routing=routing,
+        )  # fmt: skip
         live.post(live.now(), self._device, Begin(call))
         ending = ""
         try:

@@ -72,8 +72,8 @@ class Checkpoint:
 class Model(Checkpoint):
     """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory.
 
-    Where the checkpoint is quantised, so is what it stands for. With a `server` the tokens come from there; path and hub
-    may then be absent, and are what stages that profile the model run.
+    Where the checkpoint is quantised, so is what it stands for. With a `server` the tokens come from there; path and
+    hub may then be absent, and are what stages that profile the model run.
     """
 
     timing: Architecture
@@ -126,7 +126,9 @@ class Pair:
 
     def __post_init__(self) -> None:
         if self.device.server:
-            raise ValueError("model.device.server is set, but the device's model runs here; servers stand for the cloud")
+            raise ValueError(
+                "model.device.server is set, but the device's model runs here; servers stand for the cloud"
+            )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engine.tokenizer import same_tokenizer
 

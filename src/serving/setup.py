@@ -79,8 +79,8 @@ class Setup:
             return
         if len(self.hops) > 1 or any(hop.node == HERE for hop in self.hops):
             raise ValueError(
-                f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits it; "
-                "set policy/placement=cloud, or model.cloud.server=null"
+                f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
+                "it; set policy/placement=cloud, or model.cloud.server=null"
             )
         if self.policy.draft.source == "heads" or self.policy.verify.greedy:
             raise ValueError(

@@ -34,7 +34,6 @@ from serving.messages import (
     Woke,
 )
 
-
 log = logging.getLogger(__name__)
 
 

@@ -1,6 +1,7 @@
 """The key that clients show, asked for before anything of a request is read."""
 
 import hmac
+from hashlib import sha256
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,11 +12,16 @@ OPEN = frozenset({"/healthz", "/readyz"})
 """For orchestrators, which have no key; they tell nothing about what is asked."""
 
 
+CLIENT = "tandem.client"
+"""Whose key a request showed, in its scope: a digest, or "" where nobody shows any."""
+
+
 class Keyed:
     """Lets a request pass to `app` if no key is configured or it shows the right one; else answers 401."""
 
     def __init__(self, app: ASGIApp, key: str | None) -> None:
         self._app, self._key = app, key.encode() if key else None
+        self._name = sha256(self._key).hexdigest() if self._key else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN and not self._admits(Headers(scope=scope)):
@@ -28,7 +34,7 @@ class Keyed:
             )
             await refusal.response()(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app({**scope, CLIENT: self._name}, receive, send)
 
     def _admits(self, headers: Headers) -> bool:
         if self._key is None:

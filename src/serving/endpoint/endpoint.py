@@ -1,8 +1,10 @@
 """Where the device's OpenAI-compatible endpoint listens, and what it lets in."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
+
+from serving.routing.allowed import Allowed
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Endpoint:
     """How long a request's body may take to arrive."""
     stall_s: float = 30.0
     """How long a client may leave what was sent unread before its connection is closed."""
+    routing: Allowed = field(default_factory=Allowed)
+    """What those may do who ask for routes (/v1/route)."""
 
     def __post_init__(self) -> None:
         if not self.host:

@@ -33,7 +33,7 @@ def completion(body: Mapping[str, Any], asked: int, prompt: int | None) -> Answe
         raise RemoteError(f"the server's answer has no text but {kind(text)}")
     if finish not in ("stop", "length"):
         raise RemoteError(
-            f"the server ended with finish_reason={finish!r}; only 'stop' is the end of a text, and only 'length' a part"
+            f"the server ended with finish_reason={finish!r}; only 'stop' ends a text, and only 'length' a part of one"
         )
     _check_usage(body.get("usage"), prompt)
     ids = None if choice.get("token_ids") is None else whole_numbers(choice["token_ids"], "token_ids")

@@ -21,10 +21,15 @@ class Draw:
 
 
 class Dialect(Protocol):
-    ids: bool
-    """Does it give token ids?"""
-    echoes: bool
-    """Can its prompts have log-probabilities?"""
+    @property
+    def ids(self) -> bool:
+        """Does it give token ids?"""
+        ...
+
+    @property
+    def echoes(self) -> bool:
+        """Can its prompts have log-probabilities?"""
+        ...
 
     def write(self, server: Server, prompt: Sequence[int] | str, n: int, draw: Draw | None) -> tuple[str, Body]:
         """Where and how up to `n` tokens behind a prompt are asked for."""

@@ -1,5 +1,4 @@
-"""A server in the place of an engine: hops of a whole target, whose text is kept here and whose tokens come from there.
-"""
+"""A server in the place of an engine: the text of each session is kept here, and its tokens come from there."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -33,12 +32,14 @@ class RemoteEngine:
 
     def execute(self, work: Generate | Forward) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
         """Raises RemoteError, after which nothing of the batch counts; CacheHoleError for rows behind a text's end;
-        ValueError for work that no server does.
+        ValueError and TypeError for work that no server does.
         """
         if isinstance(work, Generate):
-            raise ValueError("a server drafts nothing: the drafter runs on the device")
+            raise TypeError("a server drafts nothing: the drafter runs on the device")
         if len({rows.session for rows in work.rows}) < len(work.rows):
-            raise ValueError("a session has rows twice in one forward, but its text can only grow by one part at a time")
+            raise ValueError(
+                "a session has rows twice in one forward, but its text can only grow by one part at a time"
+            )
         texts = [self._text(rows) for rows in work.rows]
         verdicts = self._all(work.rows, texts)
         for rows, text, verdict in zip(work.rows, texts, verdicts, strict=True):

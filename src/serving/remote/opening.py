@@ -70,8 +70,8 @@ def _check_context(server: Server, card: dict[str, Any]) -> None:
     said = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
     if type(said) is int and server.context_tokens and said < server.context_tokens:
         raise RemoteError(
-            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {said}; ask for fewer, "
-            "or give it a longer context"
+            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {said}; ask for "
+            "fewer, or give it a longer context"
         )
 
 
@@ -85,10 +85,12 @@ def _same_cut(client: Client, dialect: Dialect, tokenizer: "Tokenizer") -> None:
             continue
         theirs = list(whole_numbers(answer.get("tokens"), "tokens"))
         if theirs != own:
-            at = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
+            )
             raise RemoteError(
-                f"its tokenizer is not the pair's: {text!r} is {own} here and {theirs} there, from token {at} on; serve "
-                "a model of the device's family"
+                f"its tokenizer is not the pair's: {text!r} is {own} here and {theirs} there, from token {at} on; "
+                "serve a model of the device's family"
             )
 
 
@@ -168,7 +170,7 @@ def _try_judging(writer: Writer) -> None:
 
 def _cannot_judge(named: str, why: str) -> str:
     return (
-        f"{named} returns no log-probabilities of prompts that a verdict could be made of ({why}). Policies that verify "
-        "drafts need them (synera, sled, wisp); use a server that has them (vLLM, SGLang), or a policy whose drafts do "
-        "not travel: hybrid, edgefm, cloud_centric, or policy/verify=replace"
+        f"{named} returns no log-probabilities of prompts that a verdict could be made of ({why}). Policies that "
+        "verify drafts need them (synera, sled, wisp); use a server that has them (vLLM, SGLang), or a policy whose "
+        "drafts do not travel: hybrid, edgefm, cloud_centric, or policy/verify=replace"
     )

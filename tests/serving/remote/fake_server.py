@@ -7,6 +7,7 @@ import json
 import socket
 import ssl
 import struct
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ class FakeServer:
 
     def __enter__(self) -> "FakeServer":
         self.over = threading.Event()
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http = _Listener(("127.0.0.1", 0), _handler(self))
         self._http.daemon_threads = True
         if self.files:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -131,9 +132,9 @@ class FakeServer:
             self._whole(body, "seed", 0, (1 << 31) - 1)
             if not 0 < body.get("top_p", 1.0) <= 1:
                 raise BadQuestionError("top_p")
-        if self.kind in ("vllm", "sglang"):  # a model's own generation config must not count
-            if body.get("repetition_penalty") != 1.0 or body.get("min_p") != 0.0 or "top_k" not in body:
-                raise BadQuestionError("a default of the model's is not overruled")
+        overruled = body.get("repetition_penalty") == 1.0 and body.get("min_p") == 0.0 and "top_k" in body
+        if self.kind in ("vllm", "sglang") and not overruled:  # a model's own generation config must not count
+            raise BadQuestionError("a default of the model's is not overruled")
         if self.kind == "llama_cpp" and body.get("samplers") != ["temperature", "top_k", "top_p"]:
             raise BadQuestionError("samplers of its own")
 
@@ -185,6 +186,13 @@ class FakeServer:
         return {"tokens": [name(t) for t in tokens], "token_logprobs": own, "top_logprobs": tops, "text_offset": []}
 
 
+class _Listener(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hung up, or was hung up on, is no fault of this server's."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
 class _Answered(Exception):  # noqa: N818
     """A fault has said all there is to say."""
 
@@ -193,10 +201,10 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-        def do_GET(self) -> None:  # noqa: N802
+        def do_GET(self) -> None:
             self._answer(lambda _: server.models() if self.path == "/v1/models" else None, {})
 
-        def do_POST(self) -> None:  # noqa: N802
+        def do_POST(self) -> None:
             raw = self.rfile.read(int(self.headers["content-length"]))
             writes = {"llama_cpp": "/completion"}.get(server.kind, "/v1/completions")
             known = {writes: self._write}
@@ -214,7 +222,9 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             except BadQuestionError as why:
                 server.wrong.append(str(why))
                 self._say(400, {"error": {"message": str(why), "type": "invalid_request_error"}})
-            except (_Answered, OSError):
+            except _Answered as fault:  # a whole answer leaves the connection to the next question
+                self.close_connection = str(fault) in ("hang", "drip", "reset", "cut")
+            except OSError:
                 self.close_connection = True
 
         def _write(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -222,7 +232,7 @@ def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             fault = server.faults.popleft() if server.faults else None
             if isinstance(fault, str):
                 getattr(self, f"_{fault}")()
-                raise _Answered
+                raise _Answered(fault)
             if isinstance(fault, int):
                 self._say(fault, {"error": {"message": "told to fail", "code": fault}})
                 raise _Answered

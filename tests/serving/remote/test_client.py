@@ -139,7 +139,7 @@ def test_llama_cpp_is_read_as_strictly(tokenizer: Tokenizer, changes: dict[str, 
 def test_nobody_listens(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         pass
-    with pytest.raises(RemoteError, match="was not reached .*is it running") as told:
+    with pytest.raises(RemoteError, match=r"was not reached .*is it running") as told:
         writer(fake, tokenizer).write(PROMPT, 1)
     assert told.value.passing
 

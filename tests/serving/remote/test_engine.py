@@ -107,7 +107,7 @@ def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, toke
     assert first is not None
     for start, tokens in ((2, (first.token,)), (2, (77,)), (0, (40, 41))):
         (verdict,) = verdicts(engine, rows("a", start, *tokens))
-        assert verdict == Verdict(0, counting(50)(((40, 41)[:start] + tokens)))
+        assert verdict == Verdict(0, counting(50)((40, 41)[:start] + tokens))
     assert [len(body["prompt"]) for body in fake.asked] == [2, 3, 2]  # the other text, and the first one again
     engine.drop("a", 0)
     verdicts(engine, rows("a", 0, 40, 41))
@@ -144,7 +144,7 @@ def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: T
 
 def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
-    with pytest.raises(ValueError, match="drafts nothing"):
+    with pytest.raises(TypeError, match="drafts nothing"):
         engine.execute(Generate("a", 0, (40,), Stop(1)))
     for wrong, match in (
         ((rows("a", 0, 40), rows("a", 1, 41)), "rows twice"),

@@ -75,5 +75,5 @@ def test_policies_write_the_same_text(url: str, pair: tuple[Path, Path], tokeniz
 
 
 def test_it_cannot_judge_and_is_refused_for_what_needs_that(url: str, tokenizer: Tokenizer) -> None:
-    with pytest.raises(ValueError, match="llama.cpp ignores echo"):
+    with pytest.raises(ValueError, match=r"llama.cpp ignores echo"):
         open_remote(server(url), tokenizer, len(tokenizer), True)

@@ -44,7 +44,9 @@ def test_a_server_that_refuses_ids_is_asked_in_text(tokenizer: Tokenizer) -> Non
 
 def test_a_model_that_is_not_there(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
-        with pytest.raises(ValueError, match=r"no model 'larger' at http.*it lists: large\. Set model.cloud.server.model"):
+        with pytest.raises(
+            ValueError, match=r"no model 'larger' at http.*it lists: large\. Set model.cloud.server.model"
+        ):
             opened(fake, tokenizer, model="larger")
         assert fake.asked == []
 
@@ -131,7 +133,7 @@ def test_what_no_server_does_is_refused_before_any_work() -> None:
         setup("sled", pair=pair, decoding=Decoding(temperature=0.8))
     with pytest.raises(ValueError, match="placement=UShape splits it"):
         setup("u_shape", pair=pair)
-    with pytest.raises(ValueError, match="placement=Cloud splits it|placement=UShape splits it"):
+    with pytest.raises(ValueError, match="placement=UShape splits it"):
         setup("hat", pair=pair, override={"placement": UShape()})
     with pytest.raises(ValueError, match=r"model.device.server is set"):
         Pair(far(), far())

@@ -13,7 +13,7 @@ from serving.endpoint.endpoint import Endpoint
 from serving.endpoint.gateway import Conversation, Piece
 from serving.endpoint.server import serve
 from serving.engine.tokenizer import Tokenizer
-from serving.messages import Forward, Rows, Sampling, Span, Verdict
+from serving.messages import Forward, Routing, Rows, Sampling, Span, Verdict
 from serving.remote.opening import open_remote
 
 BRAIN = counting(50)
@@ -24,7 +24,12 @@ class Writing(FakeGateway):
     """A device that writes what a brain says, up to an end token behind a full stop."""
 
     async def ask(
-        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
     ) -> AsyncGenerator[Piece, None]:
         text = list(prompt)
         for n in range(1, limit + 1):

@@ -34,9 +34,7 @@ def reciting(tokens: Sequence[int], end: int) -> Callable[[tuple[int, ...]], int
 
 
 def asking(fake: FakeServer, tokenizer: Tokenizer, **how: Any) -> Writer:
-    return Writer(
-        Client(server(fake.url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how
-    )
+    return Writer(Client(server(fake.url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how)
 
 
 TEXT = " it is in the box \U0001f642 aus \u6771\u4eac."
@@ -66,13 +64,18 @@ def test_half_a_character_is_asked_for_at_greater_length(tokenizer: Tokenizer) -
 
 def test_text_that_stays_half_is_an_error(tokenizer: Tokenizer) -> None:
     half = ids("\u6f22")[0]
-    with FakeServer(byte_level(), lambda prefix: half, "openai") as fake, pytest.raises(RemoteError, match="are no text"):
+    with (
+        FakeServer(byte_level(), lambda prefix: half, "openai") as fake,
+        pytest.raises(RemoteError, match="are no text"),
+    ):
         asking(fake, tokenizer).write(ids("say:"), 1)
 
 
 def test_only_a_stop_ends_a_text_and_its_end_token_is_the_one_named(tokenizer: Tokenizer) -> None:
     def stopped(**said: Any) -> Any:
-        return lambda a: a | {"choices": [a["choices"][0] | {"text": "", "token_ids": [], "finish_reason": "stop"} | said]}
+        return lambda a: (
+            a | {"choices": [a["choices"][0] | {"text": "", "token_ids": [], "finish_reason": "stop"} | said]}
+        )
 
     with FakeServer(byte_level(), lambda prefix: 50) as fake:
         writer = asking(fake, tokenizer)
