@@ -15,6 +15,7 @@ from serving.census import Census
 from serving.context import context_tokens
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
+from serving.executor import OutageError
 from serving.host import Host
 from serving.nodes.worker import Worker
 from serving.scene import Chips, link
@@ -78,7 +79,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         address = await _listening(host, service.cloud)
         where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
-        print(f"cloud: {setup.pair.cloud.where} listens on {address}{where}", flush=True)
+        print(f"cloud: {setup.pair.cloud.tells} listens on {address}{where}", flush=True)
         await drive(live, stop, lambda: _drained(workers, service.grace_s))
 
 
@@ -93,6 +94,9 @@ async def _drained(workers: Sequence[Worker], grace_s: float) -> None:
 def _survived(census: Census) -> Callable[[Exception], None]:
     def told(problem: Exception) -> None:
         census.errors += 1
+        if isinstance(problem, OutageError):
+            log.error("%s", problem)
+            return
         log.error("an error in the cloud; what it happened in begins anew", exc_info=problem)
 
     return told

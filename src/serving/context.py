@@ -27,12 +27,21 @@ def _bounds(setup: Setup) -> dict[str, int]:
     if setup.policy.draft.source == "model":
         found["the device's model"] = _positions(setup.pair.device)
     if setup.placed:
-        found["the cloud's model"] = _positions(setup.pair.cloud)
+        cloud = setup.pair.cloud
+        if cloud.server and cloud.server.context_tokens:
+            found["the cloud's server"] = cloud.server.context_tokens
+        elif cloud.here:
+            found["the cloud's model"] = _positions(cloud)
         own = setup.policy.kv_cache.capacity_tokens
         cache = min(setup.cloud_cache_tokens, setup.cloud_cache_tokens if own is None else own)
         if cache < float("inf"):
             block = setup.policy.kv_cache.block_tokens
             found["the cloud's cache"] = int(cache // block) * block
+    if not found:
+        raise ValueError(
+            "nothing says how long a conversation may be; set model.cloud.server.context_tokens to what the server "
+            "takes"
+        )
     return found
 
 

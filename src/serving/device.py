@@ -62,7 +62,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     cast = Cast(setup, models.cloud_layers, service.timeout_s)
     name = cast.devices[service.device]
     host = Host(cast, (name,), blobs, service.security, service.limits, digest(cast), len(models.tokenizer))
-    gateway = DeviceGateway(name, setup.policy, models.tokenizer, context, lambda: _reachable(host))
+    gateway = DeviceGateway(name, setup.policy, models.tokenizer, context, lambda: _reachable(host), setup.greedy)
     live = _live(cast, name, models, service, gateway)
     async with AsyncExitStack() as stack:
         stack.callback(live.close)

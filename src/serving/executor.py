@@ -5,9 +5,13 @@ from typing import Protocol
 from serving.messages import Outcome, Work
 
 
+class OutageError(RuntimeError):
+    """Work that failed for a reason outside this program: its node hears `Failed`, and everything else goes on."""
+
+
 class Executor(Protocol):
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        """The outcome, and the seconds that the chip is busy with it."""
+        """The outcome, and the seconds that the chip is busy with it. Raises OutageError."""
         ...
 
     def drop(self, session: str, first: int | None) -> None:

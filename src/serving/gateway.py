@@ -23,23 +23,33 @@ from serving.messages import (
     Received,
     Reply,
     Request,
+    Routing,
     Sampling,
     Send,
     Start,
     Work,
 )
 from serving.policy import Policy
+from serving.slots.routing import Routed
 
 
 class DeviceGateway:
     """`serving.endpoint.gateway.Gateway` over the node `device` of a live driver, which it watches as an observer."""
 
     def __init__(
-        self, device: str, policy: Policy, tokenizer: Tokenizer, context: int, cloud: Callable[[], bool]
+        self,
+        device: str,
+        policy: Policy,
+        tokenizer: Tokenizer,
+        context: int,
+        cloud: Callable[[], bool],
+        greedy: bool = False,
     ) -> None:
+        """`greedy`: whoever serves the large model draws nothing."""
         self.model, self.created, self.tokenizer, self.context = policy.name, int(time.time()), tokenizer, context
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._reach = device, policy, cloud
+        self._greedy = greedy or policy.verify.greedy
         self._calls: Calls | None = None
         self._cached: dict[str, int | None] = {}
         self._names, self._boot = count(1), secrets.token_hex(4)
@@ -56,16 +66,27 @@ class DeviceGateway:
         alone = self._policy.offload.reach == "none" or self._policy.link_loss.action == "local"
         return self._calls is not None and (alone or self.cloud)
 
+    @property
+    def routed(self) -> Routed | None:
+        return self._policy.offload if isinstance(self._policy.offload, Routed) else None
+
     async def ask(
-        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
     ) -> AsyncGenerator[Piece, None]:
         if self._calls is None:
             raise RefusedError("the models are still being loaded; ask again in a moment")
-        if sampling and self._policy.verify.greedy:
+        if sampling and self._greedy:
             raise RefusedError(f"{self.model} decodes greedily only; ask with temperature 0")
         session = self._session(conversation.name if conversation else f"call-{next(self._names)}")
         self._cached[session] = None
-        call = Call(session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None)
+        call = Call(
+            session, prompt, limit, self.tokenizer.ends, sampling, keep=conversation is not None, routing=routing
+        )
         try:
             async with aclosing(self._calls.follow(self._device, nameless(call))) as news:
                 async for told, _ in news:

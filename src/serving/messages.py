@@ -336,6 +336,8 @@ class Routing:
     """In place of the policy's, with the same meaning; None: the policy's."""
     small_only: bool = False
     """Nothing is routed: the device writes all of it."""
+    large_only: bool = False
+    """All of it is routed, because who asks has decided already."""
 
 
 @message

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from serving.decoding import Decoding
 from serving.messages import INF, Call
-from serving.pair import Checkpoint
+from serving.pair import Checkpoint, Model
 from serving.provision import PLAIN, Provision
 from serving.runtimes.runtime import NOWHERE, Models, Query
 from serving.setup import Setup
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
     from serving.engine.engine import Engine
     from serving.engine.heads import Proposer
-    from serving.engine.model import Model
+    from serving.engine.model import Model as TorchModel
     from serving.engine.tokenizer import Tokenizer
     from serving.onnx.engine import OnnxEngine
+    from serving.remote.engine import RemoteEngine
 
 
 def open_models(
@@ -31,12 +32,13 @@ def open_models(
     placement has devices run.
     """
     from serving.engine.blobs import Blobs
-    from serving.engine.tokenizer import Tokenizer, same_tokenizer
 
-    same_tokenizer(device.where, cloud.where)
-    tokenizer, blobs = Tokenizer(cloud.where), Blobs()
-    vocabulary = min(len(tokenizer), *(_shape(each)[1] for each in (device, cloud)))
-    bench = _Bench(blobs, vocabulary, provision)
+    tokenizer, vocabulary = spoken(device, cloud)
+    bench = _Bench(Blobs(), vocabulary, provision)
+    if isinstance(cloud, Model) and cloud.server:
+        far = bench.remote(cloud, tokenizer)
+        drafter = bench.drafter(device, cloud, None, accelerator)
+        return Models(drafter, depth(device), far, depth(cloud), tokenizer, told=far.notes)
     large = _model(cloud, accelerator)
     drafter = bench.drafter(device, cloud, large, accelerator)
     layers, heads = len(large.layers), bench.heads(large)
@@ -47,13 +49,14 @@ def open_models(
 
 def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", accelerator: str = "cpu") -> Models:
     """One side's models; what the other one holds is in another process, or of a split model in another part of it."""
-    from serving.engine.tokenizer import Tokenizer
-
     pair, provision = setup.pair, setup.policy.provision
-    tokenizer = Tokenizer(pair.cloud.where)
-    (small, rows), (layers, others) = _shape(pair.device), _shape(pair.cloud)
-    bench = _Bench(blobs, min(len(tokenizer), rows, others), provision)
+    tokenizer, vocabulary = spoken(pair.device, pair.cloud)
+    small, layers = depth(pair.device), depth(pair.cloud)
+    bench = _Bench(blobs, vocabulary, provision)
     hops = setup.policy.placement.route(layers, pair.cloud.timing.layers)
+    if side == "cloud" and pair.cloud.server:
+        far = bench.remote(pair.cloud, tokenizer)
+        return Models(NOWHERE, small, far, layers, tokenizer, told=far.notes)
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != HERE]
         large = _model(pair.cloud, accelerator)
@@ -67,8 +70,23 @@ def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", ac
     return Models(drafter, small, NOWHERE, layers, tokenizer, end)
 
 
+def spoken(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", int]:
+    """The pair's tokenizer, and how many of its tokens both models may write; the device's alone where the cloud's
+    weights are elsewhere.
+    """
+    from serving.engine.tokenizer import Tokenizer, same_tokenizer
+
+    held = [each for each in (cloud, device) if each.here]
+    if len(held) == 2:
+        same_tokenizer(device.where, cloud.where)
+    tokenizer = Tokenizer(held[0].where)
+    return tokenizer, min(len(tokenizer), *(_shape(each)[1] for each in held))
+
+
 def depth(checkpoint: Checkpoint) -> int:
-    """Layers of a causal LM, without loading it."""
+    """Layers of a causal LM, without loading it; the timed one's where its weights are elsewhere."""
+    if isinstance(checkpoint, Model) and not checkpoint.here:
+        return checkpoint.timing.layers
     return _shape(checkpoint)[0]
 
 
@@ -93,7 +111,14 @@ class _Bench:
     vocabulary: int
     provision: Provision
 
-    def heads(self, target: "Model") -> "Proposer | None":
+    def remote(self, cloud: Model, tokenizer: "Tokenizer") -> "RemoteEngine":
+        """A server in the place of the large model's engine."""
+        from serving.remote.opening import open_remote
+
+        assert cloud.server
+        return open_remote(cloud.server, tokenizer, self.vocabulary, self.provision.verifies)
+
+    def heads(self, target: "TorchModel") -> "Proposer | None":
         """What proposes drafts beside the target's own head, on whatever end has that."""
         from serving.engine.heads import open_heads
         from serving.engine.model import Absent
@@ -102,7 +127,7 @@ class _Bench:
         return open_heads(target, medusa, self.vocabulary) if medusa and not isinstance(target.head, Absent) else None
 
     def drafter(
-        self, device: Checkpoint, cloud: Checkpoint, large: "Model | None", accelerator: str
+        self, device: Checkpoint, cloud: Checkpoint, large: "TorchModel | None", accelerator: str
     ) -> "Engine | OnnxEngine":
         """What drafts: of torch, or of onnxruntime, on the CPU whatever the accelerator is."""
         if device.onnx is None:
@@ -123,7 +148,7 @@ class _Bench:
             )
         return engine
 
-    def engine(self, model: "Model", heads: "Proposer | None" = None) -> "Engine":
+    def engine(self, model: "TorchModel", heads: "Proposer | None" = None) -> "Engine":
         from serving.engine.engine import Engine
 
         p = self.provision
@@ -133,7 +158,7 @@ class _Bench:
         )  # fmt: skip
 
 
-def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "Model":
+def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":
     """All of it, or its first layers and its ends."""
     from serving.engine.model import open_model
 
@@ -150,7 +175,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _drafter(device: Checkpoint, cloud: Checkpoint, large: "Model | None", accelerator: str) -> "Model":
+def _drafter(device: Checkpoint, cloud: Checkpoint, large: "TorchModel | None", accelerator: str) -> "TorchModel":
     """The small model; one that is made of the large one's first layers takes those that are open already."""
     if device.adapter is None:
         return _model(device, accelerator)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from serving.architecture import QUANTIZED_BITS, Architecture, Quantization
 from serving.engine.architectures import ARCHITECTURES
+from serving.remote.server import Server
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Backend = Literal["torch", "onnx"]
@@ -34,7 +35,7 @@ class Checkpoint:
     """HAT's, a trained artifact: of this model only the first layers and the head are used, with it between them."""
 
     def __post_init__(self) -> None:
-        if self.path is None and self.hub is None:
+        if not self.here and not self._elsewhere:
             raise ValueError(
                 "model: neither path nor hub says where the checkpoint is; set model.device.path and model.cloud.path"
             )
@@ -44,6 +45,16 @@ class Checkpoint:
             _check_library(self.quantization)
         if isinstance(self.path, Path):
             _check(self.path, self.quantization)
+
+    @property
+    def here(self) -> bool:
+        """Is there a checkpoint on this machine, or on the Hub?"""
+        return self.path is not None or self.hub is not None
+
+    @property
+    def _elsewhere(self) -> bool:
+        """Does somebody else hold the weights?"""
+        return False
 
     @property
     def where(self) -> str:
@@ -67,8 +78,9 @@ class Checkpoint:
 class Model(Checkpoint):
     """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory.
 
-    Where the checkpoint is quantised, so is what it stands for. Raises ValueError for a checkpoint that `backend`
-    cannot run, or whose library is not installed.
+    Where the checkpoint is quantised, so is what it stands for. With a `server` the tokens come from there; path and
+    hub may then be absent, and are what stages that profile the model run. Raises ValueError for a checkpoint that
+    `backend` cannot run, or whose library is not installed.
     """
 
     timing: Architecture
@@ -76,6 +88,7 @@ class Model(Checkpoint):
     """What runs it on this machine: torch, or onnxruntime from the graph that was exported of it."""
     graph: Path | None = None
     """What the stage `device_graph` made."""
+    server: Server | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,6 +100,22 @@ class Model(Checkpoint):
     @property
     def onnx(self) -> Path | None:
         return self.graph if self.backend == "onnx" else None
+
+    @property
+    def _elsewhere(self) -> bool:
+        return self.server is not None
+
+    @property
+    def tells(self) -> str:
+        """Where its tokens come from, for who starts a process."""
+        return self.server.named if self.server else self.where
+
+    @property
+    def served(self) -> str | None:
+        """What a report has to say of tokens that come from a server."""
+        if self.server is None:
+            return None
+        return f"the cloud's tokens come from a server: {self.server.named}"
 
     @property
     def charged(self) -> str | None:
@@ -118,6 +147,10 @@ class Pair:
             raise ValueError(
                 f"model.cloud.backend is {self.cloud.backend}, and the cloud verifies many sessions in one forward, "
                 "which only torch does here; set model.cloud.backend=torch"
+            )
+        if self.device.server:
+            raise ValueError(
+                "model.device.server is set, but the device's model runs here; servers stand for the cloud"
             )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engine.tokenizer import same_tokenizer

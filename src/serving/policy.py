@@ -111,7 +111,8 @@ class Policy:
     @property
     def provision(self) -> Provision:
         """What the engines that serve it must bring."""
-        return Provision(self.scorers, self.kv_cache.block_tokens, self.exchange.number, self.draft.medusa)
+        verifies = self.verify.send and self.draft.source != "none" and self.offload.reach != "none"
+        return Provision(self.scorers, self.kv_cache.block_tokens, self.exchange.number, self.draft.medusa, verifies)
 
     @property
     def lossless(self) -> bool:

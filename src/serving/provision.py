@@ -18,6 +18,8 @@ class Provision:
     """In which hidden states leave a span of layers."""
     medusa: Medusa | None = None
     """Heads that draft where the target's head is."""
+    verifies: bool = False
+    """Do drafts travel, for a verdict?"""
 
 
 PLAIN = Provision()

@@ -63,10 +63,11 @@ class Service:
             raise ValueError(f"service.context_tokens is {self.context_tokens}; give at least 2, or null for all")
         if not self.grace_s >= 0:
             raise ValueError(f"service.grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
-        if self.endpoint.conversations > self.limits.sessions:
+        kept = self.endpoint.conversations, self.endpoint.routing.sessions
+        if sum(kept) > self.limits.sessions:
             raise ValueError(
-                f"service.endpoint.conversations is {self.endpoint.conversations}, but the cloud keeps "
-                f"service.limits.sessions={self.limits.sessions} of one device; keep fewer, or allow more"
+                f"service.endpoint.conversations is {kept[0]} and service.endpoint.routing.sessions {kept[1]}, but the "
+                f"cloud keeps service.limits.sessions={self.limits.sessions} of one device; keep fewer, or allow more"
             )
 
 

@@ -34,6 +34,7 @@ class Setup:
 
     def __post_init__(self) -> None:
         self._check_tiers()
+        self._check_server()
         self._check_decoding()
         self._check_probes()
         self._check_backend()
@@ -78,6 +79,27 @@ class Setup:
                 "cloud: one pipeline is all that is served; set count=1"
             )
 
+    def _check_server(self) -> None:
+        """What no server does, whoever it is."""
+        if self.pair.cloud.server is None:
+            return
+        if len(self.hops) > 1 or any(hop.node == HERE for hop in self.hops):
+            raise ValueError(
+                f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
+                "it; set policy/placement=cloud, or model.cloud.server=null"
+            )
+        if self.policy.draft.source == "heads" or self.policy.verify.greedy:
+            raise ValueError(
+                f"model.cloud.server judges no trees of drafts, as verify={type(self.policy.verify).__name__} asks; "
+                "choose another policy, or model.cloud.server=null"
+            )
+        if self.decoding.temperature and self.greedy:
+            raise ValueError(
+                f"decoding.temperature is {self.decoding.temperature}, and policy {self.policy.name} verifies drafts, "
+                "which takes the distribution that a server keeps to itself; set temperature=0, or "
+                "policy/verify=replace"
+            )
+
     def _check_decoding(self) -> None:
         if self.decoding.temperature and self.policy.verify.greedy:
             raise ValueError(
@@ -118,6 +140,12 @@ class Setup:
                 f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
                 "shorter requests"
             )
+
+    @property
+    def greedy(self) -> bool:
+        """Must decoding be greedy, for the policy or for who serves its large model?"""
+        served = self.pair.cloud.server is not None and self.policy.provision.verifies
+        return served or self.policy.verify.greedy
 
     @property
     def placed(self) -> bool:

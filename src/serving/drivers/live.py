@@ -6,6 +6,7 @@ from it while work or a message is under way, so that threads and transports yie
 
 import asyncio
 import heapq
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Literal, TypeAlias
 from serving.drivers.clock import Clock
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Phase, Wire
+from serving.executor import OutageError
 from serving.messages import (
     INF,
     Command,
@@ -34,6 +36,8 @@ from serving.messages import (
     Woke,
     Work,
 )
+
+log = logging.getLogger(__name__)
 
 Pace: TypeAlias = Literal["wall", "hardware"]
 """Work takes as long as it takes here, or is stretched to what its executor says that it takes there."""
@@ -68,7 +72,10 @@ class Pacing:
 
 
 class Live:
-    """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on."""
+    """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on.
+
+    An OutageError never ends it: its node hears that the work failed.
+    """
 
     def __init__(
         self,
@@ -248,12 +255,15 @@ class Live:
 
     def _failed(self, name: str, job: int, problem: BaseException) -> None:
         self._under_way -= 1
-        if self._told is None or not isinstance(problem, Exception):
+        if self._told and isinstance(problem, Exception):
+            self._told(problem)
+        elif isinstance(problem, OutageError):
+            log.warning("%s: %s", name, problem)
+        else:
             self._problem = problem
             self._stirred.set()
-        else:
-            self._told(problem)
-            self.post(self.clock.now(), name, Failed(job))
+            return
+        self.post(self.clock.now(), name, Failed(job))
 
     def _push(self, at: float, phase: int, serial: int, do: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (at, phase, serial, do))

@@ -5,6 +5,7 @@ first.
 """
 
 import gc
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from serving.drivers.observer import Observer
-from serving.executor import Executor
+from serving.executor import Executor, OutageError
 from serving.messages import (
     INF,
     Chunk,
@@ -23,6 +24,7 @@ from serving.messages import (
     Deliver,
     Drop,
     Event,
+    Failed,
     Finished,
     Node,
     Received,
@@ -31,6 +33,8 @@ from serving.messages import (
     Wake,
     Woke,
 )
+
+log = logging.getLogger(__name__)
 
 
 class Phase(IntEnum):
@@ -126,7 +130,12 @@ class Simulator:
     def _start(self, name: str, start: Start) -> None:
         chip, work = self._chips[name], start.work
         processor = chip.processor
-        outcome, seconds = chip.executor.execute(work)
+        try:
+            outcome, seconds = chip.executor.execute(work)
+        except OutageError as problem:
+            log.warning("%s: %s", name, problem)
+            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, Failed(start.job)))
+            return
         begin, busy_until_s = self.now, processor.busy_until_s
         if busy_until_s > begin:
             begin = busy_until_s  # abandoned work still occupies its chip

@@ -2,6 +2,7 @@
 
 import hmac
 from collections.abc import Collection
+from hashlib import sha256
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -12,6 +13,10 @@ OPEN = frozenset({"/healthz", "/readyz"})
 """For orchestrators, which have no key; they tell nothing about what is asked."""
 
 
+CLIENT = "tandem.client"
+"""Whose key a request showed, in its scope: a digest, or "" where nobody shows any."""
+
+
 class Keyed:
     """Lets a request pass to `app` if no key is configured, it shows the right one, or its path is open; else answers
     401.
@@ -19,6 +24,7 @@ class Keyed:
 
     def __init__(self, app: ASGIApp, key: str | None, free: Collection[str] = OPEN) -> None:
         self._app, self._key, self._free = app, key.encode() if key else None, free
+        self._name = sha256(self._key).hexdigest() if self._key else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._free and not self._admits(Headers(scope=scope)):
@@ -31,7 +37,7 @@ class Keyed:
             )
             await refusal.response()(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        await self._app({**scope, CLIENT: self._name}, receive, send)
 
     def _admits(self, headers: Headers) -> bool:
         if self._key is None:

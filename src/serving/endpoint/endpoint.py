@@ -1,8 +1,9 @@
 """How the device's OpenAI-compatible endpoint is set up."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.endpoint.door import Door
+from serving.routing.allowed import Allowed
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,8 @@ class Endpoint(Door):
     """Seeds of requests that name none are drawn from this one, by their number."""
     conversations: int = 8
     """Conversations whose KV cache is kept for a next turn, the one being served included; 0 keeps none."""
+    routing: Allowed = field(default_factory=Allowed)
+    """What those may do who ask for routes (/v1/route)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,10 +4,11 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from serving.messages import Origin, Sampling
+from serving.messages import Origin, Routing, Sampling
 
 if TYPE_CHECKING:
     from serving.engine.tokenizer import Tokenizer
+    from serving.slots.routing import Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,11 @@ class Gateway(Protocol):
         ...
 
     @property
+    def routed(self) -> "Routed | None":
+        """How the policy routes tokens, if it does."""
+        ...
+
+    @property
     def uplink_nbytes(self) -> int:
         """Sent to the cloud since the start."""
         ...
@@ -72,7 +78,12 @@ class Gateway(Protocol):
     def downlink_nbytes(self) -> int: ...
 
     def ask(
-        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Pieces up to one with an ending; at most `limit` tokens; closing the generator early cancels the request.
 

@@ -16,6 +16,8 @@ from serving.endpoint.metrics import Metrics
 from serving.endpoint.running import Running
 from serving.endpoint.schema import parse
 from serving.luck import key
+from serving.routing.handle import Handles
+from serving.routing.sessions import Sessions
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ class Service:
         self.running = Running()
         self.answers = Answers(gateway, self.line, self.conversations, clock)
         self.metrics = Metrics(gateway, self.line, self.running)
+        self.handles = Handles()
+        self.routes = Sessions(endpoint.routing.sessions, gateway.forget)
         self._asked = 0
 
     @property

@@ -82,12 +82,11 @@ class Grpc:
         return f"tokens come from the models, in processes of this machine; time is {time}; {links}"
 
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.engine.tokenizer import Tokenizer, same_tokenizer
-        from serving.open import depth, queries
+        from serving.open import depth, queries, spoken
         from serving.runtimes.runtime import Served
 
-        same_tokenizer(setup.pair.device.where, setup.pair.cloud.where)
-        tokenizer, layers = Tokenizer(setup.pair.cloud.where), depth(setup.pair.cloud)
+        tokenizer, _ = spoken(setup.pair.device, setup.pair.cloud)
+        layers = depth(setup.pair.cloud)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, tokenizer)
         cast = Cast(setup, layers)
         links = self._links_of_kernel(cast)

@@ -1,6 +1,6 @@
 """What every runtime is given and gives back, whatever makes its time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -55,6 +55,8 @@ class Models:
     tokenizer: "Tokenizer"
     here: Engine = NOWHERE
     """What runs the part of the large model that a placement puts on devices."""
+    told: Callable[[], tuple[str, ...]] = tuple
+    """What a reader of the figures must know, asked when all is served."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,11 @@ class Router(Scorer, Protocol):
     """Scores the next token, and knows which scores are the cloud's."""
 
     @property
+    def inputs(self) -> int:
+        """How wide the hidden state is that it reads."""
+        ...
+
+    @property
     def threshold(self) -> float: ...
 
     @property
@@ -81,6 +86,8 @@ class Routed:
         own = s.call.routing
         if self.mode == "small_only" or (own and own.small_only):
             return 0
+        if own and own.large_only:
+            return s.remaining
         at = self.at if own is None or own.threshold is None else own.threshold
         return min(self.span, s.remaining) if self.router.routes(s.scores[ROUTE][-1], at) else 0
 

@@ -11,7 +11,7 @@ from endpoint.tokenizers_made import byte_level
 from serving.endpoint.endpoint import Endpoint
 from serving.endpoint.gateway import Conversation, Piece
 from serving.endpoint.server import Server, serve
-from serving.messages import Origin, Sampling
+from serving.messages import Origin, Routing, Sampling
 
 T = TypeVar("T")
 
@@ -33,6 +33,7 @@ class Ask:
     limit: int
     sampling: Sampling | None
     conversation: Conversation | None
+    routing: Routing | None = None
     ending: str = ""
     written: int = 0
     over: bool = False
@@ -49,6 +50,8 @@ class FakeGateway:
     uplink_nbytes: int = 300
     downlink_nbytes: int = 40
     tokenizer: Any = field(default_factory=FakeTokenizer)
+    routed: Any = None
+    """How its policy routes tokens."""
     scripts: deque[list[Piece | Exception]] = field(default_factory=deque)
     """One for each request to come; "it is in the box." where there is none."""
     asks: list[Ask] = field(default_factory=list)
@@ -71,9 +74,14 @@ class FakeGateway:
         return [*pieces[:-1], Piece(pieces[-1].tokens, pieces[-1].origins, "complete")]
 
     async def ask(
-        self, prompt: tuple[int, ...], limit: int, sampling: Sampling | None, conversation: Conversation | None
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        asked = Ask(prompt, limit, sampling, conversation)
+        asked = Ask(prompt, limit, sampling, conversation, routing)
         self.asks.append(asked)
         self.news.set()
         script = self.scripts.popleft() if self.scripts else self.says("it is in the box.")

@@ -1,0 +1,1 @@
+"""A large model behind somebody else's OpenAI-compatible server, in the place of an engine."""

@@ -1,0 +1,107 @@
+"""Tokens from a server: what it writes behind a prompt, and what it thinks of drafts."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from serving.messages import Verdict
+from serving.remote import echo
+from serving.remote.answer import Answer, only_choice
+from serving.remote.client import Client
+from serving.remote.dialect import Dialect, Draw
+from serving.remote.error import RemoteError
+from serving.remote.tokens import decode, encode, whole_part
+
+if TYPE_CHECKING:
+    from serving.engine.tokenizer import Tokenizer
+
+_LONGER = (4, 16)
+"""Tokens to ask for instead, where fewer end in half a character."""
+
+
+class Writer:
+    """
+    Args:
+        vocabulary: ids from here on are nobody's.
+        as_text: prompts travel as text, to a server that refuses ids.
+    """
+
+    def __init__(
+        self, client: Client, dialect: Dialect, tokenizer: "Tokenizer", vocabulary: int, as_text: bool = False
+    ) -> None:
+        self.client, self.dialect, self.tokenizer = client, dialect, tokenizer
+        self.vocabulary, self.as_text = vocabulary, as_text
+
+    def write(self, prompt: Sequence[int], n: int, draw: Draw | None = None) -> tuple[int, ...]:
+        """At least one token behind the prompt; an end token only where the model ended the text, and last.
+
+        Raises RemoteError.
+        """
+        for asked in (n, *(max(n, more) for more in _LONGER)):
+            found = self._tokens(self._answer(prompt, asked, draw), prompt)
+            if found:
+                return found
+        raise RemoteError(
+            f"the server's next {asked} tokens are no text, and it gives no token ids; use one that does (llama.cpp, "
+            "vLLM, SGLang)"
+        )
+
+    def judge(self, prompt: Sequence[int], drafts: Sequence[int]) -> Verdict:
+        """Greedily: drafts stand while they are what the server would have written. Raises RemoteError.
+
+        Where the likeliest token is named by its text alone, and that says something else, the server writes it.
+        """
+        whole = (*prompt, *drafts)
+        body = self.client.post(*self.dialect.judge(self.client.server, self._said(whole)))
+        if not self.as_text:
+            self.dialect.read(body | {"choices": [self._only_finish(body)]}, 1, len(whole))
+        for accepted, opinion in enumerate(echo.opinions(body, whole, len(drafts))):
+            if not opinion.agrees:
+                best = self._known(opinion.best, whole[: len(prompt) + accepted])
+                if best != drafts[accepted]:
+                    return Verdict(accepted, best)
+        return Verdict(len(drafts), self._known(echo.added(body, len(whole)), whole))
+
+    def _only_finish(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The choice as if without its prompt, to be checked like any other."""
+        choice = only_choice(body)
+        return {"text": choice.get("text"), "finish_reason": choice.get("finish_reason")}
+
+    def _known(self, token: int | None, prompt: Sequence[int]) -> int:
+        """A token that is named only by its text, or not at all at a text's end, is asked for."""
+        return self.write(prompt, 1)[0] if token is None else self._own(token)
+
+    def _answer(self, prompt: Sequence[int], n: int, draw: Draw | None) -> Answer:
+        body = self.client.post(*self.dialect.write(self.client.server, self._said(prompt), n, draw))
+        return self.dialect.read(body, n, None if self.as_text else len(prompt))
+
+    def _said(self, prompt: Sequence[int]) -> Sequence[int] | str:
+        return decode(self.tokenizer.hf, prompt) if self.as_text else prompt
+
+    def _tokens(self, answer: Answer, prompt: Sequence[int]) -> tuple[int, ...]:
+        """None, where the text so far is half a character."""
+        if answer.ids is None:
+            found = encode(self.tokenizer.hf, prompt, whole_part(answer.text))
+        else:
+            found = tuple(self._own(token) for token in answer.ids)
+        ends = self.tokenizer.ends
+        over = next((i for i, token in enumerate(found) if token in ends), None)
+        if over is not None:
+            return found[: over + 1]
+        return (*found, self._end(answer)) if answer.stopped else found
+
+    def _end(self, answer: Answer) -> int:
+        ends = self.tokenizer.ends
+        if answer.end in ends:
+            return answer.end
+        if not ends:
+            raise RemoteError("the server ended the text, and this tokenizer has no end token to say so")
+        own = self.tokenizer.hf.eos_token_id
+        return int(own) if own in ends else ends[0]
+
+    def _own(self, token: int) -> int:
+        if not 0 <= token < self.vocabulary:
+            raise RemoteError(
+                f"the server wrote token {token}, and the pair's are 0 to {self.vocabulary - 1}; does it serve a model "
+                "of another vocabulary?"
+            )
+        return token

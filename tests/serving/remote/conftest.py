@@ -1,0 +1,92 @@
+"""A pair of tiny Llamas with a real byte-level tokenizer, and a brain that is the large one."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint.tokenizers_made import byte_level
+
+from serving.engine.tokenizer import Tokenizer
+from serving.remote.client import Client
+from serving.remote.server import Server
+
+
+def save(path: Path, layers: int, seed: int) -> Path:
+    """A Llama of random weights that speaks that tokenizer's tokens."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    hf = byte_level()
+    config = LlamaConfig(
+        vocab_size=len(hf), hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=2,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.4, bos_token_id=hf.bos_token_id,
+        eos_token_id=hf.eos_token_id, pad_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(path)
+    hf.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Clients are closed when their test is over; a program's end with it."""
+    opened: list[Client] = []
+    begin = Client.__init__
+
+    def begun(self: Client, *args: Any, **how: Any) -> None:
+        begin(self, *args, **how)
+        opened.append(self)
+
+    monkeypatch.setattr(Client, "__init__", begun)
+    yield
+    for client in opened:
+        client.close()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(device, cloud)."""
+    root = tmp_path_factory.mktemp("remote")
+    return save(root / "device", 2, 0), save(root / "cloud", 3, 1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer(pair: tuple[Path, Path]) -> Tokenizer:
+    return Tokenizer(pair[0])
+
+
+@pytest.fixture(scope="session")
+def brain(pair: tuple[Path, Path]) -> Callable[[tuple[int, ...]], int]:
+    """What the large model of the pair writes next, greedily, by `transformers` alone."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(pair[1], dtype=torch.float32).eval()
+    known: dict[tuple[int, ...], int] = {}
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        if prefix not in known:
+            with torch.inference_mode():
+                known[prefix] = int(model(torch.tensor([prefix])).logits[0, -1].argmax())
+        return known[prefix]
+
+    return next_token
+
+
+def counting(n: int) -> Callable[[tuple[int, ...]], int]:
+    """A brain without a model: printable tokens that depend on the whole prefix."""
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        return 40 + (sum((i + 1) * t for i, t in enumerate(prefix)) * 7919 + len(prefix)) % n
+
+    return next_token
+
+
+def server(url: str, **how: Any) -> Server:
+    """Impatient, so that tests need not wait."""
+    fast = {"model": "large", "timeout_s": 5.0, "backoff_s": 1e-4, "backoff_max_s": 1e-3, "rest_s": 0.0}
+    return Server(**{"base_url": url, **fast, **how})

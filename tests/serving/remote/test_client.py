@@ -1,0 +1,190 @@
+"""The client against a server that misbehaves: every fault is an error of its own class, and none ends a text."""
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from certificates import certified
+from endpoint.tokenizers_made import byte_level
+from remote.conftest import counting, server
+from remote.fake_server import FakeServer
+
+from serving.engine.tokenizer import Tokenizer
+from serving.remote.client import Client
+from serving.remote.dialect import DIALECTS
+from serving.remote.error import RemoteError
+from serving.remote.writer import Writer
+
+KEY = "sk-the-key-of-this-test"
+PROMPT = (40, 41, 42)
+
+
+@pytest.fixture
+def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
+    with FakeServer(byte_level(), counting(50), ends=tokenizer.ends) as made:
+        yield made
+
+
+def writer(fake: FakeServer, tokenizer: Tokenizer, slept: list[float] | None = None, **how: Any) -> Writer:
+    client = Client(server(fake.url, **how), sleep=(slept if slept is not None else []).append)
+    return Writer(client, DIALECTS[fake.kind], tokenizer, len(tokenizer))
+
+
+def own(prompt: tuple[int, ...]) -> int:
+    return counting(50)(prompt)
+
+
+@pytest.mark.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
+def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
+    fake.faults = deque([fault, fault])
+    slept: list[float] = []
+    assert writer(fake, tokenizer, slept).write(PROMPT, 1) == (own(PROMPT),)
+    assert (len(fake.asked), len(slept)) == (3, 2)
+    assert slept == [7.0, 7.0] if fault == "busy" else max(slept) <= 1e-3
+
+
+@pytest.mark.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
+def test_what_does_not_pass_is_an_error(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
+    fake.faults = deque([fault] * 9)
+    short = {"timeout_s": 0.1} if fault in ("hang", "drip") else {}
+    with pytest.raises(RemoteError, match="in 3 attempts") as told:
+        writer(fake, tokenizer, retries=2, **short).write(PROMPT, 1)
+    assert told.value.passing
+    assert len(fake.asked) == 3
+
+
+def _choice(**changes: Any) -> Any:
+    return lambda answer: answer | {"choices": [answer["choices"][0] | changes]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "match"),
+    [
+        (400, "refused the question: 400"),
+        (401, "is the key in TANDEM_LLM_KEY right"),
+        (404, "refused the question: 404"),
+        (422, "refused the question: 422"),
+        ("redirect", "points elsewhere"),
+        ("truncated", "broke off, or answered no JSON"),
+        ("half_utf8", "broke off, or answered no JSON"),
+        ("empty", "broke off, or answered no JSON"),
+        ("deep", "broke off, or answered no JSON"),
+        ("array", "answered a list"),
+        ("huge", "more than 100000 bytes"),
+        ("zipped", "an encoding that nobody asked for"),
+        (lambda a: {"error": {"message": "out of memory"}}, "200 with an error .out of memory"),
+        (lambda a: a | {"choices": []}, "0 choices"),
+        (lambda a: a | {"choices": a["choices"] * 2}, "2 choices"),
+        (lambda a: a | {"choices": None}, "has nothing where one choice"),
+        (lambda a: a | {"choices": ["text"]}, "where one choice is due"),
+        (lambda a: a | {"usage": {"prompt_tokens": 2}}, "read 2 tokens of a prompt of 3"),
+        (lambda a: a | {"usage": "much"}, "read None tokens"),
+        (_choice(text=None), "no text but nothing"),
+        (_choice(text=7), "no text but a int"),
+        (_choice(finish_reason=None), "finish_reason=None"),
+        (_choice(finish_reason="abort"), "finish_reason='abort'"),
+        (_choice(finish_reason="content_filter"), "finish_reason='content_filter'"),
+        (_choice(token_ids="abc"), "where a list of token ids is due"),
+        (_choice(token_ids=[True]), "where a list of token ids is due"),
+        (_choice(token_ids=[1.5]), "where a list of token ids is due"),
+        (_choice(token_ids=[]), "wrote no token, and does not say"),
+        (_choice(token_ids=[40, 41]), "wrote 2 tokens where 1 were asked"),
+        (_choice(token_ids=[10_000]), "wrote token 10000"),
+        (_choice(token_ids=[-1]), "wrote token -1"),
+    ],
+)
+def test_what_will_not_get_better_is_an_error_at_once(
+    fake: FakeServer, tokenizer: Tokenizer, fault: Any, match: str
+) -> None:
+    fake.faults = deque([fault])
+    slept: list[float] = []
+    with pytest.raises(RemoteError, match=match) as told:
+        writer(fake, tokenizer, slept, max_answer_nbytes=100_000).write(PROMPT, 1)
+    assert not told.value.passing
+    assert (len(fake.asked), slept) == (1, [])
+
+
+def test_without_its_finish_reason_an_answer_is_none(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    def shortened(answer: dict[str, Any]) -> dict[str, Any]:
+        del answer["choices"][0]["finish_reason"]
+        return answer
+
+    fake.faults = deque([shortened])
+    with pytest.raises(RemoteError, match="finish_reason=None"):
+        writer(fake, tokenizer).write(PROMPT, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"tokens": None}, "where a list of token ids is due"),
+        ({"stop_type": "word"}, "stop_type='word'"),
+        ({"stop_type": "none"}, "stop_type='none'"),
+        ({"truncated": True}, "truncated the prompt"),
+        ({"tokens_evaluated": 9}, "read 9 tokens"),
+        ({"content": None}, "no content but nothing"),
+    ],
+)
+def test_llama_cpp_is_read_as_strictly(tokenizer: Tokenizer, changes: dict[str, Any], match: str) -> None:
+    with FakeServer(byte_level(), counting(50), "llama_cpp") as fake:
+        fake.faults = deque([lambda answer: answer | changes])
+        with pytest.raises(RemoteError, match=match):
+            writer(fake, tokenizer).write(PROMPT, 1)
+        assert writer(fake, tokenizer).write(PROMPT, 2) == (own(PROMPT), own((*PROMPT, own(PROMPT))))
+
+
+def test_nobody_listens(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), counting(50)) as fake:
+        pass
+    with pytest.raises(RemoteError, match=r"was not reached .*is it running") as told:
+        writer(fake, tokenizer).write(PROMPT, 1)
+    assert told.value.passing
+
+
+def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    now = [0.0]
+    client = Client(server(fake.url, retries=0, rest_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
+    asking = Writer(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
+    fake.faults = deque([500])
+    with pytest.raises(RemoteError, match="said 500"):
+        asking.write(PROMPT, 1)
+    with pytest.raises(RemoteError, match="left alone for a moment, after: said 500"):
+        asking.write(PROMPT, 1)
+    assert len(fake.asked) == 1
+    now[0] = 5.0
+    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+
+
+def test_the_key_travels_and_is_never_shown(
+    fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.key = KEY
+    monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
+    with caplog.at_level(logging.DEBUG):
+        assert writer(fake, tokenizer).write(PROMPT, 1) == (own(PROMPT),)
+        fake.key = "another"
+        with pytest.raises(RemoteError, match=r"wrong key Bearer \*\*\*") as told:
+            writer(fake, tokenizer).write(PROMPT, 1)
+    assert KEY not in f"{told.value} {told.getrepr()}"
+    assert KEY not in caplog.text
+
+
+def test_proxies_and_netrc_of_the_environment_are_not_asked(
+    fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert writer(fake, tokenizer).write(PROMPT, 1) == (own(PROMPT),)
+
+
+def test_certificates_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    files = certified(tmp_path)
+    with FakeServer(byte_level(), counting(50), files=files) as fake:
+        with pytest.raises(RemoteError, match="a certificate that is not believed") as told:
+            writer(fake, tokenizer).write(PROMPT, 1)
+        assert not told.value.passing
+        assert fake.asked == []
+        assert writer(fake, tokenizer, authority=files[0]).write(PROMPT, 1) == (own(PROMPT),)

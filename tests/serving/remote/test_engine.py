@@ -1,0 +1,171 @@
+"""A server in the place of an engine: the same outcomes as the torch engine's, work by work and text by text."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint.tokenizers_made import byte_level
+from remote.conftest import counting, server
+from remote.fake_server import FakeServer
+
+from serving.engine.cache import CacheHoleError
+from serving.engine.engine import Engine
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import Forward, Generate, Result, Rows, Sampling, Span, Stop, Verdict
+from serving.remote.engine import RemoteEngine, draw
+from serving.remote.error import RemoteError
+from serving.remote.opening import open_remote
+
+Brain = Callable[[tuple[int, ...]], int]
+WHOLE = Span(0, 3, embed=True, head=True)
+DRAWN = Sampling(0.8, 5, 0.9, 3)
+
+
+def work(*rows: Rows) -> Forward:
+    return Forward(WHOLE, rows, ("last",) * len(rows))
+
+
+def rows(session: str, start: int, *tokens: int, **how: Any) -> Rows:
+    return Rows(session, start, len(tokens), tokens, **{"rule": "greedy", **how})
+
+
+def verdicts(engine: Any, *asked: Rows) -> list[Verdict | None]:
+    return [result.verdict for result in engine.execute(work(*asked))[0]]
+
+
+@pytest.fixture
+def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
+    with FakeServer(byte_level(), counting(50), ends=tokenizer.ends) as made:
+        yield made
+
+
+def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
+    engine = open_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
+    fake.asked.clear()
+    return engine
+
+
+def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+    from serving.engine.model import open_model
+
+    torch_engine = Engine(open_model(str(pair[1])), vocabulary=len(tokenizer))
+    with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
+        engine = opened(fake, tokenizer, verifies=True)
+        own = [brain((40, 41, 42))]
+        while len(own) < 6:
+            own.append(brain((40, 41, 42, *own)))
+        script = [
+            (rows("a", 0, 40, 41, rule=""), rows("b", 0, 70, 71)),
+            (rows("a", 2, 42), rows("b", 2, 60, 61, check=1)),
+            (rows("a", 3, own[0], own[1], own[2], 60, check=3), rows("c", 0, 9)),
+            (rows("a", 5, own[2], own[3], check=1),),
+            (rows("a", 2, 80, 81, 82, check=2), rows("b", 1, 40)),
+        ]
+        for asked in script:
+            theirs, here = engine.execute(work(*asked)), torch_engine.execute(work(*asked))
+            assert theirs == here
+        assert fake.wrong == []
+
+
+def test_a_hole_is_one_as_in_a_cache(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer)
+    with pytest.raises(CacheHoleError, match="begins at token 2, but only 0 tokens are known"):
+        engine.execute(work(rows("a", 2, 40)))
+    engine.execute(work(rows("a", 0, 40, 41)))
+    engine.drop("a", 0)
+    with pytest.raises(CacheHoleError):
+        engine.execute(work(rows("a", 2, 40)))
+
+
+def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer, verifies=True)
+    (verdict,) = verdicts(engine, rows("a", 0, 40, 41, 42, 43, check=3))
+    assert verdict is not None
+    with pytest.raises(CacheHoleError):
+        engine.execute(work(rows("a", 2 + verdict.accepted, 50)))
+
+
+@pytest.mark.parametrize("sampling", [None, DRAWN])
+def test_several_tokens_come_with_one_question(
+    fake: FakeServer, tokenizer: Tokenizer, sampling: Sampling | None
+) -> None:
+    engine, text, how = opened(fake, tokenizer, tokens_a_call=4), [40, 41], {"sampling": sampling}
+    (verdict,) = verdicts(engine, rows("a", 0, *text, **how))
+    for _ in range(7):
+        assert verdict is not None
+        assert verdict.token == counting(50)(tuple(text))
+        text.append(verdict.token)
+        (verdict,) = verdicts(engine, rows("a", len(text) - 1, text[-1], **how))
+    assert [len(body["prompt"]) for body in fake.asked] == [2, 6]
+
+
+def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer, tokens_a_call=4)
+    (first,) = verdicts(engine, rows("a", 0, 40, 41))
+    assert first is not None
+    for start, tokens in ((2, (first.token,)), (2, (77,)), (0, (40, 41))):
+        (verdict,) = verdicts(engine, rows("a", start, *tokens))
+        assert verdict == Verdict(0, counting(50)((40, 41)[:start] + tokens))
+    assert [len(body["prompt"]) for body in fake.asked] == [2, 3, 2]  # the other text, and the first one again
+    engine.drop("a", 0)
+    verdicts(engine, rows("a", 0, 40, 41))
+    assert len(fake.asked) == 4
+
+
+def test_sessions_are_asked_about_at_once_and_answered_in_their_order(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    """Four questions that a server answers only once all four are there."""
+    engine, gate, brain = opened(fake, tokenizer, concurrency=4), threading.Barrier(4), fake.brain
+
+    def together(prefix: tuple[int, ...]) -> int:
+        gate.wait(10)
+        return brain(prefix)
+
+    fake.brain = together
+    found = verdicts(engine, *(rows(f"s{i}", 0, 40 + i, 60) for i in range(4)), rows("part", 0, 40, rule=""))
+    assert found == [*(Verdict(0, brain((40 + i, 60))) for i in range(4)), None]
+
+
+def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer, concurrency=1)
+    verdicts(engine, rows("a", 0, 40, 41), rows("b", 0, 50, 51))
+    fake.faults.extend([None, 400])
+    with pytest.raises(RemoteError):
+        engine.execute(work(rows("a", 2, 42), rows("b", 2, 52)))
+    assert engine.notes() == ("1 questions to the server failed; the log says why",)
+    for session in ("a", "b"):
+        with pytest.raises(CacheHoleError):
+            engine.execute(work(rows(session, 3, 60)))
+    assert verdicts(engine, rows("a", 2, 42), rows("b", 2, 52)) == [
+        Verdict(0, counting(50)(text)) for text in ((40, 41, 42), (50, 51, 52))
+    ]
+
+
+def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer)
+    with pytest.raises(TypeError, match="drafts nothing"):
+        engine.execute(Generate("a", 0, (40,), Stop(1)))
+    for wrong, match in (
+        ((rows("a", 0, 40), rows("a", 1, 41)), "rows twice"),
+        ((rows("a", 0, 40, 41, check=1, rule="tree", parents=(-1,)),), "a tree, which no server"),
+        ((rows("a", 0, 40, 41, check=1, rule="sample", sampling=DRAWN),), "judged as 'sample'"),
+        ((Rows("a", 0, 2, (), 0, "greedy"),), "hidden states"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            engine.execute(work(*wrong))
+    assert fake.asked == []
+
+
+def test_seeds_are_of_session_and_position() -> None:
+    seeds = {draw(DRAWN, s, n).seed for s in ("a", "b") for n in range(50)}  # type: ignore[union-attr]
+    assert len(seeds) == 100
+    assert all(0 <= seed < 1 << 31 for seed in seeds)
+    assert draw(DRAWN, "a", 7) == draw(DRAWN, "a", 7)
+    assert draw(None, "a", 7) is None
+
+
+def test_a_part_of_a_prompt_asks_nobody(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    engine = opened(fake, tokenizer)
+    assert engine.execute(work(rows("a", 0, 40, 41, rule="")))[0] == (Result(None, None),)
+    assert fake.asked == []

@@ -1,0 +1,177 @@
+"""What a server must be before any work is done, and what is said of one that is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from catalogue import architecture
+from endpoint.tokenizers_made import byte_level, words
+from fake_setup import setup
+from remote.conftest import counting, server
+from remote.fake_server import FakeServer
+
+from serving.context import context_tokens
+from serving.decoding import Decoding
+from serving.engine.tokenizer import Tokenizer
+from serving.open import depth, open_models, spoken
+from serving.pair import Checkpoint, Model, Pair
+from serving.remote.engine import RemoteEngine
+from serving.remote.opening import open_remote
+from serving.slots.kv_cache import Reuse
+from serving.slots.offload import Never
+from serving.slots.placement import Cloud, UShape
+from serving.slots.verify import Replace
+
+LARGE = architecture("llama2_13b")
+
+
+def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
+    return open_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+def test_a_server_is_known_by_what_it_says_of_itself(tokenizer: Tokenizer, kind: str) -> None:
+    with FakeServer(byte_level(), counting(50), kind, ends=tokenizer.ends) as fake:
+        opened(fake, tokenizer, verifies=kind != "llama_cpp")
+        assert fake.wrong == []
+        assert fake.asked
+
+
+def test_a_server_that_refuses_ids_is_asked_in_text(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), counting(50), "openai", refuses_ids=True) as fake:
+        assert opened(fake, tokenizer).writer.as_text
+
+
+def test_a_model_that_is_not_there(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), counting(50)) as fake:
+        with pytest.raises(
+            ValueError, match=r"no model 'larger' at http.*it lists: large\. Set model.cloud.server.model"
+        ):
+            opened(fake, tokenizer, model="larger")
+        assert fake.asked == []
+
+
+def test_nobody_there_is_said_plainly(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), counting(50)) as fake:
+        pass
+    with pytest.raises(ValueError, match=r"model.cloud.server: the server of large .* is it running"):
+        opened(fake, tokenizer)
+
+
+def test_a_shorter_context_than_promised(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), counting(50)) as fake:
+        opened(fake, tokenizer, context_tokens=512)
+        with pytest.raises(ValueError, match="context_tokens is 513, and the server takes 512"):
+            opened(fake, tokenizer, context_tokens=513)
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+def test_another_tokenizer_is_refused_with_what_differs(tokenizer: Tokenizer, kind: str) -> None:
+    with (
+        FakeServer(words(), lambda prefix: 2, kind) as fake,
+        pytest.raises(ValueError, match=r"its tokenizer is not the pair's.* here and .* there.*the device's family"),
+    ):
+        opened(fake, tokenizer)
+
+
+def test_a_server_that_adds_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    with (
+        FakeServer(byte_level(), counting(50), "openai", added=1) as fake,
+        pytest.raises(ValueError, match="or it adds tokens of its own"),
+    ):
+        opened(fake, tokenizer)
+
+
+def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) -> None:
+    class Swapped(FakeServer):
+        def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+            return super().detokenize({"tokens": [{41: 42, 42: 41}.get(t, t) for t in body["tokens"]]})
+
+    with (
+        Swapped(byte_level(), counting(50)) as fake,
+        pytest.raises(ValueError, match="its vocabulary is not the pair's"),
+    ):
+        opened(fake, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("kind", "how", "why"),
+    [
+        ("llama_cpp", {}, "llama.cpp ignores echo"),
+        ("openai", {"ignores_echo": True}, "does not echo prompts"),
+        ("vllm", {"ignores_echo": True}, "does not echo prompts"),
+        ("vllm", {"late_echo": True}, "of its own"),
+    ],
+)
+def test_a_server_that_cannot_judge_is_refused_for_policies_that_verify(
+    tokenizer: Tokenizer, kind: str, how: dict[str, Any], why: str
+) -> None:
+    with FakeServer(byte_level(), counting(50), kind, **how) as fake:
+        opened(fake, tokenizer)
+        with pytest.raises(ValueError, match=rf"{why}.*synera, sled, wisp.*hybrid, edgefm, cloud_centric"):
+            opened(fake, tokenizer, verifies=True)
+
+
+# Setups.
+
+
+def far(path: Path | None = None, **how: Any) -> Model:
+    where = server("http://127.0.0.1:9/v1", **how)
+    return Model(path=path, timing=LARGE, server=where)
+
+
+def pair_with(cloud: Model) -> Pair:
+    return Pair(Model(hub="a/small", timing=architecture("tinyllama_1_1b")), cloud)
+
+
+def test_what_no_server_does_is_refused_before_any_work() -> None:
+    pair = pair_with(far())
+    setup("sled", pair=pair)
+    setup("cloud_centric", pair=pair, decoding=Decoding(temperature=0.8))
+    setup("sled", pair=pair, decoding=Decoding(temperature=0.8), override={"verify": Replace()})
+    with pytest.raises(ValueError, match="verifies drafts, which takes the distribution"):
+        setup("sled", pair=pair, decoding=Decoding(temperature=0.8))
+    with pytest.raises(ValueError, match="placement=UShape splits it"):
+        setup("u_shape", pair=pair)
+    with pytest.raises(ValueError, match="placement=UShape splits it"):
+        setup("hat", pair=pair, override={"placement": UShape()})
+    with pytest.raises(ValueError, match=r"model.device.server is set"):
+        Pair(far(), far())
+    with pytest.raises(ValueError, match="neither path nor hub"):
+        Model(timing=LARGE)
+
+
+def test_only_policies_whose_drafts_travel_need_verdicts() -> None:
+    asked = {"sled": True, "synera": True, "cloud_centric": False, "edge_centric": False}
+    assert {name: setup(name).policy.provision.verifies for name in asked} == asked
+    assert not setup("sled", override={"verify": Replace()}).policy.provision.verifies
+    assert not setup("sled", override={"offload": Never(), "placement": Cloud()}).policy.provision.verifies
+
+
+def test_services_refuse_sampling_where_a_server_verifies() -> None:
+    assert setup("sled", pair=pair_with(far())).greedy
+    assert not setup("sled").greedy
+    assert not setup("cloud_centric", pair=pair_with(far())).greedy
+
+
+def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
+    pair: tuple[Path, Path], tokenizer: Tokenizer
+) -> None:
+    device, cloud = Checkpoint(path=pair[0]), far()
+    assert depth(cloud) == LARGE.layers
+    assert depth(far(pair[1])) == 3
+    found, vocabulary = spoken(device, cloud)
+    assert (found.hf.get_vocab(), vocabulary) == (tokenizer.hf.get_vocab(), len(tokenizer))
+    with FakeServer(byte_level(), counting(50)) as fake:
+        models = open_models(device, Model(timing=LARGE, server=server(fake.url)))
+    assert isinstance(models.cloud, RemoteEngine)
+    assert (models.device_layers, models.cloud_layers) == (2, LARGE.layers)
+    assert models.told() == ()
+
+
+def test_how_long_a_conversation_may_be(pair: tuple[Path, Path]) -> None:
+    small = Model(path=pair[0], timing=architecture("tinyllama_1_1b"))
+    assert context_tokens(setup("sled", pair=Pair(small, far()))) == 256
+    assert context_tokens(setup("sled", pair=Pair(small, far(context_tokens=100)))) == 100
+    cached = {"kv_cache": Reuse(capacity_tokens=96)}
+    assert context_tokens(setup("cloud_centric", pair=Pair(small, far()), override=cached)) == 96

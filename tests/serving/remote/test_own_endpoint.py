@@ -1,0 +1,83 @@
+"""The project's own OpenAI endpoint as the server: it refuses every field that it does not know."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from endpoint.fake_gateway import FakeGateway
+from remote.conftest import counting, server
+
+from serving.endpoint.endpoint import Endpoint
+from serving.endpoint.gateway import Conversation, Piece
+from serving.endpoint.server import serve
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import Forward, Routing, Rows, Sampling, Span, Verdict
+from serving.remote.opening import open_remote
+
+BRAIN = counting(50)
+
+
+@dataclass
+class Writing(FakeGateway):
+    """A device that writes what a brain says, up to an end token behind a full stop."""
+
+    async def ask(
+        self,
+        prompt: tuple[int, ...],
+        limit: int,
+        sampling: Sampling | None,
+        conversation: Conversation | None,
+        routing: Routing | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        text = list(prompt)
+        for n in range(1, limit + 1):
+            ended = len(text) >= 12
+            text.append(self.tokenizer.ends[0] if ended else BRAIN(tuple(text)))
+            yield Piece((text[-1],), ("cloud",), "complete" if ended or n == limit else "")
+            if ended:
+                return
+
+
+def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
+    async def play() -> None:
+        running = await serve(Endpoint(port=0, api_key_env="", queue=8, connections=20), Writing())
+        url = f"http://127.0.0.1:{running.port}/v1"
+        try:
+            await asyncio.wait_for(asyncio.to_thread(scene, url), 20)
+        finally:
+            await running.stop(0)
+
+    asyncio.run(play())
+
+
+@pytest.mark.parametrize("span", [1, 3])
+def test_it_writes_token_by_token_to_the_end(tokenizer: Tokenizer, span: int) -> None:
+    def scene(url: str) -> None:
+        engine = open_remote(server(url, model="toy", tokens_a_call=span), tokenizer, len(tokenizer), False)
+        text, prompt = (40, 41, 42), (40, 41, 42)
+        start = 0
+        while text[-1] not in tokenizer.ends:
+            rows = Rows("a", start, len(text) - start, text[start:], 0, "greedy")
+            outcome, _ = engine.execute(Forward(Span(0, 1, True, True), (rows,), ("last",)))
+            verdict = outcome[0].verdict
+            assert isinstance(verdict, Verdict)
+            start, text = len(text), (*text, verdict.token)
+        assert tokenizer.hf.decode(text[:-1]) == tokenizer.hf.decode(_written(prompt))
+
+    played(scene, tokenizer)
+
+
+def _written(text: tuple[int, ...]) -> tuple[int, ...]:
+    while len(text) < 12:
+        text = (*text, BRAIN(text))
+    return text
+
+
+def test_it_has_no_log_probabilities_and_says_so(tokenizer: Tokenizer) -> None:
+    def scene(url: str) -> None:
+        with pytest.raises(ValueError, match=r"echo=true is not supported here.*hybrid"):
+            open_remote(server(url, model="toy"), tokenizer, len(tokenizer), True)
+
+    played(scene, tokenizer)

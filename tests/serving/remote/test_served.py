@@ -1,0 +1,155 @@
+"""Policies over a server: the local engine's text, and what becomes of it when the server fails."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from catalogue import architecture
+from endpoint.tokenizers_made import byte_level
+from fake_setup import Questions, setup
+from remote.conftest import server
+from remote.fake_server import FakeServer
+
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import Call
+from serving.open import open_models
+from serving.pair import Model, Pair
+from serving.progress import silent
+from serving.recorder import Record
+from serving.runtimes import emulated
+from serving.runtimes.local import Local
+from serving.runtimes.runtime import Query
+from serving.setup import Setup
+from serving.slots.draft import Window
+from serving.slots.link_loss import LinkLoss
+from serving.slots.offload import Always
+from serving.slots.verify import Replace
+
+Brain = Callable[[tuple[int, ...]], int]
+REPLACED = {"draft": Window(1), "verify": Replace()}
+
+
+class Odd(Always):
+    """Every other token is the cloud's to write, as a threshold might have it."""
+
+    reach = "some"  # type: ignore[assignment]
+
+    def ask(self, s: Any) -> int:
+        return len(s.tokens) % 2
+
+
+HYBRID = {**REPLACED, "offload": Odd()}
+
+
+def queries(tokenizer: Tokenizer, n: int = 3, limit: int = 12, ends: bool = True) -> list[Query]:
+    texts = ["where is the red key?", "the box", "one two three four"][:n]
+    prompt = Questions().prompts()[0]
+    stops = tokenizer.ends if ends else ()
+    calls = [Call(f"r{i}", tuple(tokenizer.hf(text)["input_ids"]), limit, stops) for i, text in enumerate(texts)]
+    return [Query(call, prompt, i % 2, None, 0.0, None) for i, call in enumerate(calls)]
+
+
+def made(name: str, paths: tuple[Path, Path], url: str | None = None, **override: Any) -> Setup:
+    here = {"path": paths[1]} if url is None else {"server": server(url, retries=0)}
+    pair = Pair(
+        Model(path=paths[0], timing=architecture("tinyllama_1_1b")), Model(timing=architecture("llama2_13b"), **here)
+    )
+    return setup(name, pair=pair, override=override)
+
+
+def served(found: Setup, tokenizer: Tokenizer, **how: Any) -> dict[str, Record]:
+    models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
+    return emulated.play(found, models, queries(tokenizer, **how))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("name", "override"), [("sled", {}), ("synera", {}), ("cloud_centric", {}), ("sled", HYBRID)],
+    ids=["sled", "synera", "cloud_centric", "hybrid"],
+)  # fmt: skip
+def test_the_text_is_the_local_engines(
+    pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, kind: str, name: str, override: dict[str, Any]
+) -> None:
+    here = served(made(name, pair, **override), tokenizer)
+    with FakeServer(byte_level(), brain, kind, ends=tokenizer.ends) as fake:
+        there = served(made(name, pair, fake.url, **override), tokenizer)
+        assert fake.wrong == []
+    assert {s: (r.tokens, r.origins, r.ending) for s, r in there.items()} == {
+        s: (r.tokens, r.origins, r.ending) for s, r in here.items()
+    }
+    assert {record.ending for record in there.values()} == {"complete"}
+
+
+def test_spans_save_questions_and_change_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+    texts, asked = [], []
+    for span in (1, 6):
+        with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
+            found = made("cloud_centric", pair, fake.url)
+            assert found.pair.cloud.server
+            wide = replace(found.pair.cloud.server, tokens_a_call=span)
+            found = replace(found, pair=replace(found.pair, cloud=replace(found.pair.cloud, server=wide)))
+            texts.append({s: r.tokens for s, r in served(found, tokenizer).items()})
+            asked.append(len(fake.asked))
+    assert texts[0] == texts[1]
+    assert asked[1] * 3 < asked[0]
+
+
+# A server that fails.
+
+
+def dies_after(n: int, fake: FakeServer) -> Brain:
+    """From the n-th token on there is no server any more."""
+    told, brain = [0], fake.brain
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        told[0] += 1
+        if told[0] > n:
+            fake.faults.extend([503] * 500)
+        return brain(prefix)
+
+    return next_token
+
+
+@pytest.mark.parametrize("runtime", ["emulated", "local"])
+@pytest.mark.parametrize(
+    ("action", "ending"), [("local", "complete"), ("wait", "failed"), ("fail", "failed")],
+)  # fmt: skip
+def test_a_server_that_fails_is_a_cloud_that_is_gone(
+    pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, action: Any, ending: str
+) -> None:
+    """No end token appears, what was written stays, and the device goes on as its policy says."""
+    with FakeServer(byte_level(), brain) as fake:
+        found = made("sled", pair, fake.url, **HYBRID, link_loss=LinkLoss(action))
+        models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
+        fake.brain = dies_after(3, fake)
+        asked = queries(tokenizer, n=1, limit=10, ends=False)
+        if runtime == "emulated":
+            records = emulated.play(found, models, asked)
+        else:
+            records, _, _ = asyncio.run(Local(shaped=False).play(found, models, asked, silent))
+    record = records["r0"]
+    whole = served(made("sled", pair, **HYBRID), tokenizer, n=1, limit=10, ends=False)["r0"]
+    assert record.ending == ending
+    cloud = [i for i, origin in enumerate(record.origins) if origin in ("cloud", "corrected")]
+    assert len(cloud) >= 3
+    kept = cloud[-1] + 1
+    assert record.tokens[:kept] == whole.tokens[:kept]
+    assert tokenizer.ends[0] not in record.tokens[kept:]
+    assert (len(record.tokens) == 10) == (action == "local")
+    assert ("offline" in record.origins) == (action == "local")
+    assert "questions to the server failed" in models.told()[0]
+
+
+def test_a_fault_that_passes_changes_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
+    here = served(made("sled", pair), tokenizer, n=1)
+    with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
+        found = made("sled", pair, fake.url)
+        models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
+        for at in (1, 4):
+            fake.faults.extend([*[None] * at, "truncated", 503, "reset"])
+        there = emulated.play(found, models, queries(tokenizer, n=1))
+    assert there["r0"].tokens == here["r0"].tokens
+    assert there["r0"].ending == "complete"

@@ -1,0 +1,175 @@
+"""Tokens from text where a server gives no ids, ends of texts, and verdicts from echoed log-probabilities."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from endpoint.tokenizers_made import byte_fallback, byte_level, words
+from hypothesis import given
+from hypothesis import strategies as st
+from remote.conftest import server
+from remote.fake_server import FakeServer
+
+from serving.engine.tokenizer import Tokenizer
+from serving.messages import Verdict
+from serving.remote.client import Client
+from serving.remote.dialect import DIALECTS, Draw
+from serving.remote.error import RemoteError
+from serving.remote.tokens import HALF, decode, encode
+from serving.remote.writer import Writer
+
+
+def ids(text: str) -> tuple[int, ...]:
+    return tuple(byte_level()(text, add_special_tokens=False)["input_ids"])
+
+
+def reciting(tokens: Sequence[int], end: int) -> Callable[[tuple[int, ...]], int]:
+    """A brain that goes on with a text by heart, whatever the prompt is that it was begun behind."""
+
+    def next_token(prefix: tuple[int, ...]) -> int:
+        known = next((n for n in range(len(tokens), 0, -1) if prefix[-n:] == tuple(tokens[:n])), 0)
+        return tokens[known] if known < len(tokens) else end
+
+    return next_token
+
+
+def asking(fake: FakeServer, tokenizer: Tokenizer, **how: Any) -> Writer:
+    return Writer(Client(server(fake.url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how)
+
+
+TEXT = " it is in the box \U0001f642 aus \u6771\u4eac."
+
+
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str, n: int) -> None:
+    prompt, end = ids("where is the red key?"), tokenizer.ends[0]
+    with FakeServer(byte_level(), reciting(ids(TEXT), end), kind, ends=tokenizer.ends) as fake:
+        writer, written = asking(fake, tokenizer), list(prompt)
+        while written[-1] != end:
+            written += writer.write(written, n)
+    assert decode(byte_level(), written[len(prompt) : -1]) == TEXT
+    assert fake.wrong == []
+    if kind != "openai":
+        assert tuple(written) == (*prompt, *ids(TEXT), end)
+
+
+def test_half_a_character_is_asked_for_at_greater_length(tokenizer: Tokenizer) -> None:
+    smile, prompt = ids("\u6f22 ok"), ids("say:")
+    assert HALF in decode(byte_level(), smile[:1])
+    with FakeServer(byte_level(), reciting(smile, 2), "openai", ends=tokenizer.ends) as fake:
+        assert asking(fake, tokenizer).write(prompt, 1) == smile[:4]
+    assert [body["max_tokens"] for body in fake.asked][:2] == [1, 4]
+
+
+def test_text_that_stays_half_is_an_error(tokenizer: Tokenizer) -> None:
+    half = ids("\u6f22")[0]
+    with (
+        FakeServer(byte_level(), lambda prefix: half, "openai") as fake,
+        pytest.raises(RemoteError, match="are no text"),
+    ):
+        asking(fake, tokenizer).write(ids("say:"), 1)
+
+
+def test_only_a_stop_ends_a_text_and_its_end_token_is_the_one_named(tokenizer: Tokenizer) -> None:
+    def stopped(**said: Any) -> Any:
+        return lambda a: (
+            a | {"choices": [a["choices"][0] | {"text": "", "token_ids": [], "finish_reason": "stop"} | said]}
+        )
+
+    with FakeServer(byte_level(), lambda prefix: 50) as fake:
+        writer = asking(fake, tokenizer)
+        fake.faults.extend([stopped(), stopped(matched_stop=2), stopped(stop_reason=77), stopped(token_ids=[60])])
+        assert [writer.write(ids("a"), 3) for _ in range(4)] == [(2,), (2,), (2,), (60, 2)]
+        tokenizer_of_none = Tokenizer.__new__(Tokenizer)
+        tokenizer_of_none.hf, tokenizer_of_none.ends = byte_level(), ()
+        fake.faults.append(stopped())
+        with pytest.raises(RemoteError, match="no end token"):
+            Writer(writer.client, writer.dialect, tokenizer_of_none, 400).write(ids("a"), 3)
+
+
+def test_prompts_as_text_where_ids_are_refused(tokenizer: Tokenizer) -> None:
+    with FakeServer(byte_level(), reciting(ids(" box"), 2), "openai", refuses_ids=True) as fake:
+        with pytest.raises(RemoteError, match="must be a text"):
+            asking(fake, tokenizer).write(ids("the red"), 1)
+        assert decode(byte_level(), asking(fake, tokenizer, as_text=True).write(ids("the red"), 2)).startswith(" b")
+
+
+def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
+    for kind, top_k in (("vllm", -1), ("sglang", -1), ("llama_cpp", 0), ("openai", None)):
+        with FakeServer(byte_level(), lambda prefix: 50, kind) as fake:
+            asking(fake, tokenizer).write(ids("a"), 1, Draw(0.8, 0.9, 0, 17))
+            asking(fake, tokenizer).write(ids("a"), 1, Draw(0.8, 0.9, 5, 17))
+        first, second = fake.asked
+        assert fake.wrong == []
+        assert {**first, "top_k": 0} == {**second, "top_k": 0} if top_k is not None else "top_k" not in first
+        assert (first["temperature"], first["top_p"], first["seed"]) == (0.8, 0.9, 17)
+        assert (first.get("top_k"), second["top_k"]) == (top_k, 5)
+
+
+@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@given(data=st.data())
+def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> None:
+    """Whatever tokens a model wrote, of whatever kind of tokenizer: the same text, or an error."""
+    some = st.lists(st.integers(5, len(hf) - 1), max_size=12)
+    prompt, new = data.draw(some), data.draw(some)
+    text = decode(hf, prompt + new)[len(decode(hf, prompt)) :]
+    try:
+        found = encode(hf, prompt, text)
+    except RemoteError:
+        assert HALF in text or hf is not byte_level() or HALF in decode(hf, prompt)
+        return
+    assert decode(hf, [*prompt[-32:], *found]) == decode(hf, prompt[-32:]) + text
+
+
+# Verdicts.
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "openai"])
+@pytest.mark.parametrize("stand", range(4))
+def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind: str, stand: int) -> None:
+    prompt, own = ids("where is it?"), ids(" in the red box")
+    drafts = [*own[:stand], 60, 61, 62][:3]
+    with FakeServer(byte_level(), reciting(own, 2), kind, ends=tokenizer.ends) as fake:
+        assert asking(fake, tokenizer).judge(prompt, drafts) == Verdict(stand, own[stand])
+    assert fake.wrong == []
+    assert len(fake.asked) == (1 if kind == "vllm" else 2)  # a correction that has only a text is asked for
+
+
+def test_a_verdict_may_end_the_text(tokenizer: Tokenizer) -> None:
+    prompt, own = ids("where is it?"), ids(" in")
+    with FakeServer(byte_level(), reciting(own, 2), ends=tokenizer.ends) as fake:
+        assert asking(fake, tokenizer).judge(prompt, own) == Verdict(1, 2)
+        assert asking(fake, tokenizer).judge(prompt, (*own, 60)) == Verdict(1, 2)
+
+
+def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    def changed(answer: dict[str, Any]) -> dict[str, Any]:
+        choice = answer["choices"][0]
+        return answer | {"choices": [choice | {"logprobs": change(choice["logprobs"])}]}
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda p: None, "returned nothing as logprobs"),
+        (lambda p: p | {"tokens": p["tokens"][-1:]}, "does not echo prompts"),
+        (lambda p: {k: v[-1:] for k, v in p.items()}, "does not echo prompts"),
+        (lambda p: p | {"token_logprobs": p["token_logprobs"][:-1]}, "does not echo prompts"),
+        (lambda p: p | {"top_logprobs": None}, "logprobs.top_logprobs"),
+        (lambda p: p | {"top_logprobs": [None] * len(p["tokens"])}, "names no likeliest token"),
+        (lambda p: p | {"top_logprobs": [{}] * len(p["tokens"])}, "names no likeliest token"),
+        (lambda p: p | {"token_logprobs": [None] * len(p["tokens"])}, "as a log-probability"),
+        (lambda p: p | {"token_logprobs": [float("nan")] * len(p["tokens"])}, "nan as a log-probability"),
+        (lambda p: p | {"token_logprobs": [3.0] * len(p["tokens"])}, "3.0 as a log-probability"),
+        (lambda p: p | {"tokens": ["token_id:7"] * len(p["tokens"])}, "echoes token 7"),
+        (lambda p: p | {"tokens": ["x"] * len(p["tokens"])}, "some tokens by id"),
+    ],
+)
+def test_odd_log_probabilities_are_an_error(tokenizer: Tokenizer, change: Any, match: str) -> None:
+    with FakeServer(byte_level(), reciting(ids(" in the box"), 2)) as fake:
+        fake.faults.append(_logprobs(change))
+        with pytest.raises(RemoteError, match=match):
+            asking(fake, tokenizer).judge(ids("where?"), ids(" in the"))

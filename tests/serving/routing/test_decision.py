@@ -1,0 +1,148 @@
+"""The server decides by its own router on the state; what a client says of the past changes nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from routing.shown import routed
+
+from serving.endpoint.errors import ApiError
+from serving.routing.allowed import Allowed
+from serving.routing.decision import Decision, decide
+from serving.routing.handle import Handles
+from serving.routing.schema import Asked, Past
+from serving.routing.sessions import Sessions
+
+TEXT = (5, 6, 7)
+ASKED = Asked(None, "the red key", " box", 3, None, (0.5, 0.0, 0.0), None, (), "s", "r", None)
+HANDLES = Handles(b"secret")
+
+
+def decided(how: Any = None, allowed: Allowed | None = None, client: str = "c", **changes: Any) -> Decision:
+    return decide(replace(ASKED, **changes), TEXT, how or routed(), allowed or Allowed(), HANDLES, client)
+
+
+@pytest.mark.parametrize(
+    ("side", "threshold", "route"),
+    [("below", 0.6, "SLM"), ("below", 0.63, "LLM"), ("above", 0.6, "LLM"), ("above", 0.63, "SLM")],
+)
+def test_the_side_of_the_threshold_decides(side: Any, threshold: float, route: str) -> None:
+    found = decided(routed(side), threshold=threshold)  # the score is 0.622
+    assert (found.route, found.threshold) == (route, threshold)
+    assert found.score == pytest.approx(0.6225, abs=1e-4)
+
+
+def test_without_a_threshold_the_policys_counts() -> None:
+    assert decided().threshold == 0.5
+    assert decided(routed(threshold=0.9)).route == "LLM"
+
+
+@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
+def test_the_owner_bounds_what_is_asked(asked: float, used: float) -> None:
+    found = decided(allowed=Allowed(0.3, 0.6), threshold=asked)
+    assert found.threshold == used
+    assert any("moved into 0.3 to 0.6" in reason for reason in found.reasons) == (asked != used)
+
+
+def test_a_policy_that_routes_nothing_now() -> None:
+    found = decided(routed(mode="small_only"), threshold=1.0)
+    assert found.route == "SLM"
+    assert "small_only" in found.reasons[1]
+
+
+@pytest.mark.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
+def test_a_state_of_another_width(hidden: tuple[float, ...]) -> None:
+    with pytest.raises(ApiError, match=rf"is {len(hidden)} wide; this server's router reads 3"):
+        decided(hidden=hidden)
+
+
+_PAST = st.builds(Past, st.text(max_size=5), st.sampled_from(["SLM", "LLM"]))
+
+
+@given(
+    history=st.lists(_PAST, max_size=6).map(tuple), handle=st.none() | st.text(min_size=1, max_size=80),
+    token_index=st.integers(0, 99), current_token=st.text(min_size=1, max_size=8),
+    threshold=st.none() | st.floats(0, 1), first=st.floats(-8, 8),
+)  # fmt: skip
+def test_lies_about_the_past_change_nothing(
+    history: Any, handle: str | None, token_index: int, current_token: str, threshold: float | None, first: float
+) -> None:
+    hidden = (first, 0.0, 0.0)
+    honest = decided(threshold=threshold, hidden=hidden)
+    lied = decided(
+        threshold=threshold, hidden=hidden, history=history, handle=handle, token_index=token_index,
+        current_token=current_token,
+    )  # fmt: skip
+    assert (lied.route, lied.score, lied.threshold) == (honest.route, honest.score, honest.threshold)
+
+
+def test_a_history_that_the_context_does_not_hold_is_said() -> None:
+    past = tuple(Past(token, "LLM") for token in ("red", "key"))
+    assert not any("history" in reason for reason in decided(history=past).reasons)
+    assert any("its token 0 is not" in r for r in decided(history=(Past("blue", "SLM"),)).reasons)
+    assert any("its token 1 is not" in r for r in decided(history=past[::-1]).reasons)
+
+
+# Handles.
+
+
+def test_a_handle_is_its_clients_its_sessions_and_its_texts() -> None:
+    handle = HANDLES.issue("c", "s", TEXT[:2])
+    assert handle != HANDLES.issue("c", "s", TEXT[:1])
+    assert HANDLES.problem(handle, "c", "s", TEXT) == ""
+    assert not any("llm_state" in reason for reason in decided(handle=handle).reasons)
+    for how in ({"client": "another"}, {"session": "t"}):
+        assert any("llm_state was ignored" in reason for reason in decided(handle=handle, **how).reasons)
+    for why in (
+        HANDLES.problem(handle, "c", "s", (5, 9, 7)),
+        HANDLES.problem(handle, "c", "s", (5,)),
+        Handles().problem(handle, "c", "s", TEXT),
+        Handles(b"secret").problem(handle.replace("v1.2", "v1.1"), "c", "s", TEXT),
+    ):
+        assert "not issued" in why
+    # what is told apart by no separator is told apart by its length
+    assert HANDLES.issue("a", "bc", TEXT) != HANDLES.issue("ab", "c", TEXT)
+
+
+@given(handle=st.text(max_size=120))
+def test_no_handle_can_be_guessed(handle: str) -> None:
+    assert HANDLES.problem(handle, "c", "s", TEXT)
+
+
+# Sessions.
+
+
+def test_a_cache_is_found_by_its_own_tokens_under_its_own_name() -> None:
+    forgotten: list[str] = []
+    sessions = Sessions(2, forgotten.append)
+    first = sessions.take(("a", "s"), (1, 2, 3))
+    sessions.park(("a", "s"), first, (1, 2, 3), (4,))
+    other = sessions.take(("b", "s"), (1, 2, 3, 4, 5))
+    assert first and other and other.shared == 0 and other.name != first.name  # noqa: PT018
+    again = sessions.take(("a", "s"), (1, 2, 3, 4, 5))
+    assert again and (again.name, again.shared) == (first.name, 4)  # noqa: PT018
+    sessions.park(("a", "s"), again, (1, 2, 3, 4, 5), ())
+    changed = sessions.take(("a", "s"), (1, 9))
+    assert changed and changed.shared == 0  # noqa: PT018
+    assert forgotten == [first.name]
+
+
+def test_the_session_unused_for_longest_is_forgotten() -> None:
+    forgotten: list[str] = []
+    sessions = Sessions(2, forgotten.append)
+    for name in "abc":
+        sessions.park(("", name), sessions.take(("", name), (1, 2)), (1, 2), (3,))
+    assert (len(sessions), forgotten) == (2, ["route-1"])
+    none = Sessions(0, forgotten.append)
+    none.park(("", "a"), none.take(("", "a"), (1, 2)), (1, 2), (3,))
+    assert len(none) == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"low": 0.7, "high": 0.3}, {"low": -0.1}, {"high": 1.1}, {"tokens": 0}, {"sessions": -1}]
+)
+def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"service.endpoint.routing"):
+        Allowed(**wrong)

@@ -1,0 +1,58 @@
+"""A call of which everything is routed, over a live device and its cloud: the large model writes it, or nobody does."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fake_pair import own_text
+from routing.shown import routed
+from test_gateway import PROMPT, Stage, played, text
+
+from serving.messages import Routing
+from serving.scores import ROUTE
+from serving.slots.draft import Window
+from serving.slots.link_loss import LinkLoss
+from serving.slots.verify import Replace
+
+HOW: dict[str, Any] = {"draft": Window(1), "verify": Replace(), "link_loss": LinkLoss("local")}
+
+
+def asked(scene: Callable[[Stage], Any], **how: Any) -> None:
+    played(scene, "sled", **{**HOW, "offload": routed(), **how})
+
+
+async def written(s: Stage, limit: int = 6) -> list[Any]:
+    wish = Routing(large_only=True)
+    return [piece async for piece in s.gateway.ask(PROMPT, limit, None, None, wish)]
+
+
+def test_all_of_it_is_the_clouds() -> None:
+    async def scene(s: Stage) -> None:
+        pieces = await written(s)
+        assert text(pieces) == own_text(PROMPT, 6)
+        assert {origin for piece in pieces for origin in piece.origins} == {"cloud"}
+
+    asked(scene)
+
+
+def test_where_the_policy_routes_nothing_the_device_writes() -> None:
+    async def scene(s: Stage) -> None:
+        assert {origin for piece in await written(s) for origin in piece.origins} == {"device"}
+
+    asked(scene, offload=routed(mode="small_only"))
+
+
+def test_the_gateway_knows_how_tokens_are_routed() -> None:
+    async def scene(s: Stage) -> None:
+        found = s.gateway.routed
+        assert found
+        assert found.router.inputs == 3
+        assert ROUTE in found.scorers
+
+    asked(scene)
+
+
+def test_another_policy_has_no_router() -> None:
+    async def scene(s: Stage) -> None:
+        assert s.gateway.routed is None
+
+    played(scene)
