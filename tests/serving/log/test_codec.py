@@ -33,6 +33,7 @@ from serving.messages import (
     Reply,
     Request,
     Result,
+    Routing,
     Rows,
     Sampling,
     Send,
@@ -54,6 +55,7 @@ REQUEST = Request(
 VERDICT = Verdict(1, 9, (0,), ((4, 5), (-1, 0)))
 EVENTS: list[Event] = [
     Begin(Call("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
+    Begin(Call("routed", (1,), 4, routing=Routing(0.3, small_only=True))),
     Received(REQUEST),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0, 0.5, Condition(20.0, 0.02, 1e-4, 4, 60.0))),
