@@ -77,7 +77,7 @@ LESS = {
     "token_routing/table1": (*FIRST, "policy.offload.threshold=0.4,0.9"),
     "token_routing/frontier": (*ROUTED, "+router=citer,citer_1", "share=0.07"),
     "token_routing/cost": (*ROUTED, "+router=citer,small_only"),
-    "token_routing/kv_cache": (*ROUTED, "+router=citer,reprefill", "share=0.2"),
+    "token_routing/kv_cache": (*ROUTED, "+router=citer,reprefill"),
     "token_routing/spans": (*ROUTED, "+router=citer,span_2", "share=0.2"),
     "token_routing/commonsense_qa": (
         *FIRST[1:], "policy.offload.threshold=0,0.9", f"workload.path={Path(__file__).with_name('questions.jsonl')}",
