@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from serving.pair import Checkpoint
+from pathlib import Path
+from typing import Protocol
 
 
-def check(checkpoint: Checkpoint) -> None:
+class Exportable(Protocol):
+    """What of a checkpoint decides it."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def quantization(self) -> str: ...
+
+    @property
+    def adapter(self) -> Path | None: ...
+
+
+def check(checkpoint: Exportable) -> None:
     """Raises ValueError for a checkpoint whose graph would compute something else than torch does."""
     if checkpoint.dtype != "fp32":
         raise ValueError(
