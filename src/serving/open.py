@@ -38,7 +38,7 @@ def open_models(
     if isinstance(cloud, Model) and cloud.server:
         far = bench.remote(cloud, tokenizer)
         drafter = bench.drafter(device, cloud, None, accelerator)
-        return Models(drafter, depth(device), far, depth(cloud), tokenizer, told=far.notes)
+        return Models(drafter, depth(device), far, depth(cloud), tokenizer, notes=far.notes)
     large = _model(cloud, accelerator)
     drafter = bench.drafter(device, cloud, large, accelerator)
     layers, heads = len(large.layers), bench.heads(large)
@@ -56,7 +56,7 @@ def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", ac
     hops = setup.policy.placement.route(layers, pair.cloud.timing.layers)
     if side == "cloud" and pair.cloud.server:
         far = bench.remote(pair.cloud, tokenizer)
-        return Models(NOWHERE, small, far, layers, tokenizer, told=far.notes)
+        return Models(NOWHERE, small, far, layers, tokenizer, notes=far.notes)
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != HERE]
         large = _model(pair.cloud, accelerator)
@@ -130,9 +130,19 @@ class _Bench:
         self, device: Checkpoint, cloud: Checkpoint, large: "TorchModel | None", accelerator: str
     ) -> "Engine | OnnxEngine":
         """What drafts: of torch, or of onnxruntime, on the CPU whatever the accelerator is."""
-        if device.onnx is None:
-            return self.engine(_drafter(device, cloud, large, accelerator))
-        return self._exported(device, device.onnx)
+        if device.onnx:
+            return self._exported(device, device.onnx)
+        model = _drafter(device, cloud, large, accelerator)
+        self._check_scorers(model)
+        return self.engine(model)
+
+    def _check_scorers(self, drafter: "TorchModel") -> None:
+        for scorer in self.provision.scorers.values():
+            if scorer.reads == "hidden" and scorer.inputs != drafter.hidden:
+                raise ValueError(
+                    f"{scorer!r} reads hidden states of {scorer.inputs} numbers, and those of {drafter.name} have "
+                    f"{drafter.hidden}; train the router for this model, or choose the one that was"
+                )
 
     def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
         """Raises ValueError for a graph of a model of another shape."""

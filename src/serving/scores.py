@@ -31,6 +31,11 @@ class Scorer(Protocol):
         ...
 
     @property
+    def inputs(self) -> int:
+        """How many features it reads."""
+        ...
+
+    @property
     def digest(self) -> str:
         """Names it among others of its kind."""
         ...

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
+from serving.scores import SCORES
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -17,6 +19,7 @@ class Stated:
     acceptance: float = 0.48
     threshold: ClassVar[float] = 0.5
     reads: ClassVar[Literal["scores"]] = "scores"
+    inputs: ClassVar[int] = len(SCORES)
 
     def __post_init__(self) -> None:
         for name in ("recall", "false_alarm", "acceptance"):

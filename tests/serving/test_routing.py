@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from serving.scores import ROUTE
 from serving.slots.draft import Window
 from serving.slots.kv_cache import NoReuse, Reuse
 from serving.slots.offload import Offload
+from serving.slots.prefill import Balanced, Parts, Whole
 from serving.slots.routing import Routed
 from serving.slots.verify import Replace
 from serving.workload.prompt import Prompt
@@ -172,8 +174,11 @@ def test_kept_caches_are_fed_what_is_new_and_others_everything(
     asked = [
         c.message for e in log.entries for c in e.commands if isinstance(c, Send) and isinstance(c.message, Request)
     ]
-    assert len(asked) > 2
-    assert all(len(request.rows.tokens) <= LIMIT for request in asked if request.rows.start)
+    for session in ("s0", "s1"):
+        own = [request.rows for request in asked if request.rows.session == session]
+        assert len(own) > 1
+        for before, after in pairwise(own):  # kept: each goes on where the one before ended
+            assert not kept or after.start == before.start + before.n
     again = [work for session in ("s0", "s1") for work in [work for work in starts if work.session == session][1:]]
     assert any(work.start == 0 for work in again) is (rows == "all")
     drafts = [e.event.outcome for e in log.entries if isinstance(e.event, Finished)]
@@ -195,3 +200,24 @@ def test_a_share_stands_for_its_threshold() -> None:
     session.drafted(Drafted((3,), {ROUTE: (0.05,)}, ((3, 4, 5),), False, 2))
     assert Routed(router, share=0.1).at == router.threshold_for(0.1)
     assert [Routed(router, share=share, span=4).ask(session) for share in (0.01, 0.1)] == [0, 4]
+
+
+@pytest.mark.parametrize("prefill", [Whole(), Whole("ahead"), Parts(2, "ahead"), Balanced()])
+@pytest.mark.parametrize("how", ["call", "policy"])
+def test_small_only_sends_nothing_not_even_the_prompt(
+    pair: tuple[Path, Path], router: Router, prefill: Any, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from serving.drivers import offline
+
+    log, real = Log(), offline.Simulator
+    monkeypatch.setattr(offline, "Simulator", lambda observers: real([*observers, log]))
+    routed = Routed(router, mode="small_only" if how == "policy" else "joint")
+    calls = queries(Routing(small_only=True) if how == "call" else None)
+    play(policy(routed, prefill=prefill), opened(pair, router), calls, 0, silent)
+    sent = [c.message for e in log.entries for c in e.commands if isinstance(c, Send)]
+    assert not any(isinstance(message, Request) for message in sent)
+
+
+def test_a_router_of_another_width_is_refused_when_models_are_opened(pair: tuple[Path, Path]) -> None:
+    with pytest.raises(ValueError, match=r"hidden states of 7 numbers, and those of .* have 16; train the router"):
+        opened(pair, made(7))

@@ -9,7 +9,7 @@ from pipeline.report.records import Served
 
 @dataclass(frozen=True)
 class Division:
-    """Means of a request; None where no device had anything to do, or nobody was asked.
+    """Means of a request; None where nobody was asked, or no token is a device's own.
 
     device_s        its chip is at work (token routing, Table 1: SLM inference time)
     elsewhere_s     all else of its service: communication and the cloud (Comm + LLM inference)
@@ -18,8 +18,8 @@ class Division:
     cloud_tokens    tokens that the cloud wrote (routing number)
     """
 
-    device_s: float | None
-    elsewhere_s: float | None
+    device_s: float
+    elsewhere_s: float
     call_s: float | None
     device_token_s: float | None
     cloud_tokens: float

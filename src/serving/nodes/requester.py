@@ -38,6 +38,7 @@ from serving.nodes.route import Route, released
 from serving.nodes.session import Branch, Origins, Session, Tokens
 from serving.policy import Policy
 from serving.scores import IMPORTANCE
+from serving.slots.offload import Trained
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _LONGEST_PATIENCE_S = 60.0
@@ -96,7 +97,7 @@ class Requester:
     def begin(self, now: float) -> Commands:
         self.s.seen_s = now
         out: Commands = []
-        if self.route.hops and not self.s.offline:
+        if self.route.hops and not self.s.offline and not self._stays():
             if self.p.prefill.when == "first":
                 out = self._ask(now, 1, drafts=False)
             elif self.p.prefill.when == "ahead" and len(self.s.tokens) > self.s.peer + 1:
@@ -104,6 +105,10 @@ class Requester:
         if self.s.flight is not None and self.route.begins_here:
             return out  # the chip is the route's first, see `meanwhile`
         return out + self._advance(now)
+
+    def _stays(self) -> bool:
+        """Is nothing of this session to leave the device, its prompt neither?"""
+        return isinstance(self.p.offload, Trained) and self.p.offload.stays(self.s)
 
     def handle(self, event: Event, now: float) -> Commands:
         if self.state != "running":

@@ -65,6 +65,11 @@ class RouterGraph:
         self.digest = digest
         self._session = opened(folder / ROUTER, threads)
 
+    @property
+    def inputs(self) -> int:
+        """How wide the hidden state is that it reads."""
+        return int(self._session.get_inputs()[0].shape[-1])
+
     def chance(self, features: Any) -> float:
         return float(self.chances(np.asarray(features)[None])[0])
 

@@ -1,6 +1,6 @@
 """What a simulation asks of those who know the tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,9 +13,6 @@ from serving.workload.workload import Asked
 @dataclass(frozen=True)
 class Opened(Models):
     """Two engines that look outcomes up instead of computing them."""
-
-    notes: Callable[[], tuple[str, ...]] = tuple
-    """What a reader of the run's figures must know; asked after the run."""
 
 
 class Outcomes(Protocol):

@@ -170,7 +170,7 @@ def _tables(
         for j, name in enumerate(SCORES):
             scores[j, i, :count] = row.drafted.scores[name]
     trees = np.array(proposals, np.int32) if proposals else np.zeros((n, 0), np.int32)
-    routes = np.zeros((n, depth if any(ROUTE in row.drafted.scores for row in rows) else 0), np.float32)
+    routes = np.zeros((n, depth if any(ROUTE in row.drafted.scores for row in rows) else 0), np.float64)
     for i, row in enumerate(rows if routes.size else ()):
         routes[i, : counts[i]] = row.drafted.scores[ROUTE]
     return Tables(np.array(targets, np.int32), counts, drafts, tops, scores, depths, attention, trees, routes)

@@ -38,7 +38,7 @@ class Emulated:
         models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records = play(setup, models, asked, progress, observers, self.shared)
-        return Served(asked, records, models.tokenizer, models.cloud_layers, notes=models.told())
+        return Served(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 
 def play(

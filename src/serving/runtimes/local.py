@@ -52,7 +52,7 @@ class Local:
         models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
-        here, notes = self.pace == "wall", (f"pace: {pacing.described}", *models.told())
+        here, notes = self.pace == "wall", (f"pace: {pacing.described}", *models.notes())
         return Served(asked, records, models.tokenizer, models.cloud_layers, here=here, notes=notes, overhead=overhead)
 
     async def play(

@@ -55,7 +55,7 @@ class Models:
     tokenizer: "Tokenizer"
     here: Engine = NOWHERE
     """What runs the part of the large model that a placement puts on devices."""
-    told: Callable[[], tuple[str, ...]] = tuple
+    notes: Callable[[], tuple[str, ...]] = tuple
     """What a reader of the figures must know, asked when all is served."""
 
 

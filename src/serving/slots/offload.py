@@ -30,6 +30,10 @@ class Trained(Protocol):
     @property
     def scorers(self) -> Scorers: ...
 
+    def stays(self, s: Session) -> bool:
+        """Is it settled beforehand that nothing of this session is asked?"""
+        ...
+
 
 @dataclass(frozen=True)
 class Always:

@@ -82,9 +82,12 @@ class Routed:
             return self.router.threshold_for(self.share)
         return self.router.threshold if self.threshold is None else self.threshold
 
+    def stays(self, s: Session) -> bool:
+        return self.mode == "small_only" or bool(s.call.routing and s.call.routing.small_only)
+
     def ask(self, s: Session) -> int:
         own = s.call.routing
-        if self.mode == "small_only" or (own and own.small_only):
+        if self.stays(s):
             return 0
         if own and own.large_only:
             return s.remaining

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor, nn
+from torch import nn
 
 from serving.perceptron import Perceptron
 from serving.progress import Progress
@@ -40,18 +40,22 @@ class Course:
         standard, head, how = self._head(parts)
         return self._router(head, standard, parts, how)
 
-    def joint(self, states: States, model: Any) -> Router:
-        """The head and `model`, a `transformers` causal LM, which is trained in place. The head learns first."""
+    def joint(self, states: States, model: Any, vocabulary: int) -> Router:
+        """The head and `model`, a `transformers` causal LM, which is trained in place. The head learns first.
+
+        Of the model's rows of logits the first `vocabulary` are tokens.
+        """
         parts = split(states.known(), self.seed)
         standard, head, how = self._head(parts)
         lesson = Joint(
-            model, head, torch.from_numpy(standard.mean), torch.from_numpy(standard.deviation), self.recipe.joint_rate
-        )
+            model, head, torch.from_numpy(standard.mean), torch.from_numpy(standard.deviation), self.recipe.joint_rate,
+            vocabulary,
+        )  # fmt: skip
         recipe, data = self.recipe, [_texts(part) for part in (parts.train, parts.validation)]
         batches = TextData(data[0], data[1], min(recipe.joint_batch, len(data[0])), recipe.joint_epochs, self.seed)
         best = self._fit(lesson, batches, recipe.joint_epochs, "small model and head")
         model.eval()
-        anew = [replace(part, hidden=seen(model, part)) for part in (parts.train, parts.validation, parts.test)]
+        anew = [seen(model, part, vocabulary) for part in (parts.train, parts.validation, parts.test)]
         return self._router(lesson.head, standard, Split(*anew), {**how, "joint": _course(best)})
 
     def _head(self, parts: Split) -> tuple[Standard, nn.Sequential, dict[str, Any]]:
@@ -135,15 +139,22 @@ def _tensors(states: States, standard: Standard) -> Batch:
 
 
 @torch.no_grad()
-def seen(model: Any, states: States) -> np.ndarray:
-    """The last hidden states of `model` in these states, (n, hidden), where every position of an answer is a state."""
-    found = np.empty_like(states.hidden)
+def seen(model: Any, states: States, vocabulary: int) -> States:
+    """The same states as `model` sees them, where every position of an answer is one: its hidden states, what it gives
+    the true tokens, and as preferences Co-LLM's pseudo-labels, since the old ones were of another model.
+    """
+    hidden, odds = np.empty_like(states.hidden), np.empty_like(states.small_odds)
     for number in np.unique(states.text).tolist():
         path, prompt = states.path(number)
         rows = states.text == number
-        hidden: Tensor = model(torch.tensor([path]), output_hidden_states=True).hidden_states[-1][0]
-        found[rows] = hidden[prompt - 1 : prompt - 1 + int(rows.sum())].float().numpy()
-    return found
+        last = prompt - 1 + int(rows.sum())
+        output = model(torch.tensor([path]), output_hidden_states=True)
+        hidden[rows] = output.hidden_states[-1][0, prompt - 1 : last].float().numpy()
+        true = torch.from_numpy(states.truth[rows]).long()[:, None]
+        odds[rows] = (
+            output.logits[0, prompt - 1 : last, :vocabulary].float().log_softmax(-1).gather(-1, true)[:, 0].numpy()
+        )
+    return replace(states, hidden=hidden, small_odds=odds, small_preferred=odds >= states.large_odds)
 
 
 def _course(best: Best) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def train(rounds: Sequence[States], mlp: MLP, share: float, seed: int, trainer: 
     the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
     (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
     """
-    parts = split(joined(rounds), seed)
+    parts = split(joined(rounds).judged(), seed)
     network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
-    held_out, test = (rounds[-1].of(part.asked) for part in (parts.validation, parts.test))
+    held_out, test = (rounds[-1].judged().of(part.asked) for part in (parts.validation, parts.test))
     return made(network, "citer", "below", held_out, test, share, how)
 
 
@@ -35,11 +35,8 @@ def made(
     network: Perceptron, family: str, side: Side, held_out: States, test: States, share: float, how: Mapping[str, Any]
 ) -> Router:
     """A router whose threshold sends `share` of the held-out states, with what it does on the test states."""
-    scores = np.sort(network.chances(held_out.hidden))
-    found = Router(
-        network.layers, network.mean, network.deviation, side=side, family=family,
-        scores=tuple(round(score, 6) for score in scores.tolist()),
-    )  # fmt: skip
+    scores = tuple(np.sort(network.chances(held_out.hidden)).tolist())
+    found = Router(network.layers, network.mean, network.deviation, side=side, family=family, scores=scores)
     found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(share))))
     return replace(found, metrics={**how, "share": share, "test": judged(found, test)})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -59,12 +58,14 @@ class Joint(LightningModule):
 
     A batch is (tokens, mask, large): (texts, length) each; `mask` marks the positions whose next token is the answer's,
     `large` is that token's log-probability there. The head reads hidden states as `mean` and `deviation` standardise
-    them.
+    them; of the model's own head the first `vocabulary` rows are tokens.
     """
 
-    def __init__(self, model: Any, head: nn.Sequential, mean: Tensor, deviation: Tensor, rate: float) -> None:
+    def __init__(
+        self, model: Any, head: nn.Sequential, mean: Tensor, deviation: Tensor, rate: float, vocabulary: int
+    ) -> None:
         super().__init__()
-        self.model, self.head, self._rate = model, head, rate
+        self.model, self.head, self._rate, self._vocabulary = model, head, rate, vocabulary
         self.mean: Tensor
         self.deviation: Tensor
         self.register_buffer("mean", mean)
@@ -73,7 +74,7 @@ class Joint(LightningModule):
     def loss(self, batch: Batch) -> Tensor:
         tokens, mask, large = batch
         output = self.model(tokens, output_hidden_states=True)
-        hidden, logits = output.hidden_states[-1][:, :-1], output.logits[:, :-1].float()
+        hidden, logits = output.hidden_states[-1][:, :-1], output.logits[:, :-1, : self._vocabulary].float()
         small = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
         asked = mask[:, :-1].bool()
         logit = self.head((hidden[asked].float() - self.mean) / self.deviation)[:, 0]
@@ -95,7 +96,3 @@ def linear(inputs: int) -> nn.Sequential:
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     return nn.Sequential(head)
-
-
-def copied(head: nn.Sequential) -> nn.Sequential:
-    return copy.deepcopy(head)

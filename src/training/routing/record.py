@@ -16,7 +16,7 @@ from serving.runtimes.runtime import Models, Query
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
 from training.routing.preferences import reason, small_is_better, truths
-from training.routing.states import BY, States
+from training.routing.states import BY, By, States
 
 if TYPE_CHECKING:
     from serving.outcomes.forced import Forced
@@ -67,7 +67,7 @@ class Recorder:
     Args:
         policy: writes the trajectories, and what comes of either model's token where both fail.
         metrics: what continuations are compared by, the first that differs.
-        forks: of one trajectory at most so many states are compared; in others the small model is preferred.
+        forks: of one trajectory at most so many states are compared, the first ones.
     """
 
     models: Models
@@ -81,7 +81,7 @@ class Recorder:
         answers = references if along else self._written(queries, progress)
         made = [Trajectory(*each) for each in zip(queries, answers, references, strict=True)]
         rows = [self._states(i, each) for i, each in enumerate(made)]
-        self._compare([fork for row in rows for fork in row.forks[: self.forks]], rows, progress)
+        self._compare([fork for row in rows for fork in row.forks], rows, progress)
         return _stacked(made, rows)
 
     def _written(self, queries: Sequence[Query], progress: Progress) -> list[Tokens]:
@@ -99,10 +99,16 @@ class Recorder:
         small, large = logits[:n].argmax(-1).tolist(), others[:n].argmax(-1).tolist()
         truth = truths(trajectory.answer, trajectory.reference)
         known = [0 if token is None else token for token in truth]
-        by = [reason(*each) for each in zip(small, large, truth, strict=True)]
+        by = self._limited([reason(*each) for each in zip(small, large, truth, strict=True)])
         odds = [_odds(each[:n], known, truth) for each in (logits, others)]
         forks = [Fork(trajectory, at, small[at], large[at]) for at in range(n) if by[at] == "compared"]
         return _Rows(text, hidden[:n].float().cpu().numpy(), by, truth, odds[0], odds[1], forks)
+
+    def _limited(self, by: list[By]) -> list[By]:
+        """The same, with as many comparisons as may be made."""
+        compared = [at for at, why in enumerate(by) if why == "compared"]
+        unasked = set(compared[self.forks :])
+        return ["unasked" if at in unasked else why for at, why in enumerate(by)]
 
     def _compare(self, forks: Sequence[Fork], rows: Sequence[_Rows], progress: Progress) -> None:
         """Continues both ways from each fork, and notes where the large model's is better."""
@@ -140,7 +146,7 @@ class _Rows:
 
     text: int
     hidden: Any
-    by: list[Any]
+    by: list[By]
     truth: list[int | None]
     small_odds: list[float]
     large_odds: list[float]

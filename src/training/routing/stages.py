@@ -91,13 +91,15 @@ def train_citer(
     """
     from serving.open import open_models
     from training.routing import course
-    from training.routing.states import made_from, read
+    from training.routing.states import joined, learned, made_from, read
 
     _check_share(share)
-    found = course.train([read(path) for path in routes], mlp, share, seed, trainer, progress)
+    rounds = [read(path) for path in routes]
+    found = course.train(rounds, mlp, share, seed, trainer, progress)
     found = replace(found, made_from={**made_from(routes[-1]), "rounds": str(len(routes))})
     models = open_models(device, cloud, accelerator, _provision(found))
-    _finish(out, found, models, workload, decoding, seed, progress)
+    asked = _unseen(learned(joined(rounds).judged(), seed), models, workload, decoding, seed)
+    _finish(out, found, models, asked, workload, seed, progress)
 
 
 def train_co_llm(
@@ -121,22 +123,24 @@ def train_co_llm(
     With `joint` the small model learns along, and becomes a checkpoint beside the router, in `out`. The threshold eta
     defers `share` of held-out states. Raises ValueError as `train_citer` does.
     """
+    from serving.engine.tokenizer import Tokenizer
     from serving.open import open_models
     from training.routing.co_llm import Course
-    from training.routing.states import made_from, read
+    from training.routing.states import learned, made_from, read
 
     _check_share(share)
     course = Course(recipe, share, seed, trainer, progress)
     states = read(routes)
     if joint:
-        found = course.joint(states, model := _trainable(device))
+        found = course.joint(states, model := _trainable(device), len(Tokenizer(device.where)))
         _save_model(model, device, out)
         device = replace(device, path=out, hub=None)
     else:
         found = course.frozen(states)
     found = replace(found, made_from={**made_from(routes), "small model": "trained along" if joint else "frozen"})
     models = open_models(device, cloud, accelerator, _provision(found))
-    _finish(out, found, models, workload, decoding, seed, progress)
+    asked = _unseen(learned(states.known(), seed), models, workload, decoding, seed)
+    _finish(out, found, models, asked, workload, seed, progress)
 
 
 def _check_share(share: float) -> None:
@@ -176,14 +180,19 @@ def _encoded(query: Query, tokenizer: Any) -> tuple[int, ...]:
     return (*ids, *(() if end is None else (int(end),)))[: query.call.limit]
 
 
+def _unseen(learned: frozenset[str], models: Models, workload: Workload, decoding: Decoding, seed: int) -> list[Query]:
+    """The workload's prompts that neither the weights nor the threshold were learned from."""
+    from serving.open import queries
+
+    return [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in learned]
+
+
 def _finish(
-    out: Path, found: Router, models: Models, workload: Workload, decoding: Decoding, seed: int, progress: Progress
+    out: Path, found: Router, models: Models, asked: Sequence[Query], workload: Workload, seed: int, progress: Progress
 ) -> None:
     """Serves the router, and writes it with what was found; refuses one that is worse than none."""
-    from serving.open import queries
     from training.routing import trial
 
-    asked = queries(workload, decoding, seed, 1, models.tokenizer)
     served = trial.serve(found, models, asked, workload.dataset.metrics[0], seed, progress)
     trial.check(served)
     replace(found, metrics={**found.metrics, **served.metrics()}).save(out)

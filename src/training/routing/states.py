@@ -15,10 +15,10 @@ FILE, HEADER = "routes.safetensors", "routes.json"
 PARTS = (0.8, 0.1, 0.1)
 """Of the prompts: training, validation, test."""
 
-By = Literal["small", "large", "alike", "compared"]
-BY: tuple[By, ...] = ("small", "large", "alike", "compared")
+By = Literal["small", "large", "alike", "compared", "unasked"]
+BY: tuple[By, ...] = ("small", "large", "alike", "compared", "unasked")
 """Why a token is preferred: the small model writes the true one; only the large does; both write the same wrong one;
-the quality of what comes of either.
+the quality of what comes of either; or it is not known, because enough of the trajectory's states were compared.
 """
 
 
@@ -75,6 +75,10 @@ class States:
         """The states whose true token is known."""
         return self._rows(self.truth >= 0)
 
+    def judged(self) -> States:
+        """The states in which it is known whose token is preferred."""
+        return self._rows(self.by != BY.index("unasked"))
+
     def path(self, text: int) -> tuple[list[int], int]:
         """The tokens of one text, and how many of them are its prompt."""
         first = int(self.ends[text - 1]) if text else 0
@@ -113,6 +117,12 @@ def split(states: States, seed: int) -> Split:
             "raise workload.profiling.prompts, or change the pair"
         )
     return Split(*parts)
+
+
+def learned(states: States, seed: int) -> frozenset[str]:
+    """The prompts that weights and threshold are learned from, where they are learned from these states."""
+    parts = split(states, seed)
+    return parts.train.asked | parts.validation.asked
 
 
 def joined(rounds: Sequence[States]) -> States:

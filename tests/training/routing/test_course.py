@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import torch
 
+from serving.perceptron import Perceptron
 from serving.progress import silent
 from training.predictor.mlp import MLP
 from training.routing import course
 from training.routing.co_llm import Course
 from training.routing.deferral import marginal, weak_labels
 from training.routing.recipe import Recipe
-from training.routing.states import States, joined, split
+from training.routing.states import BY, States, joined, split
 from training.trainer import Trainer
 
 
@@ -48,7 +49,28 @@ def test_a_later_round_teaches_more(one_thread: Trainer) -> None:
     one, both = (course.train(rounds, mlp, 0.2, 0, one_thread, silent) for rounds in ([first], [first, later]))
     assert one.digest != both.digest
     held_out = later.of(split(joined([first, later]), 0).validation.asked)
-    assert both.scores == tuple(round(s, 6) for s in sorted(both.chances(held_out.hidden).tolist()))
+    assert both.scores == tuple(sorted(both.chances(held_out.hidden).tolist()))
+
+
+def test_nearly_certain_scores_are_still_told_apart() -> None:
+    """A share names a threshold among them, so none may be rounded away."""
+    one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
+    sure = Perceptron(((one[None], 14 * one),), zero, one)
+    states = told(50)
+    narrow = replace(states, hidden=np.linspace(0, 3, len(states), dtype=np.float32)[:, None])
+    router = course.made(sure, "citer", "below", narrow, narrow, 0.3, {})
+    scores = router.chances(narrow.hidden)
+    assert min(scores) > 0.999999
+    assert sum(router.routes(score) for score in scores.tolist()) == 30
+
+
+def test_states_that_were_not_judged_teach_citer_nothing(one_thread: Trainer) -> None:
+    states = told(80)
+    states.by[::7] = BY.index("unasked")
+    altered = replace(states, small_preferred=np.where(states.by == BY.index("unasked"), False, states.small_preferred))
+    mlp = MLP(hidden=(8,), dropout=0.0, epochs=2)
+    one, other = (course.train([each], mlp, 0.2, 0, one_thread, silent) for each in (states, altered))
+    assert one.digest == other.digest
 
 
 def test_the_marginal_likelihood_by_hand() -> None:

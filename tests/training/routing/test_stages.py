@@ -17,6 +17,8 @@ from serving.router import load
 from serving.workload.workload import Workload
 from training.predictor.mlp import MLP
 from training.routing import trial
+from training.routing.co_llm import _padded, _texts, seen
+from training.routing.deferral import Joint, linear, marginal
 from training.routing.recipe import Recipe
 from training.routing.stages import record_routes, train_citer, train_co_llm
 from training.routing.states import BY, States, read
@@ -98,7 +100,7 @@ def test_a_later_round_goes_where_the_router_went(router: Path, common: dict[str
 def test_a_router_is_served_before_it_is_used(router: Path) -> None:
     found, shown = load(router), json.loads((router / "metrics.json").read_text())
     assert found.side == "below"
-    assert shown["served/prompts"] == 48
+    assert shown["served/prompts"] == 5  # of 48: neither learned from, nor was the threshold
     assert 0 <= shown["served/routed"] <= 1
     assert shown["served/gain_low"] <= shown["served/gain"] <= shown["served/gain_high"]
     assert shown["threshold"] == found.threshold
@@ -121,6 +123,26 @@ def test_co_llm_trains_its_small_model_or_leaves_it(
         for path in (common["device"].where, tmp_path / "True")
     )
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, Any]) -> None:
+    """One that was not trained: states, labels and tokens lie where they were."""
+    from transformers import AutoModelForCausalLM
+
+    states = read(first)
+    model = AutoModelForCausalLM.from_pretrained(common["device"].where, dtype=torch.float32).eval()
+    vocabulary = len(Tokenizer(common["device"].where))
+    again = seen(model, states, vocabulary)
+    assert np.allclose(again.hidden, states.hidden, atol=1e-4)
+    assert np.allclose(again.small_odds, states.small_odds, atol=1e-4)
+    head = linear(states.hidden.shape[1])
+    lesson = Joint(
+        model, head, torch.zeros(states.hidden.shape[1]), torch.ones(states.hidden.shape[1]), 1e-3, vocabulary
+    )
+    with torch.no_grad():
+        loss = lesson.loss(_padded(_texts(states)))
+    odds = [torch.from_numpy(each) for each in (states.small_odds, states.large_odds)]
+    assert loss.item() == pytest.approx(marginal(torch.zeros(len(states)), *odds).mean().item(), abs=1e-4)
 
 
 def test_a_router_with_which_answers_are_worse_is_refused() -> None:
