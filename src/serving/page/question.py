@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.endpoint.errors import ApiError
-from serving.endpoint.schema import Fields, parse
+from serving.endpoint.schema import Fields, parse, printable
 from serving.messages import Routing, Sampling
 from serving.page.offer import Offer
 
@@ -49,7 +49,7 @@ def question(raw: bytes, offers: Mapping[str, Offer], max_tokens: int, usual: in
         _routing(fields, offer),
     )
     if fields.rest:
-        name = min(fields.rest)
+        name = printable(min(fields.rest))
         raise ApiError(400, f"the page knows no field {name}; leave it out", "unknown_parameter", name)
     return found
 
