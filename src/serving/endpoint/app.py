@@ -14,6 +14,7 @@ from serving.endpoint.chat import Chat
 from serving.endpoint.completions import Completions
 from serving.endpoint.errors import ApiError
 from serving.endpoint.generation import Generation
+from serving.endpoint.host_guard import HostGuard
 from serving.endpoint.service import Service
 from serving.routing.page import Decisions
 
@@ -31,7 +32,8 @@ def app(service: Service, key: str | None = None) -> ASGIApp:
         Route("/healthz", pages.healthz, methods=["GET"]),
         Route("/readyz", pages.readyz, methods=["GET"]),
     ]
-    return Keyed(Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told}), key)
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told})
+    return HostGuard(Keyed(inner, key), service.endpoint)
 
 
 class _Pages:

@@ -17,12 +17,13 @@ from serving.endpoint.auth import OPEN, Keyed
 from serving.endpoint.body import read
 from serving.endpoint.errors import ApiError
 from serving.endpoint.generation import HEADERS
+from serving.endpoint.host_guard import HostGuard
 from serving.endpoint.presence import StalledError, patient, while_present
 from serving.endpoint.running import Running
 from serving.endpoint.service import as_api_error
 from serving.page import files
 from serving.page.about import about
-from serving.page.guard import Guarded
+from serving.page.headers import WithHeaders
 from serving.page.question import Question, question
 from serving.page.run import Event, lines
 from serving.page.seats import Seats
@@ -50,7 +51,8 @@ def app(stage: Stage, running: Running, key: str | None) -> ASGIApp:
         Route("/healthz", healthz, methods=["GET"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told})
-    return Guarded(Keyed(inner, key, OPEN | files.static().keys()), stage.show.service.page.loopback)
+    keyed = Keyed(inner, key, OPEN | files.static().keys())
+    return WithHeaders(HostGuard(keyed, stage.show.service.page))
 
 
 class Runs:
