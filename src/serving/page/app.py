@@ -102,15 +102,14 @@ class Runs:
         return encode(asked.prompt, hf, template=workload.template, limit=_ANY, truncate="refuse").tokens
 
     def _check(self, asked: Question, prompt: tuple[int, ...]) -> None:
-        context, policy = self._stage.show.contexts[asked.offer.name], asked.offer.policy
+        context = self._stage.show.contexts[asked.offer.name]
         if self._running.stopping:
             raise ApiError.stopping()
         if not prompt:
             raise ApiError.invalid("the prompt has no token; give a text", "prompt")
         if len(prompt) + asked.max_tokens > context:
             raise ApiError.too_long(context, len(prompt), asked.max_tokens, "prompt")
-        needs = asked.mode == "joint" and policy.link_loss.action != "local"
-        if needs and not self._stage.cloud:
+        if asked.needs_cloud and not self._stage.cloud:
             raise ApiError.failed(cloud=False)
 
 
