@@ -1,11 +1,12 @@
-"""Policies beside the one of the command line: is what they need made for them?
+"""Policies beside the one of the command line: is what they need made for them, and do they leave the first as it is?
 
 Artifacts that slots bring are described once, in `policy.artifacts`, and may read the options of `policy`. A policy
-elsewhere in the configuration (`page.policies.NAME`) that needs such an artifact must have the same options there.
+elsewhere in the configuration (`page.policies.NAME`) that needs such an artifact must have the same options there; and
+since the slots that are composed last describe it last, what they say must be what it was without them.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -13,13 +14,32 @@ from omegaconf import DictConfig, OmegaConf
 from pipeline.errors import ConfigError
 
 _STAGE = re.compile(r"\$\{stage:(\w+)\}")
+_OF_PAGE = re.compile(r"[+~]*(page$|page[.@]|[^@]*@page\b)")
 _READ = re.compile(r"\$\{[^}]*?\bpolicy\.([\w.]+)")
 
 
-def check(cfg: DictConfig) -> None:
-    """Raises ConfigError that names the policy, the artifact and the option that differs."""
+def without(overrides: Sequence[str]) -> list[str]:
+    """The words of a command line that say nothing of the page's policies; those about artifacts may say it of ones
+    that only these bring.
+    """
+    words = [word for word in overrides if not _OF_PAGE.match(word.partition("=")[0])]
+    return [f"++{word}" if word.startswith("policy.artifacts.") else word for word in words]
+
+
+def check(cfg: DictConfig, alone: DictConfig) -> None:
+    """Raises ConfigError that names the policy, the artifact and the option that differs.
+
+    Args:
+        alone: what the same command line composes `without` the page's policies.
+    """
     beside = OmegaConf.select(cfg, "page.policies") or {}
     artifacts = _raw(cfg.policy.get("artifacts") or {})
+    if changed := _changed(_raw(cfg), _raw(alone)):
+        names = ", ".join(_at_fault(beside, changed, artifacts))
+        raise ConfigError(
+            f"{names} would change {changed} for the command line's policy, too; choose other policies beside it, "
+            "page=default or page=none"
+        )
     for name in beside:
         for stage in _needed(_raw(beside[name]), artifacts):
             for option in _READ.findall(str(artifacts[stage])):
@@ -28,6 +48,30 @@ def check(cfg: DictConfig) -> None:
                         f"page.policies.{name} needs the artifact {stage}, which is made for the {option} of the "
                         f"command line's policy; give {name} as +policy={name}, and the other one beside it"
                     )
+
+
+def _changed(cfg: Mapping[str, Any], alone: Mapping[str, Any]) -> str | None:
+    """The first artifact, option of the policy or section that differs; further artifacts are no harm."""
+    there, here = _parts(cfg), _parts(alone)
+    return next((path for path, part in here.items() if part != there.get(path)), None)
+
+
+def _parts(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """What can be told apart by name. An artifact without a target is a lone override of one that is not there."""
+    policy = cfg["policy"]
+    artifacts = policy.get("artifacts") or {}
+    return {
+        **{f"policy.artifacts.{name}": part for name, part in artifacts.items() if part and "_target_" in part},
+        **{f"policy.{name}": part for name, part in policy.items() if name != "artifacts"},
+        **{name: part for name, part in cfg.items() if name not in ("policy", "page")},
+    }
+
+
+def _at_fault(beside: Mapping[str, Any], changed: str, artifacts: Mapping[str, Any]) -> list[str]:
+    """Those that need the artifact; all, where it is none."""
+    stage = changed.removeprefix("policy.artifacts.")
+    needing = [name for name in beside if stage in _needed(_raw(beside[name]), artifacts)]
+    return [f"page.policies.{name}" for name in needing or beside]
 
 
 def _needed(node: Any, artifacts: Mapping[str, Any]) -> Iterator[str]:

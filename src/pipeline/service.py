@@ -10,9 +10,13 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipeline.arguments import choices, chosen, conf_dir, misspelt, rewritten, unwritable
 from pipeline.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 BAD_INPUT = 2
 INTERRUPTED = 130
@@ -51,9 +55,11 @@ def run(name: str, argv: Sequence[str], usual: Sequence[str] = ()) -> None:
     if mistake := misspelt(words) or unwritable(words):
         raise ConfigError(mistake)
     overrides, folder = _split(words)
-    with _said_plainly(), api.composed(*overrides, config_dir=folder) as cfg:
-        beside.check(cfg)
-        job = job_of(cfg)
+    with _said_plainly():
+        alone = _alone(overrides, folder)
+        with api.composed(*overrides, config_dir=folder) as cfg:
+            beside.check(cfg, alone or cfg)
+            job = job_of(cfg)
     service = job.plan(name).stages[name]
     job.run(service.inputs.values())
     target = load(service.target, name)
@@ -61,6 +67,17 @@ def run(name: str, argv: Sequence[str], usual: Sequence[str] = ()) -> None:
         target(**arguments(service, lambda needed: job.store.path(service.inputs[needed])))
     except ValueError as problem:
         raise ConfigError(f"{name}: {problem}") from problem
+
+
+def _alone(overrides: Sequence[str], folder: Path | None) -> "DictConfig | None":
+    """The configuration without other policies beside the first; None where the words name none."""
+    from pipeline import api, beside
+
+    words = beside.without(overrides)
+    if words == overrides:
+        return None
+    with api.composed(*words, config_dir=folder) as found:
+        return found
 
 
 def usage(name: str, about: str) -> str:

@@ -71,7 +71,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         host.play(live)
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
-        print(f"device: {name} answers on http://{service.endpoint.host}:{endpoint.port}/v1", flush=True)
+        print(f"device: {name} answers on http://{service.endpoint.url_host}:{endpoint.port}/v1", flush=True)
         stack.callback(asyncio.create_task(_met(host, service.cloud)).cancel)
         await drive(live, stop, lambda: endpoint.stop(service.grace_s))
 

@@ -108,6 +108,13 @@ class Recorder:
         self._detail = detail
         self._desks: dict[str, _Desk] = defaultdict(_Desk)
 
+    def forget(self, session: str) -> None:
+        """For who records without an end: nothing of it is kept, and what still happens to it waits nowhere."""
+        self.records.pop(session, None)
+        for desk in self._desks.values():
+            desk.since_s.pop(session, None)
+            desk.arrived.discard(session)
+
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         """By exact type: a `match` costs three times as much, and this is called for every event."""
         if type(event) is Received:
@@ -223,7 +230,7 @@ class Recorder:
     def _arrives(self, node: str, session: str, now: float) -> None:
         """A later part of a request that waits already does not begin its wait anew."""
         desk = self._desks[node]
-        if session not in desk.arrived:
+        if session not in desk.arrived and session in self.records:
             desk.arrived.add(session)
             desk.since_s[session] = now
 
@@ -231,7 +238,8 @@ class Recorder:
         """A batch is done: what is left of its requests, or their next token, waits from here."""
         desk = self._desks[node]
         for rows in desk.running:
-            desk.since_s[rows.session] = now
+            if rows.session in self.records:
+                desk.since_s[rows.session] = now
         desk.running = ()
 
     def _delivered(self, deliver: Deliver, now: float) -> None:

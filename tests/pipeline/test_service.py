@@ -141,7 +141,8 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [
         ((), ["sled", "edge_centric", "cloud_centric"]),
         (("page=none",), ["sled"]),
-        (("page=none", "+policy@page.policies.mine=cloud_centric"), ["sled", "cloud_centric"]),
+        (("page=none", "+policy@page.policies.mine=cloud_centric"), ["sled", "mine"]),
+        (("page=none", "+policy@page.policies.twice=sled", "page.policies.twice.draft.k=3"), ["sled", "twice"]),
         (("policy/scheduler=sarathi",), ["sled", "edge_centric", "cloud_centric"]),
     ],
 )
@@ -161,11 +162,55 @@ def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: 
         service.run("page", words)
 
 
+CO_LLM_JOINT = ("+policy=co_llm", "policy/offload=co_llm_joint")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        ((*CO_LLM_JOINT, "page=routing"), r"page\.policies\.co_llm would change policy\.artifacts\.routes_1 for the"),
+        (
+            (
+                "+policy=edge_centric",
+                "+policy@page.policies.j=co_llm",
+                "policy/offload@page.policies.j.offload=co_llm_joint",
+            ),
+            r"page\.policies\.j would change model for the",
+        ),
+        (("+policy=own", "page=routing"), r"page\.policies\.citer would change policy\.artifacts\.router_1 for the"),
+    ],
+)
+def test_policies_beside_the_first_leave_what_it_is_made_of_alone(
+    tmp_path: Path, words: tuple[str, ...], match: str
+) -> None:
+    """Slots that are composed last have the last word on artifacts that all share."""
+    (tmp_path / "own" / "policy").mkdir(parents=True)
+    own = "defaults: [citer, _self_]\nname: own\nartifacts: {router_1: {share: 0.3}}\n"
+    (tmp_path / "own" / "policy" / "own.yaml").write_text(own)
+    words = (*words, *TOY, f"outputs={tmp_path / 'outputs'}", "--config-dir", str(tmp_path / "own"))
+    with pytest.raises(ConfigError, match=match):
+        service.run("page", words)
+
+
+def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_may_be_described() -> None:
+    from pipeline import beside
+
+    words = ["+policy=citer", "service.page.port=0", "policy/offload@policy.offload=citer"]
+    assert beside.without(words) == words
+    of_page = ["+page=routing", "+policy@page.policies.a=citer", "page.policies.a.name=b"]
+    assert beside.without([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
+        "++policy.artifacts.router_1.share=0.2"
+    ]
+
+
 def test_both_routers_stand_beside_each_other() -> None:
     from pipeline import api, beside
 
-    with api.composed("policy=edge_centric", "page=routing", "model=toy") as cfg:
-        beside.check(cfg)
+    words = ("policy=edge_centric", "page=routing", "model=toy", "policy.artifacts.router_1.share=0.2")
+    with api.composed(*beside.without(words)) as alone:
+        pass
+    with api.composed(*words) as cfg:
+        beside.check(cfg, alone)
         assert set(cfg.page.policies) == {"citer", "co_llm", "edge_centric", "cloud_centric"}
         paths = [dict(cfg.page.policies[name].offload.router.path) for name in ("citer", "co_llm")]
     assert paths == [{"_stage_": "router_3"}, {"_stage_": "co_llm"}]

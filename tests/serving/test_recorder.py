@@ -5,7 +5,21 @@ from typing import Any
 import pytest
 from fake_world import ROWS, Log, World, policy, world
 
-from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Release, Request, Rows, Send, Start
+from serving.messages import (
+    Begin,
+    Call,
+    Cancelled,
+    Chunk,
+    Deliver,
+    Forward,
+    Generate,
+    Received,
+    Release,
+    Request,
+    Rows,
+    Send,
+    Start,
+)
 from serving.recorder import Record, Recorder, origins
 
 
@@ -131,6 +145,18 @@ def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: s
         record.line.clear()
         record.chunks.clear()
     assert brief.records == whole.records
+
+
+def test_what_is_forgotten_waits_nowhere_though_it_still_arrives() -> None:
+    recorder = Recorder(["d"])
+    asks = Received(Request(0, Rows("a", 0, 1, (5,), rule="greedy"), (), 0, ("cloud",), "d"))
+    recorder.handled("d", Begin(Call("a", (5,), 8)), 0.0, ())
+    recorder.handled("cloud", asks, 1.0, ())
+    desk = recorder._desks["cloud"]
+    assert (desk.since_s, desk.arrived) == ({"a": 1.0}, {"a"})
+    recorder.forget("a")
+    recorder.handled("cloud", asks, 2.0, ())
+    assert (desk.since_s, desk.arrived, recorder.records) == ({}, set(), {})
 
 
 def test_what_never_arrives_is_paid_for_and_has_no_place_on_the_time_line() -> None:

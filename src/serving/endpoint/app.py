@@ -14,8 +14,9 @@ from serving.endpoint.chat import Chat
 from serving.endpoint.completions import Completions
 from serving.endpoint.errors import ApiError
 from serving.endpoint.generation import Generation
+from serving.endpoint.host_guard import HostGuard
 from serving.endpoint.service import Service
-from serving.routing.page import Routing
+from serving.routing.page import Decisions
 
 
 def app(service: Service, key: str | None = None) -> ASGIApp:
@@ -26,12 +27,13 @@ def app(service: Service, key: str | None = None) -> ASGIApp:
         Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
         Route("/v1/completions", Generation(service, Completions()), methods=["POST"]),
         Route("/v1/chat/completions", Generation(service, Chat()), methods=["POST"]),
-        Route("/v1/route", Routing(service), methods=["POST"]),
+        Route("/v1/route", Decisions(service), methods=["POST"]),
         Route("/metrics", pages.metrics, methods=["GET"]),
         Route("/healthz", pages.healthz, methods=["GET"]),
         Route("/readyz", pages.readyz, methods=["GET"]),
     ]
-    return Keyed(Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told}), key)
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told})
+    return HostGuard(Keyed(inner, key), service.endpoint)
 
 
 class _Pages:

@@ -53,6 +53,11 @@ class Door:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def url_host(self) -> str:
+        """The host as a URL writes it."""
+        return f"[{self.host}]" if ":" in self.host else self.host
+
     def api_key(self) -> str | None:
         """The key in the environment, without blanks around it, which no header can carry.
 

@@ -11,6 +11,7 @@ from serving.messages import Sampling
 MAX_DEPTH = 16
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
+MAX_NAME_CHARS = 128
 
 IGNORED = frozenset((
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
@@ -54,9 +55,14 @@ class Question:
 
 @dataclass
 class Fields:
-    """A request's fields; `rest` are those that nobody asked about yet."""
+    """A request's fields; `rest` are those that nobody asked about yet.
+
+    Args:
+        before: what stands before their names in a refusal: the path to this object in the body, with its dot.
+    """
 
     body: Mapping[str, Any]
+    before: str = ""
     rest: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -67,38 +73,40 @@ class Fields:
         return self.body.get(name)
 
     def text(self, name: str) -> str:
-        value = self.take(name)
+        value, at = self.take(name), self.before + name
         if not isinstance(value, str) or not value:
-            raise ApiError.invalid(f"{name} is {_short(value)}; give a text", name)
-        return encodable(value, name)
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a text", at)
+        return encodable(value, at)
 
     def flag(self, name: str) -> bool:
-        value = self.take(name)
+        value, at = self.take(name), self.before + name
         if value is not None and not isinstance(value, bool):
-            raise ApiError.invalid(f"{name} is {_short(value)}; give true or false", name)
+            raise ApiError.invalid(f"{at} is {_short(value)}; give true or false", at)
         return bool(value)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        value = self.take(name)
+        value, at = self.take(name), self.before + name
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ApiError.invalid(f"{name} is {_short(value)}; give a number from {low:g} to {high:g}", name)
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a number from {low:g} to {high:g}", at)
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        value = self.take(name)
+        value, at = self.take(name), self.before + name
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ApiError.invalid(f"{name} is {_short(value)}; give a whole number from {low} to {high}", name)
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a whole number from {low} to {high}", at)
         return value
 
     def finish(self) -> None:
         """Refuses what is left, unless it is harmless. Raises ApiError (400) that names the field."""
         for name in sorted(self.rest - IGNORED):
             if name not in NEUTRAL:
-                raise ApiError(400, f"this endpoint knows no parameter {name}; leave it out", "unknown_parameter", name)
+                shown = printable(name)
+                message = f"this endpoint knows no parameter {shown}; leave it out"
+                raise ApiError(400, message, "unknown_parameter", shown)
             value = self.body[name]
             if not any(value == neutral and type(value) in _kin(neutral) for neutral in NEUTRAL[name]):
                 allowed = " or ".join(json.dumps(neutral) for neutral in NEUTRAL[name])
@@ -141,6 +149,11 @@ def question(fields: Fields, limit_names: tuple[str, ...], temperature: float, s
     )
 
 
+def printable(name: str) -> str:
+    """A name that a client made up, as it may be repeated: `one`, where it is long or cannot be printed."""
+    return name if len(name) <= MAX_NAME_CHARS and name.isprintable() else "one"
+
+
 def encodable(text: str, param: str) -> str:
     """The text, unless half a character is in it, which JSON can write and no tokenizer reads."""
     try:
@@ -176,7 +189,7 @@ def _include_usage(value: Any, stream: bool) -> bool:
         raise ApiError.invalid("stream_options needs stream=true", "stream_options")
     if not isinstance(value, dict):
         raise ApiError.invalid(f"stream_options is {_short(value)}; give an object", "stream_options")
-    return Fields(value).flag("include_usage")
+    return Fields(value, "stream_options.").flag("include_usage")
 
 
 def _depth(body: Any) -> int:

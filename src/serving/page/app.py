@@ -17,12 +17,13 @@ from serving.endpoint.auth import OPEN, Keyed
 from serving.endpoint.body import read
 from serving.endpoint.errors import ApiError
 from serving.endpoint.generation import HEADERS
+from serving.endpoint.host_guard import HostGuard
 from serving.endpoint.presence import StalledError, patient, while_present
 from serving.endpoint.running import Running
 from serving.endpoint.service import as_api_error
 from serving.page import files
 from serving.page.about import about
-from serving.page.guard import Guarded
+from serving.page.headers import WithHeaders
 from serving.page.question import Question, question
 from serving.page.run import Event, lines
 from serving.page.seats import Seats
@@ -50,7 +51,8 @@ def app(stage: Stage, running: Running, key: str | None) -> ASGIApp:
         Route("/healthz", healthz, methods=["GET"]),
     ]
     inner = Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told})
-    return Guarded(Keyed(inner, key, OPEN | files.static().keys()), stage.show.service.page.loopback)
+    keyed = Keyed(inner, key, OPEN | files.static().keys())
+    return WithHeaders(HostGuard(keyed, stage.show.service.page))
 
 
 class Runs:
@@ -100,15 +102,14 @@ class Runs:
         return encode(asked.prompt, hf, template=workload.template, limit=_ANY, truncate="refuse").tokens
 
     def _check(self, asked: Question, prompt: tuple[int, ...]) -> None:
-        context, policy = self._stage.show.contexts[asked.offer.name], asked.offer.policy
+        context = self._stage.show.contexts[asked.offer.name]
         if self._running.stopping:
             raise ApiError.stopping()
         if not prompt:
             raise ApiError.invalid("the prompt has no token; give a text", "prompt")
         if len(prompt) + asked.max_tokens > context:
             raise ApiError.too_long(context, len(prompt), asked.max_tokens, "prompt")
-        needs = asked.mode == "joint" and policy.link_loss.action != "local"
-        if needs and not self._stage.cloud:
+        if asked.needs_cloud and not self._stage.cloud:
             raise ApiError.failed(cloud=False)
 
 

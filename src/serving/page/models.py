@@ -50,4 +50,6 @@ def shares(provisions: Mapping[str, Provision]) -> list[tuple[list[str], Provisi
 def _together(a: Provision, b: Provision) -> Provision | None:
     same = (a.block_tokens, a.number, a.medusa) == (b.block_tokens, b.number, b.medusa)
     agree = all(a.scorers[name].digest == b.scorers[name].digest for name in a.scorers.keys() & b.scorers.keys())
-    return replace(a, scorers={**a.scorers, **b.scorers}) if same and agree else None
+    if not (same and agree):
+        return None
+    return replace(a, scorers={**a.scorers, **b.scorers}, verifies=a.verifies or b.verifies)

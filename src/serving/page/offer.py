@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.policy import Policy
+from serving.setup import Setup
 from serving.slots.routing import Mode, Routed
 
 _WRITES = {
@@ -16,9 +17,13 @@ _WRITES = {
 
 @dataclass(frozen=True)
 class Offer:
-    """A policy, and how the page speaks of it."""
+    """A setup's policy, and how the page speaks of it."""
 
-    policy: Policy
+    setup: Setup
+
+    @property
+    def policy(self) -> Policy:
+        return self.setup.policy
 
     @property
     def name(self) -> str:
@@ -29,6 +34,11 @@ class Offer:
         """The slot that routes single tokens, where the policy has one."""
         offload = self.policy.offload
         return offload if isinstance(offload, Routed) else None
+
+    @property
+    def greedy(self) -> bool:
+        """For the policy, or for who serves its large model."""
+        return self.setup.greedy
 
     @property
     def modes(self) -> tuple[Mode, ...]:
@@ -43,7 +53,7 @@ class Offer:
             "name": self.name,
             "means": "a router decides for each token who writes it" if self.routed else self._means,
             "modes": self.modes,
-            "greedy": self.policy.verify.greedy,
+            "greedy": self.greedy,
             "router": _router(self.routed) if self.routed else None,
             "no_slider": "" if self.routed else f"{self.name} has no router: {self._means}, at any threshold.",
         }

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.endpoint.errors import ApiError
-from serving.endpoint.schema import Fields, parse
+from serving.endpoint.schema import Fields, parse, printable
 from serving.messages import Routing, Sampling
 from serving.page.offer import Offer
 
@@ -32,6 +32,11 @@ class Question:
         return routed.at if self.routing.threshold is None else self.routing.threshold
 
     @property
+    def needs_cloud(self) -> bool:
+        """Is there no answer without the cloud?"""
+        return self.mode == "joint" and self.offer.policy.link_loss.action != "local"
+
+    @property
     def mode(self) -> str:
         alone = self.offer.modes == ("small_only",) or (self.routing is not None and self.routing.small_only)
         return "small_only" if alone else "joint"
@@ -49,7 +54,7 @@ def question(raw: bytes, offers: Mapping[str, Offer], max_tokens: int, usual: in
         _routing(fields, offer),
     )
     if fields.rest:
-        name = min(fields.rest)
+        name = printable(min(fields.rest))
         raise ApiError(400, f"the page knows no field {name}; leave it out", "unknown_parameter", name)
     return found
 
@@ -64,7 +69,7 @@ def _offer(fields: Fields, offers: Mapping[str, Offer]) -> Offer:
 def _sampling(fields: Fields, offer: Offer) -> Sampling | None:
     temperature = fields.number("temperature", 0.0, 0, 2)
     seed = fields.integer("seed", -_LARGEST_SEED - 1, _LARGEST_SEED) or 0
-    if temperature and offer.policy.verify.greedy:
+    if temperature and offer.greedy:
         raise ApiError.invalid(f"{offer.name} decodes greedily only; set temperature 0", "temperature")
     return Sampling(temperature, 0, 1.0, seed) if temperature else None
 

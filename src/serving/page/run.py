@@ -1,7 +1,7 @@
 """One run: a prompt becomes events, until the answer ends or its reader leaves."""
 
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from serving.calls import Calls, News, nameless
 from serving.endpoint.errors import ApiError
 from serving.endpoint.text import Decoder, decode
-from serving.messages import Call, Deliver, Origin
+from serving.messages import Call, Deliver, Joined, Origin
 from serving.page.measures import BY_THE_CLOUD, Meter
 from serving.page.question import Question
 from serving.page.watch import Look, Watch
@@ -30,7 +30,9 @@ _GONE = {
 
 @dataclass
 class Run:
-    """`prompt` are the question's tokens, `device` the node that it is put to."""
+    """`prompt` are the question's tokens, `device` the node that it is put to; `reach()` says whether it can reach the
+    cloud now, as far as anybody knows.
+    """
 
     question: Question
     prompt: tuple[int, ...]
@@ -40,8 +42,9 @@ class Run:
     watch: Watch
     meter: Meter
     tokenizer: "Tokenizer"
-    cloud: bool = True
-    """Can the cloud be reached, as far as anybody knows when it begins?"""
+    reach: Callable[[], bool]
+    cloud: bool = field(default=True, init=False)
+    """What the reader was told last of the cloud."""
     _decoder: Decoder = field(init=False)
     _tokens: int = field(default=0, init=False)
 
@@ -56,7 +59,10 @@ class Run:
         )  # fmt: skip
         self.watch.begin(self.session, self.device)
         try:
-            yield [("begun", self._begun())]
+            self.cloud = self.reach()
+            yield [("begun", self._begun()), *([] if self.cloud else self._notice())]
+            while self.cloud != self.reach():  # it went or came before there was anybody to tell
+                yield self._cloud(not self.cloud)
             async with aclosing(self.calls.follow(self.device, nameless(call))) as news:
                 async for told, now in news:
                     yield self._events(told, now)
@@ -72,7 +78,7 @@ class Run:
 
     def _events(self, told: News, now: float) -> list[Event]:
         if not isinstance(told, Deliver):
-            return self._cloud(told)
+            return self._cloud(isinstance(told, Joined))
         record = self.watch.record(self.session)
         found: list[Event] = [
             ("token", self._token(token, origin, 1e3 * (now - record.arrived_s)))
@@ -82,12 +88,17 @@ class Run:
         if told.ending == "complete":
             found.append(("done", {"ending": self._finish(record.tokens), "tail": self._decoder.flush()}))
         elif told.ending:
-            raise ApiError.failed(self.cloud)
+            raise ApiError.failed(not self.question.needs_cloud or (self.cloud and self.reach()))
         return found
 
-    def _cloud(self, news: News) -> list[Event]:
+    def _cloud(self, reachable: bool) -> list[Event]:
+        if reachable == self.cloud:
+            return []  # another of its nodes
+        self.cloud = reachable
+        return self._notice()
+
+    def _notice(self) -> list[Event]:
         """The policy says what becomes of the run; one that asks nobody is not concerned."""
-        self.cloud = type(news).__name__ == "Joined"
         action = self.question.offer.policy.link_loss.action
         message = "The cloud is back." if self.cloud else _GONE[action]
         return [] if self.question.mode == "small_only" else [("cloud", {"reachable": self.cloud, "message": message})]
@@ -97,7 +108,7 @@ class Run:
         self._tokens += 1
         end = token in self.tokenizer.ends
         return {
-            "text": "" if end else self._decoder.push(token),
+            "text": self._decoder.flush() if end else self._decoder.push(token),
             "token": self._name(token),
             "end": end,
             "origin": origin,

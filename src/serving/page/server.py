@@ -53,7 +53,7 @@ async def _run(show: Show, accelerator: str) -> None:
         stack.callback(stage.close)
         server = Server(stage)
         await server.start()
-        print(f"page: open http://{service.page.host}:{server.port}/", flush=True)
+        print(f"page: open http://{service.page.url_host}:{server.port}/", flush=True)
         await drive(stage.live, stop, lambda: server.stop(service.grace_s))
 
 

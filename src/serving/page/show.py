@@ -16,7 +16,8 @@ class Show:
     """Raises ValueError for policies that the setup cannot serve, an empty key, or a remote cloud with nothing to do.
 
     Args:
-        beside: policies to be chosen on the page beside the setup's own, which comes first; by any name.
+        beside: policies to be chosen on the page beside the setup's own, which comes first; by the names that they
+            get there; one that would have the name of the setup's own gives way to it.
         packing: what the cloud's model costs; None: what is reported of it, if anything.
     """
 
@@ -41,22 +42,21 @@ class Show:
     @cached_property
     def setups(self) -> dict[str, Setup]:
         """A setup of each policy, by its name; beside a remote cloud only policies that need none."""
-        first = self.setup.policy
-        others = {policy.name: policy for policy in (self.beside or {}).values() if policy.name != first.name}
-        found = {name: replace(self.setup, policy=policy) for name, policy in others.items()}
+        first = self.setup.policy.name
+        others = {name: policy for name, policy in (self.beside or {}).items() if name != first}
+        found = {name: replace(self.setup, policy=replace(policy, name=name)) for name, policy in others.items()}
         if self.service.page.remote:
             found = {name: setup for name, setup in found.items() if not setup.placed}
-        return {first.name: self.setup, **found}
+        return {first: self.setup, **found}
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Policies that would need a cloud of their own beside the remote one."""
-        named = {policy.name for policy in (self.beside or {}).values()}
-        return tuple(sorted(named - self.setups.keys()))
+        return tuple(sorted((self.beside or {}).keys() - self.setups.keys()))
 
     @cached_property
     def offers(self) -> dict[str, Offer]:
-        return {name: Offer(setup.policy) for name, setup in self.setups.items()}
+        return {name: Offer(setup) for name, setup in self.setups.items()}
 
     @property
     def devices(self) -> int:

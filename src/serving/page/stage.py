@@ -98,9 +98,8 @@ class Stage:
         cloud = self.show.setup.hardware.cloud
         meter = Meter(cast.fleets[device], cloud, self.show.factor, self._timed, afar)
         session = f"{device}.{self._boot}.run-{next(self._names)}"
-        return Run(
-            question, prompt, device, session, self.calls, self.watch, meter, self.tokenizer, not afar or self.cloud
-        )
+        reach = (lambda: self.cloud) if afar else (lambda: not self.watch.lost(device))
+        return Run(question, prompt, device, session, self.calls, self.watch, meter, self.tokenizer, reach)
 
     def close(self) -> None:
         self._over = True

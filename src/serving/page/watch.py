@@ -50,6 +50,8 @@ class Watch:
         self._looks: dict[str, dict[int, list[Look]]] = {}
         self._at: dict[str, str] = {}
         """The device of each session that is watched."""
+        self._lost: dict[str, set[str]] = defaultdict(set)
+        """Per device the peers that it cannot reach now, whether or not anybody asks it anything."""
         self.tell: Tell | None = None
 
     def begin(self, session: str, device: str) -> None:
@@ -57,7 +59,11 @@ class Watch:
 
     def forget(self, session: str) -> None:
         del self._at[session], self._looks[session]
-        self._recorder.records.pop(session, None)
+        self._recorder.forget(session)
+
+    def lost(self, device: str) -> bool:
+        """Has a device lost a peer, as far as it was told?"""
+        return bool(self._lost[device])
 
     def record(self, session: str) -> Record:
         return self._recorder.records[session]
@@ -88,6 +94,7 @@ class Watch:
         self._recorder.sent(node, to, message, nbytes, now, arrives_s)
 
     def _said(self, device: str, news: Lost | Joined, now: float) -> None:
+        (self._lost[device].add if isinstance(news, Lost) else self._lost[device].discard)(news.peer)
         for session, at in self._at.items():
             if at == device and self.tell:
                 self.tell(session, news, now)

@@ -16,17 +16,20 @@ from serving.endpoint.errors import ApiError
 from serving.endpoint.form import Finish
 from serving.endpoint.gateway import Conversation
 from serving.endpoint.presence import StalledError, patient, while_present
+from serving.endpoint.service import Service, as_api_error
 from serving.endpoint.tally import Tally
 from serving.endpoint.writing import Writing
-from serving.messages import Routing as Wish
+from serving.messages import Origin, Routing
 from serving.routing.decision import Decision, decide
 from serving.routing.schema import Asked, Reply, read
 
 if TYPE_CHECKING:
-    from serving.endpoint.service import Service
     from serving.slots.routing import Routed
 
 Tokens = tuple[int, ...]
+
+UNCHECKED: frozenset[Origin] = frozenset(("device", "offline"))
+"""Tokens that the small model wrote and the large one never saw; accepted drafts are what it would have written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +44,10 @@ class Written:
 NOTHING = Written((), "", None)
 
 
-class Routing:
+class Decisions:
     """An ASGI application. The large model writes by the policy's own way: a call of which everything is routed."""
 
-    def __init__(self, service: "Service") -> None:
+    def __init__(self, service: Service) -> None:
         self.service = service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +67,7 @@ class Routing:
         except StalledError:
             tally.outcome = "stalled"
         except Exception as error:
-            refusal = _as_api_error(error)
+            refusal = as_api_error(error)
             tally.outcome = refusal.code or "error"
             await refusal.response()(scope, receive, send)
         finally:
@@ -130,10 +133,10 @@ class Routing:
     async def _call(self, context: Tokens, limit: int, conversation: Conversation | None, tally: Tally) -> Written:
         gateway, text = self.service.gateway, ""
         writing = Writing(gateway.tokenizer, (), lambda origin: tally.count(origin, self.service.clock()))
-        async with aclosing(gateway.ask(context, limit, None, conversation, Wish(large_only=True))) as pieces:
+        async with aclosing(gateway.ask(context, limit, None, conversation, Routing(large_only=True))) as pieces:
             async for piece in pieces:
                 tally.cached += piece.cached
-                if set(piece.origins) - {"cloud"}:  # the device went on alone
+                if UNCHECKED & set(piece.origins):  # the device went on alone
                     raise ApiError.failed(False)
                 text += writing.write(piece)
         if not writing.finish:
@@ -146,9 +149,3 @@ def _reply(asked: Asked, found: Decision, written: Written, handle: str | None) 
         found.route, found.score, found.threshold, written.tokens, written.text, written.finish, handle, asked.session,
         asked.request, found.reasons,
     )  # fmt: skip
-
-
-def _as_api_error(error: Exception) -> ApiError:
-    from serving.endpoint.service import as_api_error
-
-    return as_api_error(error)

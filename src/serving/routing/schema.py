@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from serving.endpoint.errors import ApiError
-from serving.endpoint.schema import Fields, encodable, parse
+from serving.endpoint.schema import MAX_NAME_CHARS, Fields, encodable, parse, printable
 
 VERSION = 1
 Route = Literal["SLM", "LLM"]
 
 MAX_CONTEXT_CHARS = 1 << 18
 MAX_TOKEN_CHARS = 256
-MAX_NAME_CHARS = 128
 MAX_HANDLE_CHARS = 256
 MAX_DECISIONS = 4096
 MAX_INDEX = 1 << 20
@@ -59,8 +58,7 @@ def read(raw: bytes) -> Asked:
     version = fields.integer("version", 0, MAX_INDEX)
     if version != VERSION:
         raise ApiError.invalid(f"version is {version}; this server speaks version {VERSION}", "version")
-    meta = _group(fields, "meta_data", "meta_data")
-    state = _group(fields, "slm_state", "slm_state")
+    meta, state = _group(fields, "meta_data"), _group(fields, "slm_state")
     asked = Asked(
         model=fields.text("model") if fields.body.get("model") is not None else None,
         context=_text(fields, "context", MAX_CONTEXT_CHARS),
@@ -74,23 +72,22 @@ def read(raw: bytes) -> Asked:
         request=_name(meta, "request_id"),
         tokens=fields.integer("max_tokens", 1, MAX_INDEX),
     )
-    _nothing_else(state, "slm_state.")
-    _nothing_else(meta, "meta_data.")
-    _nothing_else(fields, "")
+    for group in (state, meta, fields):
+        _nothing_else(group)
     return asked
 
 
-def _group(fields: Fields, name: str, at: str) -> Fields:
+def _group(fields: Fields, name: str) -> Fields:
     value = fields.take(name)
     if not isinstance(value, dict):
-        raise ApiError.invalid(f"{at} is missing or no object", at)
-    return Fields(value)
+        raise ApiError.invalid(f"{name} is missing or no object", name)
+    return Fields(value, f"{name}.")
 
 
 def _text(fields: Fields, name: str, longest: int) -> str:
-    found = fields.text(name)
+    found, at = fields.text(name), f"{fields.before}{name}"
     if len(found) > longest:
-        raise ApiError.invalid(f"{name} has {len(found)} characters; give at most {longest}", name)
+        raise ApiError.invalid(f"{at} has {len(found)} characters; give at most {longest}", at)
     return found
 
 
@@ -126,9 +123,9 @@ def _history(fields: Fields) -> tuple[Past, ...]:
         return ()
     if not isinstance(value, dict):
         raise ApiError.invalid("history is no object", "history")
-    group = Fields(value)
+    group = Fields(value, "history.")
     past = group.take("previous_decisions")
-    _nothing_else(group, "history.")
+    _nothing_else(group)
     if past is None:
         return ()
     if not isinstance(past, list) or len(past) > MAX_DECISIONS:
@@ -141,9 +138,9 @@ def _history(fields: Fields) -> tuple[Past, ...]:
 def _past(value: Any, at: str) -> Past:
     if not isinstance(value, dict):
         raise ApiError.invalid(f"{at} is no object", at)
-    group = Fields(value)
+    group = Fields(value, f"{at}.")
     token, route = _text(group, "token", MAX_TOKEN_CHARS), group.take("route")
-    _nothing_else(group, f"{at}.")
+    _nothing_else(group)
     if route not in get_args(Route):
         raise ApiError.invalid(f"{at}.route is neither SLM nor LLM", f"{at}.route")
     return Past(token, route)
@@ -183,12 +180,10 @@ def _bounded(value: Any, at: str) -> None:
         raise ApiError.invalid(f"{at} holds {count} numbers; give at most {MAX_STATE_NUMBERS}", at)
 
 
-def _nothing_else(fields: Fields, before: str) -> None:
-    for name in sorted(fields.body.keys() - {"model"} if not before else fields.body):
-        if name in fields.rest:
-            shown = f"{before}{name}"
-            shown = shown if len(shown) <= MAX_NAME_CHARS and shown.isprintable() else "one"
-            raise ApiError(400, f"the routing API knows no field {shown}; leave it out", "unknown_parameter", shown)
+def _nothing_else(fields: Fields) -> None:
+    if fields.rest:
+        shown = printable(f"{fields.before}{min(fields.rest)}")
+        raise ApiError(400, f"the routing API knows no field {shown}; leave it out", "unknown_parameter", shown)
 
 
 @dataclass(frozen=True)

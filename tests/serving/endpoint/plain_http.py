@@ -46,7 +46,7 @@ def parsed(raw: bytes) -> Answer:
 
 def request(method: str, path: str, *headers: str, body: bytes = b"") -> bytes:
     length = [f"content-length: {len(body)}"] if body else []
-    lines = [f"{method} {path} HTTP/1.1", "host: a", "connection: close", *length, *headers]
+    lines = [f"{method} {path} HTTP/1.1", "host: localhost", "connection: close", *length, *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

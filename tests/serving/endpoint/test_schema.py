@@ -111,6 +111,19 @@ def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], c
     assert next(iter(more)) in found.message
 
 
+@pytest.mark.parametrize("name", ["\ud800", "\u202e", "x" * 500])
+def test_a_strange_name_is_not_repeated(name: str) -> None:
+    found = refusal(json.dumps(SMALL | {name: 1}).encode())
+    assert (found.code, found.param) == ("unknown_parameter", "one")
+    assert json.loads(found.response().body)["error"]["message"] == "this endpoint knows no parameter one; leave it out"
+
+
+def test_an_option_inside_another_is_refused_by_its_path() -> None:
+    found = refusal({"stream": True, "stream_options": {"include_usage": "yes"}})
+    assert found.param == "stream_options.include_usage"
+    assert "stream_options.include_usage is" in found.message
+
+
 @pytest.mark.parametrize(
     ("raw", "says"),
     [

@@ -268,17 +268,38 @@ def test_no_request_leaves_this_machine(browser: Any, url: str) -> None:
     view.context.close()
 
 
-def test_what_is_written_is_text_and_never_markup(view: View) -> None:
-    begun = {"device": "d", "policy": "citer", "mode": "joint", "threshold": 0.4, "prompt_tokens": 1, "cloud": True}
-    token = {"text": MARKUP, "token": "<b>", "end": False, "origin": "cloud", "cloud": True, "score": 0.1, "own": "<i>"}
-    token |= {"alternatives": ["<u>", "a", "b"], "at_ms": 1}
-    done = {"ending": "stop", "tail": ""}
-    events = [("begun", begun), ("token", token), ("counters", {"tokens": 1, "routed": 1}), ("done", done)]
+BEGUN = {"device": "d", "policy": "citer", "mode": "joint", "threshold": 0.4, "prompt_tokens": 1, "cloud": True}
+TOKEN = {
+    "text": "a", "token": "<b>", "end": False, "origin": "cloud", "cloud": True, "score": 0.1, "own": "<i>",
+    "alternatives": ["<u>", "a", "b"], "at_ms": 1,
+}  # fmt: skip
+END = [("counters", {"tokens": 1, "routed": 1}), ("done", {"ending": "stop", "tail": ""})]
+
+
+def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
+    """A run of which the server tells these events."""
     from serving.page.run import lines
 
-    body = lines(events).decode()
+    body = lines(list(events)).decode()
     view.page.route("**/api/runs", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
     view.run()
+
+
+def test_what_was_held_at_the_end_is_no_part_of_the_end(view: View) -> None:
+    half, end = TOKEN | {"text": ""}, TOKEN | {"text": "\ufffd", "end": True}
+    told(view, ("begun", BEGUN), ("token", TOKEN), ("token", half), ("token", end), *END)
+    assert view.page.locator(".answer .token").all_text_contents()[:3] == ["a", "\ufffd", "end"]
+    assert view.page.locator(".answer .token.end").all_text_contents() == ["end"]
+
+
+def test_a_run_that_begins_in_an_outage_says_what_its_policy_does(view: View) -> None:
+    gone = {"reachable": False, "message": "The run waits for it."}
+    told(view, ("begun", BEGUN | {"cloud": False}), ("cloud", gone), ("token", TOKEN), *END)
+    assert view.page.inner_text(".notice").strip().startswith("The run waits for it.")
+
+
+def test_what_is_written_is_text_and_never_markup(view: View) -> None:
+    told(view, ("begun", BEGUN), ("token", TOKEN | {"text": MARKUP}), *END)
     assert view.text() == MARKUP
     view.page.locator(".answer .token").hover()
     assert view.page.locator("#panes img, #tip b:has-text('<'), #tip i, #tip u").count() == 0

@@ -1,6 +1,7 @@
 """The page's parts, each by itself: files, figures, offers, provisions, looks, half characters."""
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import replace
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 from endpoint.fake_gateway import FakeTokenizer
 from fake_setup import LAYERS, setup
+from fake_world import policy as fake_policy
+from fake_world import world
 from page.made import PF, named, routed, router
 
 from serving.cast import Cast
+from serving.endpoint.errors import ApiError
 from serving.endpoint.text import decode
 from serving.messages import (
     REPLY_NBYTES,
@@ -20,9 +24,11 @@ from serving.messages import (
     Deliver,
     Drafted,
     Generate,
+    Joined,
     Lost,
     Received,
     Reply,
+    Routing,
     Stop,
     Verdict,
 )
@@ -33,13 +39,16 @@ from serving.page.measures import Meter
 from serving.page.models import shares
 from serving.page.offer import Offer
 from serving.page.options import Page
-from serving.page.question import Question
+from serving.page.question import Question, question
 from serving.page.run import Run, lines
 from serving.page.show import Show
 from serving.page.watch import Watch
+from serving.policy import Policy
 from serving.provision import PLAIN
 from serving.recorder import Record
+from serving.remote.server import Server
 from serving.service import Service
+from serving.slots.link_loss import LinkLoss
 
 # The files.
 
@@ -113,10 +122,14 @@ def test_what_is_not_known_is_no_figure() -> None:
 # What is offered.
 
 
+def offer(policy: Policy) -> Offer:
+    return Offer(replace(setup(), policy=policy))
+
+
 def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:
     small = routed()
     small = replace(small, offload=replace(small.offload, mode="small_only"))  # type: ignore[type-var]
-    offers = [Offer(policy) for policy in (routed(), small, *(setup(n).policy for n in ("edge_centric", "synera")))]
+    offers = [offer(policy) for policy in (routed(), small, *(setup(n).policy for n in ("edge_centric", "synera")))]
     assert [offer.modes for offer in offers] == [
         ("joint", "small_only"), ("small_only",), ("small_only",), ("joint",)
     ]  # fmt: skip
@@ -127,8 +140,27 @@ def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:
 def test_the_policys_own_threshold_is_where_the_slider_stands_and_the_artifacts_is_marked() -> None:
     found = routed(found=router(threshold=0.3))
     found = replace(found, offload=replace(found.offload, threshold=0.7))  # type: ignore[type-var]
-    about = Offer(found).about["router"]
+    about = offer(found).about["router"]
     assert (about["threshold"], about["artifact_threshold"]) == (0.7, 0.3)
+
+
+def test_where_a_server_is_the_large_model_drafts_are_verified_greedily() -> None:
+    """What a run is refused for later is refused before it begins, and said."""
+    served = replace(setup().pair.cloud, server=Server(base_url="http://127.0.0.1:1/v1", model="m"))
+    afar = Offer(setup("sled", pair=replace(setup().pair, cloud=served)))
+    warm = json.dumps({"policy": "sled", "prompt": "x", "temperature": 0.5}).encode()
+    assert (afar.about["greedy"], Offer(setup("sled")).about["greedy"]) == (True, False)
+    with pytest.raises(ApiError, match="sled decodes greedily only"):
+        question(warm, {"sled": afar}, 8, 8)
+    assert question(warm, {"sled": Offer(setup("sled"))}, 8, 8).sampling
+
+
+def test_engines_that_are_shared_do_what_each_policy_needs() -> None:
+    verifying = setup("sled").policy.provision
+    for provisions in ({"a": PLAIN, "b": verifying}, {"b": verifying, "a": PLAIN}):
+        ((names, both),) = shares(provisions)
+        assert (names, both.verifies) == (list(provisions), True)
+    assert not shares({"a": PLAIN, "b": PLAIN})[0][1].verifies
 
 
 def test_two_routers_of_one_name_need_engines_of_their_own() -> None:
@@ -175,6 +207,39 @@ def test_a_run_that_is_over_is_forgotten_and_what_still_happens_to_it_is_harmles
     assert not watch._recorder.records
 
 
+class Left(Watch):
+    """Readers that leave when so many events have happened."""
+
+    def __init__(self, devices: list[str], after: int) -> None:
+        super().__init__(devices)
+        self.after = after
+
+    def handled(self, *what: Any) -> None:
+        super().handled(*what)
+        self.after -= 1
+        if not self.after:
+            self.leave()
+
+    def leave(self) -> None:
+        for session in list(self._at):
+            self.forget(session)
+
+
+def test_nothing_of_a_run_stays_behind_whenever_its_reader_leaves() -> None:
+    """Else a page that is open for long fills the memory."""
+    for after in range(1, 60, 3):
+        w = world(fake_policy("sled"), devices=2, limit=12)
+        watch = Left(["device-0", "device-1"], after)
+        for call in w.calls:
+            watch.begin(call.session, "device-0")
+        w.simulator._observers = (watch,)
+        w.run()
+        watch.leave()
+        assert watch._recorder.records == watch._at == watch._looks == {}
+        assert not [desk for desk in watch._recorder._desks.values() if desk.since_s or desk.arrived]
+    assert watch._recorder._desks
+
+
 def test_what_a_remote_cloud_says_is_counted_where_it_arrives() -> None:
     watch = Watch(["device-0"], frozenset(["device-0"]))
     watch.begin("s", "device-0")
@@ -199,10 +264,10 @@ class Told:
             yield told, 1.0
 
 
-def events(*news: Any, mode: Any = None) -> list[Any]:
+def events(*news: Any, mode: Any = None, action: Any = "local", reach: Any = lambda: True) -> list[Any]:
     watch, tokenizer = Watch(["device-0"]), FakeTokenizer()
-    asked = Question(Offer(routed()), "x", 8, None, mode)
-    run = Run(asked, (1,), "device-0", "s", Told(watch, *news), watch, meter(), tokenizer)  # type: ignore[arg-type]
+    asked = Question(offer(replace(routed(), link_loss=LinkLoss(action))), "x", 8, None, mode)
+    run = Run(asked, (1,), "device-0", "s", Told(watch, *news), watch, meter(), tokenizer, reach)  # type: ignore[arg-type]
 
     async def play() -> list[Any]:
         return [event async for some in run.events() for event in some]
@@ -230,13 +295,63 @@ def test_an_end_token_is_a_token_without_text() -> None:
     assert named(found, "done") == [{"ending": "stop", "tail": ""}]
 
 
-def test_a_cloud_that_goes_is_told_with_what_the_policy_does_then() -> None:
-    from serving.messages import Joined
+def test_what_was_held_at_an_end_token_is_its_text() -> None:
+    """And not the end's: the page would show it as a part of the word `end`."""
+    hf, end = FakeTokenizer().hf, FakeTokenizer().ends[0]
+    half = hf("🙂", add_special_tokens=False)["input_ids"][0]
+    found = events(*(Deliver("s", (t,), ("device",)) for t in (half, end)), Deliver("s", (), (), "complete"))
+    first, last = named(found, "token")
+    assert (first["text"], last["text"], last["end"]) == ("", decode(hf, (half,)), True)
+    assert last["text"]
+    assert named(found, "done") == [{"ending": "stop", "tail": ""}]
 
-    found = events(Lost("cloud-0"), Joined("cloud-0"), Deliver("s", (), (), "complete"))
-    said = named(found, "cloud")
+
+END = Deliver("s", (), (), "complete")
+
+
+def test_a_cloud_that_goes_is_told_with_what_the_policy_does_then() -> None:
+    said = named(events(Lost("cloud-0"), Lost("cloud-1"), Joined("cloud-0"), Joined("cloud-1"), END), "cloud")
     assert [each["reachable"] for each in said] == [False, True]
     assert "goes on alone" in said[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("action", "says"), [("local", "goes on alone"), ("wait", "waits for it"), ("fail", "ends a run without it")]
+)
+def test_a_run_that_begins_while_the_cloud_is_gone_says_so_first(action: Any, says: str) -> None:
+    begun, told, *rest = events(Joined("cloud-0"), END, action=action, reach=[False, False].pop)
+    assert (begun[0], begun[1]["cloud"], told[0], told[1]["reachable"]) == ("begun", False, "cloud", False)
+    assert says in told[1]["message"]
+    assert [each["reachable"] for each in named(rest, "cloud")] == [True]
+
+
+def test_a_cloud_that_goes_before_anybody_follows_is_told_too() -> None:
+    said = named(events(END, reach=[True, True, False, True].pop), "cloud")
+    assert [each["reachable"] for each in said] == [False, True]
+
+
+def test_who_asks_nobody_is_not_told_of_a_cloud() -> None:
+    found = events(Lost("cloud-0"), END, mode=Routing(small_only=True), reach=lambda: False)
+    assert named(found, "cloud") == []
+
+
+@pytest.mark.parametrize(
+    ("action", "reach", "says"),
+    [("fail", False, "cloud cannot be reached"), ("fail", True, "broke off"), ("local", False, "broke off")],
+)
+def test_an_answer_that_breaks_off_says_whose_fault_it_is(action: Any, reach: bool, says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        events(Deliver("s", (), (), "failed"), action=action, reach=lambda: reach)
+
+
+def test_each_device_knows_whom_it_lost() -> None:
+    watch = Watch(["a", "b"])
+    for event in (Lost("x"), Lost("y"), Joined("x")):
+        watch.handled("a", event, 0.0, ())
+    watch.handled("cloud-0", Lost("b"), 0.0, ())
+    assert (watch.lost("a"), watch.lost("b")) == (True, False)
+    watch.handled("a", Joined("y"), 0.0, ())
+    assert not watch.lost("a")
 
 
 def test_lines_hold_any_text() -> None:
@@ -259,6 +374,17 @@ def test_lines_hold_any_text() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         Page(**options)
+
+
+def test_two_policies_of_one_kind_have_a_name_each() -> None:
+    """The one under which a policy is put beside the first; the first has the first right to its own."""
+    strict = routed()
+    strict = replace(strict, offload=replace(strict.offload, threshold=0.2))  # type: ignore[type-var]
+    shown = Show(replace(setup(), policy=routed()), Service(), {"strict": strict, "citer": strict})
+    assert list(shown.setups) == list(shown.offers) == ["citer", "strict"]
+    assert [each.name for each in shown.offers.values()] == ["citer", "strict"]
+    assert [each.routed and each.routed.at for each in shown.offers.values()] == [0.4, 0.2]
+    assert shown.left_out == ()
 
 
 def test_a_remote_cloud_serves_one_policy_and_the_others_that_need_it_are_left_out() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from math import nextafter
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from fake_setup import setup
 from page.made import PROMPT, Played, named, routed, router, show
 
+from serving.messages import Joined, Lost
 from serving.page.app import Runs
+from serving.page.seats import Seats
 from serving.pair import Pair
+from serving.slots.link_loss import LinkLoss
 
 
 def clouds(events: list[Any]) -> list[bool]:
@@ -103,14 +107,47 @@ def test_a_deferral_routes_what_is_above(tiny: Pair) -> None:
 # Beside each other, and in line.
 
 
-def test_two_runs_have_a_device_each_and_a_third_waits(page: Played) -> None:
-    async def at_once() -> list[Any]:
-        return await asyncio.gather(*(page.asked(max_tokens=30) for _ in range(3)))
+def test_two_runs_have_a_device_each_and_a_third_waits(page: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, begin, most = page.stage.watch, page.stage.watch.begin, []
 
+    def noted(session: str, device: str) -> None:
+        begin(session, device)
+        most.append(sorted(watch._at.values()))
+
+    async def at_once() -> list[Any]:
+        return await asyncio.gather(*(page.asked(max_tokens=100) for _ in range(3)))
+
+    monkeypatch.setattr(watch, "begin", noted)
     devices = sorted(named(found.events, "begun")[0]["device"] for found in page.run(at_once()))
     assert set(devices) == {"citer.device-0", "citer.device-1"}
-    assert page.stage.watch._at == page.stage.watch._looks == {}
-    assert not page.stage.watch._recorder.records
+    assert len(most) == 3
+    assert all(at_once == ["citer.device-0", "citer.device-1"] for at_once in most[1:])
+    assert watch._at == watch._looks == {}
+    assert not watch._recorder.records
+    assert not [desk for desk in watch._recorder._desks.values() if desk.since_s or desk.arrived]
+
+
+def test_who_finds_all_seats_taken_waits_for_the_first_that_is_free() -> None:
+    async def scene() -> None:
+        seats, free, sat = Seats(2, 1, 1.0), [asyncio.Event(), asyncio.Event()], []
+
+        async def sit(who: int) -> None:
+            async with seats.seat() as number:
+                sat.append((who, number))
+                await free[number].wait()
+
+        tasks = [asyncio.create_task(sit(who)) for who in range(3)]
+        while not any(line.waiting for line in seats._lines):
+            await asyncio.sleep(0)
+        assert sat == [(0, 0), (1, 1)]
+        taken = next(number for number, line in enumerate(seats._lines) if line.waiting)
+        free[taken].set()
+        await asyncio.gather(tasks[taken], tasks[2])
+        assert sat[2:] == [(2, taken)]
+        free[1 - taken].set()
+        await tasks[1 - taken]
+
+    asyncio.run(asyncio.wait_for(scene(), 20))
 
 
 def test_beyond_a_full_line_one_is_told_to_come_back(tiny: Pair) -> None:
@@ -130,13 +167,16 @@ def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
     async def leave() -> None:
         body = json.dumps({"policy": "citer", "prompt": PROMPT, "max_tokens": 450}).encode()
         head = "POST /api/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+        live, endings = page.stage.live, []
+        live.on_deliver(lambda deliver, _: endings.append(deliver.ending) if deliver.ending else None)
         reader, writer = await asyncio.open_connection("127.0.0.1", page.server.port)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await reader.readuntil(b"event: token")
         writer.close()
-        devices = [node.device for node in page.stage.live._nodes.values() if hasattr(node, "device")]  # type: ignore[attr-defined]
+        devices = [node.device for node in live._nodes.values() if hasattr(node, "device")]  # type: ignore[attr-defined]
         while page.stage.watch._at or any(device.serving for device in devices):
             await asyncio.sleep(0.005)
+        assert endings == ["cancelled"]  # and not because all was written
 
     page.run(leave())
     assert len(named(page.ask(max_tokens=4), "token")) == 4  # the device is free again
@@ -202,6 +242,7 @@ def test_a_model_that_fails_ends_one_run_with_words(tiny: Pair, monkeypatch: pyt
         ({"temperature": -1}, "temperature", "from 0 to 2"),
         ({"seed": 0.5}, "seed", "whole number"),
         ({"tau": 0.4}, "tau", "knows no field tau"),
+        ({"\ud800": 1}, "one", "knows no field one"),
     ],
 )
 def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any], param: str, match: str) -> None:
@@ -263,6 +304,60 @@ def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page:
             runs._check(Question(offers["cloud_centric"], PROMPT, 4, None, None), (1, 2))
     finally:
         page.stage.host = None
+
+
+# While the cloud is gone.
+
+
+async def gone(played: Played, event: type[Lost | Joined], policy: str) -> None:
+    """Devices and their cloud are told what an outage of the link tells them, and have heard it."""
+    live, cast = played.stage.live, played.stage.casts[policy]
+    for node, peer in ((a, b) for device in cast.devices for a, b in ((device, "cloud"), ("cloud", device))):
+        node, peer = (f"{policy}.cloud-0" if name == "cloud" else name for name in (node, peer))
+        live.post(live.now(), node, event(peer))
+    while any(played.stage.watch.lost(device) != (event is Lost) for device in cast.devices):
+        await asyncio.sleep(0)
+
+
+def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
+    page.run(gone(page, Lost, "citer"))
+    try:
+        events = page.ask(threshold=1.0)
+    finally:
+        page.run(gone(page, Joined, "citer"))
+    assert [name for name, _ in events[:2]] == ["begun", "cloud"]
+    assert (events[0][1]["cloud"], events[1][1]["reachable"]) == (False, False)
+    assert "marked offline" in events[1][1]["message"]
+    assert {token["origin"] for token in named(events, "token")} == {"offline"}
+    assert named(page.ask(), "cloud") == []
+
+
+def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
+    async def scene() -> Any:
+        await gone(page, Lost, "cloud_centric")
+        asking = asyncio.create_task(page.asked(policy="cloud_centric", max_tokens=4))
+        while not page.stage.watch._at:
+            await asyncio.sleep(0.005)
+        await gone(page, Joined, "cloud_centric")
+        return await asking
+
+    events = page.run(scene()).events
+    said = named(events, "cloud")
+    assert [each["reachable"] for each in said] == [False, True]
+    assert "waits for it" in said[0]["message"]
+    assert len(named(events, "token")) == 4
+
+
+def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why(tiny: Pair) -> None:
+    with asyncio.Runner() as runner:
+        policy = replace(setup("cloud_centric").policy, link_loss=LinkLoss("fail"))
+        played = Played(runner, show(tiny, (policy,)))
+        played.run(gone(played, Lost, "cloud_centric"))
+        events = played.ask(policy="cloud_centric")
+        assert [name for name, _ in events] == ["begun", "cloud", "error"]
+        assert "ends a run without it" in events[1][1]["message"]
+        assert "the cloud cannot be reached" in events[2][1]["message"]
+        played.close()
 
 
 # What it says of itself.

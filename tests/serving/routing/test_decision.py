@@ -106,9 +106,19 @@ def test_a_handle_is_its_clients_its_sessions_and_its_texts() -> None:
     assert HANDLES.issue("a", "bc", TEXT) != HANDLES.issue("ab", "c", TEXT)
 
 
-@given(handle=st.text(max_size=120))
+_MARKS = st.text("0123456789abcdef", min_size=64, max_size=64) | st.text("0123456789abcdef", min_size=1, max_size=80)
+_GUESSES = st.builds("v1.{}.{}".format, st.integers(0, 12), _MARKS)
+
+
+@given(handle=st.text(max_size=120) | _GUESSES)
 def test_no_handle_can_be_guessed(handle: str) -> None:
     assert HANDLES.problem(handle, "c", "s", TEXT)
+
+
+@given(guess=_GUESSES, text=st.lists(st.integers(0, 99), max_size=9).map(tuple))
+def test_a_guess_of_the_right_form_is_compared_and_its_like_is_known(guess: str, text: tuple[int, ...]) -> None:
+    assert "not issued" in HANDLES.problem(guess, "c", "s", text)
+    assert HANDLES.problem(HANDLES.issue("c", "s", text), "c", "s", (*text, 7)) == ""
 
 
 # Sessions.

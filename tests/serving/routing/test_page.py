@@ -147,14 +147,20 @@ def test_without_a_router_there_is_no_such_url(loop: Loop) -> None:
     assert "routes no tokens" in told["error"]["message"]
 
 
-@pytest.mark.parametrize(("origin", "cloud", "status"), [("offline", True, 503), ("device", True, 503)])
-def test_what_the_device_wrote_is_not_sold_as_the_large_models(
-    loop: Loop, origin: Any, cloud: bool, status: int
-) -> None:
+@pytest.mark.parametrize("origin", ["offline", "device"])
+def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
-    got, told = ask(loop, question())
-    assert (got, told["error"]["code"]) == (status, "cloud_unreachable")
+    status, told = ask(loop, question())
+    assert (status, told["error"]["code"]) == (503, "cloud_unreachable")
     assert loop.gateway.forgotten == ["route-1"]
+
+
+@pytest.mark.parametrize("origin", ["accepted", "bonus", "corrected"])
+def test_what_the_large_model_verified_is_its_own(loop: Loop, origin: Any) -> None:
+    says(loop, " box", origin=origin)
+    status, told = ask(loop, question())
+    assert (status, told["route"], told["llm_tokens"]) == (200, "LLM", list(loop.gateway.tokens(" box"))[:1])
+    assert loop.gateway.forgotten == []
 
 
 def test_an_answer_that_breaks_off_is_an_error(loop: Loop) -> None:

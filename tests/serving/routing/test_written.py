@@ -8,10 +8,11 @@ from routing.shown import routed
 from test_gateway import PROMPT, Stage, played, text
 
 from serving.messages import Routing
+from serving.routing.page import UNCHECKED
 from serving.scores import ROUTE
 from serving.slots.draft import Window
 from serving.slots.link_loss import LinkLoss
-from serving.slots.verify import Replace
+from serving.slots.verify import Lossless, Replace
 
 HOW: dict[str, Any] = {"draft": Window(1), "verify": Replace(), "link_loss": LinkLoss("local")}
 
@@ -32,6 +33,17 @@ def test_all_of_it_is_the_clouds() -> None:
         assert {origin for piece in pieces for origin in piece.origins} == {"cloud"}
 
     asked(scene)
+
+
+def test_where_drafts_travel_what_the_cloud_verified_is_its_own() -> None:
+    async def scene(s: Stage) -> None:
+        pieces = await written(s)
+        assert text(pieces) == own_text(PROMPT, 6)
+        found = {origin for piece in pieces for origin in piece.origins}
+        assert found
+        assert not found & UNCHECKED
+
+    asked(scene, verify=Lossless())
 
 
 def test_where_the_policy_routes_nothing_the_device_writes() -> None:

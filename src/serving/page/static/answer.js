@@ -48,20 +48,26 @@ export class Answer {
     this.root.classList.add("running");
   }
 
-  // Tokens without text (half a character) are shown with the next one that has some.
+  // Tokens without text (half a character) are shown with the next one that has some. An end token's text is what was
+  // held until then: it is shown before the end.
   add(token) {
+    if (token.end && token.text) this.#rest(token.text);
     this.held.push(token);
     if (token.text || token.end) this.#show(token.end ? "end" : this.held.map((each) => each.text).join(""));
   }
 
   end(tail = "") {
     this.root.classList.remove("running");
-    if (this.held.length) this.#show(tail || "…");
-    else if (tail && this.root.lastChild) this.root.lastChild.textContent += tail;
+    this.#rest(tail);
   }
 
   get text() {
     return this.root.textContent;
+  }
+
+  #rest(text) {
+    if (this.held.length) this.#show(text || "…");
+    else if (text && this.root.lastChild) this.root.lastChild.textContent += text;
   }
 
   #show(text) {

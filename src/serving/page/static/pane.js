@@ -99,7 +99,6 @@ export class Pane {
     this.head.textContent = `${begun.policy}, ${begun.mode}: ${routed}; ${begun.prompt_tokens} tokens of prompt on ${begun.device}`;
     this.answer.begin(begun, router);
     this.hint.textContent = "The device reads the prompt …";
-    if (!begun.cloud && begun.mode === "joint") this.#tell("The cloud cannot be reached. What the device writes alone is marked offline.");
   }
 
   #token(token) {

@@ -1,0 +1,63 @@
+"""A server on loopback answers those who name this machine, and no web site whose name leads here."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from endpoint.fake_gateway import Loop
+from endpoint.plain_http import JSON, request, send
+
+from serving.endpoint.endpoint import Endpoint
+from serving.endpoint.host_guard import HostGuard
+
+
+async def _inner(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+
+
+def status(bound: str, host: str | None) -> int:
+    """What a request with that Host header gets at a door on `bound`."""
+    sent: list[Any] = []
+
+    async def heard(message: Any) -> None:
+        sent.append(message)
+
+    headers = [] if host is None else [(b"host", host.encode())]
+    asyncio.run(HostGuard(_inner, Endpoint(host=bound))({"type": "http", "headers": headers}, None, heard))  # type: ignore[arg-type]
+    return int(sent[0]["status"])
+
+
+@pytest.mark.parametrize(
+    ("bound", "host"),
+    [
+        ("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.1:8000"), ("127.0.0.1", "LocalHost:8000"),
+        ("::1", "[::1]:8000"), ("::1", "[::1]"), ("localhost", "localhost:1"), ("127.0.0.2", "127.0.0.2:8000"),
+        ("127.0.0.2", "localhost"), ("0.0.0.0", "device.example:8000"), ("device.example", "anything"),
+    ],
+)  # fmt: skip
+def test_who_names_it_is_answered(bound: str, host: str) -> None:
+    assert status(bound, host) == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", "", ":80", None]
+)  # fmt: skip
+@pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
+def test_foreign_names_are_not(bound: str, host: str | None) -> None:
+    assert status(bound, host) == 421
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/route"), ("GET", "/metrics")]
+)
+def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
+    foreign = request(method, path, JSON).replace(b"host: localhost", b"host: evil.example")
+    found = loop.run(send(loop, foreign))
+    assert (found.status, found.error["code"], found.headers["connection"]) == (421, "misdirected_request", "close")
+    assert "127.0.0.1, localhost, [::1]" in found.error["message"]
+    assert loop.gateway.asks == []
+
+
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")])
+def test_a_host_as_a_url_writes_it(host: str, shown: str) -> None:
+    assert Endpoint(host=host).url_host == shown
