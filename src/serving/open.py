@@ -153,7 +153,8 @@ class _Bench:
         return self._exported(device, device.onnx)
 
     def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
-        """Raises ValueError for a graph of a model of another shape."""
+        """Raises ValueError for a graph of other weights, or of a model of another shape."""
+        from serving.onnx import weights
         from serving.onnx.engine import OnnxEngine
 
         _one_thread()
@@ -163,6 +164,12 @@ class _Bench:
             raise ValueError(
                 f"the graph at {folder} was exported from {engine.header.made_from} (layers, vocabulary {found}), and "
                 f"the device's model is {device.named} ({_shape(device)}); export again with force=[device_graph]"
+            )
+        if engine.header.weights != weights.digest(device):
+            raise ValueError(
+                f"the graph at {folder} was exported from {engine.header.made_from}, whose weights are others than "
+                f"those of the device's model {device.named}; export again with force=[device_graph], or name the "
+                "folder of its own graph in model.device.graph"
             )
         return engine
 
