@@ -62,7 +62,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     stop = told_to_stop()
     limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
     blobs = Blobs()
-    models = open_side(setup, "cloud", blobs, accelerator)
+    models = open_side(setup, "cloud", blobs, accelerator, limits.max_tokens)
     cast = Cast(setup, models.cloud_layers)
     names, chips = cast.clouds[0], Chips(cast, models, ())
     workers = [node for node in map(cast.node, names) if isinstance(node, Worker)]

@@ -24,19 +24,25 @@ if TYPE_CHECKING:
 
 
 def open_models(
-    device: Checkpoint, cloud: Checkpoint, accelerator: str = "cpu", provision: Provision = PLAIN
+    device: Checkpoint,
+    cloud: Checkpoint,
+    accelerator: str = "cpu",
+    provision: Provision = PLAIN,
+    context_tokens: int | None = None,
+    waits: bool = False,
 ) -> Models:
     """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves.
 
     A draft model that is made of the large one's layers shares its weights, as does the part of the large model that a
-    placement has devices run.
+    placement has devices run. A server in the large one's place is refused where it takes less than `context_tokens`,
+    a prompt and its answer; on virtual time `waits` is true, and one that fails for a moment is waited for here.
     """
     from serving.engine.blobs import Blobs
 
     tokenizer, vocabulary = spoken(device, cloud)
     bench = _Bench(Blobs(), vocabulary, provision)
     if isinstance(cloud, Model) and cloud.server:
-        far = bench.remote(cloud, tokenizer)
+        far = bench.remote(cloud, tokenizer, context_tokens, waits)
         drafter = bench.drafter(device, cloud, None, accelerator)
         return Models(drafter, depth(device), far, depth(cloud), tokenizer, notes=far.notes)
     large = _model(cloud, accelerator)
@@ -47,15 +53,24 @@ def open_models(
     )  # fmt: skip
 
 
-def open_side(setup: Setup, side: Literal["device", "cloud"], blobs: "Blobs", accelerator: str = "cpu") -> Models:
-    """One side's models; what the other one holds is in another process, or of a split model in another part of it."""
+def open_side(
+    setup: Setup,
+    side: Literal["device", "cloud"],
+    blobs: "Blobs",
+    accelerator: str = "cpu",
+    context_tokens: int | None = None,
+) -> Models:
+    """One side's models; what the other one holds is in another process, or of a split model in another part of it.
+
+    `context_tokens` are those that a service lets a conversation have; absent: the workload's.
+    """
     pair, provision = setup.pair, setup.policy.provision
     tokenizer, vocabulary = spoken(pair.device, pair.cloud)
     small, layers = depth(pair.device), depth(pair.cloud)
     bench = _Bench(blobs, vocabulary, provision)
     hops = setup.policy.placement.route(layers, pair.cloud.timing.layers)
     if side == "cloud" and pair.cloud.server:
-        far = bench.remote(pair.cloud, tokenizer)
+        far = bench.remote(pair.cloud, tokenizer, context_tokens or setup.workload.tokens)
         return Models(NOWHERE, small, far, layers, tokenizer, notes=far.notes)
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != HERE]
@@ -111,12 +126,15 @@ class _Bench:
     vocabulary: int
     provision: Provision
 
-    def remote(self, cloud: Model, tokenizer: "Tokenizer") -> "RemoteEngine":
+    def remote(
+        self, cloud: Model, tokenizer: "Tokenizer", context_tokens: int | None, waits: bool = False
+    ) -> "RemoteEngine":
         """A server in the place of the large model's engine."""
         from serving.remote.opening import open_remote
 
         assert cloud.server
-        return open_remote(cloud.server, tokenizer, self.vocabulary, self.provision.verifies)
+        verifies = self.provision.verifies
+        return open_remote(cloud.server, tokenizer, self.vocabulary, verifies, context_tokens, waits)
 
     def heads(self, target: "TorchModel") -> "Proposer | None":
         """What proposes drafts beside the target's own head, on whatever end has that."""
@@ -145,7 +163,8 @@ class _Bench:
                 )
 
     def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
-        """Raises ValueError for a graph of a model of another shape."""
+        """Raises ValueError for a graph of other weights, or of a model of another shape."""
+        from serving.onnx import weights
         from serving.onnx.engine import OnnxEngine
 
         _one_thread()
@@ -155,6 +174,12 @@ class _Bench:
             raise ValueError(
                 f"the graph at {folder} was exported from {engine.header.made_from} (layers, vocabulary {found}), and "
                 f"the device's model is {device.named} ({_shape(device)}); export again with force=[device_graph]"
+            )
+        if engine.header.weights != weights.digest(device):
+            raise ValueError(
+                f"the graph at {folder} was exported from {engine.header.made_from}, whose weights are others than "
+                f"those of the device's model {device.named}; export again with force=[device_graph], or name the "
+                "folder of its own graph in model.device.graph"
             )
         return engine
 

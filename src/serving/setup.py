@@ -39,7 +39,7 @@ class Setup:
         self._check_probes()
         self._check_backend()
         self._check_timing()
-        tokens = self.workload.max_prompt_tokens + self.workload.max_new_tokens
+        tokens = self.workload.tokens
         self._check_cache(tokens)
         self._check_memory(tokens)
 

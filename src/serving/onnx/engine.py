@@ -11,6 +11,7 @@ from serving.latency import Load, load
 from serving.messages import Drafted, Forward, Generate, Stop
 from serving.onnx.cache import Cache, Slot
 from serving.onnx.session import Ran, RouterGraph, Session
+from serving.perceptron import sigmoid
 from serving.scores import IMPORTANCE, ROUTE, UNTRAINED, Scorers
 
 
@@ -108,7 +109,7 @@ class OnnxEngine:
         return chunk.drafted(slot.length, None), (done,)
 
     def _seen(self, ran: Ran) -> Seen:
-        told = {ROUTE: float(ran.route[0])} if self._told and ran.route is not None else {}
+        told = {ROUTE: sigmoid(float(ran.route[0]))} if self._told and ran.route is not None else {}
         logits = torch.from_numpy(ran.logits)[:, : self._vocabulary]
         return Seen(logits, torch.from_numpy(ran.hidden), 1.0, told)
 

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from serving.engine.model import Model, open_model
-from serving.onnx import libraries, refusals
+from serving.onnx import libraries, refusals, weights
 from serving.onnx.checked import check
-from serving.onnx.graph import Graph, Score
+from serving.onnx.graph import Graph, Logit
 from serving.onnx.header import MODEL, ROUTER, Graphs, Header
 from serving.pair import Checkpoint
 from serving.router import Router
@@ -24,12 +24,13 @@ INLINE_NBYTES = 1 << 30
 
 
 def export(
-    checkpoint: Checkpoint, out: Path, router: Router | None = None, graphs: Graphs = "two", int8: bool = False
+    checkpoint: Checkpoint, out: Path, router: Router | None = None, graphs: Graphs = "one", int8: bool = False
 ) -> Header:
     """Writes model.onnx, router.onnx where there is a router, and onnx.json; then runs them beside torch.
 
-    `graphs` one: the model's graph has the router's score as an output, too. `int8`: the weights of matrix products
-    are stored in bytes, the rows that meet them are rounded to bytes as they come (onnxruntime's dynamic quantisation).
+    `graphs` one: the model's graph has the router's logit as an output, too; two: only router.onnx has. `int8`: the
+    weights of matrix products are stored in bytes, the rows that meet them are rounded to bytes as they come
+    (onnxruntime's dynamic quantisation).
     Raises ValueError for a checkpoint that is not computed in fp32, for a router of another model, where the exporter
     fails, and where the graph says something else than torch.
     """
@@ -44,7 +45,7 @@ def export(
     header = Header(
         architecture=_architecture(checkpoint), layers=len(model.layers), kv_heads=model.kv_heads,
         head_size=model.head_size, hidden=model.hidden, vocabulary=model.vocabulary, int8=int8, graphs=graphs,
-        router=router.digest if router else None, made_from=checkpoint.named,
+        router=router.digest if router else None, made_from=checkpoint.named, weights=weights.digest(checkpoint),
     )  # fmt: skip
     with _explained(checkpoint, header.architecture), _quietly():
         _export_model(model, header, router if header.routes else None, out / MODEL)
@@ -76,7 +77,7 @@ def _export_model(model: Model, header: Header, router: Router | None, file: Pat
 def _export_router(router: Router, file: Path) -> None:
     states = torch.zeros(3, router.inputs)
     shapes = {"hidden": {0: torch.export.Dim("rows")}}
-    _program(Score(router).eval(), (states,), shapes, ("hidden",), ("route",)).save(file, external_data=False)
+    _program(Logit(router).eval(), (states,), shapes, ("hidden",), ("route",)).save(file, external_data=False)
 
 
 def _example(header: Header) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

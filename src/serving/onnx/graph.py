@@ -90,8 +90,8 @@ class Angles(nn.Module):
         return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
 
 
-class Score(nn.Module):
-    """A router over hidden states, of shape (..., hidden) to (...)."""
+class Logit(nn.Module):
+    """A router's logit over hidden states, of shape (..., hidden) to (...); the sigmoid is left to who has float64."""
 
     def __init__(self, router: Perceptron) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Score(nn.Module):
         x = (hidden - self.mean) / self.deviation
         for i, step in enumerate(self.steps):
             x = step(x.relu() if i else x)
-        return x.sigmoid().squeeze(-1)
+        return x.squeeze(-1)
 
 
 def _linear(weight: Any, bias: Any) -> nn.Linear:
@@ -117,7 +117,7 @@ class Graph(nn.Module):
 
     Shapes: ids (batch, length), rows (n): which of the new rows are read off; past: two a layer, of shape
     (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), behind the last norm;
-    route (batch, n); present as past, `length` longer. All of a batch have the same past.
+    route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past.
 
     The model's layers are given this module's attention: its engine cannot run them until `give_back`.
     """
@@ -126,7 +126,7 @@ class Graph(nn.Module):
         super().__init__()
         self.embed, self.layers, self.norm, self.head = model.embed, nn.ModuleList(model.layers), model.norm, model.head
         self.angles = Angles(model.rotary)
-        self.router = Score(router) if router else None
+        self.router = Logit(router) if router else None
         self._windows = model.windows
         self._before = _attention(self.layers, NAME)
 

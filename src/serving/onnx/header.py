@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 HEADER, MODEL, ROUTER = "onnx.json", "model.onnx", "router.onnx"
-VERSION = 1
+VERSION = 2
 Graphs = Literal["one", "two"]
 
 
@@ -25,11 +25,17 @@ class Header:
     """Rows of the head, padding included."""
     int8: bool = False
     """Are the weights of matrix products stored in bytes?"""
-    graphs: Graphs = "two"
-    """one: the model's graph has the router's score among its outputs."""
+    graphs: Graphs = "one"
+    """one: the model's graph asks the router, too; two: only router.onnx does."""
     router: str | None = None
     """The digest of the router that was exported with it."""
+    route: Literal["logit"] = "logit"
+    """What the output of this name is, in either graph: the router's number in front of the sigmoid. The score is made
+    of it in float64: in the graph's float32 every logit above 17 would be exactly 1.0, which is not below 1.0.
+    """
     made_from: str = ""
+    weights: str = ""
+    """The digest of the checkpoint's weights, see `serving.onnx.weights`."""
     checked: Mapping[str, float] = field(default_factory=dict)
     """Beside torch: largest differences of `logits` and `hidden`, the share of `greedy` tokens that agree."""
     version: int = VERSION
@@ -64,7 +70,7 @@ class Header:
 
     @property
     def routes(self) -> bool:
-        """Does the model's own graph score the next token?"""
+        """Does the model's own graph ask the router?"""
         return self.graphs == "one" and self.router is not None
 
     def save(self, folder: Path) -> None:

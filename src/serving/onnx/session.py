@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving.onnx import libraries
 from serving.onnx.header import MODEL, ROUTER, load
+from serving.perceptron import sigmoid
 
 Floats: TypeAlias = NDArray[np.float32]
 
@@ -23,7 +24,7 @@ class Ran:
     hidden: Floats
     """(n, hidden) behind the last norm."""
     route: Floats | None
-    """(n,) where the graph scores."""
+    """(n,) logits, where the graph asks the router."""
     present: list[Floats]
     """Keys and values, layer by layer, of shape (1, KV heads, tokens, head size)."""
 
@@ -74,7 +75,8 @@ class RouterGraph:
         return float(self.chances(np.asarray(features)[None])[0])
 
     def chances(self, features: Any) -> Any:
-        return self._session.run(["route"], {"hidden": np.asarray(features, np.float32)})[0]
+        (logits,) = self._session.run(["route"], {"hidden": np.asarray(features, np.float32)})
+        return np.array([sigmoid(logit) for logit in logits.tolist()], np.float64)
 
 
 _AGAIN = "export again with force=[device_graph]"

@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
 
 
-def open_all(setups: Mapping[str, Setup], accelerator: str) -> dict[str, Models]:
+def open_all(
+    setups: Mapping[str, Setup], accelerator: str, contexts: Mapping[str, int] | None = None
+) -> dict[str, Models]:
     """Both sides' models by policy, opened once for all policies that ask the same of their engines.
 
-    Two that score under one name by different networks (the routers of CITER and Co-LLM) have engines of their own.
+    `contexts` are the tokens of prompt and answer together, for each policy. Two that score under one name by different
+    networks (the routers of CITER and Co-LLM) have engines of their own.
     """
     from serving.open import open_models
 
@@ -23,7 +26,8 @@ def open_all(setups: Mapping[str, Setup], accelerator: str) -> dict[str, Models]
     found: dict[str, Models] = {}
     for names, provision in shared:
         pair = setups[names[0]].pair
-        found |= dict.fromkeys(names, open_models(pair.device, pair.cloud, accelerator, provision))
+        longest = max((contexts[name] for name in names), default=0) if contexts else None
+        found |= dict.fromkeys(names, open_models(pair.device, pair.cloud, accelerator, provision, longest))
     return found
 
 

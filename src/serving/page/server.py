@@ -58,7 +58,7 @@ async def _run(show: Show, accelerator: str) -> None:
 
 
 def _here(show: Show, accelerator: str) -> Stage:
-    return Stage(show, open_all(show.setups, accelerator))
+    return Stage(show, open_all(show.setups, accelerator, show.contexts))
 
 
 async def _afar(show: Show, accelerator: str, stack: AsyncExitStack) -> Stage:

@@ -5,8 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.remote.error import RemoteError
+from serving.remote.shown import kind, shown
 
 _BY_ID = "token_id:"
+_DIGITS = 10
+"""Of the longest id that anybody has."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ def completion(body: Mapping[str, Any], asked: int, prompt: int | None) -> Answe
         raise RemoteError(f"the server's answer has no text but {kind(text)}")
     if finish not in ("stop", "length"):
         raise RemoteError(
-            f"the server ended with finish_reason={finish!r}; only 'stop' ends a text, and only 'length' a part of one"
+            f"the server ended with finish_reason={shown(finish)}; only 'stop' ends a text, and only 'length' a "
+            "part of one"
         )
     _check_usage(body.get("usage"), prompt)
     ids = None if choice.get("token_ids") is None else whole_numbers(choice["token_ids"], "token_ids")
@@ -46,11 +50,11 @@ def native(body: Mapping[str, Any], asked: int, prompt: int) -> Answer:
     if not isinstance(text, str):
         raise RemoteError(f"the server's answer has no content but {kind(text)}; is it a llama.cpp server?")
     if why not in ("eos", "limit"):
-        raise RemoteError(f"the server ended with stop_type={why!r}; only 'eos' is the end of a text")
+        raise RemoteError(f"the server ended with stop_type={shown(why)}; only 'eos' is the end of a text")
     if body.get("truncated"):
         raise RemoteError("the server truncated the prompt; give it a longer context (-c), or ask for shorter texts")
     if body.get("tokens_evaluated") != prompt:
-        raise RemoteError(f"the server read {body.get('tokens_evaluated')!r} tokens of a prompt of {prompt}")
+        raise RemoteError(f"the server read {shown(body.get('tokens_evaluated'))} tokens of a prompt of {prompt}")
     ids = whole_numbers(body.get("tokens"), "tokens")
     return _checked(Answer(text, ids, why == "eos"), asked)
 
@@ -71,13 +75,10 @@ def whole_numbers(value: Any, name: str) -> tuple[int, ...]:
 
 def by_id(token: Any) -> int | None:
     """The id in vLLM's `token_id:17`; None for a token that is given as text."""
-    if isinstance(token, str) and token.startswith(_BY_ID) and (digits := token[len(_BY_ID) :]).isdecimal():
-        return int(digits)
-    return None
-
-
-def kind(value: Any) -> str:
-    return "nothing" if value is None else f"a {type(value).__name__}"
+    if not isinstance(token, str) or not token.startswith(_BY_ID):
+        return None
+    digits = token[len(_BY_ID) :]
+    return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
 
 
 def _end(choice: Mapping[str, Any]) -> int | None:
@@ -92,7 +93,7 @@ def _check_usage(usage: Any, prompt: int | None) -> None:
         return
     read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     if read != prompt:
-        raise RemoteError(f"the server read {read!r} tokens of a prompt of {prompt}")
+        raise RemoteError(f"the server read {shown(read)} tokens of a prompt of {prompt}")
 
 
 def _checked(answer: Answer, asked: int) -> Answer:

@@ -4,21 +4,23 @@ import json
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from serving.remote.error import RemoteError
 from serving.remote.patience import RETRIED, pause_s, retry_after_s
+from serving.remote.rest import Rest
 from serving.remote.server import Server
+from serving.remote.shown import keep_secret, plain
 
 if TYPE_CHECKING:
     from httpx2 import Response
 
 _EXCERPT = 240
-_MISSING = frozenset({404, 405, 501})
 
 
 class Client:
-    """May be used by several threads. `sleep` and `clock` are seconds.
+    """May be used by several threads. `sleep` and `clock` are seconds; `waits`: see `Rest`.
 
     Raises ValueError for a key that must not be sent or an authority that cannot be read.
     """
@@ -28,16 +30,17 @@ class Client:
         server: Server,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
+        waits: bool = False,
     ) -> None:
         import httpx2
 
         self.server, self._sleep, self._clock = server, sleep, clock
-        self._key = server.key()
-        self._rests_until, self._why = 0.0, ""
-        self.failures = 0
+        self._rest = Rest(server.rest_s, waits, sleep, clock)
+        self.failures, self._lock = 0, Lock()
         headers = {"accept": "application/json", "accept-encoding": "identity", "user-agent": "tandem"}
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
+        if key := server.key():
+            keep_secret(key)
+            headers["authorization"] = f"Bearer {key}"
         self._http = httpx2.Client(
             headers=headers,
             verify=_trust(server),
@@ -61,25 +64,35 @@ class Client:
         return self._ask("POST", url, body)
 
     def _ask(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        if self._clock() < self._rests_until:
-            raise RemoteError(f"{self._who} is left alone for a moment, after: {self._why}", passing=True)
+        if not self._rest.over():
+            self._count()
+            raise RemoteError(f"{self._who} is left alone for a moment, after: {self._rest.why}", passing=True)
         for attempt in range(self.server.retries + 1):
             wait_s = None
             try:
-                return self._once(method, url, body)
+                answer = self._once(method, url, body)
             except _RetriedError as problem:
                 failed, wait_s = problem.why, problem.wait_s
-            except RemoteError:
-                self.failures += 1
+            except RemoteError as problem:
+                self._count()
+                if problem.barred:
+                    self._rest.begin(str(problem).removeprefix(self._who).lstrip(), barred=True)
                 raise
+            else:
+                self._rest.answered()
+                return answer
             if attempt < self.server.retries:
                 self._sleep(pause_s(self.server, attempt, wait_s))
-        self.failures += 1
-        self._why, self._rests_until = failed, self._clock() + self.server.rest_s
+        self._count()
+        self._rest.begin(failed)
         raise RemoteError(
             f"{self._who} {failed}, in {self.server.retries + 1} attempts; is it running, and reachable from here?",
             passing=True,
         )
+
+    def _count(self) -> None:
+        with self._lock:
+            self.failures += 1
 
     def _once(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         import httpx2
@@ -94,7 +107,7 @@ class Client:
         except httpx2.DecodingError:
             raise RemoteError(f"{self._who} answered in an encoding that nobody asked for") from None
         except httpx2.TransportError as problem:
-            said = self._clean(str(problem))
+            said = plain(str(problem), _EXCERPT)
             if "certificate" in said.lower():
                 raise RemoteError(
                     f"{self._who} shows a certificate that is not believed ({said}); name its authority in "
@@ -126,12 +139,13 @@ class Client:
         if 300 <= status < 400:
             raise RemoteError(
                 f"{self._who} points elsewhere ({status}), and nobody is sent there; give the right "
-                "model.cloud.server.base_url"
+                "model.cloud.server.base_url",
+                status=status,
             )
         if status != 200:
             hint = f"; is the key in {self.server.key_env} right?" if status in (401, 403) else ""
             said = f"{self._who} refused the question: {status}{self._said(raw)}{hint}"
-            raise RemoteError(said, missing=status in _MISSING)
+            raise RemoteError(said, status=status)
         try:
             answer = json.loads(raw)
         except (ValueError, RecursionError) as problem:
@@ -150,14 +164,7 @@ class Client:
             text = error if isinstance(error, str) else str(error["message"])
         except (ValueError, KeyError, TypeError, RecursionError):
             pass
-        return f" ({said})" if (said := self._clean(text)) else ""
-
-    def _clean(self, text: str) -> str:
-        """Without the key, which some servers repeat, on one line."""
-        if self._key:
-            text = text.replace(self._key, "***")
-        shown = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-        return shown if len(shown) <= _EXCERPT else f"{shown[:_EXCERPT]}..."
+        return f" ({said})" if (said := plain(text, _EXCERPT)) else ""
 
     @property
     def _who(self) -> str:

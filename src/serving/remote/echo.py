@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from serving.remote.answer import by_id, kind, only_choice
+from serving.remote.answer import by_id, only_choice
 from serving.remote.error import RemoteError
-from serving.remote.tokens import HALF
+from serving.remote.shown import kind, shown
+from serving.remote.tokens import HALF, names
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,12 @@ class Opinion:
     best: int | None
 
 
-def opinions(body: Mapping[str, Any], prompt: Sequence[int], checked: int) -> list[Opinion]:
-    """On the last `checked` tokens of the prompt. Raises RemoteError for anything but one entry a token."""
+def opinions(body: Mapping[str, Any], prompt: Sequence[int], checked: int, hf: Any = None) -> list[Opinion]:
+    """On the last `checked` tokens of the prompt. Raises RemoteError for anything but one entry a token.
+
+    `hf` is the tokenizer of a prompt that went as text, and was cut there: then each entry must be called what the
+    token is called here.
+    """
     found = only_choice(body).get("logprobs")
     if not isinstance(found, dict):
         raise RemoteError(f"the server returned {kind(found)} as logprobs of the prompt (echo)")
@@ -32,6 +37,8 @@ def opinions(body: Mapping[str, Any], prompt: Sequence[int], checked: int) -> li
             "and one more; it does not echo prompts"
         )
     at = range(len(prompt) - checked, len(prompt))
+    if hf is not None:
+        _check_cut(body, tokens, prompt, hf)
     return [_opinion(tokens[i], own[i], tops[i], prompt[i]) for i in at]
 
 
@@ -39,6 +46,32 @@ def added(body: Mapping[str, Any], prompt: int) -> int | None:
     """The id of the token that the server wrote behind the prompt, if it says it."""
     tokens = only_choice(body)["logprobs"]["tokens"]
     return by_id(tokens[prompt]) if len(tokens) > prompt else None
+
+
+def _check_cut(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[int], hf: Any) -> None:
+    """Is each entry on the token that was asked about? One that is half a character has no name to tell.
+
+    Raises RemoteError for a text that the server cuts into other tokens, or into nobody knows how many: its opinions
+    would be on other tokens than ours, and a draft would stand that was never judged.
+    """
+    usage = body.get("usage")
+    read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    over = only_choice(body).get("finish_reason") == "stop" and len(tokens) == len(prompt)
+    if read != len(prompt) or not (over or len(tokens) == len(prompt) + 1):
+        raise RemoteError(
+            f"the server cut {len(prompt)} tokens, sent as text, into {shown(read)} (usage.prompt_tokens), and gives "
+            f"{len(tokens)} log-probabilities; {_NO_VERDICT}"
+        )
+    for i, asked in enumerate(prompt):
+        own = names(hf, prompt[max(0, i - 1) : i], asked)
+        if tokens[i] not in own and by_id(tokens[i]) != asked and HALF not in own[0]:
+            raise RemoteError(
+                f"the server cuts the text into other tokens: it has {shown(tokens[i])} where {own[1]!r} was asked "
+                f"about; {_NO_VERDICT}"
+            )
+
+
+_NO_VERDICT = "no verdict can be made of that. Use a server that takes token ids (vLLM, SGLang)"
 
 
 def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
@@ -62,7 +95,7 @@ def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
 def _chance(value: Any) -> float:
     """A log-probability; servers write a very large negative number for none at all."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value > 1e-3:
-        raise RemoteError(f"the server gives {value!r} as a log-probability")
+        raise RemoteError(f"the server gives {shown(value)} as a log-probability")
     return float(value)
 
 

@@ -1,13 +1,15 @@
 """A server in the place of an engine: the text of each session is kept here, and its tokens come from there."""
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from serving.estimator import forward_load
 from serving.latency import Load
 from serving.luck import key, luck
 from serving.messages import Forward, Generate, Result, Rows, Sampling, Verdict
 from serving.remote.dialect import Draw
+from serving.remote.error import RemoteError
+from serving.remote.refusals import Refusals
 from serving.remote.writer import Writer
 
 Tokens = tuple[int, ...]
@@ -28,10 +30,12 @@ class RemoteEngine:
         """Session -> the tokens that a cache would hold."""
         self._ahead: dict[str, tuple[int, Tokens, Sampling | None]] = {}
         """Session -> a text, from where on the server wrote it, and how."""
+        self._refusals = Refusals()
         self._pool: ThreadPoolExecutor | None = None
 
     def execute(self, work: Generate | Forward) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
-        """Raises RemoteError, after which nothing of the batch counts; CacheHoleError for rows behind a text's end;
+        """Raises RemoteError, after which nothing of the batch counts, and at once for a question that the server has
+        refused before; CacheHoleError for rows behind a text's end;
         ValueError and TypeError for work that no server does.
         """
         if isinstance(work, Generate):
@@ -69,18 +73,31 @@ class RemoteEngine:
         return held[: rows.start] + rows.tokens
 
     def _all(self, rows: Sequence[Rows], texts: Sequence[Tokens]) -> list[Verdict | None]:
-        """Of several sessions at once, in their order."""
+        """Of several sessions at once, in their order; where one fails, too, when all are answered: a question that is
+        still under way would soon be asked again beside itself.
+        """
         if sum(bool(each.rule) for each in rows) < 2 or self._concurrency == 1:
             return [self._verdict(*each) for each in zip(rows, texts, strict=True)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._concurrency, "server")
-        return list(self._pool.map(self._verdict, rows, texts))
+        asked = [self._pool.submit(self._verdict, *each) for each in zip(rows, texts, strict=True)]
+        wait(asked)
+        return [each.result() for each in asked]
 
     def _verdict(self, rows: Rows, text: Tokens) -> Verdict | None:
         if not rows.rule:
             return None
         if rows.rule == "tree" or (rows.check and rows.sampling):
             raise ValueError(f"session {rows.session!r} wants drafts judged as {rows.rule!r}, which no server does")
+        question = text, rows.check
+        self._refusals.check(rows.session, question)
+        try:
+            return self._asked(rows, text)
+        except RemoteError as problem:
+            self._refusals.note(rows.session, question, problem)
+            raise
+
+    def _asked(self, rows: Rows, text: Tokens) -> Verdict:
         if rows.check:
             at = len(text) - rows.check
             return self.writer.judge(text[:at], text[at:])

@@ -8,6 +8,7 @@ from serving.remote.dialect import DIALECTS, OWNERS, Dialect
 from serving.remote.engine import RemoteEngine
 from serving.remote.error import RemoteError
 from serving.remote.server import Server
+from serving.remote.shown import hidden, plain, shown
 from serving.remote.tokens import HALF, decode
 from serving.remote.writer import Writer
 
@@ -20,25 +21,38 @@ _SAMPLED = 512
 _WRITTEN = 6
 
 
-def open_remote(server: Server, tokenizer: "Tokenizer", vocabulary: int, verifies: bool) -> RemoteEngine:
-    """Raises ValueError with what the server lacks, and what to do."""
-    client = Client(server)
+def open_remote(
+    server: Server,
+    tokenizer: "Tokenizer",
+    vocabulary: int,
+    verifies: bool,
+    context_tokens: int | None = None,
+    waits: bool = False,
+) -> RemoteEngine:
+    """Raises ValueError with what the server lacks, and what to do.
+
+    `context_tokens` is the longest that a prompt and its answer may become together; `waits`: time is virtual, so that
+    a server's rests are waited out here.
+    """
+    client = Client(server, waits=waits)
     try:
-        return _opened(client, tokenizer, vocabulary, verifies)
+        return _opened(client, tokenizer, vocabulary, verifies, context_tokens)
     except RemoteError as problem:
         client.close()
         raise ValueError(f"model.cloud.server: {problem}") from None
 
 
-def _opened(client: Client, tokenizer: "Tokenizer", vocabulary: int, verifies: bool) -> RemoteEngine:
+def _opened(
+    client: Client, tokenizer: "Tokenizer", vocabulary: int, verifies: bool, needed: int | None
+) -> RemoteEngine:
     server = client.server
     card = _card(client)
     owner = str(card.get("owned_by", "")).lower()
     dialect = DIALECTS[OWNERS.get(owner, "openai") if server.dialect == "auto" else server.dialect]
-    _check_context(server, card)
+    context = _context(server, card, needed)
     _same_cut(client, dialect, tokenizer)
     _same_vocabulary(client, dialect, tokenizer, vocabulary)
-    writer = Writer(client, dialect, tokenizer, vocabulary)
+    writer = Writer(client, dialect, tokenizer, vocabulary, context=context)
     _try(writer)
     if verifies:
         _try_judging(writer)
@@ -52,7 +66,7 @@ def _card(client: Client) -> dict[str, Any]:
     for card in cards:
         if client.server.model in (card.get("id"), *_aliases(card)):
             return card
-    names = ", ".join(str(card.get("id"))[:80] for card in cards[:16]) or "none"
+    names = ", ".join(plain(str(card.get("id"))) for card in cards[:16]) or "none"
     raise RemoteError(
         f"there is no model {client.server.model!r} at {client.server.url}; it lists: {names}. Set "
         "model.cloud.server.model"
@@ -64,15 +78,25 @@ def _aliases(card: dict[str, Any]) -> list[Any]:
     return found if isinstance(found, list) else []
 
 
-def _check_context(server: Server, card: dict[str, Any]) -> None:
-    """vLLM and SGLang say max_model_len, llama.cpp meta.n_ctx."""
+def _context(server: Server, card: dict[str, Any], needed: int | None) -> int | None:
+    """As far as anybody says it: vLLM and SGLang as max_model_len, llama.cpp as meta.n_ctx, else who configures."""
     meta = card.get("meta")
     said = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-    if type(said) is int and server.context_tokens and said < server.context_tokens:
+    told = said if type(said) is int and said > 0 else None
+    if told and server.context_tokens and told < server.context_tokens:
         raise RemoteError(
-            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {said}; ask for "
+            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {told}; ask for "
             "fewer, or give it a longer context"
         )
+    known = server.context_tokens or told
+    if known and needed and known < needed:
+        who = "model.cloud.server.context_tokens allows" if server.context_tokens else "the server takes"
+        raise RemoteError(
+            f"a prompt and its answer may become {needed} tokens long, and {who} {known}; give the server a longer "
+            "context, or ask for less: workload.max_prompt_tokens and max_new_tokens, of a service "
+            "service.context_tokens"
+        )
+    return known
 
 
 def _same_cut(client: Client, dialect: Dialect, tokenizer: "Tokenizer") -> None:
@@ -89,7 +113,8 @@ def _same_cut(client: Client, dialect: Dialect, tokenizer: "Tokenizer") -> None:
                 (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
             )
             raise RemoteError(
-                f"its tokenizer is not the pair's: {text!r} is {own} here and {theirs} there, from token {at} on; "
+                f"its tokenizer is not the pair's: {text!r} is {own} here and {plain(str(theirs))} there, from "
+                f"token {at} on; "
                 "serve a model of the device's family"
             )
 
@@ -111,7 +136,7 @@ def _as_many(client: Client, dialect: Dialect, text: str, own: int) -> None:
     if theirs != own:
         raise RemoteError(
             f"its tokenizer is not the pair's, or it adds tokens of its own: {text!r} is {own} tokens here and "
-            f"{theirs} there; serve a model of the device's family"
+            f"{shown(theirs)} there; serve a model of the device's family"
         )
 
 
@@ -126,13 +151,13 @@ def _same_vocabulary(client: Client, dialect: Dialect, tokenizer: "Tokenizer", v
     if question is None or answer is None:
         return
     theirs, own = answer.get(question[2]), decode(hf, sampled)
-    shown = theirs if isinstance(theirs, str) else ""
-    if shown.lstrip() in (own.lstrip(), hf.decode(sampled).lstrip()):
+    said = hidden(theirs) if isinstance(theirs, str) else ""
+    if said.lstrip() in (own.lstrip(), hf.decode(sampled).lstrip()):
         return
-    at = next((i for i, (a, b) in enumerate(zip(own, shown, strict=False)) if a != b), min(len(own), len(shown)))
+    at = next((i for i, (a, b) in enumerate(zip(own, said, strict=False)) if a != b), min(len(own), len(said)))
     raise RemoteError(
         f"its vocabulary is not the pair's: {len(sampled)} tokens are {own[at : at + 24]!r} here and "
-        f"{shown[at : at + 24]!r} there (from character {at} on); serve a model of the device's family"
+        f"{said[at : at + 24]!r} there (from character {at} on); serve a model of the device's family"
     )
 
 
@@ -142,7 +167,7 @@ def _try(writer: Writer) -> None:
     try:
         writer.write(prompt, 1)
     except RemoteError as problem:
-        if problem.passing or writer.dialect.ids:
+        if problem.passing or problem.barred or writer.dialect.ids:
             raise
         writer.as_text = True
         writer.write(prompt, 1)

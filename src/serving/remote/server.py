@@ -43,14 +43,14 @@ class Server:
     backoff_max_s: float = 8.0
     retry_after_max_s: float = 30.0
     rest_s: float = 5.0
-    """After the last attempt the server is left alone for so long: questions fail at once."""
+    """After the last attempt the server is left alone for so long: questions fail at once, or on virtual time wait."""
     max_answer_nbytes: int = 16 << 20
     authority: Path | None = None
     """Whose signature is believed (PEM), in place of the system's authorities."""
     insecure_http: bool = False
     """Lets http:// leave this machine; a key is not sent there."""
     context_tokens: int | None = None
-    """Of prompt and answer together; None: only the other bounds count."""
+    """Of prompt and answer together; None: as many as the server says, if it does."""
 
     def __post_init__(self) -> None:
         self._check_url()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from serving.remote.error import RemoteError
+from serving.remote.shown import shown
 
 HALF = "\ufffd"
 """What servers write for bytes that are no character, or not yet one."""
@@ -26,7 +27,7 @@ def encode(hf: Any, prompt: Sequence[int], text: str) -> tuple[int, ...]:
     whole = _cut(hf, before + text)
     found = whole[len(tail) :] if whole[: len(tail)] == tail else _cut(hf, text)
     if decode(hf, tail + found) != before + text:
-        raise RemoteError(f"the server's text {text[:60]!r} cannot be written in this tokenizer's tokens")
+        raise RemoteError(f"the server's text {shown(text)} cannot be written in this tokenizer's tokens")
     return tuple(found)
 
 
@@ -34,6 +35,12 @@ def decode(hf: Any, tokens: Sequence[int]) -> str:
     """Special tokens written out, spaces as they are."""
     text: str = hf.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
+
+
+def names(hf: Any, before: Sequence[int], token: int) -> tuple[str, str]:
+    """What a token is called by itself, and behind the one before it: some tokenizers drop a space at the beginning."""
+    last = list(before[-1:])
+    return decode(hf, [token]), decode(hf, [*last, token]).removeprefix(decode(hf, last))
 
 
 def whole_part(text: str) -> str:

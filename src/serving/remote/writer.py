@@ -1,5 +1,6 @@
 """Tokens from a server: what it writes behind a prompt, and what it thinks of drafts."""
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ from serving.remote.answer import Answer, only_choice
 from serving.remote.client import Client
 from serving.remote.dialect import Dialect, Draw
 from serving.remote.error import RemoteError
-from serving.remote.tokens import decode, encode, whole_part
+from serving.remote.shown import shown
+from serving.remote.tokens import HALF, decode, encode, whole_part
 
 if TYPE_CHECKING:
     from serving.engine.tokenizer import Tokenizer
@@ -23,20 +25,29 @@ class Writer:
     Args:
         vocabulary: ids from here on are nobody's.
         as_text: prompts travel as text, to a server that refuses ids.
+        context: tokens of prompt and answer together that the server takes; None where nobody knows.
     """
 
     def __init__(
-        self, client: Client, dialect: Dialect, tokenizer: "Tokenizer", vocabulary: int, as_text: bool = False
+        self,
+        client: Client,
+        dialect: Dialect,
+        tokenizer: "Tokenizer",
+        vocabulary: int,
+        as_text: bool = False,
+        context: int | None = None,
     ) -> None:
         self.client, self.dialect, self.tokenizer = client, dialect, tokenizer
-        self.vocabulary, self.as_text = vocabulary, as_text
+        self.vocabulary, self.as_text, self.context = vocabulary, as_text, context
 
     def write(self, prompt: Sequence[int], n: int, draw: Draw | None = None) -> tuple[int, ...]:
-        """At least one token behind the prompt; an end token only where the model ended the text, and last.
+        """At least one token behind the prompt; an end token only where the model ended the text, and last. No more are
+        asked for than the context holds.
 
         Raises RemoteError.
         """
-        for asked in (n, *(max(n, more) for more in _LONGER)):
+        room = self._room(prompt)
+        for asked in dict.fromkeys(min(max(n, least), room) for least in (1, *_LONGER)):
             found = self._tokens(self._answer(prompt, asked, draw), prompt)
             if found:
                 return found
@@ -50,16 +61,29 @@ class Writer:
 
         Where the likeliest token is named by its text alone, and that says something else, the server writes it.
         """
+        drafts = self._judged(prompt, drafts)
+        if not drafts:
+            return Verdict(0, self.write(prompt, 1)[0])
         whole = (*prompt, *drafts)
         body = self.client.post(*self.dialect.judge(self.client.server, self._said(whole)))
-        if not self.as_text:
-            self.dialect.read(body | {"choices": [self._only_finish(body)]}, 1, len(whole))
-        for accepted, opinion in enumerate(echo.opinions(body, whole, len(drafts))):
+        self.dialect.read(body | {"choices": [self._only_finish(body)]}, 1, self._counted(whole))
+        hf = self.tokenizer.hf if self.as_text else None
+        for accepted, opinion in enumerate(echo.opinions(body, whole, len(drafts), hf)):
             if not opinion.agrees:
                 best = self._known(opinion.best, whole[: len(prompt) + accepted])
                 if best != drafts[accepted]:
                     return Verdict(accepted, best)
         return Verdict(len(drafts), self._known(echo.added(body, len(whole)), whole))
+
+    def _judged(self, prompt: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
+        """The drafts that can be: the verdict's own token needs room behind them, and half a character is no text. A
+        verdict on fewer is one, too.
+        """
+        found = drafts[: self._room(prompt) - 1]
+        if self.as_text:
+            half = (i for i, token in enumerate(found) if HALF in decode(self.tokenizer.hf, [token]))
+            found = found[: next(half, len(found))]
+        return found
 
     def _only_finish(self, body: dict[str, Any]) -> dict[str, Any]:
         """The choice as if without its prompt, to be checked like any other."""
@@ -72,10 +96,26 @@ class Writer:
 
     def _answer(self, prompt: Sequence[int], n: int, draw: Draw | None) -> Answer:
         body = self.client.post(*self.dialect.write(self.client.server, self._said(prompt), n, draw))
-        return self.dialect.read(body, n, None if self.as_text else len(prompt))
+        return self.dialect.read(body, n, self._counted(prompt))
+
+    def _counted(self, prompt: Sequence[int]) -> int | None:
+        """As many tokens must have been read; None for a text, which is cut there."""
+        return None if self.as_text else len(prompt)
+
+    def _room(self, prompt: Sequence[int]) -> int:
+        """Behind the prompt; a prompt that leaves none is the server's to refuse."""
+        return sys.maxsize if self.context is None else max(1, self.context - len(prompt))
 
     def _said(self, prompt: Sequence[int]) -> Sequence[int] | str:
-        return decode(self.tokenizer.hf, prompt) if self.as_text else prompt
+        if not self.as_text:
+            return prompt
+        text = decode(self.tokenizer.hf, prompt)
+        if text.endswith(HALF):
+            raise RemoteError(
+                "the text so far ends in half a character, and the server takes only text; use one that takes token "
+                "ids (llama.cpp, vLLM, SGLang)"
+            )
+        return text
 
     def _tokens(self, answer: Answer, prompt: Sequence[int]) -> tuple[int, ...]:
         """None, where the text so far is half a character."""
@@ -101,7 +141,7 @@ class Writer:
     def _own(self, token: int) -> int:
         if not 0 <= token < self.vocabulary:
             raise RemoteError(
-                f"the server wrote token {token}, and the pair's are 0 to {self.vocabulary - 1}; does it serve a model "
-                "of another vocabulary?"
+                f"the server wrote token {shown(token)}, and the pair's are 0 to {self.vocabulary - 1}; does it serve "
+                "a model of another vocabulary?"
             )
         return token

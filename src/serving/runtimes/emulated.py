@@ -35,7 +35,9 @@ class Emulated:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
+        models = open_models(
+            setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens, waits=True
+        )
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records = play(setup, models, asked, progress, observers, self.shared)
         return Served(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())

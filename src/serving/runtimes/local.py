@@ -49,7 +49,9 @@ class Local:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
-        models = open_models(setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision)
+        models = open_models(
+            setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens
+        )
         asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
         records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, notes = self.pace == "wall", (f"pace: {pacing.described}", *models.notes())

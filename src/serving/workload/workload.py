@@ -74,6 +74,11 @@ class Workload:
         slo.check(self.slo)
         self._check_files()
 
+    @property
+    def tokens(self) -> int:
+        """Of the longest prompt and answer together."""
+        return self.max_prompt_tokens + self.max_new_tokens
+
     def _check_files(self) -> None:
         """A broken record of the user's files is refused before anything is trained; artifacts may not be there yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):

@@ -1,5 +1,6 @@
 """`model.device.backend=onnx` from configuration to answers; what does not go with it is refused before any work."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,18 @@ def test_a_graph_of_another_model_is_refused(
     other = save("llama", tmp_path / "other", num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"was exported from .*mixed .*, and the device's model is .*other"):
         open_models(on_onnx(hub=None, path=other, graph=exported), checkpoint)
+
+
+def test_a_graph_of_other_weights_is_refused_and_one_of_a_copy_is_not(
+    checkpoint: Checkpoint, exported: Path, save: Callable[..., Path], tmp_path: Path
+) -> None:
+    assert checkpoint.path
+    again = save("qwen2_mixed", tmp_path / "again", seed=1, num_hidden_layers=2, max_window_layers=1)
+    with pytest.raises(ValueError, match=r"from .*mixed, whose weights are others than .*again; export again with fo"):
+        open_models(on_onnx(hub=None, path=again, graph=exported), checkpoint)
+    copy = shutil.copytree(checkpoint.path, tmp_path / "copy")
+    models = open_models(on_onnx(hub=None, path=copy, graph=exported), checkpoint)
+    assert isinstance(models.device, OnnxEngine)
 
 
 @pytest.fixture

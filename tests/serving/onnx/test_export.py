@@ -1,5 +1,7 @@
 """Graphs beside `transformers`, for every architecture; what is refused, and how a failure is told."""
 
+import inspect
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,10 @@ from serving.onnx import header as headers
 from serving.onnx import stages
 from serving.onnx.checked import check
 from serving.onnx.export import export
-from serving.onnx.header import MODEL, ROUTER
+from serving.onnx.header import HEADER, MODEL, ROUTER
 from serving.onnx.session import Session
 from serving.pair import Checkpoint
+from serving.perceptron import sigmoid
 from serving.router import Router
 
 Save = Callable[..., Path]
@@ -97,10 +100,21 @@ def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, ro
     header = headers.load(exported)
     assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
     assert (header.hidden, header.vocabulary, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
-    assert header.router == router.digest
+    assert (header.router, header.route) == (router.digest, "logit")
     assert header.made_from.endswith("mixed")
     assert 0 <= header.checked["logits"] < 1e-4
     assert header.checked["greedy"] == 1.0
+
+
+def test_a_graph_whose_route_was_a_chance_is_exported_again(exported: Path, tmp_path: Path) -> None:
+    first = json.loads((exported / HEADER).read_text()) | {"version": 1}
+    (tmp_path / HEADER).write_text(json.dumps(first))
+    with pytest.raises(ValueError, match=r"of version 1, this code reads 2.*force=\[device_graph\]"):
+        headers.load(tmp_path)
+
+
+def test_both_doors_export_one_graph_where_nothing_is_said() -> None:
+    assert {inspect.signature(door).parameters["graphs"].default for door in (export, stages.export_device)} == {"one"}
 
 
 def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, exported: Path, tmp_path: Path) -> None:
@@ -186,7 +200,7 @@ def test_bytes_are_fewer_and_the_router_keeps_its_precision(
     session = Session(tmp_path)
     ran = session.run(PROMPT, range(9), session.empty())
     assert ran.route is not None
-    assert np.abs(ran.route - router.chances(ran.hidden)).max() < 1e-5
+    assert np.abs([sigmoid(logit) for logit in ran.route.tolist()] - router.chances(ran.hidden)).max() < 1e-5
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from variants import VOCABULARY
 
@@ -14,6 +15,7 @@ from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
 from serving.onnx import header as headers
 from serving.onnx.engine import OnnxEngine
 from serving.onnx.header import MODEL, ROUTER
+from serving.onnx.session import RouterGraph
 from serving.pair import Checkpoint
 from serving.router import Router
 from serving.scores import ROUTE, SCORES
@@ -146,6 +148,33 @@ def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
     for engine in engines:
         below = sorted(in_numpy)[1] + 1e-6
         check_same([Generate("b", 0, PROMPT, Stop(12, ROUTE, below))], torchs, engine)
+
+
+def test_a_score_next_to_one_is_not_one(checkpoint: Checkpoint, exported: Path, router: Router, tmp_path: Path) -> None:
+    """A threshold of 1.0 routes it, as in numpy, where the graph's float32 cannot tell them apart."""
+    import onnx
+
+    weight, bias = router.layers[-1]
+    sure = replace(router, layers=(*router.layers[:-1], (weight, bias + 24)))
+    for name in (MODEL, ROUTER):
+        model = onnx.load(str(exported / name))
+        (last,) = (each for each in model.graph.initializer if each.name.endswith("steps.1.bias"))
+        last.CopyFrom(onnx.numpy_helper.from_array(bias + 24, last.name))
+        onnx.save(model, str(tmp_path / name))
+    replace(headers.load(exported), router=sure.digest).save(tmp_path)
+    scorers = {ROUTE: sure}
+    engines = Engine(open_model(checkpoint.where), scorers=scorers), OnnxEngine(tmp_path, scorers=scorers)
+    work = Generate("a", 0, PROMPT, Stop(12), probes=(ROUTE,))
+    want, found = (engine.execute(work)[0].scores[ROUTE] for engine in engines)
+    assert all(score < 1.0 for score in want)
+    assert [1 - score for score in found] == pytest.approx([1 - score for score in want], rel=1e-3)
+    states = np.ones((2, router.inputs), np.float32)
+    ours = RouterGraph(tmp_path, sure.digest).chances(states)
+    assert (1 - ours).tolist() == pytest.approx((1 - sure.chances(states)).tolist(), rel=1e-3)
+    for engine in engines:
+        engine.drop("a", None)
+    (drafted,) = check_same([Generate("a", 0, PROMPT, Stop(12, ROUTE, 1.0))], *engines)
+    assert drafted.stopped
 
 
 def test_work_that_a_graph_cannot_do_is_refused(on_onnx: OnnxEngine) -> None:

@@ -86,6 +86,20 @@ def counting(n: int) -> Callable[[tuple[int, ...]], int]:
     return next_token
 
 
+class Clock:
+    """Of a test: time passes while somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s, self.slept = 0.0, list[float]()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+
+
 def server(url: str, **how: Any) -> Server:
     """Impatient, so that tests need not wait."""
     fast = {"model": "large", "timeout_s": 5.0, "backoff_s": 1e-4, "backoff_max_s": 1e-3, "rest_s": 0.0}

@@ -49,6 +49,8 @@ class FakeServer:
     late_echo: bool = False
     """Echoed log-probabilities are those of the next position, as of one well-known server."""
     ignores_echo: bool = False
+    context: int = 512
+    """Tokens of prompt and answer together; a question that asks for more is a bad one."""
     added: int = 0
     """Tokens that it puts before every prompt."""
     files: tuple[Path, Path] | None = None
@@ -83,8 +85,8 @@ class FakeServer:
     # What it knows.
 
     def models(self) -> dict[str, Any]:
-        card = {"id": self.model, "object": "model", "created": 1, "owned_by": OWNERS[self.kind], "max_model_len": 512}
-        return {"object": "list", "data": [card]}
+        card = {"id": self.model, "object": "model", "created": 1, "owned_by": OWNERS[self.kind]}
+        return {"object": "list", "data": [card | {"max_model_len": self.context}]}
 
     def tokenize(self, body: dict[str, Any]) -> dict[str, Any]:
         text = body["content" if self.kind == "llama_cpp" else "prompt"]
@@ -100,6 +102,8 @@ class FakeServer:
         prompt = self._prompt(body.get("prompt"))
         native = self.kind == "llama_cpp"
         n = self._whole(body, "n_predict" if native else "max_tokens", 1, 64)
+        if len(prompt) + n > self.context:
+            raise BadQuestionError(f"{len(prompt)} tokens and {n} more are above {self.context}")
         if body.get("model") != self.model:
             raise BadQuestionError(f"model is {body.get('model')!r}")
         self._check_drawing(body)

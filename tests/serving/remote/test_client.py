@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from certificates import certified
 from endpoint.tokenizers_made import byte_level
-from remote.conftest import counting, server
+from remote.conftest import Clock, counting, server
 from remote.fake_server import FakeServer
 
 from serving.engine.tokenizer import Tokenizer
+from serving.remote.answer import by_id
 from serving.remote.client import Client
 from serving.remote.dialect import DIALECTS
 from serving.remote.error import RemoteError
+from serving.remote.rest import WAITED
 from serving.remote.writer import Writer
 
 KEY = "sk-the-key-of-this-test"
@@ -154,7 +156,61 @@ def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeSe
     with pytest.raises(RemoteError, match="left alone for a moment, after: said 500"):
         asking.write(PROMPT, 1)
     assert len(fake.asked) == 1
+    assert client.failures == 2
     now[0] = 5.0
+    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+
+
+def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) -> Writer:
+    client = Client(server(fake.url, retries=0, rest_s=5.0), sleep=clock.sleep, clock=clock, **how)
+    return Writer(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
+
+
+def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    clock = Clock()
+    asking = resting(fake, tokenizer, clock, waits=True)
+    fake.faults = deque([500, 500])
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="said 500"):
+            asking.write(PROMPT, 1)
+    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+    assert clock.slept == [5.0, 5.0]
+
+
+def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeServer, tokenizer: Tokenizer) -> None:
+    clock = Clock()
+    asking = resting(fake, tokenizer, clock, waits=True)
+    fake.faults = deque([500] * 99)
+    for _ in range(40):
+        with pytest.raises(RemoteError):
+            asking.write(PROMPT, 1)
+    assert clock.slept == [5.0] * WAITED
+    assert (len(fake.asked), asking.client.failures) == (WAITED + 1, 40)
+    clock.now_s += 5.0
+    fake.faults.clear()
+    asking.write(PROMPT, 1)  # it is back: the next rest is waited out again
+    fake.faults = deque([500])
+    with pytest.raises(RemoteError):
+        asking.write(PROMPT, 1)
+    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+    assert clock.slept == [5.0] * (WAITED + 1)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_key_that_is_refused_is_not_shown_around(
+    fake: FakeServer, tokenizer: Tokenizer, status: int, waits: bool
+) -> None:
+    """Whatever is asked: no question is answered with it, so that none is held back, either."""
+    clock = Clock()
+    asking = resting(fake, tokenizer, clock, waits=waits)
+    fake.faults = deque([status])
+    for prompt in ((40,), (41,), (42,)):
+        with pytest.raises(RemoteError, match="is the key in TANDEM_LLM_KEY right") as told:
+            asking.write(prompt, 1)
+        assert told.value.passing == (prompt != (40,))
+    assert (len(fake.asked), clock.slept, asking.client.failures) == (1, [], 3)
+    clock.now_s = 5.0
     assert asking.write(PROMPT, 1) == (own(PROMPT),)
 
 
@@ -170,6 +226,59 @@ def test_the_key_travels_and_is_never_shown(
             writer(fake, tokenizer).write(PROMPT, 1)
     assert KEY not in f"{told.value} {told.getrepr()}"
     assert KEY not in caplog.text
+
+
+RIGHT_TO_LEFT = "\u202e"
+
+
+@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{RIGHT_TO_LEFT}{KEY}\n" * 5000, "\U000e0001" * 999])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        lambda said: _choice(finish_reason=said),
+        lambda said: _choice(text=said, finish_reason=said),
+        lambda said: lambda a: a | {"usage": {"prompt_tokens": said}},
+        lambda said: lambda a: a | {"error": {"message": said}},
+        lambda said: _choice(finish_reason=[said]),
+    ],
+)
+def test_what_a_server_says_is_told_briefly_and_without_the_key(
+    fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, fault: Any
+) -> None:
+    """Also where only a part of the key would be left of it."""
+    monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
+    fake.faults = deque([fault(said)])
+    with pytest.raises(RemoteError) as told:
+        writer(fake, tokenizer).write(PROMPT, 1)
+    message = str(told.value)
+    assert len(message) < 420
+    assert message.isprintable()
+    assert KEY[:8] not in message
+
+
+@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
+@pytest.mark.parametrize("name", ["tokens", "token_logprobs"])
+def test_nor_with_what_it_says_of_a_prompt(
+    fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, name: str
+) -> None:
+    monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
+
+    def changed(answer: dict[str, Any]) -> dict[str, Any]:
+        logprobs = answer["choices"][0]["logprobs"]
+        return _choice(logprobs=logprobs | {name: [said] * len(logprobs[name])})(answer)
+
+    asking = writer(fake, tokenizer)
+    asking.as_text = True
+    fake.faults = deque([changed])
+    with pytest.raises(RemoteError) as told:
+        asking.judge(PROMPT, (60,))
+    assert len(str(told.value)) < 300
+    assert KEY[:8] not in str(told.value)
+
+
+def test_an_id_that_is_no_number_of_a_token_is_none() -> None:
+    assert by_id("token_id:17") == 17
+    assert by_id("token_id:" + "9" * 5000) is None
 
 
 def test_proxies_and_netrc_of_the_environment_are_not_asked(

@@ -130,7 +130,7 @@ def test_sessions_are_asked_about_at_once_and_answered_in_their_order(fake: Fake
 def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer, concurrency=1)
     verdicts(engine, rows("a", 0, 40, 41), rows("b", 0, 50, 51))
-    fake.faults.extend([None, 400])
+    fake.faults.extend([None, "truncated"])
     with pytest.raises(RemoteError):
         engine.execute(work(rows("a", 2, 42), rows("b", 2, 52)))
     assert engine.notes() == ("1 questions to the server failed; the log says why",)
@@ -140,6 +140,45 @@ def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: T
     assert verdicts(engine, rows("a", 2, 42), rows("b", 2, 52)) == [
         Verdict(0, counting(50)(text)) for text in ((40, 41, 42), (50, 51, 52))
     ]
+
+
+@pytest.mark.parametrize(
+    ("fault", "asked"), [(400, 1), (401, 1), (422, 1), ("redirect", 1), ("truncated", 3), (505, 3)]
+)
+def test_a_question_that_is_refused_is_not_asked_again(
+    fake: FakeServer, tokenizer: Tokenizer, fault: Any, asked: int
+) -> None:
+    """An answer that is no use may be an accident, a few times; another text, or another session's, is asked."""
+    engine = opened(fake, tokenizer, verifies=True)
+    fake.faults.extend([fault] * 8)
+    for _ in range(8):
+        with pytest.raises(RemoteError):
+            verdicts(engine, rows("a", 0, 40, 41))
+        engine.drop("a", 0)
+    assert len(fake.asked) == asked
+    with pytest.raises(RemoteError, match=r"\(it is not asked again\)"):
+        verdicts(engine, rows("a", 0, 40, 41))
+    fake.faults.clear()
+    brain = counting(50)
+    assert verdicts(engine, rows("b", 0, 40, 41)) == [Verdict(0, brain((40, 41)))]
+    assert verdicts(engine, rows("a", 0, 40, 41, 60, check=2))[0] is not None
+    assert verdicts(engine, rows("a", 0, 40, 42)) == [Verdict(0, brain((40, 42)))]
+
+
+def test_no_more_is_asked_than_the_context_holds(tokenizer: Tokenizer) -> None:
+    """Tokens asked ahead, and the one behind a judged draft, end where it ends."""
+    brain = counting(50)
+    with FakeServer(byte_level(), brain, context=64) as fake:
+        engine = opened(fake, tokenizer, verifies=True, tokens_a_call=8)
+        text = tuple(range(40, 100))
+        own = [brain(text)]
+        for _ in range(3):
+            own.append(brain((*text, *own)))
+        assert verdicts(engine, rows("a", 0, *text)) == [Verdict(0, own[0])]
+        assert verdicts(engine, rows("b", 0, *text, *own, check=4)) == [Verdict(3, own[3])]
+        assert verdicts(engine, rows("c", 0, *text, *own[:3], 39, check=1)) == [Verdict(0, own[3])]
+        assert [body["max_tokens"] for body in fake.asked] == [4, 1, 1]
+        assert fake.wrong == []
 
 
 def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:

@@ -12,11 +12,15 @@ from remote.fake_server import FakeServer
 
 from serving.context import context_tokens
 from serving.decoding import Decoding
+from serving.engine.blobs import Blobs
 from serving.engine.tokenizer import Tokenizer
-from serving.open import depth, open_models, spoken
+from serving.open import depth, open_models, open_side, spoken
 from serving.pair import Checkpoint, Model, Pair
+from serving.progress import silent
 from serving.remote.engine import RemoteEngine
 from serving.remote.opening import open_remote
+from serving.runtimes.emulated import Emulated
+from serving.runtimes.local import Local
 from serving.slots.kv_cache import Reuse
 from serving.slots.offload import Never
 from serving.slots.placement import Cloud, UShape
@@ -63,6 +67,30 @@ def test_a_shorter_context_than_promised(tokenizer: Tokenizer) -> None:
         opened(fake, tokenizer, context_tokens=512)
         with pytest.raises(ValueError, match="context_tokens is 513, and the server takes 512"):
             opened(fake, tokenizer, context_tokens=513)
+
+
+def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -> None:
+    with FakeServer(byte_level(), counting(50), context=100) as fake:
+        cloud = Model(timing=LARGE, server=server(fake.url))
+        device = Model(path=pair[0], timing=architecture("tinyllama_1_1b"))
+        open_models(device, cloud, context_tokens=100)
+        with pytest.raises(ValueError, match="may become 101 tokens long, and the server takes 100; give the server"):
+            open_models(device, cloud, context_tokens=101)
+        fake.asked.clear()
+        long = setup("sled", pair=Pair(device, cloud), limits={"max_prompt_tokens": 90})
+        for refused in (
+            lambda: Emulated().serve(long, "cpu", silent),
+            lambda: Local().serve(long, "cpu", silent),
+            lambda: open_side(long, "cloud", Blobs()),
+        ):
+            with pytest.raises(ValueError, match="may become 114 tokens long, and the server takes 100"):
+                refused()
+        with pytest.raises(ValueError, match=r"120 tokens long, and the server takes 100; .*service.context_tokens"):
+            open_side(setup("sled", pair=Pair(device, cloud)), "cloud", Blobs(), context_tokens=120)
+        few = Model(timing=LARGE, server=server(fake.url, context_tokens=60))
+        with pytest.raises(ValueError, match=r"114 tokens long, and model.cloud.server.context_tokens allows 60"):
+            open_side(setup("sled", pair=Pair(device, few), limits={"max_prompt_tokens": 90}), "cloud", Blobs())
+        assert fake.asked == []
 
 
 @pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])

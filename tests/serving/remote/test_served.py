@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from catalogue import architecture
 from endpoint.tokenizers_made import byte_level
 from fake_setup import Questions, setup
-from remote.conftest import server
+from remote.conftest import Clock, server
 from remote.fake_server import FakeServer
 
 from serving.engine.tokenizer import Tokenizer
@@ -19,6 +20,8 @@ from serving.open import open_models
 from serving.pair import Model, Pair
 from serving.progress import silent
 from serving.recorder import Record
+from serving.remote.client import Client
+from serving.remote.opening import open_remote
 from serving.runtimes import emulated
 from serving.runtimes.local import Local
 from serving.runtimes.runtime import Query
@@ -141,6 +144,56 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
     assert (len(record.tokens) == 10) == (action == "local")
     assert ("offline" in record.origins) == (action == "local")
     assert "questions to the server failed" in models.told()[0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "rest_s", "asked"), [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)]
+)
+@pytest.mark.parametrize("runtime", ["emulated", "local"])
+def test_a_refusal_is_heard_once(
+    pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, fault: Any, rest_s: float, asked: int
+) -> None:
+    """A device asks 64 times before it gives up; the server hears each of three questions once."""
+    with FakeServer(byte_level(), brain) as fake:
+        found = made("cloud_centric", pair, fake.url)
+        how = {"rest_s": rest_s, "concurrency": 1 if rest_s else 8}  # else three are asked at once, and then it rests
+        resting = replace(found.pair.cloud, server=server(fake.url, retries=0, **how))
+        found = replace(found, pair=replace(found.pair, cloud=resting))
+        models = open_models(found.pair.device, resting, provision=found.policy.provision)
+        fake.asked.clear()
+        fake.faults.extend([fault] * 500)
+        if runtime == "emulated":
+            records = emulated.play(found, models, queries(tokenizer))
+        else:
+            records, _, _ = asyncio.run(Local(shaped=False).play(found, models, queries(tokenizer), silent))
+    assert [record.ending for record in records.values()] == ["failed"] * 3
+    assert len(fake.asked) == asked
+
+
+@pytest.mark.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
+def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
+    pair: tuple[Path, Path],
+    tokenizer: Tokenizer,
+    brain: Brain,
+    monkeypatch: pytest.MonkeyPatch,
+    runtime: Any,
+    ending: str,
+) -> None:
+    """Sixty-four attempts take a moment of virtual time; on real time a device waits itself."""
+    clock = Clock()
+    monkeypatch.setattr("serving.remote.opening.Client", partial(Client, sleep=clock.sleep, clock=clock))
+    with FakeServer(byte_level(), brain) as fake:
+        far = Model(timing=architecture("llama2_13b"), server=server(fake.url, retries=0, rest_s=5.0))
+        both = Pair(Model(path=pair[0], timing=architecture("tinyllama_1_1b")), far)
+        found = setup("cloud_centric", pair=both, devices=1, limits={"prompts": 1, "max_new_tokens": 6})
+        open_remote(server(fake.url), tokenizer, len(tokenizer), verifies=False)
+        fake.faults.extend([*[None] * (len(fake.asked) + 2), 503, 503])
+        served = runtime.serve(found, "cpu", silent)
+    (record,) = served.records.values()
+    assert record.ending == ending
+    assert clock.slept == ([5.0, 5.0] if ending == "complete" else [])
+    failed = int(next(note for note in served.notes if "questions" in note).split()[0])
+    assert failed == 2 if ending == "complete" else failed > 50
 
 
 def test_a_fault_that_passes_changes_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:

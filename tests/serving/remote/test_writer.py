@@ -15,7 +15,7 @@ from serving.messages import Verdict
 from serving.remote.client import Client
 from serving.remote.dialect import DIALECTS, Draw
 from serving.remote.error import RemoteError
-from serving.remote.tokens import HALF, decode, encode
+from serving.remote.tokens import HALF, decode, encode, names
 from serving.remote.writer import Writer
 
 
@@ -134,6 +134,76 @@ def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind:
         assert asking(fake, tokenizer).judge(prompt, drafts) == Verdict(stand, own[stand])
     assert fake.wrong == []
     assert len(fake.asked) == (1 if kind == "vllm" else 2)  # a correction that has only a text is asked for
+
+
+@pytest.mark.parametrize("stand", range(4))
+@pytest.mark.parametrize("text", [" in the red box", " \u6f22 ok"])
+def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand: int, text: str) -> None:
+    prompt, own = ids("where is it?"), ids(text)
+    drafts = (*own[:stand], *ids("zyx"))[:3]
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+        verdict = asking(fake, tokenizer, as_text=True).judge(prompt, drafts)
+    assert (*drafts[: verdict.accepted], verdict.token) == own[: verdict.accepted + 1]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_text_that_ends_behind_its_drafts_is_judged_too(tokenizer: Tokenizer, listed: bool) -> None:
+    """Some servers list the end token, others do not."""
+    prompt, own = ids("where is it?"), ids(" in")
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+        if not listed:
+            fake.faults.append(_logprobs(lambda p: {k: v[:-1] for k, v in p.items() if v}))
+        assert asking(fake, tokenizer, as_text=True).judge(prompt, own) == Verdict(len(own), 2)
+
+
+def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Tokenizer) -> None:
+    """Two tokens of ours are one of the server's: its opinion on the last is one on what it wrote itself."""
+    hf = byte_level()
+    whole = next(t for t in range(3, len(hf)) if len(text := decode(hf, [t])) == 2 and ids(text) == (t,))
+    drafts = tuple(ids(letter)[0] for letter in decode(hf, [whole]))
+    prompt = ids("where is it?")
+    with FakeServer(hf, reciting((whole, *ids(" ok")), 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+        with pytest.raises(RemoteError, match=r"6 tokens, sent as text, into 5 .*no verdict can be made") as told:
+            asking(fake, tokenizer, as_text=True).judge(prompt, drafts)
+        assert not told.value.passing
+        fake.faults.append(lambda a: a | {"usage": None})
+        with pytest.raises(RemoteError, match="into nothing"):
+            asking(fake, tokenizer, as_text=True).judge(prompt, (whole,))
+
+
+def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
+    prompt, own = ids("where is it?"), ids(" in the")
+
+    def turned(logprobs: dict[str, Any]) -> dict[str, Any]:
+        *before, last, new = logprobs["tokens"]
+        return logprobs | {"tokens": [*before[:-1], before[-1] + last[:1], last[1:], new]}
+
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+        fake.faults.append(_logprobs(turned))
+        with pytest.raises(RemoteError, match="cuts the text into other tokens"):
+            asking(fake, tokenizer, as_text=True).judge(prompt, own)
+
+
+def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
+    """Where the drafts come to it the server writes; behind it there is nothing that it could be asked."""
+    prompt, own = ids("where is it?"), ids(" is\u6f22 ok")
+    assert [HALF in decode(byte_level(), [t]) for t in own[:2]] == [False, True]
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+        writer = asking(fake, tokenizer, as_text=True)
+        assert writer.judge(prompt, own[:4]) == Verdict(1, own[1])
+        assert not any(HALF in body["prompt"] for body in fake.asked)
+        for ask in (lambda: writer.write((*prompt, *own[:2]), 1), lambda: writer.judge((*prompt, *own[:2]), own[2:4])):
+            with pytest.raises(RemoteError, match="ends in half a character, and the server takes only text"):
+                ask()
+
+
+@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@given(data=st.data())
+def test_a_token_is_called_what_its_text_becomes(hf: Any, data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(5, len(hf) - 1), min_size=2, max_size=2))
+    own = names(hf, tokens[:1], tokens[1])
+    assert own[0] == decode(hf, tokens[1:])
+    assert HALF in decode(hf, tokens[:1]) + own[0] or decode(hf, tokens[:1]) + own[1] == decode(hf, tokens)
 
 
 def test_a_verdict_may_end_the_text(tokenizer: Tokenizer) -> None:
