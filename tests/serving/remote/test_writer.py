@@ -167,7 +167,7 @@ def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Token
             asking(fake, tokenizer, as_text=True).judge(prompt, drafts)
         assert not told.value.passing
         fake.faults.append(lambda a: a | {"usage": None})
-        with pytest.raises(RemoteError, match="into nothing"):
+        with pytest.raises(RemoteError, match="into None"):
             asking(fake, tokenizer, as_text=True).judge(prompt, (whole,))
 
 
