@@ -194,7 +194,7 @@ def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
         models = open_models(device, Model(timing=LARGE, server=server(fake.url)))
     assert isinstance(models.cloud, RemoteEngine)
     assert (models.device_layers, models.cloud_layers) == (2, LARGE.layers)
-    assert models.told() == ()
+    assert models.notes() == ()
 
 
 def test_how_long_a_conversation_may_be(pair: tuple[Path, Path]) -> None:

@@ -143,7 +143,7 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
     assert tokenizer.ends[0] not in record.tokens[kept:]
     assert (len(record.tokens) == 10) == (action == "local")
     assert ("offline" in record.origins) == (action == "local")
-    assert "questions to the server failed" in models.told()[0]
+    assert "questions to the server failed" in models.notes()[0]
 
 
 @pytest.mark.parametrize(

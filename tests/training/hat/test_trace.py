@@ -12,7 +12,7 @@ from serving.engine.stack import Lot, Stack
 from serving.workload.workload import Workload
 from training.hat import trace
 from training.hat.record import states
-from training.hat.stages import _taught
+from training.taught import taught
 
 
 def test_the_layers_left_make_the_deep_state_of_the_shallow_one(found: trace.Trace, model: Model) -> None:
@@ -67,4 +67,4 @@ def test_a_damaged_trace_is_named(hidden: Path, tmp_path: Path) -> None:
 def test_it_is_taken_of_other_prompts_than_are_served(found: trace.Trace, toy_workload: Workload) -> None:
     assert not {asked.prompt.id for asked in toy_workload.calls(1)} & set(found.names)
     with pytest.raises(ValueError, match="times is 0"):
-        _taught(toy_workload, 0)
+        taught(toy_workload, 0)
