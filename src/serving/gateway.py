@@ -11,8 +11,6 @@ from serving.drivers.live import Live
 from serving.endpoint.gateway import Conversation, Piece, RefusedError
 from serving.engine.tokenizer import Tokenizer
 from serving.messages import (
-    HEADER_NBYTES,
-    REPLY_NBYTES,
     Call,
     Command,
     Deliver,
@@ -21,13 +19,13 @@ from serving.messages import (
     Message,
     Outcome,
     Received,
-    Reply,
     Request,
     Routing,
     Sampling,
     Send,
     Start,
     Work,
+    message_nbytes,
 )
 from serving.policy import Policy
 from serving.slots.routing import Routed
@@ -111,7 +109,7 @@ class DeviceGateway:
 
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if isinstance(event, Received):
-            self.downlink_nbytes += _nbytes(event.message)
+            self.downlink_nbytes += message_nbytes(event.message)
         for command in commands:
             self._note(command)
 
@@ -131,9 +129,3 @@ class DeviceGateway:
                 return
         if self._cached.get(session, 0) is None:
             self._cached[session] = start
-
-
-def _nbytes(message: Message) -> int:
-    if isinstance(message, Request):
-        return HEADER_NBYTES + message.rows.nbytes
-    return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES

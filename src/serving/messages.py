@@ -328,6 +328,13 @@ REPLY_NBYTES = HEADER_NBYTES + 4
 Message: TypeAlias = Request | Reply | Miss | Release | Backlog
 
 
+def message_nbytes(message: Message) -> int:
+    """Of a message as it arrives; who sends one adds what its exchange says."""
+    if isinstance(message, Request):
+        return HEADER_NBYTES + message.rows.nbytes
+    return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES
+
+
 @message
 class Routing:
     """A user's own wish for one call, where the policy routes tokens."""

@@ -5,8 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from serving.messages import (
-    HEADER_NBYTES,
-    REPLY_NBYTES,
     Begin,
     Command,
     Drafted,
@@ -20,6 +18,7 @@ from serving.messages import (
     Reply,
     Request,
     Work,
+    message_nbytes,
 )
 from serving.recorder import Record, Recorder
 
@@ -83,7 +82,7 @@ class Watch:
             case Lost() | Joined() if node in self._devices:
                 self._said(node, event, now)
             case Received(Reply() | Request() as message) if node in self._afar:
-                self._recorder.sent("", node, message, _nbytes(message), now, now)
+                self._recorder.sent("", node, message, message_nbytes(message), now, now)
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         self._recorder.ran(node, work, outcome, begin_s, end_s)
@@ -113,7 +112,3 @@ class _Kept(dict[str, Record]):
 
     def __missing__(self, session: str) -> Record:
         return Record(session, "", 0, 0.0)
-
-
-def _nbytes(message: Reply | Request) -> int:
-    return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES + message.rows.nbytes

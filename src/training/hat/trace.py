@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.parts import parted
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -44,17 +46,12 @@ class Trace:
 
     def split(self, seed: int) -> Split:
         """Training, validation and test by text. Raises ValueError where there are fewer than three."""
-        import numpy as np
-
-        order = np.random.default_rng(seed).permutation(len(self)).tolist()
-        tested, validated = (max(1, round(part * len(order))) for part in (PARTS[2], PARTS[1]))
-        if len(order) < 3:
+        if len(self) < 3:
             raise ValueError(
-                f"{len(order)} texts cannot be split into training, validation and test; raise "
+                f"{len(self)} texts cannot be split into training, validation and test; raise "
                 "workload.profiling.prompts"
             )
-        ends = (len(order) - tested - validated, len(order) - tested)
-        return Split(tuple(order[: ends[0]]), tuple(order[ends[0] : ends[1]]), tuple(order[ends[1] :]))
+        return Split(*map(tuple, parted(range(len(self)), PARTS, seed)))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from training.parts import parted
 from training.predictor import trace
 from training.predictor.windows import Flags, Names, Windows
 
@@ -45,15 +46,12 @@ class Samples:
 
         Raises ValueError where there are fewer than three sessions, or a part has no accepted or no rejected token.
         """
-        names = np.random.default_rng(seed).permutation(self.sessions)
-        tested = max(1, round(PARTS[2] * len(names)))
-        validated = max(1, round(PARTS[1] * len(names)))
-        ends = (len(names) - tested - validated, len(names) - tested)
-        parts = [self.of(part) for part in np.split(names, ends)] if ends[0] > 0 else []
-        if not parts or not all(part.accepted.any() and not part.accepted.all() for part in parts):
+        sessions = self.sessions
+        parts = [self.of(np.array(names)) for names in parted(sessions.tolist(), PARTS, seed)]
+        if not all(part.accepted.any() and not part.accepted.all() for part in parts):
             raise ValueError(
-                f"{len(self)} tokens of {len(names)} sessions, {int(self.accepted.sum())} of them accepted, cannot be "
-                "split into training, validation and test with accepted and rejected tokens in each; raise "
+                f"{len(self)} tokens of {len(sessions)} sessions, {int(self.accepted.sum())} of them accepted, cannot "
+                "be split into training, validation and test with accepted and rejected tokens in each; raise "
                 "workload.profiling.prompts, or change the pair"
             )
         return Split(*parts)

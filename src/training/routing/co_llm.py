@@ -21,7 +21,7 @@ from training.predictor.study import Best
 from training.routing.course import made
 from training.routing.deferral import Deferral, Joint, linear
 from training.routing.recipe import Recipe
-from training.routing.states import Split, States, split
+from training.routing.states import Split, States
 from training.trainer import Trainer
 
 
@@ -34,18 +34,16 @@ class Course:
     trainer: Trainer
     progress: Progress
 
-    def frozen(self, states: States) -> Router:
-        """The head alone, over the small model as it is."""
-        parts = split(states.known(), self.seed)
+    def frozen(self, parts: Split) -> Router:
+        """The head alone, over the small model as it is; all states have a truth."""
         standard, head, how = self._head(parts)
         return self._router(head, standard, parts, how)
 
-    def joint(self, states: States, model: Any, vocabulary: int) -> Router:
+    def joint(self, parts: Split, model: Any, vocabulary: int) -> Router:
         """The head and `model`, a `transformers` causal LM, which is trained in place. The head learns first.
 
         Of the model's rows of logits the first `vocabulary` are tokens.
         """
-        parts = split(states.known(), self.seed)
         standard, head, how = self._head(parts)
         lesson = Joint(
             model, head, torch.from_numpy(standard.mean), torch.from_numpy(standard.deviation), self.recipe.joint_rate,

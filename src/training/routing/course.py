@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,20 +14,21 @@ from serving.router import Router
 from serving.slots.routing import Side
 from training.acceptance import auc
 from training.predictor.mlp import MLP
-from training.routing.states import States, joined, split
+from training.routing.states import Split, States
 from training.trainer import Trainer
 
 
-def train(rounds: Sequence[States], mlp: MLP, share: float, seed: int, trainer: Trainer, progress: Progress) -> Router:
-    """Learns from the states of all rounds; the threshold is the last round's, whose trajectories are the newest.
+def train(
+    parts: Split, newest: States, mlp: MLP, share: float, seed: int, trainer: Trainer, progress: Progress
+) -> Router:
+    """Learns from the states of all rounds in `parts`; the threshold is of those of the `newest` round.
 
     With rewards r_S and r_L of the two actions, P(S preferred) = sigmoid(r_S - r_L) (Bradley-Terry): one logit, and
     the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
     (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
     """
-    parts = split(joined(rounds).judged(), seed)
     network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
-    held_out, test = (rounds[-1].judged().of(part.asked) for part in (parts.validation, parts.test))
+    held_out, test = (newest.judged().of(part.asked) for part in (parts.validation, parts.test))
     return made(network, "citer", "below", held_out, test, share, how)
 
 

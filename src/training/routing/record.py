@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,8 +94,8 @@ class Recorder:
 
     def _states(self, text: int, trajectory: Trajectory) -> _Rows:
         path, first = trajectory.path, len(trajectory.query.call.prompt)
-        hidden, logits = self._forced(self.models.device).seen(path, first)
-        _, others = self._forced(self.models.cloud).seen(path, first)
+        hidden, logits = self._small.seen(path, first)
+        _, others = self._large.seen(path, first)
         n = len(trajectory.answer)
         small, large = logits[:n].argmax(-1).tolist(), others[:n].argmax(-1).tolist()
         truth = truths(trajectory.answer, trajectory.reference)
@@ -134,10 +135,19 @@ class Recorder:
         found = [metric.score(answer, prompt) for metric in self.metrics]
         return (*found, Rouge1().score(answer, prompt)) if any(prompt.references) else tuple(found)
 
-    def _forced(self, engine: Any) -> Forced:
-        from serving.outcomes.forced import Forced
+    @cached_property
+    def _small(self) -> Forced:
+        return _forced(self.models.device, self.models)
 
-        return Forced(engine.model, min(len(self.models.tokenizer), engine.model.vocabulary))
+    @cached_property
+    def _large(self) -> Forced:
+        return _forced(self.models.cloud, self.models)
+
+
+def _forced(engine: Any, models: Models) -> Forced:
+    from serving.outcomes.forced import Forced
+
+    return Forced(engine.model, min(len(models.tokenizer), engine.model.vocabulary))
 
 
 @dataclass

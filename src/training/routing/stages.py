@@ -91,14 +91,15 @@ def train_citer(
     """
     from serving.open import open_models
     from training.routing import course
-    from training.routing.states import joined, learned, made_from, read
+    from training.routing.states import joined, made_from, read, split
 
     _check_share(share)
     rounds = [read(path) for path in routes]
-    found = course.train(rounds, mlp, share, seed, trainer, progress)
+    parts = split(joined(rounds).judged(), seed)
+    found = course.train(parts, rounds[-1], mlp, share, seed, trainer, progress)
     found = replace(found, made_from={**made_from(routes[-1]), "rounds": str(len(routes))})
     models = open_models(device, cloud, accelerator, _provision(found))
-    asked = _unseen(learned(joined(rounds).judged(), seed), models, workload, decoding, seed)
+    asked = _unseen(parts.learned, models, workload, decoding, seed)
     _finish(out, found, models, asked, workload, seed, progress)
 
 
@@ -126,20 +127,20 @@ def train_co_llm(
     from serving.engine.tokenizer import Tokenizer
     from serving.open import open_models
     from training.routing.co_llm import Course
-    from training.routing.states import learned, made_from, read
+    from training.routing.states import made_from, read, split
 
     _check_share(share)
     course = Course(recipe, share, seed, trainer, progress)
-    states = read(routes)
+    parts = split(read(routes).known(), seed)
     if joint:
-        found = course.joint(states, model := _trainable(device), len(Tokenizer(device.where)))
+        found = course.joint(parts, model := _trainable(device), len(Tokenizer(device.where)))
         _save_model(model, device, out)
         device = replace(device, path=out, hub=None)
     else:
-        found = course.frozen(states)
+        found = course.frozen(parts)
     found = replace(found, made_from={**made_from(routes), "small model": "trained along" if joint else "frozen"})
     models = open_models(device, cloud, accelerator, _provision(found))
-    asked = _unseen(learned(states.known(), seed), models, workload, decoding, seed)
+    asked = _unseen(parts.learned, models, workload, decoding, seed)
     _finish(out, found, models, asked, workload, seed, progress)
 
 

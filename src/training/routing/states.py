@@ -11,6 +11,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from training.parts import parted
+
 FILE, HEADER = "routes.safetensors", "routes.json"
 PARTS = (0.8, 0.1, 0.1)
 """Of the prompts: training, validation, test."""
@@ -101,15 +103,18 @@ class Split:
     validation: States
     test: States
 
+    @property
+    def learned(self) -> frozenset[str]:
+        """The prompts that weights and threshold are learned from."""
+        return self.train.asked | self.validation.asked
+
 
 def split(states: States, seed: int) -> Split:
     """By prompt. Raises ValueError where a part would have no state in which the large model is preferred, or none in
     which the small one is.
     """
-    names = np.random.default_rng(seed).permutation(sorted(set(states.names))).tolist()
-    tested, validated = (max(1, round(part * len(names))) for part in (PARTS[2], PARTS[1]))
-    ends = (max(0, len(names) - tested - validated), len(names) - tested)
-    parts = [states.of(frozenset(part)) for part in (names[: ends[0]], names[ends[0] : ends[1]], names[ends[1] :])]
+    names = sorted(set(states.names))
+    parts = [states.of(frozenset(part)) for part in parted(names, PARTS, seed)]
     if not all(part.small_preferred.any() and not part.small_preferred.all() for part in parts):
         raise ValueError(
             f"{len(states)} states of {len(names)} prompts, in {int((~states.small_preferred).sum())} of which the "
@@ -117,12 +122,6 @@ def split(states: States, seed: int) -> Split:
             "raise workload.profiling.prompts, or change the pair"
         )
     return Split(*parts)
-
-
-def learned(states: States, seed: int) -> frozenset[str]:
-    """The prompts that weights and threshold are learned from, where they are learned from these states."""
-    parts = split(states, seed)
-    return parts.train.asked | parts.validation.asked
 
 
 def joined(rounds: Sequence[States]) -> States:

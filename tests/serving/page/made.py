@@ -12,8 +12,10 @@ import numpy as np
 from checkpoints import made
 from fake_setup import setup
 
-from serving.packing import REPORTED
+from serving.packing import REPORTED, Factor
+from serving.page.measures import Meter
 from serving.page.models import open_all
+from serving.page.offer import Offer
 from serving.page.options import Page
 from serving.page.server import Server
 from serving.page.show import Show
@@ -141,3 +143,12 @@ class Played:
 
 def named(events: list[Event], name: str) -> list[dict[str, Any]]:
     return [data for each, data in events if each == name]
+
+
+def meter(timed: bool = True, afar: bool = False, factor: Factor | None = Factor(PF, "Synera, Table 3")) -> Meter:  # noqa: B008
+    bed = setup().hardware
+    return Meter(bed.device_fleets[0], bed.cloud, factor, timed, afar)
+
+
+def offer(policy: Policy) -> Offer:
+    return Offer(replace(setup(), policy=policy))

@@ -63,7 +63,7 @@ class FakeServer:
 
     def __enter__(self) -> "FakeServer":
         self.over = threading.Event()
-        self._http = _Listener(("127.0.0.1", 0), _handler(self))
+        self._http = _Listener(("127.0.0.1", 0), type("_Own", (_Handler,), {"fake": self}))
         self._http.daemon_threads = True
         if self.files:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -201,108 +201,108 @@ class _Answered(Exception):  # noqa: N818
     """A fault has said all there is to say."""
 
 
-def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
+class _Handler(BaseHTTPRequestHandler):
+    """One connection to the fake."""
 
-        def do_GET(self) -> None:
-            self._answer(lambda _: server.models() if self.path == "/v1/models" else None, {})
+    fake: FakeServer
+    protocol_version, disable_nagle_algorithm = "HTTP/1.1", True
 
-        def do_POST(self) -> None:
-            raw = self.rfile.read(int(self.headers["content-length"]))
-            writes = {"llama_cpp": "/completion"}.get(server.kind, "/v1/completions")
-            known = {writes: self._write}
-            if server.kind != "openai":
-                known |= {"/tokenize": server.tokenize, "/detokenize": server.detokenize}
-            self._answer(known.get(self.path, lambda _: None), json.loads(raw))
+    def do_GET(self) -> None:
+        self._answer(lambda _: self.fake.models() if self.path == "/v1/models" else None, {})
 
-        def _answer(self, answer: Callable[[dict[str, Any]], dict[str, Any] | None], body: dict[str, Any]) -> None:
-            try:
-                if server.key and self.headers.get("authorization") != f"Bearer {server.key}":
-                    self._say(401, {"error": {"message": f"wrong key {self.headers.get('authorization')}"}})
-                    return
-                found = answer(body)
-                self._say(200 if found is not None else 404, found or {"error": {"message": "no such URL"}})
-            except BadQuestionError as why:
-                server.wrong.append(str(why))
-                self._say(400, {"error": {"message": str(why), "type": "invalid_request_error"}})
-            except _Answered as fault:  # a whole answer leaves the connection to the next question
-                self.close_connection = str(fault) in ("hang", "drip", "reset", "cut")
-            except OSError:
-                self.close_connection = True
+    def do_POST(self) -> None:
+        raw = self.rfile.read(int(self.headers["content-length"]))
+        writes = {"llama_cpp": "/completion"}.get(self.fake.kind, "/v1/completions")
+        known = {writes: self._write}
+        if self.fake.kind != "openai":
+            known |= {"/tokenize": self.fake.tokenize, "/detokenize": self.fake.detokenize}
+        self._answer(known.get(self.path, lambda _: None), json.loads(raw))
 
-        def _write(self, body: dict[str, Any]) -> dict[str, Any]:
-            server.asked.append(body)
-            fault = server.faults.popleft() if server.faults else None
-            if isinstance(fault, str):
-                getattr(self, f"_{fault}")()
-                raise _Answered(fault)
-            if isinstance(fault, int):
-                self._say(fault, {"error": {"message": "told to fail", "code": fault}})
-                raise _Answered
-            found = server.write(body)
-            return fault(found) if fault else found
+    def _answer(self, answer: Callable[[dict[str, Any]], dict[str, Any] | None], body: dict[str, Any]) -> None:
+        try:
+            if self.fake.key and self.headers.get("authorization") != f"Bearer {self.fake.key}":
+                self._say(401, {"error": {"message": f"wrong key {self.headers.get('authorization')}"}})
+                return
+            found = answer(body)
+            self._say(200 if found is not None else 404, found or {"error": {"message": "no such URL"}})
+        except BadQuestionError as why:
+            self.fake.wrong.append(str(why))
+            self._say(400, {"error": {"message": str(why), "type": "invalid_request_error"}})
+        except _Answered as fault:  # a whole answer leaves the connection to the next question
+            self.close_connection = str(fault) in ("hang", "drip", "reset", "cut")
+        except OSError:
+            self.close_connection = True
 
-        def _say(self, status: int, body: dict[str, Any], **headers: str) -> None:
-            raw = json.dumps(body).encode()
-            self._send(status, raw, len(raw), headers)
+    def _write(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.fake.asked.append(body)
+        fault = self.fake.faults.popleft() if self.fake.faults else None
+        if isinstance(fault, str):
+            getattr(self, f"_{fault}")()
+            raise _Answered(fault)
+        if isinstance(fault, int):
+            self._say(fault, {"error": {"message": "told to fail", "code": fault}})
+            raise _Answered
+        found = self.fake.write(body)
+        return fault(found) if fault else found
 
-        def _send(self, status: int, raw: bytes, nbytes: int, headers: dict[str, str]) -> None:
-            self.send_response(status)
-            for name, value in ({"content-type": "application/json", "content-length": str(nbytes)} | headers).items():
-                self.send_header(name.replace("_", "-"), value)
-            self.end_headers()
-            self.wfile.write(raw)
+    def _say(self, status: int, body: dict[str, Any], **headers: str) -> None:
+        raw = json.dumps(body).encode()
+        self._send(status, raw, len(raw), headers)
 
-        def _busy(self) -> None:
-            self._say(429, {"error": {"message": "too many"}}, retry_after="7")
+    def _send(self, status: int, raw: bytes, nbytes: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"content-type": "application/json", "content-length": str(nbytes)} | headers).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(raw)
 
-        def _redirect(self) -> None:
-            self._say(307, {}, location=f"{server.url}/completions")
+    def _busy(self) -> None:
+        self._say(429, {"error": {"message": "too many"}}, retry_after="7")
 
-        def _hang(self) -> None:
-            server.over.wait(20)
+    def _redirect(self) -> None:
+        self._say(307, {}, location=f"{self.fake.url}/completions")
 
-        def _drip(self) -> None:
-            self.send_response(200)
-            self.send_header("content-length", "100000")
-            self.end_headers()
-            while not server.over.wait(0.02):
-                self.wfile.write(b" ")
+    def _hang(self) -> None:
+        self.fake.over.wait(20)
 
-        def _reset(self) -> None:
-            linger = struct.pack("ii", 1, 0)
-            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            self.connection.close()
+    def _drip(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "100000")
+        self.end_headers()
+        while not self.fake.over.wait(0.02):
+            self.wfile.write(b" ")
 
-        def _cut(self) -> None:
-            self._send(200, b'{"choices": [{"te', 1000, {})
+    def _reset(self) -> None:
+        linger = struct.pack("ii", 1, 0)
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self.connection.close()
 
-        def _truncated(self) -> None:
-            raw = b'{"choices": [{"te'
-            self._send(200, raw, len(raw), {})
+    def _cut(self) -> None:
+        self._send(200, b'{"choices": [{"te', 1000, {})
 
-        def _half_utf8(self) -> None:
-            raw = b'{"choices": [{"text": "\xc3'
-            self._send(200, raw, len(raw), {})
+    def _truncated(self) -> None:
+        raw = b'{"choices": [{"te'
+        self._send(200, raw, len(raw), {})
 
-        def _empty(self) -> None:
-            self._send(200, b"", 0, {})
+    def _half_utf8(self) -> None:
+        raw = b'{"choices": [{"text": "\xc3'
+        self._send(200, raw, len(raw), {})
 
-        def _array(self) -> None:
-            self._send(200, b"[]", 2, {})
+    def _empty(self) -> None:
+        self._send(200, b"", 0, {})
 
-        def _deep(self) -> None:
-            raw = b"[" * 100_000
-            self._send(200, raw, len(raw), {})
+    def _array(self) -> None:
+        self._send(200, b"[]", 2, {})
 
-        def _huge(self) -> None:
-            raw = b" " * 200_000
-            self._send(200, raw, len(raw), {})
+    def _deep(self) -> None:
+        raw = b"[" * 100_000
+        self._send(200, raw, len(raw), {})
 
-        def _zipped(self) -> None:
-            self._send(200, b"\x1f\x8b", 2, {"content_encoding": "gzip"})
+    def _huge(self) -> None:
+        raw = b" " * 200_000
+        self._send(200, raw, len(raw), {})
 
-        def log_message(self, *_: object) -> None: ...
+    def _zipped(self) -> None:
+        self._send(200, b"\x1f\x8b", 2, {"content_encoding": "gzip"})
 
-    return Handler
+    def log_message(self, *_: object) -> None: ...

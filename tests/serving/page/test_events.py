@@ -1,0 +1,132 @@
+"""A run as events: texts, ends, and a cloud that goes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from endpoint.fake_gateway import FakeTokenizer
+from page.made import meter, named, offer, routed
+
+from serving.endpoint.errors import ApiError
+from serving.endpoint.text import decode
+from serving.messages import (
+    Begin,
+    Call,
+    Deliver,
+    Joined,
+    Lost,
+    Routing,
+)
+from serving.page.question import Question
+from serving.page.run import Run, lines
+from serving.page.watch import Watch
+from serving.slots.link_loss import LinkLoss
+
+
+class Told:
+    """Calls whose news a test writes."""
+
+    def __init__(self, watch: Watch, *news: Any) -> None:
+        self._watch, self._news = watch, news
+
+    async def follow(self, device: str, call: Call) -> AsyncGenerator[Any, None]:
+        self._watch.handled(device, Begin(call), 0.0, ())
+        for told in self._news:
+            self._watch.handled(device, Lost("nobody"), 1.0, (told,) if isinstance(told, Deliver) else ())
+            yield told, 1.0
+
+
+def events(*news: Any, mode: Any = None, action: Any = "local", reach: Any = lambda: True) -> list[Any]:
+    watch, tokenizer = Watch(["device-0"]), FakeTokenizer()
+    asked = Question(offer(replace(routed(), link_loss=LinkLoss(action))), "x", 8, None, mode)
+    run = Run(asked, (1,), "device-0", "s", Told(watch, *news), watch, meter(), tokenizer, reach)  # type: ignore[arg-type]
+
+    async def play() -> list[Any]:
+        return [event async for some in run.events() for event in some]
+
+    return asyncio.run(play())
+
+
+def test_half_characters_wait_for_their_other_half_and_the_texts_are_the_text() -> None:
+    hf = FakeTokenizer().hf
+    whole, half = (hf(text, add_special_tokens=False)["input_ids"] for text in ("naïve 🙂 a", "🙂"))
+    tokens = (*whole, half[0])
+    found = events(*(Deliver("s", (t,), ("device",)) for t in tokens), Deliver("s", (), (), "complete"))
+    texts = [token["text"] for token in named(found, "token")]
+    assert "" in texts
+    assert "".join(texts) + named(found, "done")[0]["tail"] == decode(hf, tokens)
+    assert all(token["token"] for token in named(found, "token"))
+
+
+def test_an_end_token_is_a_token_without_text() -> None:
+    end = FakeTokenizer().ends[0]
+    found = events(Deliver("s", (end,), ("cloud",)), Deliver("s", (), (), "complete"))
+    (token,) = named(found, "token")
+    assert (token["text"], token["end"], token["cloud"]) == ("", True, True)
+    assert named(found, "counters")[-1]["routed"] == 1
+    assert named(found, "done") == [{"ending": "stop", "tail": ""}]
+
+
+def test_what_was_held_at_an_end_token_is_its_text() -> None:
+    """And not the end's: the page would show it as a part of the word `end`."""
+    hf, end = FakeTokenizer().hf, FakeTokenizer().ends[0]
+    half = hf("🙂", add_special_tokens=False)["input_ids"][0]
+    found = events(*(Deliver("s", (t,), ("device",)) for t in (half, end)), Deliver("s", (), (), "complete"))
+    first, last = named(found, "token")
+    assert (first["text"], last["text"], last["end"]) == ("", decode(hf, (half,)), True)
+    assert last["text"]
+    assert named(found, "done") == [{"ending": "stop", "tail": ""}]
+
+
+END = Deliver("s", (), (), "complete")
+
+
+def test_a_cloud_that_goes_is_told_with_what_the_policy_does_then() -> None:
+    said = named(events(Lost("cloud-0"), Lost("cloud-1"), Joined("cloud-0"), Joined("cloud-1"), END), "cloud")
+    assert [each["reachable"] for each in said] == [False, True]
+    assert "goes on alone" in said[0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("action", "says"), [("local", "goes on alone"), ("wait", "waits for it"), ("fail", "ends a run without it")]
+)
+def test_a_run_that_begins_while_the_cloud_is_gone_says_so_first(action: Any, says: str) -> None:
+    begun, told, *rest = events(Joined("cloud-0"), END, action=action, reach=[False, False].pop)
+    assert (begun[0], begun[1]["cloud"], told[0], told[1]["reachable"]) == ("begun", False, "cloud", False)
+    assert says in told[1]["message"]
+    assert [each["reachable"] for each in named(rest, "cloud")] == [True]
+
+
+def test_a_cloud_that_goes_before_anybody_follows_is_told_too() -> None:
+    said = named(events(END, reach=[True, True, False, True].pop), "cloud")
+    assert [each["reachable"] for each in said] == [False, True]
+
+
+def test_who_asks_nobody_is_not_told_of_a_cloud() -> None:
+    found = events(Lost("cloud-0"), END, mode=Routing(small_only=True), reach=lambda: False)
+    assert named(found, "cloud") == []
+
+
+@pytest.mark.parametrize(
+    ("action", "reach", "says"),
+    [("fail", False, "cloud cannot be reached"), ("fail", True, "broke off"), ("local", False, "broke off")],
+)
+def test_an_answer_that_breaks_off_says_whose_fault_it_is(action: Any, reach: bool, says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        events(Deliver("s", (), (), "failed"), action=action, reach=lambda: reach)
+
+
+def test_each_device_knows_whom_it_lost() -> None:
+    watch = Watch(["a", "b"])
+    for event in (Lost("x"), Lost("y"), Joined("x")):
+        watch.handled("a", event, 0.0, ())
+    watch.handled("cloud-0", Lost("b"), 0.0, ())
+    assert (watch.lost("a"), watch.lost("b")) == (True, False)
+    watch.handled("a", Joined("y"), 0.0, ())
+    assert not watch.lost("a")
+
+
+def test_lines_hold_any_text() -> None:
+    assert lines([("token", {"text": "a\n\nevent: x\r"})]) == b'event: token\ndata: {"text": "a\\n\\nevent: x\\r"}\n\n'

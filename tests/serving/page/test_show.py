@@ -1,0 +1,54 @@
+"""What cannot be shown is refused when the page is set up."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_setup import setup
+from page.made import routed
+
+from serving.page.options import Page
+from serving.page.show import Show
+from serving.service import Service
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"host": ""}, "service.page.host is empty"),
+        ({"port": 70000}, "service.page.port is 70000"),
+        ({"runs": 0}, "service.page.runs is 0"),
+        ({"max_tokens": 0}, "service.page.max_tokens is 0"),
+        ({"stall_s": 0.0}, "service.page.stall_s"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        Page(**options)
+
+
+def test_two_policies_of_one_kind_have_a_name_each() -> None:
+    """The one under which a policy is put beside the first; the first has the first right to its own."""
+    strict = routed()
+    strict = replace(strict, offload=replace(strict.offload, threshold=0.2))  # type: ignore[type-var]
+    shown = Show(replace(setup(), policy=routed()), Service(), {"strict": strict, "citer": strict})
+    assert list(shown.setups) == list(shown.offers) == ["citer", "strict"]
+    assert [each.name for each in shown.offers.values()] == ["citer", "strict"]
+    assert [each.routed and each.routed.at for each in shown.offers.values()] == [0.4, 0.2]
+    assert shown.left_out == ()
+
+
+def test_a_remote_cloud_serves_one_policy_and_the_others_that_need_it_are_left_out() -> None:
+    beside = {name: setup(name).policy for name in ("edge_centric", "cloud_centric")}
+    afar = Service(page=Page(remote=True))
+    shown = Show(replace(setup(), policy=routed()), afar, beside)
+    assert list(shown.setups) == ["citer", "edge_centric"]
+    assert shown.left_out == ("cloud_centric",)
+    with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
+        Show(setup("edge_centric"), afar)
+
+
+def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_API_KEY", "")
+    with pytest.raises(ValueError, match="set but empty"):
+        Show(setup(), Service())
