@@ -7,9 +7,11 @@ import yaml
 
 from serving.architecture import Architecture
 from serving.chip import Chip, Mode
+from serving.fleet import Fleet, Schedule
 from serving.latency import Fits, Latency
 from serving.network import Link
-from serving.testbed import Fleet, Schedule, Testbed
+from serving.testbed import Testbed
+from serving.tier import Tier
 
 CONF = Path(__file__).parents[1] / "conf"
 
@@ -53,6 +55,11 @@ def fleet(chip_name: str, **node: Any) -> Fleet:
 
 def bed(name: str) -> Testbed:
     node = fields("hardware", name)
-    fleets = [fleet(each.pop("chip"), **each) for each in (node["cloud"], *node.get("fleets", ()))]
-    device = fleet(node["device"].pop("chip"), **node["device"]) if "device" in node else None
-    return Testbed(fleets[0], device, tuple(fleets[1:]))
+    cloud, device = (_alone(node.get(side)) for side in ("cloud", "device"))
+    fleets = tuple(_alone(each) for each in node.get("fleets", ()))
+    tiers = {name: Tier(_alone(each["nodes"])) for name, each in node.get("tiers", {}).items()}
+    return Testbed(cloud, device, fleets, tiers)
+
+
+def _alone(node: dict[str, Any] | None) -> Any:
+    return fleet(node.pop("chip"), **node) if node else None

@@ -47,8 +47,10 @@ class Architecture:
     """Of the blocks' linear layers, as the checkpoint that this stands for has it; see `quantized`."""
     attention_only: int = 0
     """How many of the layers have no MLP: HAT's adapter is one."""
-    ends: bool = True
-    """Are embedding, last norm and head held, too? A part of a split model may be blocks alone."""
+    embed: bool = True
+    """Is the embedding held, too? A part of a split model may be blocks alone."""
+    head: bool = True
+    """Are the last norm and the head?"""
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate", "vocabulary", "norms"):
@@ -96,9 +98,9 @@ class Architecture:
 
     def parameters(self) -> int:
         """Weights of the whole model, shared ones counted once."""
-        head = 0 if self.tied else self.head_parameters
-        outside = self.embedding_parameters + self.norm_parameters + head if self.ends else 0
-        return self.blocks_parameters + outside
+        head = 0 if self.tied and self.embed else self.head_parameters
+        outside = self.embedding_parameters if self.embed else 0
+        return self.blocks_parameters + outside + (self.norm_parameters + head if self.head else 0)
 
     @property
     def blocks_parameters(self) -> int:
@@ -106,9 +108,9 @@ class Architecture:
         missing = self.mlp_parameters + (self.norms - 1) * self.norm_parameters
         return self.layers * self.block_parameters - self.attention_only * missing
 
-    def part(self, layers: int, ends: bool) -> "Architecture":
+    def part(self, layers: int, embed: bool, head: bool) -> "Architecture":
         """Some of the layers, with or without embedding, last norm and head: what one node of a split model holds."""
-        return replace(self, name=f"{layers} layers of {self.name}", layers=layers, ends=ends)
+        return replace(self, name=f"{layers} layers of {self.name}", layers=layers, embed=embed, head=head)
 
     def quantized(self, quantization: Quantization) -> "Architecture":
         """The same shape with its blocks' linear layers in fewer bits, and a name that tells coefficients apart.

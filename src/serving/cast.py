@@ -1,13 +1,14 @@
 """Who takes part in a run: names, fresh nodes, links, latencies; the same for every runtime and for a replay."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from serving.architecture import Architecture
 from serving.estimator import Estimator
+from serving.fleet import Fleet
 from serving.hidden import hidden_nbytes
 from serving.latency import Latency
 from serving.luck import key
@@ -19,13 +20,12 @@ from serving.nodes.worker import Worker
 from serving.scale import Scale, between
 from serving.setup import Setup
 from serving.slots.placement import HERE
-from serving.testbed import Fleet
+from serving.testbed import CLOUD
+from serving.tier import Tier, cache_tokens
 from serving.timed import Split
 
 if TYPE_CHECKING:
     from serving.runtimes.runtime import Query
-
-TIER = "cloud"
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,33 @@ class Cast:
     @cached_property
     def tiers(self) -> Tiers:
         """The nodes of each tier of the cloud, the first that a request meets first."""
-        tiers = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
-        return {tier: tuple(f"{tier}-{i}" for i in range(self.setup.hardware.cloud.count)) for tier in tiers}
+        names = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
+        return {name: tuple(f"{name}-{i}" for i in range(len(self.tier(name).each))) for name in names}
+
+    def tier(self, name: str) -> Tier:
+        tier = self.setup.hardware.tier(name)
+        assert tier, f"{name} was checked"
+        return tier
 
     @cached_property
     def clouds(self) -> tuple[tuple[str, ...], ...]:
-        """The nodes of each process of the cloud: a pipeline's stages share one."""
+        """The nodes of each process of the cloud: each its own where the testbed names tiers, else a pipeline's stages
+        share one.
+        """
+        if self.setup.hardware.tiers:
+            return tuple((name,) for name in self.workers)
         return tuple(zip(*self.tiers.values(), strict=True))
+
+    @cached_property
+    def tier_of(self) -> dict[str, str]:
+        """The tier of each node of the cloud."""
+        return {node: tier for tier, names in self.tiers.items() for node in names}
+
+    @cached_property
+    def cloud_fleets(self) -> dict[str, Fleet]:
+        """The fleet of each node of the cloud."""
+        pairs = [zip(names, self.tier(tier).each, strict=True) for tier, names in self.tiers.items()]
+        return {name: fleet for both in pairs for name, fleet in both}
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -102,14 +122,38 @@ class Cast:
                 name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s, self.setup.workload.at_once,
                 hidden_nbytes(1, width, number),
             )  # fmt: skip
-        capacity_tokens = self.setup.cloud_cache_tokens
         return Worker(
-            name, policy, self.tiers, capacity_tokens=capacity_tokens, linger_s=self.linger_s, estimator=self.estimator
-        )
+            name, policy, self.tiers, self._watchers(name), self._cache_tokens(name), self.linger_s,
+            self.estimator(name),
+        )  # fmt: skip
+
+    def _watchers(self, node: str) -> tuple[str, ...]:
+        """Who chooses between this node and its peers: the nodes of the tier before, or the devices."""
+        tiers = list(self.tiers)
+        at = tiers.index(self.tier_of[node])
+        if not self.setup.policy.dispatch.watches or len(self.tiers[tiers[at]]) == 1:
+            return ()
+        return self.tiers[tiers[at - 1]] if at else self.devices
+
+    def _cache_tokens(self, node: str) -> float:
+        """What its memory holds beside its weights."""
+        held = [self.setup.part(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
+        return min(cache_tokens(self.cloud_fleets[node], part) for part in held)
 
     def link(self, device: str) -> Link:
         """A device's access link, shared by all it says to the cloud's nodes."""
-        return self.fleets[device].network or self.setup.network
+        return self.fleets[device].network or self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
+
+    def tier_link(self, tier: str) -> Link:
+        """The link between a tier and the one before it, or the devices."""
+        found = self.setup.hardware.tier(tier)
+        return (found and found.link) or self.setup.network
+
+    def further(self, tier: str) -> tuple[Link, ...]:
+        """The links that lie between a tier and the first; an access link's outages are not theirs."""
+        names = list(self.setup.hardware.tiers)
+        between = names[1 : names.index(tier) + 1] if tier in names else []
+        return tuple(replace(self.tier_link(name), outages=None) for name in between)
 
     def stream(self, device: str) -> int:
         """What decides the luck of a device's link."""
@@ -120,13 +164,18 @@ class Cast:
         link, stream = self.link(device), self.stream(device)
         return link.channel("up", stream), link.channel("down", stream)
 
-    @cached_property
-    def estimator(self) -> Estimator:
-        """What a scheduler of the cloud expects its batches to take."""
-        return Estimator(self.cloud_latency(), self.scale)
+    def estimator(self, node: str) -> Estimator:
+        """What a scheduler expects the batches of a node of the cloud to take."""
+        return Estimator(self.cloud_latency(node), self.scale)
 
-    def cloud_latency(self) -> Latency:
-        return self.setup.hardware.cloud.latency(self.setup.pair.cloud.timing)
+    def cloud_latency(self, node: str) -> Latency:
+        return self._cloud_latencies[node]
+
+    @cached_property
+    def _cloud_latencies(self) -> dict[str, Latency]:
+        timing = self.setup.pair.cloud.timing
+        by_fleet = {id(fleet): fleet.latency(timing) for fleet in self.cloud_fleets.values()}
+        return {name: by_fleet[id(fleet)] for name, fleet in self.cloud_fleets.items()}
 
     def device_latency(
         self, device: str, queries: "Sequence[Query]", architecture: Architecture

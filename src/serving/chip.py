@@ -18,6 +18,8 @@ class Mode:
     """Peak bandwidth, 10^9 bytes a second."""
     power_w: float | None = None
     int8_tops: float | None = None
+    headline_tops: float | None = None
+    """What the box says of this mode, where it says more than the chip's `headline_tops`."""
     nvpmodel_id: int | None = None
     gpu_mhz: float | None = None
     emc_mhz: float | None = None

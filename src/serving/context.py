@@ -1,8 +1,8 @@
 """How long a conversation may become: the prompt and its answer together."""
 
+from serving.fleet import check_fits
 from serving.pair import Checkpoint
 from serving.setup import Setup
-from serving.testbed import check_fits
 
 
 def context_tokens(setup: Setup, wanted: int | None = None) -> int:

@@ -23,6 +23,14 @@ class Estimator:
         nobody = Load(self.scale.of(span), 0, 0, 0, int(span.head), further=-1)
         return 2 * self._seconds(nobody) - self._seconds(nobody._replace(head_rows=2 * nobody.head_rows))
 
+    def step_s(self, span: Span) -> float:
+        """A pass with one row of one session, whose cache is not read."""
+        return self._seconds(Load(self.scale.of(span), 1, 1, 0, int(span.head)))
+
+    def row_s(self, span: Span) -> float:
+        """What one row more adds to it, which does not ask the head."""
+        return self._seconds(Load(self.scale.of(span), 2, 2, 0, int(span.head))) - self.step_s(span)
+
     def share_s(self, item: Item) -> float:
         """What the rows that are left of a request add to a batch."""
         if item.cost_s < 0:

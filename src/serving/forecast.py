@@ -1,10 +1,9 @@
 """Batches of the cloud as they were expected and as they ran: is the estimator to be relied on while it serves?"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
-from serving.cast import TIER
 from serving.estimator import Estimator
 from serving.messages import Command, Event, Forward, Message, Outcome, Work
 
@@ -27,14 +26,15 @@ class Watch:
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if isinstance(work, Forward) and node.startswith(TIER):
+        if isinstance(work, Forward) and not node.startswith("device-"):
             self.batches.append(Batch(node, work, begin_s, end_s))
 
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
 
-def rows(batches: Sequence[Batch], estimator: Estimator) -> list[dict[str, Any]]:
+def rows(batches: Sequence[Batch], estimator: Callable[[str], Estimator]) -> list[dict[str, Any]]:
     """One a batch: what was in it, how long it took, and how long it was expected to take."""
+    estimators = {node: estimator(node) for node in {batch.node for batch in batches}}
     return [
         {
             "node": batch.node,
@@ -43,7 +43,7 @@ def rows(batches: Sequence[Batch], estimator: Estimator) -> list[dict[str, Any]]
             "requests": len(batch.work.rows),
             "rows": sum(rows.n for rows in batch.work.rows),
             "cached": sum(rows.start for rows in batch.work.rows),
-            "expected_s": estimator.batch_s(batch.work),
+            "expected_s": estimators[batch.node].batch_s(batch.work),
         }
         for batch in batches
     ]

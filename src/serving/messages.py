@@ -315,9 +315,13 @@ class Backlog:
 
     node: str
     queued_s: float
+    """How long it will compute for what it has promised."""
     row_s: float
+    """For one more row of a pass."""
+    step_s: float
+    """For a pass, with its first row."""
     free: float
-    """Cache tokens free."""
+    """Cache tokens that are promised to nobody."""
 
 
 HEADER_NBYTES = 16

@@ -26,7 +26,7 @@ class Mixing:
         spans = [*others, *([(prompt_cached, prompt_rows)] if prompt_rows else [])]
         cast = Cast(self.setup, self.setup.pair.cloud.timing.layers)
         layers = sum(hop.span.last - hop.span.first for hop in cast.hops if hop.node in cast.tiers)
-        return cast.cloud_latency().seconds(load(layers, spans))
+        return cast.cloud_latency(cast.workers[0]).seconds(load(layers, spans))
 
     def chunked_s(self, prompt: int, chunk: int) -> tuple[float, float]:
         """(all of the steps, up to the one that ends the prompt), where a prompt is run in chunks."""

@@ -48,9 +48,11 @@ def open_models(
     large = _model(cloud, accelerator)
     drafter = bench.drafter(device, cloud, large, accelerator)
     layers, heads = len(large.layers), bench.heads(large)
-    return Models(
-        drafter, depth(device), bench.engine(large, heads), layers, tokenizer, bench.engine(large, heads)
-    )  # fmt: skip
+
+    def another() -> "Engine":
+        return bench.engine(large, heads)
+
+    return Models(drafter, depth(device), another(), layers, tokenizer, another(), another=another)
 
 
 def open_side(

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from serving.architecture import Architecture
+from serving.fleet import Fleet
 from serving.latency import Latency, Load, load
-from serving.testbed import Fleet
 
 REPORTED = {
     "llama2_70b": 1.0, "llama2_13b": 6.0, "llama2_7b": 13.0, "tinyllama_1_1b": 86.0, "llama_160m": 558.0, "yi_34b": 2.0,

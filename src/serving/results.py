@@ -12,6 +12,7 @@ from typing import Any
 from serving import forecast
 from serving.cast import Cast
 from serving.engine.tokenizer import Tokenizer
+from serving.fleet import Fleet
 from serving.forecast import Batch
 from serving.messages import INF, Chunk
 from serving.packing import Packing, reported
@@ -19,7 +20,6 @@ from serving.recorder import Record
 from serving.runtimes.runtime import Query, Runtime, Served
 from serving.setup import Setup
 from serving.stalls import stalls
-from serving.testbed import Fleet
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
 
@@ -110,7 +110,7 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "cloud_rows": record.cloud_rows,
         "cloud_wait_s": record.cloud_wait_s,
         "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
-        "cloud_energy_j": setup.hardware.cloud.joules(record.cloud_busy_s),
+        "cloud_energy_j": setup.hardware.top.joules(record.cloud_busy_s),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
     }
@@ -179,7 +179,7 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
         sources = dict.fromkeys(fleet.latency(setup.pair.device.timing).source for fleet in fleets)
         found["device"] = "; ".join(sources)
     if setup.placed:
-        found["cloud"] = setup.hardware.cloud.latency(setup.pair.cloud.timing).source
+        found["cloud"] = setup.hardware.top.latency(setup.pair.cloud.timing).source
     return found
 
 

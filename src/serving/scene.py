@@ -7,7 +7,10 @@ from serving.cast import Cast
 from serving.drivers.simulator import Chip, Processor, Wire
 from serving.executor import Executor
 from serving.latency import Latency
+from serving.links.rate import Direction
+from serving.links.relay import Relay
 from serving.messages import Event, Node
+from serving.network import Channel, Link
 from serving.timed import Halves, Timed
 
 if TYPE_CHECKING:
@@ -35,12 +38,15 @@ class Chips:
         self._shared = Processor() if shared else None
 
     def __call__(self, name: str) -> Chip:
-        return Chip(self._device(name) if name in self._cast.fleets else self._cloud(), self._shared or Processor())
+        executor = self._device(name) if name in self._cast.fleets else self._cloud(name)
+        return Chip(executor, self._shared or Processor())
 
-    def _cloud(self) -> Executor:
-        cast, models, latency = self._cast, self._models, self._cast.cloud_latency()
-        timing = cast.setup.pair.cloud.timing
-        return Timed(models.cloud, models.cloud_layers, timing, _always(latency), cast.split)
+    def _cloud(self, name: str) -> Executor:
+        cast, models = self._cast, self._models
+        timing, latency = cast.setup.pair.cloud.timing, cast.cloud_latency(name)
+        alone = name == cast.workers[0] or models.another is None
+        engine = models.cloud if alone or models.another is None else models.another()
+        return Timed(engine, models.cloud_layers, timing, _always(latency), cast.split)
 
     def _device(self, name: str) -> Executor:
         cast, models, queries = self._cast, self._models, self._queries[name]
@@ -61,12 +67,36 @@ def populate(driver: Driver, cast: Cast, chip: Callable[[str], Chip], names: Seq
 
 
 def link(driver: Driver, cast: Cast) -> None:
-    """Connects every device with every node of the cloud, by one access link a device."""
+    """Connects every device with every node of the cloud, by one access link a device, and the nodes of all tiers."""
     for name in cast.devices:
         up, down = cast.channels(name)
         for worker in cast.workers:
-            driver.connect(name, worker, up)
-            driver.connect(worker, name, down)
+            further = cast.further(cast.tier_of[worker])
+            driver.connect(name, worker, _relayed(up, further, "up"))
+            driver.connect(worker, name, _relayed(down, further, "down"))
+    if cast.setup.hardware.tiers:
+        _link_tiers(driver, cast)
+
+
+def _link_tiers(driver: Driver, cast: Cast) -> None:
+    """A node has one port towards later tiers and one towards earlier ones, each shaped as the link that it is on."""
+    ports: dict[tuple[str, Direction], Channel] = {}
+    for a in cast.workers:
+        before = cast.further(cast.tier_of[a])
+        stream = cast.stream(a)
+        for b in cast.workers:
+            after = cast.further(cast.tier_of[b])
+            up = after[len(before) :]
+            down = before[len(after) :][::-1]
+            if up or down:
+                first, *rest = up or down
+                direction: Direction = "up" if up else "down"
+                port = ports.setdefault((a, direction), first.channel(direction, stream))
+                driver.connect(a, b, _relayed(port, rest, direction))
+
+
+def _relayed(own: Wire, further: Sequence[Link], direction: Direction) -> Wire:
+    return Relay(own, [(link, direction) for link in further]) if further else own
 
 
 def _always(latency: Latency) -> Callable[[str], Latency]:

@@ -4,13 +4,14 @@ from dataclasses import dataclass, field
 
 from serving.architecture import Architecture
 from serving.decoding import Decoding
+from serving.fleet import check_fits
 from serving.messages import Hop
 from serving.network import Link
 from serving.pair import Pair
 from serving.policy import Policy
 from serving.scores import IMPORTANCE, KNOWN
 from serving.slots.placement import HERE
-from serving.testbed import Testbed, check_fits
+from serving.testbed import Testbed
 from serving.workload.workload import Workload
 
 _WITHOUT_IMPORTANCE = {
@@ -47,14 +48,14 @@ class Setup:
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
                 check_fits(fleet, self.pair.device.timing, self.workload.at_once, tokens)
-        cloud, hops = self.pair.cloud.timing, self.hops
-        if len(hops) == 1:
-            check_fits(self.hardware.cloud, cloud, 1, tokens)
-        for part in self._cloud_parts if len(hops) > 1 else ():
-            check_fits(self.hardware.cloud, part, 1, tokens)
-        if here := sum(hop.span.last - hop.span.first for hop in hops if hop.node == HERE):
+        for hop in self.hops:
+            if tier := self.hardware.tier(hop.node):
+                check_fits(tier.roomiest, self.part(hop), 1, tokens)
+        if here := sum(hop.span.last - hop.span.first for hop in self.hops if hop.node == HERE):
             for fleet in self.hardware.device_fleets:
-                check_fits(fleet, cloud.part(here, ends=True), self.workload.at_once, tokens)
+                check_fits(
+                    fleet, self.pair.cloud.timing.part(here, embed=True, head=True), self.workload.at_once, tokens
+                )
 
     def _check_timing(self) -> None:
         """Can every chip be timed? A profile that is still to be made is not asked."""
@@ -62,21 +63,25 @@ class Setup:
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
                     fleet.latency(self.pair.device.timing)
-        if self.placed and self.hardware.cloud.timing != "profile":
-            self.hardware.cloud.latency(self.pair.cloud.timing)
+        for hop in self.hops:
+            tier = self.hardware.tier(hop.node)
+            for fleet in tier.fleets if tier else ():
+                if fleet.timing != "profile":
+                    fleet.latency(self.pair.cloud.timing)
 
     def _check_tiers(self) -> None:
         hops = self.hops
         for hop in hops:
-            if hop.node not in (HERE, "cloud") and not hop.node.startswith("cloud."):
+            if hop.node != HERE and self.hardware.tier(hop.node) is None:
                 raise ValueError(
-                    f"policy.placement: there is no tier {hop.node!r} in the testbed; there are here and cloud, whose "
-                    "stages behind the first are cloud.1, cloud.2 and so on"
+                    f"policy.placement: there is no tier {hop.node!r} in the testbed; there are here and "
+                    f"{self.hardware.names}"
                 )
-        if self.hardware.cloud.count > 1 and any(hop.node.startswith("cloud.") for hop in hops):
+        cloud = self.hardware.cloud
+        if cloud and cloud.count > 1 and any(hop.node.startswith("cloud.") for hop in hops):
             raise ValueError(
-                f"hardware.cloud.count is {self.hardware.cloud.count}, and the placement makes a pipeline of the "
-                "cloud: one pipeline is all that is served; set count=1"
+                f"hardware.cloud.count is {cloud.count}, and the placement makes a pipeline of the "
+                "cloud: one pipeline is all that is served; set count=1, or name the nodes of each stage in tiers"
             )
 
     def _check_server(self) -> None:
@@ -158,11 +163,12 @@ class Setup:
         depth = self.pair.cloud.timing.layers
         return self.policy.placement.route(depth, depth)
 
-    @property
-    def _cloud_parts(self) -> list[Architecture]:
-        """What the cloud's nodes hold of a split model."""
-        spans = [hop.span for hop in self.hops if hop.node != HERE]
-        return [self.pair.cloud.timing.part(span.last - span.first, ends=False) for span in spans]
+    def part(self, hop: Hop) -> Architecture:
+        """What a node holds of the timed large model for one of its hops."""
+        whole, span = self.pair.cloud.timing, hop.span
+        if span.embed and span.head:
+            return whole
+        return whole.part(span.last - span.first, span.embed, span.head)
 
     @property
     def devices(self) -> int:
@@ -171,12 +177,8 @@ class Setup:
 
     @property
     def cloud_cache_tokens(self) -> float:
-        """Cached tokens that one cloud node's memory holds beside its weights of the timed architecture; of a pipeline
-        the node that holds fewest.
+        """Cached tokens that one node's memory holds beside its weights of the timed architecture; of several tiers or
+        stages the node that holds fewest.
         """
-        fleet = self.hardware.cloud
-        if fleet.memory_nbytes is None:
-            return float("inf")
-        parts = self._cloud_parts if len(self.hops) > 1 else [self.pair.cloud.timing]
-        rests = [(fleet.memory_nbytes - part.weights_nbytes(fleet.precision), part) for part in parts]
-        return max(0.0, min(rest // part.kv_nbytes_per_token(fleet.precision) for rest, part in rests))
+        tiers = [(self.hardware.tier(hop.node), self.part(hop)) for hop in self.hops]
+        return min([tier.cache_tokens(part) for tier, part in tiers if tier], default=float("inf"))

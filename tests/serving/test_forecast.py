@@ -22,7 +22,7 @@ def batch(n: int, took_s: float) -> Batch:
 
 def test_errors_are_of_batches() -> None:
     """Expected 0.15, 0.25, 0.55 s."""
-    listed = rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], TENTH)
+    listed = rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], lambda _: TENTH)
     assert [(row["rows"], row["cached"], row["expected_s"]) for row in listed] == [
         (10, 7, pytest.approx(0.15)), (20, 7, pytest.approx(0.25)), (50, 7, pytest.approx(0.55)),
     ]  # fmt: skip
@@ -37,7 +37,7 @@ def test_errors_are_of_batches() -> None:
 
 def test_without_batches_there_is_no_error() -> None:
     assert errors([]) == {}
-    assert "r2" not in errors(rows([batch(10, 0.15)], TENTH))
+    assert "r2" not in errors(rows([batch(10, 0.15)], lambda _: TENTH))
 
 
 def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
@@ -46,5 +46,5 @@ def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
     assert len(watch.batches) > 10
     assert {one.node for one in watch.batches} == {"cloud-0"}
     cast = Cast(made, models().cloud_layers)
-    biased = Estimator(cast.estimator.latency, Scale(cast.scale.layers, 2 * cast.scale.depth))
-    assert errors(rows(watch.batches, biased))["mape"] > 0.5
+    biased = Estimator(cast.cloud_latency("cloud-0"), Scale(cast.scale.layers, 2 * cast.scale.depth))
+    assert errors(rows(watch.batches, lambda _: biased))["mape"] > 0.5

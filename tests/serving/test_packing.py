@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.architecture import Architecture
+from serving.fleet import GB, Fleet
 from serving.packing import REPORTED, Demand, Packing
-from serving.testbed import GB, Fleet
 
 A6000 = chip("rtx_a6000")
 LLAMA2_70B = architecture("llama2_70b")

@@ -5,9 +5,9 @@ from dataclasses import asdict, replace
 import pytest
 from catalogue import architecture, bed, chip, fleet, link, names
 
+from serving.fleet import Fleet, Schedule, check_fits
 from serving.latency import Latency
 from serving.luck import key
-from serving.testbed import Fleet, Schedule, check_fits
 from serving.testbed import Testbed as Bed  # pytest would collect a class named Test...
 
 

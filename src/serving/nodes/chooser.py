@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from zlib import crc32
 
-from serving.messages import INF, Backlog
-from serving.slots.dispatch import Dispatch
+from serving.messages import INF, Backlog, Rows
+from serving.slots.dispatch import Dispatch, Task
 
 Tiers = Mapping[str, tuple[str, ...]]
 """Tier -> the nodes in it; a name that is no tier is a node's own."""
@@ -25,16 +25,26 @@ class Chooser:
         """Is a node of that tier alive?"""
         return any(node not in self.dead for node in self._tiers.get(name, (name,)))
 
-    def choose(self, name: str, rows: int) -> str:
+    def lost(self, node: str) -> None:
+        self.dead.add(node)
+        self.backlogs.pop(node, None)  # when it is back it has promised nothing
+
+    def joined(self, node: str) -> None:
+        self.dead.discard(node)
+
+    def choose(self, name: str, rows: Rows, budget: int) -> str:
         """A living node of the tier `name`, or `name` itself where nothing is left to choose."""
         nodes = [node for node in self._tiers.get(name, (name,)) if node not in self.dead]
         if len(nodes) < 2:
             return nodes[0] if nodes else name
-        node = self._dispatch.choose(self._turn, rows, [self._backlog(n) for n in nodes])
+        task = Task(rows.session, rows.n, budget, rows.start + rows.n + budget - 1, self._turn)
+        node = self._dispatch.choose(task, [self._backlog(n) for n in nodes])
         self._turn += 1
-        backlog = self._backlog(node)
-        self.backlogs[node] = replace(backlog, queued_s=backlog.queued_s + rows * backlog.row_s)
+        told = self._backlog(node)
+        self.backlogs[node] = replace(
+            told, queued_s=told.queued_s + task.seconds(told), free=told.free - task.tokens
+        )  # fmt: skip
         return node
 
     def _backlog(self, node: str) -> Backlog:
-        return self.backlogs.get(node) or Backlog(node, 0.0, _NOMINAL_ROW_S, INF)
+        return self.backlogs.get(node) or Backlog(node, 0.0, _NOMINAL_ROW_S, _NOMINAL_ROW_S, INF)

@@ -134,10 +134,10 @@ class Device:
                 current = self.serving.get(session)
                 return self._tell(current, event, now) if current else self._cancel(session)
             case Lost(peer):
-                self.chooser.dead.add(peer)
+                self.chooser.lost(peer)
                 return self._tell_all(event, now) + (self.here.handle(event, now) if self.here else [])
             case Joined(peer):
-                self.chooser.dead.discard(peer)
+                self.chooser.joined(peer)
                 return (self.here.handle(event, now) if self.here else []) + self._tell_all(event, now)
         return []
 

@@ -19,6 +19,8 @@ class Item:
     """Rows already run, where it is being run in parts."""
     cost_s: float = -1.0
     """What the rows that are left add to a batch's time, once somebody asked; below 0: nobody has."""
+    since: float = 0.0
+    """When its session first came here."""
 
     @property
     def cached(self) -> int:

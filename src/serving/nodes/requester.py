@@ -189,6 +189,7 @@ class Requester:
             self.due_s = due
             return [Wake(due, timer)]
         self.timer = 0
+        s.path = s.home = ()  # whoever does not answer is not asked again before the others
         self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
         return self._again(now)
 

@@ -53,7 +53,7 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "ends", "flight", "full", "guessed", "judged", "keep", "kv", "left",
+        "branches", "call", "draft", "ends", "flight", "full", "guessed", "home", "judged", "keep", "kv", "left",
         "monitor", "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
         "stood", "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
@@ -76,6 +76,8 @@ class Session:
         self.left = 0
         """Tokens that the route may still write in this round."""
         self.path: tuple[str, ...] = ()
+        self.home: tuple[str, ...] = ()
+        """The first node of the path before, which may have kept what it knows."""
         self.keep: tuple[int, ...] | None = None
         self.flight: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
@@ -273,7 +275,7 @@ class Session:
     def forget_route(self) -> None:
         """The route's caches may be gone: a new attempt sends everything."""
         self.round += 1
-        self.peer, self.path, self.keep = 0, (), None
+        self.home, self.peer, self.path, self.keep = self.path[:1] or self.home, 0, (), None
 
 
 @cache

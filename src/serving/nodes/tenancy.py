@@ -20,6 +20,8 @@ class Tenancy:
         """The sessions that were released last, the oldest first."""
         self.owners: dict[str, tuple[str, float]] = {}
         """Session -> who asks for it, and when it last did."""
+        self.since: dict[str, float] = {}
+        """Session -> when it first came."""
         self.leases: dict[int, tuple[str, float]] = {}
         """Timer -> who was lost, and when: what it does not ask for again by then is released."""
 
@@ -35,6 +37,7 @@ class Tenancy:
                 return "old"
             del self.newest[session]
         self.owners[session] = m.reply_to, now
+        self.since.setdefault(session, now)
         return "open"
 
     def _lives_anew(self, session: str, owner: str) -> bool:
@@ -56,6 +59,7 @@ class Tenancy:
         left = [session for session, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
         for session in left:
             self.newest.pop(session, None)
+            self.since.pop(session, None)
         return left
 
     def release(self, session: str) -> None:
@@ -64,6 +68,7 @@ class Tenancy:
         A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
         leaves a cache that is the first to be evicted.
         """
+        self.since.pop(session, None)
         if session not in self.released:
             self.released[session] = None
             self.newest[session] = self.newest.get(session, 0) + _REOPENED

@@ -45,6 +45,7 @@ from serving.messages import (
 from serving.monitor import Workload
 from serving.nodes.admission import admit, cached
 from serving.nodes.chooser import Chooser, Tiers
+from serving.nodes.commitments import Commitments
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
 from serving.nodes.numbers import Numbers
@@ -55,6 +56,9 @@ from serving.slots.placement import HERE
 from serving.slots.scheduler import Scheduler
 
 Commands = list[Command]
+
+_REPORT_S = 0.25
+"""A node whose sessions stay the same tells how far it is this often at most."""
 
 _first, _arrived = attrgetter("first"), attrgetter("arrived")
 
@@ -67,13 +71,12 @@ class Worker:
         tiers: Tiers | None = None,
         watchers: Sequence[str] = (),
         capacity_tokens: float = INF,
-        row_s: float = 0.001,
         linger_s: float = 30.0,
         estimator: Estimator = UNKNOWN,
         scheduler: Scheduler | None = None,
         numbers: Numbers | None = None,
     ) -> None:
-        self.name, self.policy, self.watchers, self.row_s = name, policy, watchers, row_s
+        self.name, self.policy, self.watchers = name, policy, watchers
         self.linger_s, self.estimator, self.scheduler = linger_s, estimator, scheduler or policy.scheduler
         self.numbers = numbers or Numbers()
         self.workload = Workload() if policy.monitors else None
@@ -89,6 +92,8 @@ class Worker:
         """Questions whose tokens are kept here for the head hop, so that they never travel; by (session, round, end).
         """
         self.tenancy = Tenancy()
+        self.commitments = Commitments(estimator)
+        self.reported_s = -INF
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
         self.suspects: set[str] = set()
@@ -101,7 +106,7 @@ class Worker:
     def handle(self, event: Event, now: float) -> Commands:
         if isinstance(event, Received):
             message = event.message
-            return self._asked(message, now) if isinstance(message, Request) else self._hear(message)
+            return self._asked(message, now) if isinstance(message, Request) else self._hear(message, now)
         match event:
             case Woke():
                 if event.timer == self.timer and not self.running:
@@ -116,15 +121,16 @@ class Worker:
             case Lost():
                 return self._lost(event.peer, now)
             case Joined():
-                self.chooser.dead.discard(event.peer)
+                self.chooser.joined(event.peer)
+                return self._report(now) if event.peer in self.watchers else []
         return []
 
     # In.
 
-    def _hear(self, message: Message) -> Commands:
+    def _hear(self, message: Message, now: float) -> Commands:
         match message:
             case Release():
-                return self._release(message.session)
+                return self._release(message.session, now)
             case Backlog():
                 self.chooser.backlogs[message.node] = message
         return []
@@ -160,12 +166,13 @@ class Worker:
             raise RuntimeError(f"{session} needs {need} cached tokens, the budget is {self.ledger.capacity}")
         if not self.ledger.keep and span.embed and not rows.rule:
             return []  # a part of a prompt: its text is stored, and computed with the question
-        item, parts = Item(whole, rows, span, now, rows.n), self.queue.get(session)
+        item, parts = Item(whole, rows, span, now, rows.n, since=self.tenancy.since[session]), self.queue.get(session)
         if parts:
             parts.append(item)
         else:
             self.queue[session] = [item]
-        return [] if self.running or self.deciding else self._wake(now)
+        out = self._report(now) if self.watchers and self.commitments.take(whole, span) else []
+        return out if self.running or self.deciding else out + self._wake(now)
 
     def _to_run(self, rows: Rows, span: Span) -> Rows | None:
         """What a request comes to here: without cache reuse the whole text."""
@@ -272,18 +279,20 @@ class Worker:
             verdict = result.verdict
             rejected = rows.check - verdict.accepted if verdict and verdict.keep is None else 0
             self.ledger.finished(rows, item.span, rejected)
+            self.commitments.done(rows.session, rows.n)
             if m.hop + 1 < len(m.route):
                 if result.blob:
                     out.append(self._hand_on(item, rows, result.blob, now))
             elif verdict:
                 out += self._answer(item, rows, verdict, now)
-        return out + self._report() + self._wake(now)
+        if self.watchers and now >= self.reported_s + _REPORT_S:
+            out += self._report(now)
+        return out + self._wake(now)
 
-    def _report(self) -> Commands:
-        if not self.watchers:
-            return []
-        queued_s = sum(i.left for parts in self.queue.values() for i in parts) * self.row_s
-        backlog = Backlog(self.name, queued_s, self.row_s, self.ledger.capacity - self.ledger.used)
+    def _report(self, now: float) -> Commands:
+        """What those who choose among this node and its peers go by."""
+        self.reported_s = now
+        backlog = self.commitments.backlog(self.name, self.ledger)
         return [Send(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
 
     def _hand_on(self, item: Item, rows: Rows, blob: Blob | None, now: float) -> Send:
@@ -315,15 +324,13 @@ class Worker:
         return {"sent_s": now, "condition": None if m.reply_to == self.name else self.workload.added(m)}
 
     def _bind(self, m: Request, rows: Rows, hop: int) -> str:
-        """The node for a hop: the device that asks, the one that holds the earlier parts of this round, else a fresh
-        choice.
-        """
+        """The node for a hop: the device that asks, the one that has had this session, else a fresh choice."""
         if m.route[hop].node == HERE:
             return m.reply_to
-        node, last = self.sent.get((rows.session, hop), (None, None))
-        if node and last and node not in self.chooser.dead and last.round == m.round:
+        node, _ = self.sent.get((rows.session, hop), (None, None))
+        if node and node not in self.chooser.dead:
             return node
-        return self.chooser.choose(m.route[hop].node, rows.n)
+        return self.chooser.choose(m.route[hop].node, rows, m.budget)
 
     def _answer(self, item: Item, rows: Rows, verdict: Verdict, now: float) -> Commands:
         m = item.request
@@ -350,12 +357,13 @@ class Worker:
         return [Send(first, m, HEADER_NBYTES + one.nbytes)]
 
     def _miss(self, m: Request) -> Send:
+        self.commitments.drop(m.rows.session)
         return Send(m.reply_to, Miss(m.rows.session, m.round, self.name), HEADER_NBYTES)
 
     # Gone.
 
     def _lost(self, peer: str, now: float) -> Commands:
-        self.chooser.dead.add(peer)
+        self.chooser.lost(peer)
         gone = [key for key, (to, _) in self.sent.items() if to == peer]
         return [*(self._miss(self.sent.pop(key)[1]) for key in gone), *self._lease(peer, now)]
 
@@ -378,15 +386,18 @@ class Worker:
                 out.append(self._miss(item.request))
         return out + self._wake(now)
 
-    def _release(self, session: str) -> Commands:
+    def _release(self, session: str, now: float) -> Commands:
         """Whoever it was handed on to hears it from here: the device may not reach that node itself."""
         sent = [each for (name, _), each in self.sent.items() if name == session]
         onward = {to for to, m in sent if to not in (m.reply_to, self.name)} if self.tenancy.is_open(session) else ()
         self.tenancy.release(session)
-        return [*self._forget(session), *(Send(node, Release(session), HEADER_NBYTES) for node in sorted(onward))]
+        told = self._report(now) if self.watchers and self.commitments.drop(session) else []
+        onwards = [Send(node, Release(session), HEADER_NBYTES) for node in sorted(onward)]
+        return [*self._forget(session), *onwards, *told]
 
     def _forget(self, session: str) -> Commands:
         self.tenancy.owners.pop(session, None)
+        self.commitments.drop(session)
         self.queue.pop(session, None)
         self.suspects.discard(session)
         self.text.pop(session, None)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from serving.fleet import Fleet
 from serving.page.measures import Meter
 from serving.page.show import Show
-from serving.testbed import Fleet
 
 EXAMPLES, LONGEST = 8, 600
 """Prompts of the workload that are offered, and characters of the longest."""
@@ -13,13 +13,13 @@ EXAMPLES, LONGEST = 8, 600
 def about(show: Show) -> dict[str, Any]:
     setup, page = show.setup, show.service.page
     fleet, pair = setup.hardware.device_fleets[0], setup.pair
-    meter = Meter(fleet, setup.hardware.cloud, show.factor, page.pace == "hardware", page.remote)
+    meter = Meter(fleet, setup.hardware.top, show.factor, page.pace == "hardware", page.remote)
     return {
         "models": {
             "device": {"name": pair.device.named, "stands_for": pair.device.timing.name},
             "cloud": {"name": pair.cloud.named, "stands_for": pair.cloud.timing.name},
         },
-        "hardware": {"device": _chip(fleet), "cloud": _chip(setup.hardware.cloud)},
+        "hardware": {"device": _chip(fleet), "cloud": _chip(setup.hardware.top)},
         "link": setup.network.described if page.shaped else "none: messages arrive at once",
         "time": _time(show),
         "devices": show.devices,

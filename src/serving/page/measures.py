@@ -3,10 +3,10 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from serving.fleet import Fleet
 from serving.messages import Origin
 from serving.packing import Factor
 from serving.recorder import Record
-from serving.testbed import Fleet
 
 BY_THE_CLOUD: frozenset[Origin] = frozenset(("cloud", "corrected", "bonus"))
 """Tokens that the large model wrote; the others are the device's own, checked or not."""

@@ -95,7 +95,7 @@ class Stage:
         cast = self.casts[question.offer.name]
         device = cast.devices[seat]
         afar = self.host is not None and cast is self.host.cast
-        cloud = self.show.setup.hardware.cloud
+        cloud = self.show.setup.hardware.top
         meter = Meter(cast.fleets[device], cloud, self.show.factor, self._timed, afar)
         session = f"{device}.{self._boot}.run-{next(self._names)}"
         reach = (lambda: self.cloud) if afar else (lambda: not self.watch.lost(device))

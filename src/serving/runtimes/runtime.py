@@ -57,6 +57,8 @@ class Models:
     """What runs the part of the large model that a placement puts on devices."""
     notes: Callable[[], tuple[str, ...]] = tuple
     """What a reader of the figures must know, asked when all is served."""
+    another: Callable[[], Engine] | None = None
+    """Runs the large model for a further node: the same weights, with caches of its own; None: all nodes share one."""
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,38 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from serving.luck import key, luck
 from serving.messages import Backlog
 
 
+class Task(NamedTuple):
+    """What is to be placed: one request, with all that its route writes before it asks again."""
+
+    session: str
+    rows: int
+    """Of its first pass."""
+    steps: int
+    """Passes: as many as tokens may be written, the last of which nobody may need."""
+    tokens: int
+    """That its cache comes to, at most."""
+    turn: int
+    """How many choices this chooser made before."""
+
+    def seconds(self, backlog: Backlog) -> float:
+        """How long a node would compute for it, by itself: F* / C of Hyperion, Eq. 20."""
+        return (self.rows - 1) * backlog.row_s + self.steps * backlog.step_s
+
+
 class Dispatch(Protocol):
-    def choose(self, turn: int, rows: int, backlogs: Sequence[Backlog]) -> str:
-        """A node's name; `turn` counts this chooser's choices from its own start; `backlogs` count what it sent."""
+    @property
+    def watches(self) -> bool:
+        """Must nodes tell what waits in them?"""
+        ...
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        """A node's name; `backlogs` are those of the nodes that live, two or more, and count what was sent to them."""
         ...
 
 
@@ -17,5 +41,52 @@ class Dispatch(Protocol):
 class RoundRobin:
     """Each chooser's sessions in turn; choosers begin at different nodes. With one node in the tier: that one."""
 
-    def choose(self, turn: int, rows: int, backlogs: Sequence[Backlog]) -> str:  # noqa: ARG002
-        return backlogs[turn % len(backlogs)].node
+    watches = False
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        return backlogs[task.turn % len(backlogs)].node
+
+
+@dataclass(frozen=True)
+class Random:
+    """Any node with the same probability, by the luck of the session."""
+
+    seed: int = 0
+    watches = False
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        chance = luck(key(self.seed, task.session), task.turn, f"dispatch to {backlogs[0].node}")
+        return backlogs[int(chance * len(backlogs))].node
+
+
+@dataclass(frozen=True)
+class HypSched:
+    """Hyperion, Algorithm 2: the earliest completion among nodes with memory for the task, the first of equals.
+
+    One pass over the tier's nodes. Where none has the memory, the printed algorithm returns null and the task would be
+    lost; this one takes the node with most memory free, which makes room or answers that it cannot.
+    """
+
+    watches = True
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        best, least_s = None, float("inf")
+        for backlog in backlogs:
+            cost_s = backlog.queued_s + task.seconds(backlog)
+            if backlog.free >= task.tokens and cost_s < least_s:
+                best, least_s = backlog, cost_s
+        return (best or max(backlogs, key=lambda each: each.free)).node
+
+
+@dataclass(frozen=True)
+class EarliestFinish:
+    """HEFT's second step: the node on which the task ends first, whatever memory it has.
+
+    The way to every node of a tier is alike, so that it does not tell them apart; tasks are never inserted before those
+    that were placed earlier, because nobody knows when these leave a gap.
+    """
+
+    watches = True
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        return min(backlogs, key=lambda each: each.queued_s + task.seconds(each)).node

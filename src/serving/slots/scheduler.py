@@ -60,6 +60,39 @@ class Continuous:
 
 
 @dataclass(frozen=True)
+class Fifo:
+    """The task that came first goes first, `size` of them at a time; others run where those wait elsewhere (Hyperion,
+    section IV-B: queues are FIFO, and a node runs little in parallel).
+    """
+
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one("size", self.size)
+
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
+        return [(i, i.left) for i in sorted(items, key=lambda i: i.since)[: self.size]]
+
+
+@dataclass(frozen=True)
+class UpwardRank:
+    """HEFT's order: the task with the longest way to its end goes first, `size` of them at a time.
+
+    rank_u of a task is its own time and the rank of what follows it; here what follows is the rest of this pass and a
+    pass for each token still to come, so that more tokens to come mean a higher rank.
+    """
+
+    size: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one("size", self.size)
+
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
+        ranked = sorted(items, key=lambda i: (-i.request.budget, i.since))
+        return [(i, i.left) for i in ranked[: self.size]]
+
+
+@dataclass(frozen=True)
 class VerificationAware:
     """Synera, Algorithm 1: prefills in iterations of their own and first, cut into chunks; else all waiting
     verifications, each a partial prefill of its uncached and its drafted tokens.

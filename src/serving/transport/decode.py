@@ -119,6 +119,7 @@ class Decoder:
             wire.node,
             checks.finite("backlog.queued_s", wire.queued_s, 0),
             checks.finite("backlog.row_s", wire.row_s, 0),
+            checks.finite("backlog.step_s", wire.step_s, 0),
             checks.finite("backlog.free", wire.free, -INF) if wire.HasField("free") else INF,
         )
 

@@ -42,8 +42,8 @@ def envelope(sender: str, to: str, message: Message, packs: tuple[Pack, Pack] | 
             wire.miss.CopyFrom(pb.Miss(session=session, round=round_, node=node))
         case Release(session):
             wire.release.CopyFrom(pb.Release(session=session))
-        case Backlog(node, queued_s, row_s, free):
-            backlog = pb.Backlog(node=node, queued_s=queued_s, row_s=row_s, free=_finite(free))
+        case Backlog(node, queued_s, row_s, step_s, free):
+            backlog = pb.Backlog(node=node, queued_s=queued_s, row_s=row_s, step_s=step_s, free=_finite(free))
             wire.backlog.CopyFrom(backlog)
     return frame(pb.Frame(envelope=wire))
 

@@ -11,7 +11,7 @@ from serving.transport.refused import RefusedError
 from serving.transport.tandem_pb2 import Frame
 from serving.transport.tandem_pb2 import Hello as Wire
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 def _version() -> str:

@@ -247,13 +247,15 @@ class Release(_message.Message):
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
 class Backlog(_message.Message):
-    __slots__ = ("node", "queued_s", "row_s", "free")
+    __slots__ = ("node", "queued_s", "row_s", "free", "step_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
     ROW_S_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     queued_s: float
     row_s: float
     free: float
-    def __init__(self, node: _Optional[str] = ..., queued_s: _Optional[float] = ..., row_s: _Optional[float] = ..., free: _Optional[float] = ...) -> None: ...
+    step_s: float
+    def __init__(self, node: _Optional[str] = ..., queued_s: _Optional[float] = ..., row_s: _Optional[float] = ..., free: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...

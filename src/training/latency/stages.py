@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from serving.architecture import Architecture
 from serving.chip import Chip
+from serving.fleet import Fleet
 from serving.pair import Pair
 from serving.progress import Progress
-from serving.testbed import Fleet
 from training.latency.interference import Interference
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ EVENTS: list[Event] = [
     Received(REQUEST),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
     Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0, 0.5, Condition(20.0, 0.02, 1e-4, 4, 60.0))),
-    Received(Backlog("cloud-0", 0.25, 0.001, INF)),
+    Received(Backlog("cloud-0", 0.25, 0.001, 0.002, INF)),
     Finished(
         3,
         Drafted(

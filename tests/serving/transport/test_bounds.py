@@ -91,4 +91,4 @@ def test_a_device_that_starts_again_has_no_sessions() -> None:
 
 
 def test_a_backlog_is_of_no_session() -> None:
-    assert Owners(1, 1).admit(("a",), "b", Backlog("a", 0, 0, 0)) == (True, [])
+    assert Owners(1, 1).admit(("a",), "b", Backlog("a", 0, 0, 0, 0)) == (True, [])

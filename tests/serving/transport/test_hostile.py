@@ -36,7 +36,7 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
         ([hello(), asked(device="device-0")], "INVALID_ARGUMENT", "envelope.sender"),
         ([hello(), told(request("s", "other-0"))], "INVALID_ARGUMENT", "reply_to"),
         ([hello(), told(Release("s"), to="cloud-1")], "INVALID_ARGUMENT", "envelope.to"),
-        ([hello(), told(Backlog("cloud-0", 0, 0, 0))], "INVALID_ARGUMENT", "backlog.node"),
+        ([hello(), told(Backlog("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "backlog.node"),
         ([hello(), told(request("s", "evil-0", n=4000))], "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )

@@ -25,7 +25,7 @@ def test_hosts_exchange_messages_both_ways() -> None:
                 asked = request(device="device-1", cloud="cloud-1")
                 dialler.send("device-1", "cloud-1", asked)
                 assert await cloud.hear() == ("device-1", "cloud-1", asked)
-                answers: list[Message] = [REPLY, Miss("s", 1, "cloud-1"), Backlog("cloud-1", 0.5, 0.1, INF)]
+                answers: list[Message] = [REPLY, Miss("s", 1, "cloud-1"), Backlog("cloud-1", 0.5, 0.1, 0.2, INF)]
                 for answer in answers:
                     listener.send("cloud-1", "device-1", answer)
                 assert [(await device.hear())[2] for _ in answers] == answers

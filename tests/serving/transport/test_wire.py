@@ -81,7 +81,7 @@ replies = st.builds(Reply, names, ints, few, verdicts(), st.lists(names, max_siz
 others = st.one_of(
     st.builds(Miss, names, ints, names),
     st.builds(Release, names),
-    st.builds(Backlog, st.just("cloud-0"), positive, positive, positive | st.just(INF)),
+    st.builds(Backlog, st.just("cloud-0"), positive, positive, positive, positive | st.just(INF)),
 )
 
 

@@ -13,10 +13,10 @@ from catalogue import architecture, fits
 
 from serving.architecture import Architecture
 from serving.chip import Chip, Mode
+from serving.fleet import Fleet
 from serving.latency import COEFFICIENTS, load, load_fits
 from serving.pair import Model, Pair
 from serving.progress import silent
-from serving.testbed import Fleet
 from training.latency.effort import Effort
 from training.latency.shape import CATEGORIES
 from training.stages import profile_latency, profile_published
