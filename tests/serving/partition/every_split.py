@@ -52,7 +52,7 @@ def _found(problem: Problem, ends: Ends) -> Found | None:
 
 
 def made(seed: int, blocks: int, tiers: int) -> Problem:
-    """Equal and unequal blocks, tight, wide and unknown memory, with and without links; half have no split of nonempty tiers."""
+    """Equal and unequal blocks, tight, wide and unknown memory, with and without links; half have no strict split."""
     dice = random.Random(seed)
 
     def eighths(most: int, count: int) -> tuple[float, ...]:
