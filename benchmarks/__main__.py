@@ -5,7 +5,7 @@
 
 import sys
 
-from benchmarks import compression, job, lossless, overhead, plan, scheduler, simulation
+from benchmarks import compression, job, lossless, overhead, partition, plan, scheduler, simulation
 from benchmarks import engine as engine_speed
 from benchmarks import onnx as onnx_speed
 from benchmarks.pair import artifacts
@@ -26,6 +26,7 @@ def main() -> int:
         overhead.main(),
         compression.main(),
         scheduler.main(),
+        partition.main(),
         onnx_speed.main(small, corpus),
     ]
     passed.append(engine_speed.main([str(large), str(small), "--items", str(corpus / "test.jsonl")]) == 0)
