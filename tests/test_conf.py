@@ -47,11 +47,11 @@ OVERRIDES = (
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
-    "policy/artifacts", "page", *OVERRIDES,
+    "policy/artifacts", "page", "division", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, policies
-beside each other the page's, and artifacts come with the slots that need them.
+beside each other the page's, divisions come with placements, and artifacts with the slots that need them.
 """
 
 

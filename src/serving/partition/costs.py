@@ -71,7 +71,7 @@ def costs(
 def _blocks(architecture: Architecture) -> list[Architecture]:
     """Each layer as a model of its own; those without an MLP are the last ones, as in HAT's drafter."""
     whole = architecture.layers - architecture.attention_only
-    block = architecture.part(1, ends=False)
+    block = architecture.part(1, embed=False, head=False)
     return [replace(block, attention_only=int(layer >= whole)) for layer in range(architecture.layers)]
 
 

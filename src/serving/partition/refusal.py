@@ -65,6 +65,6 @@ def _blocks(count: int) -> str:
 
 
 def _gb(nbytes: float) -> str:
-    from serving.testbed import GB
+    from serving.fleet import GB
 
     return f"{nbytes / GB:.4g} GB"
