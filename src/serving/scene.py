@@ -36,6 +36,7 @@ class Chips:
     def __init__(self, cast: Cast, models: "Models", queries: "Sequence[Query]", shared: bool = False) -> None:
         self._cast, self._models, self._queries = cast, models, cast.by_device(queries)
         self._shared = Processor() if shared else None
+        self._first = True
 
     def __call__(self, name: str) -> Chip:
         executor = self._device(name) if name in self._cast.fleets else self._cloud(name)
@@ -44,8 +45,8 @@ class Chips:
     def _cloud(self, name: str) -> Executor:
         cast, models = self._cast, self._models
         timing, latency = cast.setup.pair.cloud.timing, cast.cloud_latency(name)
-        alone = name == cast.workers[0] or models.another is None
-        engine = models.cloud if alone or models.another is None else models.another()
+        engine = models.cloud if self._first or models.another is None else models.another()
+        self._first = False
         return Timed(engine, models.cloud_layers, timing, _always(latency), cast.split)
 
     def _device(self, name: str) -> Executor:

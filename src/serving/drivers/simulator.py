@@ -43,6 +43,7 @@ class Phase(IntEnum):
 
 
 _ARRIVAL = Phase.ARRIVAL
+_BEFORE = -1
 _SELDOM = 100_000
 """New objects between two looks of the garbage collector."""
 
@@ -73,7 +74,11 @@ class Chip:
 class Simulator:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.now = 0.0
-        self._heap: list[tuple[float, int, int, str, Event]] = []
+        self._heap: list[tuple[float, int, int, str, Any]] = []
+        """(time, phase, serial, node, event); of a call, which is nobody's event, the node is ""."""
+        self._since: dict[str, float] = {}
+        """Nodes that crashed -> the serial from which on events are for who came after; infinite while there is nobody.
+        """
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._chips: dict[str, Chip] = {}
@@ -86,6 +91,16 @@ class Simulator:
 
     def add(self, name: str, node: Node, chip: Chip) -> None:
         self._nodes[name], self._chips[name] = node, chip
+        if name in self._since:
+            self._since[name] = next(self._serial)
+
+    def crash(self, name: str) -> None:
+        """The node is gone, with its work and with what is on its way to it, until another is added in its name."""
+        self._since[name] = INF
+
+    def call(self, at: float, do: Callable[[], None]) -> None:
+        """`do()` is called then, before what happens to nodes at that instant."""
+        heappush(self._heap, (max(at, self.now), _BEFORE, next(self._serial), "", do))
 
     def connect(self, a: str, b: str, wire: Wire) -> None:
         """Messages from `a` to `b` take this wire; without one they arrive at once."""
@@ -104,11 +119,16 @@ class Simulator:
             self._run(until)
 
     def _run(self, until: float) -> None:
-        heap, nodes, obey = self._heap, self._nodes, self._obey
+        heap, nodes, obey, since = self._heap, self._nodes, self._obey, self._since
         heard = [observer.handled for observer in self._observers]
         while heap and heap[0][0] <= until:
-            now, _, _, name, event = heappop(heap)
+            now, _, serial, name, event = heappop(heap)
             self.now = now
+            if not name:
+                event()
+                continue
+            if since and serial < since.get(name, 0):
+                continue
             commands = nodes[name].handle(event, now)
             for handled in heard:
                 handled(name, event, now, commands)

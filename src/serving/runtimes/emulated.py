@@ -9,6 +9,8 @@ from serving.breaks import Breaks
 from serving.cast import Cast
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
+from serving.failures import Failures
+from serving.log.journal import Journal
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
 from serving.scene import Chips, link, populate
@@ -58,11 +60,15 @@ def play(
     names = (*cast.workers, *cast.devices)
     breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
     simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])
-    populate(simulator, cast, Chips(cast, models, queries, shared), names)
+    chips = Chips(cast, models, queries, shared)
+    born = [observer.born for observer in observers if isinstance(observer, Journal)]
+    failures = Failures(cast, simulator, chips, lambda: users.over, born)
+    populate(simulator, cast, chips, names)
     link(simulator, cast)
     simulator.on_end(partial(users.hear, post=simulator.post))
     users.ask(simulator.post)
     breaks.begin()
+    failures.begin()
     simulator.run()
     users.check(recorder.records)
     return recorder.records
