@@ -1,6 +1,6 @@
 """Who takes part in a run: names, fresh nodes, links, latencies; the same for every runtime and for a replay."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -11,6 +11,7 @@ from serving.estimator import Estimator
 from serving.fleet import Fleet
 from serving.hidden import hidden_nbytes
 from serving.latency import Latency
+from serving.links.outages import Window
 from serving.luck import key
 from serving.messages import INF, Hop, Node
 from serving.network import Channel, Link
@@ -71,6 +72,23 @@ class Cast:
     def tier_of(self) -> dict[str, str]:
         """The tier of each node of the cloud."""
         return {node: tier for tier, names in self.tiers.items() for node in names}
+
+    def failures(self, node: str) -> Iterator[Window]:
+        """(fails, is back) of a node of the cloud."""
+        tier = self.tier_of[node]
+        return self.tier(tier).windows(self.tiers[tier].index(node), self.stream(node))
+
+    def behind(self, node: str) -> tuple[str, ...]:
+        """The nodes of the tiers behind a node's own, in other processes: they dial it."""
+        if not self.setup.hardware.tiers:
+            return ()
+        names = list(self.tiers)
+        after = names[names.index(self.tier_of[node]) + 1 :]
+        return tuple(other for other in self.workers if self.tier_of[other] in after)
+
+    def before(self, node: str) -> tuple[str, ...]:
+        """Those of the tiers before it, which it dials."""
+        return tuple(other for other in self.workers if node in self.behind(other))
 
     @cached_property
     def cloud_fleets(self) -> dict[str, Fleet]:

@@ -39,9 +39,7 @@ class Failures:
     ) -> None:
         self._cast, self._stage, self._chip, self._over, self._born = cast, stage, chip, over, tuple(born)
         self._down: set[str] = set()
-        self._windows: dict[str, Iterator[Window]] = {
-            name: cast.tier(cast.tier_of[name]).windows(cast.stream(name)) for name in cast.workers
-        }
+        self._windows: dict[str, Iterator[Window]] = {name: cast.failures(name) for name in cast.workers}
 
     def begin(self) -> None:
         for name in self._windows:

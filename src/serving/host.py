@@ -46,7 +46,8 @@ class Host:
     ) -> None:
         self.cast, self.names = cast, tuple(names)
         self._blobs, self._security, self._limits, self._digest = blobs, security, limits, digest
-        self._known = Known(vocabulary, route=cast.hops or None)
+        peers = frozenset(cast.workers) if cast.setup.hardware.tiers else frozenset[str]()
+        self._known = Known(vocabulary, route=cast.hops or None, peers=peers)
         self._transports: list[Transport] = []
         self._carriers: dict[str, Transport] = {}
         self._live: Live | None = None
@@ -57,7 +58,7 @@ class Host:
     # Towards others.
 
     async def listen(self, address: str) -> str:
-        """Where others may dial this host; every device may be among them."""
+        """Where others may dial this host: every device, and the nodes of tiers behind its own."""
         from serving.transport.listener import Listener
 
         listener = Listener(
@@ -65,7 +66,7 @@ class Host:
             known=self._known,
         )  # fmt: skip
         self._transports.append(listener)
-        self._carriers |= dict.fromkeys(self.cast.devices, listener)
+        self._carriers |= dict.fromkeys((*self.cast.devices, *self.cast.behind(self.names[0])), listener)
         return await listener.start()
 
     async def dial(self, addresses: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from serving.decoding import Decoding
-from serving.messages import INF, Call
+from serving.messages import INF, Call, Span
 from serving.pair import Checkpoint, Model
 from serving.provision import PLAIN, Provision
 from serving.runtimes.runtime import NOWHERE, Models, Query
@@ -61,10 +61,12 @@ def open_side(
     blobs: "Blobs",
     accelerator: str = "cpu",
     context_tokens: int | None = None,
+    tier: str | None = None,
 ) -> Models:
     """One side's models; what the other one holds is in another process, or of a split model in another part of it.
 
-    `context_tokens` are those that a service lets a conversation have; absent: the workload's.
+    Of a `tier` only what runs there; absent: all that runs in the cloud. `context_tokens` are those that a service lets
+    a conversation have; absent: the workload's.
     """
     pair, provision = setup.pair, setup.policy.provision
     tokenizer, vocabulary = spoken(pair.device, pair.cloud)
@@ -75,9 +77,9 @@ def open_side(
         far = bench.remote(pair.cloud, tokenizer, context_tokens or setup.workload.tokens)
         return Models(NOWHERE, small, far, layers, tokenizer, notes=far.notes)
     if side == "cloud":
-        spans = [hop.span for hop in hops if hop.node != HERE]
-        large = _model(pair.cloud, accelerator)
-        held = large.only(spans[0].first, spans[-1].last) if len(spans) < len(hops) else large
+        spans = [hop.span for hop in hops if hop.node != HERE and tier in (None, hop.node)]
+        ends = Span(spans[0].first, spans[-1].last, spans[0].embed, spans[-1].head)
+        held = _model(pair.cloud, accelerator).only(ends)
         return Models(NOWHERE, small, bench.engine(held, bench.heads(held)), layers, tokenizer)
     kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
     here = _model(pair.cloud, accelerator, kept) if kept else None

@@ -23,6 +23,8 @@ class Tier:
     """With the tier before it, for the first with devices: uplink towards the later one. None: the run's network."""
     outages: Outages | None = None
     """When each node fails, and when it is back, with nothing of what it knew."""
+    failing: tuple[int, ...] = ()
+    """The numbers of the nodes that do; none named: all."""
     detect_ms: float = 1000.0
     """How long after a node failed its peers know."""
 
@@ -35,6 +37,8 @@ class Tier:
             raise ValueError(
                 "tier: its link is always there; it is nodes that fail (tier.outages). Set link.outages=null."
             )
+        if strangers := [number for number in self.failing if not 0 <= number < len(self.each)]:
+            raise ValueError(f"tier: failing names node {strangers[0]}; there are {len(self.each)}, counted from 0.")
         if not (self.detect_ms >= 0 and isfinite(self.detect_ms)):
             raise ValueError(f"tier: detect_ms={self.detect_ms} must be 0 or more milliseconds.")
 
@@ -61,9 +65,12 @@ class Tier:
         rooms = [room for fleet in self.fleets if (room := cache_tokens(fleet, part)) > 0]
         return min(rooms, default=0.0)
 
-    def windows(self, stream: int) -> Iterator[Window]:
-        """(fails, is back) of the node with this `stream` (from `serving.luck.key`), in order, perhaps without end."""
-        return self.outages.windows(stream) if self.outages else iter(())
+    def windows(self, number: int, stream: int) -> Iterator[Window]:
+        """(fails, is back) of the node with this number, in order, perhaps without end; luck is by its `stream` (from
+        `serving.luck.key`).
+        """
+        fails = self.outages and (not self.failing or number in self.failing)
+        return self.outages.windows(stream) if self.outages and fails else iter(())
 
 
 def cache_tokens(fleet: Fleet, part: Architecture) -> float:

@@ -14,6 +14,7 @@ from serving.engine.attention import NAME as ATTENTION
 from serving.engine.attention import register
 from serving.engine.quantization import repair, settings
 from serving.engine.rotary import Rotary
+from serving.messages import Span
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -38,10 +39,12 @@ class Model:
     dtype: torch.dtype
     device: torch.device
 
-    def only(self, first: int, last: int) -> "Model":
-        """Layers first..last-1 alone: embedding, head and all others are let go, and cannot be run."""
-        layers = tuple(layer if first <= i < last else Absent(self.name) for i, layer in enumerate(self.layers))
-        return replace(self, embed=Absent(self.name), layers=layers, head=Absent(self.name), norm=Absent(self.name))
+    def only(self, span: Span) -> "Model":
+        """The layers of a span alone, with embedding and head or without: all else is let go, and cannot be run."""
+        gone = Absent(self.name)
+        layers = tuple(layer if span.first <= i < span.last else gone for i, layer in enumerate(self.layers))
+        kept = replace(self, layers=layers) if span.embed else replace(self, layers=layers, embed=gone)
+        return kept if span.head else replace(kept, head=gone, norm=gone)
 
 
 class Absent(nn.Module):

@@ -49,6 +49,12 @@ class Local:
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served
 
+        if any(tier.outages for tier in setup.hardware.tiers.values()):
+            raise ValueError(
+                "hardware.tiers: nodes fail (outages), and runtime=local plays all of them in one process, which does "
+                "not; choose runtime=grpc, where they are killed, emulated or simulated"
+            )
+
         models = open_models(
             setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens
         )

@@ -33,8 +33,9 @@ _MEETING_S = 60.0
 class Part:
     """What a child process is told. It and its parent then talk in (word, value) over a pipe.
 
-    A cloud says `listening`; a device hears `dial` and says `joined`; both hear `play` with the origin of the clock, a
-    device says `ended` of each session, and both hear `stop` and say `done`. `failed` may come at any time.
+    A cloud says `listening`; all hear `dial`, with the addresses of those whom they reach out to, and say `joined`; all
+    hear `play` with the origin of the clock, a device says `ended` of each session, and all hear `stop` and say `done`.
+    `failed` may come at any time.
     """
 
     setup: Setup
@@ -79,7 +80,8 @@ class _Player:
         from serving.open import open_side
 
         part, blobs = self.part, Blobs()
-        models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator)
+        tier = self.cast.tier_of[part.names[0]] if part.is_cloud and part.setup.hardware.tiers else None
+        models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator, tier=tier)
         host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
         try:
             await self._meet(host)
@@ -90,7 +92,6 @@ class _Player:
     async def _meet(self, host: "Host") -> None:
         if self.part.is_cloud:
             self.line.send(("listening", await host.listen(self.part.listen)))
-            return
         addresses: Mapping[str, str] = await self._hear("dial")
         await host.dial(addresses)
         await host.reached(addresses, _MEETING_S)

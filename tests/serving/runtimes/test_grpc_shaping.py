@@ -6,14 +6,14 @@ import pytest
 from fake_setup import LAYERS, setup
 
 from serving.cast import Cast
-from serving.runtimes import grpc
+from serving.runtimes import crew as crews
 from serving.runtimes.grpc import Grpc
 from serving.transport.security import Security
 
 ADDRESS = "127.0.0.1:4711"
 
 
-class Crew(grpc._Crew):
+class Crew(crews.Crew):
     """A crew that only writes down what it is told."""
 
     def __init__(self, runtime, cast, shape):
@@ -56,8 +56,8 @@ def test_each_shaping_says_what_it_is():
 def test_the_kernel_shapes_when_the_ports_are_known_and_nobody_has_dialled():
     crew = Crew(Grpc(shaping="tc"), Cast(setup(), LAYERS), lambda addresses: crew.told.append([*addresses]))
     crew.play(None)
-    assert crew.told[:3] == ["listening", [ADDRESS], "dial"]
-    assert crew.told[3:] == ["joined", "joined", "play", "all answered", "stop"]
+    assert crew.told[:4] == ["listening", [ADDRESS], "dial", "dial"]
+    assert crew.told[4:] == ["joined", "joined", "play", "all answered", "stop"]
 
 
 @pytest.mark.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
@@ -65,7 +65,7 @@ def test_a_process_shapes_only_in_user_space(shaping, in_process, tmp_path):
     cast = Cast(setup(), LAYERS)
     crew = Crew(Grpc(shaping=shaping), cast, None)
     crew.folder = tmp_path
-    assert crew._part("cloud-0", ("cloud-0",)).shaped is in_process
+    assert crew._part("cloud-0", ("cloud-0",), ADDRESS).shaped is in_process
 
 
 def test_the_kernel_is_asked_for_the_links_of_those_who_have_a_cloud():
