@@ -46,7 +46,8 @@ class Cloud:
                 "device alone, or choose another policy"
             )
         security = self.service.security
-        security.check(self.service.cloud, security.certificate is not None)
+        for address in self.service.nodes.values() if self.setup.hardware.tiers else (self.service.cloud,):
+            security.check(address, security.certificate is not None)
 
 
 def run(cloud: Cloud, accelerator: str = "cpu") -> None:
@@ -57,14 +58,16 @@ def run(cloud: Cloud, accelerator: str = "cpu") -> None:
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     from serving.engine.blobs import Blobs
     from serving.health import Health
-    from serving.open import open_side
+    from serving.open import depth, open_side
 
     stop = told_to_stop()
     limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
     blobs = Blobs()
-    models = open_side(setup, "cloud", blobs, accelerator, limits.max_tokens)
-    cast = Cast(setup, models.cloud_layers)
-    names, chips = cast.clouds[0], Chips(cast, models, ())
+    cast = Cast(setup, depth(setup.pair.cloud))
+    names, addresses = service.place(cast), service.addresses(cast)
+    tier = cast.tier_of[names[0]] if setup.hardware.tiers else None
+    models = open_side(setup, "cloud", blobs, accelerator, limits.max_tokens, tier)
+    chips = Chips(cast, models, ())
     workers = [node for node in map(cast.node, names) if isinstance(node, Worker)]
     census = Census(*workers)
     host = Host(cast, names, blobs, service.security, limits, digest(cast), len(models.tokenizer))
@@ -76,10 +79,11 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(live.close)
         stack.push_async_callback(host.close, service.grace_s)
-        address = await _listening(host, service.cloud)
+        address = await _listening(host, addresses[names[0]])
+        await host.dial({node: addresses[node] for node in cast.before(names[0])})
         where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
-        print(f"cloud: {setup.pair.cloud.tells} listens on {address}{where}", flush=True)
+        print(f"{names[0] if tier else 'cloud'}: {setup.pair.cloud.tells} listens on {address}{where}", flush=True)
         await drive(live, stop, lambda: _drained(workers, service.grace_s))
 
 

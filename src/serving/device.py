@@ -6,6 +6,7 @@ each other when they mean different things.
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -67,20 +68,22 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(live.close)
         stack.push_async_callback(host.close, 1.0)
-        await dialled(host, service.cloud)
+        await dialled(host, service.addresses(cast))
         host.play(live)
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
         print(f"device: {name} answers on http://{service.endpoint.url_host}:{endpoint.port}/v1", flush=True)
-        stack.callback(asyncio.create_task(_met(host, service.cloud)).cancel)
+        stack.callback(asyncio.create_task(_met(host, service)).cancel)
         await drive(live, stop, lambda: endpoint.stop(service.grace_s))
 
 
-async def _met(host: Host, address: str) -> None:
+async def _met(host: Host, service: Service) -> None:
     """Whoever read that a cloud is tried again wants to read that it is there."""
-    if host.cast.clouds:
-        await host.reached(host.cast.clouds[0])
-        print(f"device: its cloud at {address} is there", flush=True)
+    addresses = service.addresses(host.cast)
+    if addresses:
+        await host.reached(addresses)
+        where = f"at {service.cloud}" if not service.nodes else f"of {len(addresses)} nodes"
+        print(f"device: its cloud {where} is there", flush=True)
 
 
 def _live(cast: Cast, name: str, models: Models, service: Service, gateway: DeviceGateway) -> Live:
@@ -97,16 +100,18 @@ def _survived(problem: Exception) -> None:
     log.error("the device's model failed; the session that it worked for ends", exc_info=problem)
 
 
-async def dialled(host: Host, address: str) -> None:
+async def dialled(host: Host, addresses: Mapping[str, str]) -> None:
     """A cloud that is not there yet is tried again, again and again; one that refuses is not."""
     try:
-        await host.dial(dict.fromkeys(host.cast.clouds[0] if host.cast.clouds else (), address))
+        await host.dial(addresses)
     except RefusedError as refused:
-        raise ValueError(f"the cloud at {address} refuses this device: {refused}") from refused
+        where = ", ".join(dict.fromkeys(addresses.values()))
+        raise ValueError(f"the cloud at {where} refuses this device: {refused}") from refused
 
 
 def _reachable(host: Host) -> bool:
-    return not host.cast.workers or bool(host.reachable)
+    """Is a node of every tier there?"""
+    return all(not host.reachable.isdisjoint(nodes) for nodes in host.cast.tiers.values())
 
 
 if __name__ == "__main__":

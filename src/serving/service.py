@@ -1,6 +1,7 @@
 """How the processes of a deployment are set up: where a cloud listens, which device this is, who may talk."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.cast import Cast
@@ -36,6 +37,10 @@ class Service:
     """
 
     cloud: str = "127.0.0.1:7070"
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    """Where the nodes of a testbed's tiers listen, by their names, such as nano-0: host:port."""
+    node: str | None = None
+    """Which of them a cloud process is."""
     device: int = 0
     pace: Pace = "wall"
     shaped: bool = False
@@ -52,9 +57,10 @@ class Service:
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
-        host, colon, port = self.cloud.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65535):
-            raise ValueError(f"service.cloud is {self.cloud!r}; give host:port, such as 127.0.0.1:7070")
+        for name, address in {"cloud": self.cloud, **{f"nodes.{name}": at for name, at in self.nodes.items()}}.items():
+            host, colon, port = address.rpartition(":")
+            if not (host and colon and port.isascii() and port.isdigit() and int(port) <= 65535):
+                raise ValueError(f"service.{name} is {address!r}; give host:port, such as 127.0.0.1:7070")
         if self.device < 0:
             raise ValueError(f"service.device is {self.device}; devices are counted from 0")
         if not self.timeout_s > 0:
@@ -69,6 +75,27 @@ class Service:
                 f"service.endpoint.conversations is {kept[0]} and service.endpoint.routing.sessions {kept[1]}, but the "
                 f"cloud keeps service.limits.sessions={self.limits.sessions} of one device; keep fewer, or allow more"
             )
+
+    def addresses(self, cast: Cast) -> dict[str, str]:
+        """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here."""
+        if not cast.setup.hardware.tiers:
+            return {node: self.cloud for names in cast.clouds[:1] for node in names}
+        if missing := [name for name in cast.workers if name not in self.nodes]:
+            raise ValueError(
+                f"service.nodes says nothing of {', '.join(missing)}; say where each node of the tiers listens, as in "
+                f"+service.nodes.{missing[0]}=127.0.0.1:7070"
+            )
+        return {name: self.nodes[name] for name in cast.workers}
+
+    def place(self, cast: Cast) -> tuple[str, ...]:
+        """The nodes of the cloud that this process is. Raises ValueError where it does not say which."""
+        if not cast.setup.hardware.tiers:
+            return cast.clouds[0]
+        if self.node not in cast.workers:
+            raise ValueError(
+                f"service.node is {self.node!r}; say which node of the tiers this process is: {', '.join(cast.workers)}"
+            )
+        return (self.node,)
 
 
 def digest(cast: Cast) -> str:

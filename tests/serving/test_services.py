@@ -258,7 +258,7 @@ def test_a_cloud_that_refuses_is_a_plain_error() -> None:
         address = await cloud.listen("127.0.0.1:0")
         device = Host(other, ("device-0",), None, Security(), LIMITS, digest(other))
         with pytest.raises(ValueError, match=r"refuses this device: .*sled/2-devices-.*synera/2-devices-"):
-            await dialled(device, address)
+            await dialled(device, {"cloud-0": address})
         await cloud.close()
 
     run(play)

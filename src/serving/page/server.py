@@ -72,6 +72,6 @@ async def _afar(show: Show, accelerator: str, stack: AsyncExitStack) -> Stage:
     host = Host(cast, names, blobs, service.security, service.limits, digest(cast), vocabulary)
     stage = Stage(show, models, host)
     stack.push_async_callback(host.close, 1.0)
-    await dialled(host, service.cloud)
+    await dialled(host, service.addresses(cast))
     host.play(stage.live)
     return stage

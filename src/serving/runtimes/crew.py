@@ -59,7 +59,7 @@ class Crew:
                 self._introduce(name)
             listening = {node: self.addresses[name] for name, nodes in clouds.items() for node in nodes}
             self._tell(devices, "dial", listening)
-            for name in self.lines:
+            for name in (*clouds, *devices):
                 self._hear(name, "joined")
             self.origin_s = time.monotonic()
             self._tell(self.lines, "play", self.origin_s)
@@ -138,7 +138,7 @@ class Crew:
         return Part(
             cast.setup, cast.layers, nodes, queries, runtime.pace, runtime.shaping == "user",
             runtime.timeout_s or INF, self.accelerator, listen, runtime.security, runtime.limits, cast.digest,
-            self.folder / f"{name}.{self._lives[name]}.jsonl",
+            self.folder / f"{name}.{self._lives.get(name, 0)}.jsonl",
         )  # fmt: skip
 
     # The pipes.

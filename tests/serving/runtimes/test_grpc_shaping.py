@@ -57,7 +57,7 @@ def test_the_kernel_shapes_when_the_ports_are_known_and_nobody_has_dialled():
     crew = Crew(Grpc(shaping="tc"), Cast(setup(), LAYERS), lambda addresses: crew.told.append([*addresses]))
     crew.play(None)
     assert crew.told[:4] == ["listening", [ADDRESS], "dial", "dial"]
-    assert crew.told[4:] == ["joined", "joined", "play", "all answered", "stop"]
+    assert crew.told[4:] == ["joined", "joined", "joined", "play", "all answered", "stop"]
 
 
 @pytest.mark.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
