@@ -71,6 +71,8 @@ class Record:
     depth: float = 0.0
     """Of all drafts the share of the layers that had run, summed."""
     cloud_rows: int = 0
+    node_busy_s: dict[str, float] = field(default_factory=dict)
+    """Of `cloud_busy_s`, each node's."""
     """Rows that the cloud ran for it: prompt, uncached tokens and drafts."""
     uplink_nbytes: int = 0
     downlink_nbytes: int = 0
@@ -137,7 +139,7 @@ class Recorder:
         if isinstance(work, Generate):
             self._drafted(work, outcome, begin_s, end_s)
         else:
-            self._forwarded(work, begin_s, end_s, on_device=node in self._devices)
+            self._forwarded(node, work, begin_s, end_s)
 
     def _asked(self, node: str, call: Call, now: float) -> None:
         self.records[call.session] = Record(call.session, node, len(call.prompt), now)
@@ -173,9 +175,9 @@ class Recorder:
         if self._detail:
             record.line.append(("draft", begin_s, end_s, tokens))
 
-    def _forwarded(self, work: Forward, begin_s: float, end_s: float, on_device: bool) -> None:
+    def _forwarded(self, node: str, work: Forward, begin_s: float, end_s: float) -> None:
         """Each session's share of a batch, by rows."""
-        records, detail = self.records, self._detail
+        records, detail, on_device = self.records, self._detail, node in self._devices
         row_s = (end_s - begin_s) / sum([rows.n for rows in work.rows])
         for rows in work.rows:
             record, n = records[rows.session], rows.n
@@ -183,6 +185,7 @@ class Recorder:
                 record.device_busy_s += row_s * n
             else:
                 record.cloud_busy_s += row_s * n
+                record.node_busy_s[node] = record.node_busy_s.get(node, 0.0) + row_s * n
                 record.cloud_rows += n
             if detail:
                 lane = "verify" if rows.check else "decode" if n == 1 else "prefill"

@@ -15,6 +15,7 @@ from serving.engine.tokenizer import Tokenizer
 from serving.fleet import Fleet
 from serving.forecast import Batch
 from serving.messages import INF, Chunk
+from serving.occupancy import Occupancy
 from serving.packing import Packing, reported
 from serving.recorder import Record
 from serving.runtimes.runtime import Query, Runtime, Served
@@ -33,6 +34,7 @@ def write(
     served: Served,
     packing: Packing | None = None,
     batches: Sequence[Batch] = (),
+    occupancy: Occupancy | None = None,
 ) -> None:
     """Fills the artifact folder of a `serve` stage."""
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
@@ -43,6 +45,7 @@ def write(
     for query in queries:
         record = records[query.call.session]
         row = _request(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        row["cloud_energy_j"] = _joules(cast, record)
         rows.append(row | (_UNKNOWN_ENERGY if served.here else {}) | ({} if served.is_text else _UNJUDGED))
     _parquet(out / "requests.parquet", rows)
     _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
@@ -51,7 +54,8 @@ def write(
     if expected:
         _parquet(out / "batches.parquet", expected)
     meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing) | {
-        "estimator": forecast.errors(expected)
+        "estimator": forecast.errors(expected),
+        "tiers": occupancy.by_tier(cast, records.values()) if occupancy else {},
     }, indent=1)  # fmt: skip
     (out / "meta.json").write_text(meta, encoding="utf-8")
 
@@ -110,10 +114,16 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "cloud_rows": record.cloud_rows,
         "cloud_wait_s": record.cloud_wait_s,
         "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
-        "cloud_energy_j": setup.hardware.top.joules(record.cloud_busy_s),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
     }
+
+
+def _joules(cast: Cast, record: Record) -> float | None:
+    """What the cloud's nodes spent on a request; None where the power of one is unknown."""
+    spent = [cast.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
+    known = [joules for joules in spent if joules is not None]
+    return sum(known) if len(known) == len(spent) else None
 
 
 def _line(record: Record) -> Iterator[Row]:
@@ -179,7 +189,9 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
         sources = dict.fromkeys(fleet.latency(setup.pair.device.timing).source for fleet in fleets)
         found["device"] = "; ".join(sources)
     if setup.placed:
-        found["cloud"] = setup.hardware.top.latency(setup.pair.cloud.timing).source
+        tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
+        every = [fleet.latency(setup.pair.cloud.timing).source for tier in tiers for fleet in tier.fleets]
+        found["cloud"] = "; ".join(dict.fromkeys(every))
     return found
 
 

@@ -4,10 +4,12 @@ from pathlib import Path
 
 from serving.architecture import Architecture
 from serving.decoding import Decoding
+from serving.drivers.observer import Observer
 from serving.forecast import Watch
 from serving.hidden import NUMBERS, Number
 from serving.log.recording import Recording
 from serving.medusa import Medusa
+from serving.occupancy import Occupancy
 from serving.packing import Packing
 from serving.pair import Checkpoint
 from serving.policy import Policy
@@ -42,10 +44,12 @@ def serve(
 
     with (record or Recording()).open(out, {}) as recorded:
         watch = Watch()
-        watching = [watch] if setup.placed and runtime.detail else []
+        occupancy = Occupancy() if setup.hardware.tiers else None
+        watching: list[Observer] = [watch] if setup.placed and runtime.detail else []
+        watching += [occupancy] if occupancy else []
         served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *watching))
         recorded.note(layers=served.layers, timeout_s=served.timeout_s)
-    results.write(out, setup, runtime, served, packing, watch.batches)
+    results.write(out, setup, runtime, served, packing, watch.batches, occupancy)
 
 
 def record_outcomes(

@@ -163,6 +163,8 @@ class Meta:
     """What deciding took, where a clock could tell: ms a token on the device, its share in the cloud."""
     estimator: Mapping[str, float] = field(default_factory=dict)
     """How the cloud's batches took beside what its scheduler expects; empty where nobody kept them."""
+    tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """How busy and how full the nodes of each tier were; empty where a testbed has none."""
     seed: int | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""

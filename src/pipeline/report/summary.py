@@ -45,6 +45,8 @@ class Throughput:
     goodput_tokens_per_s: float
     violation_rate: float | None
     """Of the requests that were promised something, the share for which it was broken."""
+    busy_period_s: float
+    """The mean length of the periods in which any request was under way."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,8 @@ class Summary:
     cost: Cost
     quality: Quality
     slo: dict[str, SloOutcome]
+    tiers: dict[str, float]
+    """Of each tier of a testbed: tiers/NAME/busy, /memory, /blocks, /nodes."""
     overhead: dict[str, float]
     """What deciding took, where a clock could tell."""
     estimator: dict[str, float]
@@ -200,6 +204,7 @@ def summarise(records: Records) -> Summary:
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
         quality=_quality(requests),
         slo=slo.by_class(requests),
+        tiers={f"{name}/{figure}": n for name, tier in records.meta.tiers.items() for figure, n in tier.items()},
         overhead=dict(records.meta.overhead),
         estimator=dict(records.meta.estimator),
     )
@@ -221,14 +226,26 @@ def _throughput(requests: Sequence[Served]) -> Throughput:
     ends_s = [request.ended_s for request in requests if request.ended_s is not None]
     duration_s = max(ends_s, default=0.0) - min(request.arrived_s for request in requests)
     if duration_s <= 0:
-        return Throughput(0.0, 0.0, 0.0, 0.0, None)
+        return Throughput(0.0, 0.0, 0.0, 0.0, None, 0.0)
     tokens = sum(len(request.tokens) for request in requests)
     good = sum(len(request.tokens) for request in requests if slo.met(request))
     complete = sum(request.complete for request in requests)
     asked = _sum(requests, "chunks_asked")
     promised = [request for request in requests if request.slo]
     broken = _share(sum(not slo.met(request) for request in promised), len(promised))
-    return Throughput(tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s, broken)
+    return Throughput(
+        tokens / duration_s, complete / duration_s, asked / duration_s, good / duration_s, broken,
+        _busy_period_s(requests),
+    )  # fmt: skip
+
+
+def _busy_period_s(requests: Sequence[Served]) -> float:
+    periods, total_s, until_s = 0, 0.0, float("-inf")
+    for begin_s, end_s in sorted((r.arrived_s, r.ended_s) for r in requests if r.ended_s is not None):
+        periods += begin_s > until_s
+        total_s += max(0.0, end_s - max(begin_s, until_s))
+        until_s = max(until_s, end_s)
+    return total_s / max(1, periods)
 
 
 def _speculation(requests: Sequence[Served], origins: Mapping[str, int]) -> Speculation:

@@ -1,4 +1,4 @@
-"""When requests come, and to which device: a closed loop, a Poisson process, or a recorded trace."""
+"""When requests come, and to which device: a closed loop, a Poisson process, episodes of one, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -69,6 +69,34 @@ class Poisson:
         stream, at_s, arrivals = key(seed, "arrivals"), 0.0, []
         for index in range(n):
             at_s -= log1p(-luck(stream, index, "gap")) / self.rate_per_s
+            arrivals.append(Arrival(_device(stream, index, devices), at_s))
+        return arrivals
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episodes:
+    """So many `tasks` as a Poisson process, the first at once; again every `every_s`, as if nothing had been before.
+
+    Many repetitions of a short experiment in one run (Hyperion, section V-B: 1 to 14 tasks).
+    """
+
+    tasks: int = 14
+    rate_per_s: float = 0.2
+    every_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1:
+            raise ValueError(f"workload.arrivals.tasks must be 1 or more, got {self.tasks}")
+        for name in ("rate_per_s", "every_s"):
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"workload.arrivals.{name} must be above 0, got {getattr(self, name)}")
+
+    def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
+        stream, at_s, arrivals = key(seed, "arrivals"), 0.0, []
+        for index in range(n):
+            episode, task = divmod(index, self.tasks)
+            gap_s = -log1p(-luck(stream, index, "gap")) / self.rate_per_s
+            at_s = max(at_s, episode * self.every_s) if task == 0 else at_s + gap_s
             arrivals.append(Arrival(_device(stream, index, devices), at_s))
         return arrivals
 
