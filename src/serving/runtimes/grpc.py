@@ -160,7 +160,8 @@ class _Crew:
         try:
             for name, nodes in parts.items():
                 here, there = context.Pipe()
-                process = context.Process(target=play, args=(self._part(name, nodes), there), name=name, daemon=True)
+                # no daemon: a cloud may start processes of its own; they all end with the line to their parent
+                process = context.Process(target=play, args=(self._part(name, nodes), there), name=name)
                 process.start()
                 there.close()
                 self.lines[name] = here

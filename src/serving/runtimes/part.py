@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -80,12 +81,13 @@ class _Player:
 
         part, blobs = self.part, Blobs()
         models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator)
-        host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
-        try:
-            await self._meet(host)
-            await self._serve(host, models, await self._hear("play"))
-        finally:
-            await host.close()
+        with closing(models):
+            host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
+            try:
+                await self._meet(host)
+                await self._serve(host, models, await self._hear("play"))
+            finally:
+                await host.close()
 
     async def _meet(self, host: "Host") -> None:
         if self.part.is_cloud:

@@ -57,6 +57,8 @@ class Models:
     """What runs the part of the large model that a placement puts on devices."""
     notes: Callable[[], tuple[str, ...]] = tuple
     """What a reader of the figures must know, asked when all is served."""
+    close: Callable[[], object] = tuple
+    """Ends the processes that a model shares its weights with, if it does."""
 
 
 @dataclass(frozen=True)
