@@ -87,14 +87,14 @@ def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, 
 
 @pytest.mark.usefixtures("library")
 def test_what_several_processes_cannot_share_is_refused() -> None:
-    with pytest.raises(ValueError, match="model.cloud.ways is 0; it is a number of processes, 1 or more"):
+    with pytest.raises(ValueError, match=r"model.cloud.ways is 0; it is a number of processes, 1 or more"):
         Model(timing=TIMING, hub="some/model", ways=0)
     with pytest.raises(ValueError, match="parts no weights in nf4; set ways=1, or quantization=none"):
         Model(timing=TIMING, hub="some/model", ways=2, quantization="nf4")
     with pytest.raises(ValueError, match="server runs the model elsewhere; set ways=1, or server=null"):
         Model(timing=TIMING, ways=2, server=Server(base_url="http://127.0.0.1:1/v1", model="m"))
     here = Model(timing=TIMING, hub="some/model", ways=2)
-    with pytest.raises(ValueError, match="a device's model runs in one process; set model.device.ways=1"):
+    with pytest.raises(ValueError, match=r"a device's model runs in one process; set model.device.ways=1"):
         Pair(here, here)
 
 

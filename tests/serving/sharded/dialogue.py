@@ -19,7 +19,7 @@ class Talk:
         self.cached, self.keep = 0, None
 
     def ask(self):
-        """A part of what is not cached yet, or all of it with drafts in a row or in a tree, two in three of them right."""
+        """A part of what is not cached yet, or all of it with drafts, in a row or in a tree, most of them right."""
         luck, rest = self.luck, self.text[self.cached :]
         if len(rest) > 3 and self.keep is None and luck.random() < 0.5:
             n = luck.randint(1, len(rest) - 1)
