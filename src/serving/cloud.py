@@ -77,6 +77,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     if service.shaped:
         link(live, cast)
     async with AsyncExitStack() as stack:
+        stack.callback(models.close)
         stack.callback(live.close)
         stack.push_async_callback(host.close, service.grace_s)
         address = await _listening(host, addresses[names[0]])

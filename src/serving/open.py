@@ -1,8 +1,9 @@
 """Opens what a setup names: models, tokenizer, and the workload as tokens."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from serving.decoding import Decoding
 from serving.messages import INF, Call, Span
@@ -45,6 +46,8 @@ def open_models(
         far = bench.remote(cloud, tokenizer, context_tokens, waits)
         drafter = bench.drafter(device, cloud, None, accelerator)
         return Models(drafter, depth(device), far, depth(cloud), tokenizer, notes=far.notes)
+    if isinstance(cloud, Model) and cloud.ways > 1:
+        return _open_shared(bench, device, cloud, accelerator, tokenizer)
     large = _model(cloud, accelerator)
     drafter = bench.drafter(device, cloud, large, accelerator)
     layers, heads = len(large.layers), bench.heads(large)
@@ -53,6 +56,13 @@ def open_models(
         return bench.engine(large, heads)
 
     return Models(drafter, depth(device), another(), layers, tokenizer, another(), another=another)
+
+
+def _open_shared(bench: "_Bench", device: Checkpoint, cloud: Model, accelerator: str, tokenizer: "Tokenizer") -> Models:
+    """A draft model that is made of the large one's layers has its own: those of a shared model are parts of them."""
+    drafter = bench.drafter(device, cloud, None, accelerator)
+    (far, here), close = bench.shared(cloud, accelerator, 2)
+    return Models(drafter, depth(device), far, depth(cloud), tokenizer, here, close=close)
 
 
 def open_side(
@@ -79,6 +89,9 @@ def open_side(
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != HERE and tier in (None, hop.node)]
         ends = Span(spans[0].first, spans[-1].last, spans[0].embed, spans[-1].head)
+        if pair.cloud.ways > 1:
+            (led,), close = bench.shared(pair.cloud, accelerator, 1, ends)
+            return Models(NOWHERE, small, led, layers, tokenizer, close=close)
         held = _model(pair.cloud, accelerator).only(ends)
         return Models(NOWHERE, small, bench.engine(held, bench.heads(held)), layers, tokenizer)
     kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
@@ -190,11 +203,29 @@ class _Bench:
     def engine(self, model: "TorchModel", heads: "Proposer | None" = None) -> "Engine":
         from serving.engine.engine import Engine
 
+        return Engine(model, heads=heads, **self._options())
+
+    def shared(
+        self, cloud: Model, accelerator: str, count: int, span: Span | None = None
+    ) -> tuple[list["Engine"], Callable[[], object]]:
+        """So many engines over one model that several processes share, and what ends these processes."""
+        from serving.sharded.engine import Leader
+        from serving.sharded.opening import open_shared
+
+        model, team = open_shared(cloud.where, cloud.ways, dtype=cloud.dtype, accelerator=accelerator, span=span)
+        try:
+            heads = self.heads(model)
+            return [Leader(team, i, model, heads=heads, **self._options()) for i in range(count)], team.close
+        except BaseException:
+            team.close()
+            raise
+
+    def _options(self) -> dict[str, Any]:
         p = self.provision
-        return Engine(
-            model, blobs=self.blobs, vocabulary=self.vocabulary, scorers=p.scorers, block_tokens=p.block_tokens,
-            number=p.number, heads=heads,
-        )  # fmt: skip
+        return {
+            "blobs": self.blobs, "vocabulary": self.vocabulary, "scorers": p.scorers, "block_tokens": p.block_tokens,
+            "number": p.number,
+        }  # fmt: skip
 
 
 def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":

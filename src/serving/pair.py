@@ -9,6 +9,7 @@ from typing import Literal
 from serving.architecture import QUANTIZED_BITS, Architecture, Quantization
 from serving.engine.architectures import ARCHITECTURES
 from serving.remote.server import Server
+from serving.sharded.ways import check_heads
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Backend = Literal["torch", "onnx"]
@@ -89,9 +90,13 @@ class Model(Checkpoint):
     graph: Path | None = None
     """What the stage `device_graph` made."""
     server: Server | None = None
+    ways: int = 1
+    """How many processes share each block, by DeepSpeed; on GPUs one each. Of the cloud's model alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.ways != 1:
+            _check_ways(self)
         if self.backend == "onnx":
             _check_graph(self)
         if self.quantization != "none":
@@ -116,6 +121,16 @@ class Model(Checkpoint):
         if self.server is None:
             return None
         return f"the cloud's tokens come from a server: {self.server.named}"
+
+    @property
+    def shared(self) -> str | None:
+        """What a report has to say of a model that several processes share."""
+        if self.ways == 1:
+            return None
+        return (
+            f"the cloud's model is shared by {self.ways} processes here, which says nothing of the hardware: time is "
+            "that of hardware.cloud.tensor_parallel, or of this machine"
+        )
 
     @property
     def charged(self) -> str | None:
@@ -152,10 +167,34 @@ class Pair:
             raise ValueError(
                 "model.device.server is set, but the device's model runs here; servers stand for the cloud"
             )
+        if self.device.ways != 1:
+            raise ValueError(
+                f"model.device.ways is {self.device.ways}, and a device's model runs in one process; set "
+                "model.device.ways=1: model.cloud.ways is for the cloud's"
+            )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engine.tokenizer import same_tokenizer
 
             same_tokenizer(self.device.path, self.cloud.path)
+
+
+def _check_ways(model: Model) -> None:
+    """Refuses what several processes cannot share, without loading anything."""
+    if model.ways < 1:
+        raise ValueError(f"model.cloud.ways is {model.ways}; it is a number of processes, 1 or more")
+    if model.server:
+        raise ValueError(
+            f"model.cloud.ways is {model.ways}, and model.cloud.server runs the model elsewhere; set ways=1, or "
+            "server=null"
+        )
+    if model.quantization != "none":
+        raise ValueError(
+            f"model.cloud.ways is {model.ways}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
+            "quantization=none"
+        )
+    if isinstance(model.path, Path):
+        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `_check` has read it
+        check_heads(model.ways, config, str(model.path))
 
 
 def _check_library(quantization: str) -> None:

@@ -178,7 +178,7 @@ def _notes(setup: Setup) -> list[str]:
         "set model.device.timing and model.cloud.timing to what they are"
     )
     found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
-    found += [pair.device.charged, pair.cloud.charged, pair.cloud.served]
+    found += [pair.device.charged, pair.cloud.charged, pair.cloud.served, pair.cloud.shared]
     return [note for note in found if note]
 
 

@@ -14,6 +14,7 @@ from checkpoints import tokenizer_json
 
 from serving import pair
 from serving.pair import Checkpoint, Model, Pair
+from serving.remote.server import Server
 
 TIMING = architecture("tinyllama_1_1b")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -65,6 +66,36 @@ def test_two_tokenizers_are_no_pair(tmp_path: Path) -> None:
     other = Model(timing=TIMING, path=folder(tmp_path / "b", tokenizer=tokenizer_json("a b d")))
     with pytest.raises(ValueError, match=r"tokenizers of .* differ: token \d is 'c' in the one and 'd' in the other"):
         Pair(one, other)
+
+
+HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4}
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
+    assert Model(timing=TIMING, path=folder(tmp_path / "a", HEADS), ways=ways).ways == ways
+    note = Model(timing=TIMING, hub="some/model", ways=ways).shared
+    assert f"shared by {ways} processes here, which says nothing of the hardware" in str(note)
+    assert Model(timing=TIMING, hub="some/model").shared is None
+
+
+@pytest.mark.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
+def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, what: str) -> None:
+    with pytest.raises(ValueError, match=rf"model.cloud.ways is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
+        Model(timing=TIMING, path=folder(tmp_path / "a", HEADS), ways=ways)
+
+
+@pytest.mark.usefixtures("library")
+def test_what_several_processes_cannot_share_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model.cloud.ways is 0; it is a number of processes, 1 or more"):
+        Model(timing=TIMING, hub="some/model", ways=0)
+    with pytest.raises(ValueError, match="parts no weights in nf4; set ways=1, or quantization=none"):
+        Model(timing=TIMING, hub="some/model", ways=2, quantization="nf4")
+    with pytest.raises(ValueError, match="server runs the model elsewhere; set ways=1, or server=null"):
+        Model(timing=TIMING, ways=2, server=Server(base_url="http://127.0.0.1:1/v1", model="m"))
+    here = Model(timing=TIMING, hub="some/model", ways=2)
+    with pytest.raises(ValueError, match=r"a device's model runs in one process; set model.device.ways=1"):
+        Pair(here, here)
 
 
 def test_one_tokenizer_makes_a_pair(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def chips(model: Model, p: Policy) -> tuple[OnChip, OnChip]:
     proposer = heads.Proposer(heads.blank(model, 2), MEDUSA, 302) if p.draft.medusa else None
     drafts = adapter.attached(model, SHALLOW, adapter.blank(model, SHALLOW)) if split else model
     here = Engine(model, blobs=near, number=number, heads=proposer)
-    there = Engine(model.only(SHALLOW, LAYERS) if split else model, blobs=far, number=number)
+    there = Engine(model.only(Span(SHALLOW, LAYERS)) if split else model, blobs=far, number=number)
     return OnChip(Engine(drafts, blobs=near), here), OnChip(there, there)
 
 

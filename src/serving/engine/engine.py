@@ -52,11 +52,17 @@ class Engine:
             raise ValueError(f"probed layers are {sorted(probed)}; {model.name} has layers 0 to {depth - 1}")
         self.model = model
         self.blobs = Blobs() if blobs is None else blobs
-        self.cache = Cache(model, block_tokens, budget_tokens)
+        self.cache = self._new_cache(block_tokens, budget_tokens)
         self._scorers = scorers
-        self._stack = Stack(model, vocabulary or model.vocabulary)
+        self._stack = self._new_stack(vocabulary or model.vocabulary)
         self._means = Means(self._stack, self.cache, self.blobs, number, heads)
         self._probed = frozenset(range(depth)) if probed is None else probed
+
+    def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> Cache:
+        return Cache(self.model, block_tokens, budget_tokens)
+
+    def _new_stack(self, vocabulary: int) -> Stack:
+        return Stack(self.model, vocabulary)
 
     @torch.inference_mode()
     def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:

@@ -72,6 +72,19 @@ def open_model(
     Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
     that the engine cannot split into layers.
     """
+    causal = load(path, dtype=dtype, device=device, quantization=quantization, layers=layers)
+    return take_apart(causal, device=device, name=str(path))
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    quantization: str = "none",
+    layers: int | None = None,
+) -> Any:
+    """The `transformers` model itself; arguments and errors are those of `open_model`."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -94,7 +107,7 @@ def open_model(
             f"the checkpoint at {path} lacks weights ({len(missing)}, such as {missing[0]}); fetch it again"
         )
     repair(loaded)
-    return take_apart(loaded, device=device, name=str(path))
+    return loaded
 
 
 def _first(path: str | Path, layers: int | None) -> dict[str, Any]:

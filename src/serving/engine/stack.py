@@ -51,12 +51,19 @@ class Stack:
         """
         segments = [self._segment(lot) for lot in lots]
         packed = Packed(segments, [lot.n for lot in lots], self.model.windows, importance)
-        rotary = self._rotary(lots)
+        hidden = self._through(hidden, lots, first, last, packed, self._rotary(lots))
+        for lot in lots:
+            lot.slot.length = lot.start + lot.n
+        return hidden
+
+    def _through(
+        self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, packed: Packed,  # noqa: ARG002
+        rotary: tuple[torch.Tensor, torch.Tensor],
+    ) -> torch.Tensor:  # fmt: skip
+        """The layers themselves, when all is in place that they need."""
         hidden = hidden[None]
         for layer in self.model.layers[first:last]:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=packed)
-        for lot in lots:
-            lot.slot.length = lot.start + lot.n
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

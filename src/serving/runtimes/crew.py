@@ -127,7 +127,8 @@ class Crew:
         here, there = self._context.Pipe()
         self._lives[name] = self._lives.get(name, -1) + 1
         part = self._part(name, nodes, listen)
-        process = self._context.Process(target=play, args=(part, there), name=name, daemon=True)
+        # no daemon: a cloud may start processes of its own; they all end with the line to their parent
+        process = self._context.Process(target=play, args=(part, there), name=name)
         process.start()
         there.close()
         self.lines[name], self.processes[name] = here, process

@@ -1,6 +1,7 @@
 """Runtime `emulated`: the pair makes the tokens here, the named hardware and links make a virtual time."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -40,8 +41,9 @@ class Emulated:
         models = open_models(
             setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens, waits=True
         )
-        asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-        records = play(setup, models, asked, progress, observers, self.shared)
+        with closing(models):
+            asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
+            records = play(setup, models, asked, progress, observers, self.shared)
         return Served(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 

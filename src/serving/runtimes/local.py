@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, get_args
@@ -58,8 +59,9 @@ class Local:
         models = open_models(
             setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens
         )
-        asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-        records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
+        with closing(models):
+            asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
+            records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
         here, notes = self.pace == "wall", (f"pace: {pacing.described}", *models.notes())
         return Served(asked, records, models.tokenizer, models.cloud_layers, here=here, notes=notes, overhead=overhead)
 

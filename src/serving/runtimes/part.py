@@ -4,6 +4,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -82,12 +83,13 @@ class _Player:
         part, blobs = self.part, Blobs()
         tier = self.cast.tier_of[part.names[0]] if part.is_cloud and part.setup.hardware.tiers else None
         models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator, tier=tier)
-        host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
-        try:
-            await self._meet(host)
-            await self._serve(host, models, await self._hear("play"))
-        finally:
-            await host.close()
+        with closing(models):
+            host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
+            try:
+                await self._meet(host)
+                await self._serve(host, models, await self._hear("play"))
+            finally:
+                await host.close()
 
     async def _meet(self, host: "Host") -> None:
         if self.part.is_cloud:

@@ -59,6 +59,8 @@ class Models:
     """What a reader of the figures must know, asked when all is served."""
     another: Callable[[], Engine] | None = None
     """Runs the large model for a further node: the same weights, with caches of its own; None: all nodes share one."""
+    close: Callable[[], object] = tuple
+    """Ends the processes that a model shares its weights with, if it does."""
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class Route:
         self.blobs, whole = Blobs(), open_model(path)
         options = {"blobs": self.blobs, "number": number}
         self.device = Engine(open_model(path, layers=shallow), **options, heads=heads)
-        self.clouds = [Engine(whole.only(h.span.first, h.span.last), **options) for h in self.hops if h.node != HERE]
+        self.clouds = [Engine(whole.only(h.span), **options) for h in self.hops if h.node != HERE]
 
     def ask(self, *asked, probes=()):
         """Of a batch that keeps together the verdicts, by session."""
@@ -196,7 +196,7 @@ def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
 
 @pytest.mark.parametrize("span", [Span(0, 2, embed=True), Span(2, 4), Span(0, 1), Span(4, 4, head=True)])
 def test_a_part_runs_nothing_else(span, saved):
-    part = Engine(open_model(saved["llama"]).only(1, 3))
+    part = Engine(open_model(saved["llama"]).only(Span(1, 3)))
     rows = Rows("a", 0, 2, (5, 6), 0, "greedy")
     if not span.embed:
         rows = replace(rows, tokens=(), blob=part.blobs.put(torch.zeros(2, 32), "test", 0))

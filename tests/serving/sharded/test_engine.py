@@ -1,0 +1,256 @@
+"""A model that two processes share, against the same one in this process alone."""
+
+import multiprocessing as mp
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from dialogue import play, writing
+from variants import build
+
+from serving.engine.blobs import Blobs
+from serving.engine.cache import CacheHoleError
+from serving.engine.engine import Engine
+from serving.engine.model import open_model
+from serving.engine.pool import CacheFullError
+from serving.engine.stack import Stack
+from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.sharded.engine import Leader
+from serving.sharded.opening import open_shared
+from serving.sharded.team import TeamError
+
+WHOLE = Span(0, 4, embed=True, head=True)
+PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 55)
+VARIANTS = ("llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "phi3_longrope", "neox", "neox_sequential")
+
+
+@pytest.fixture
+def logits(monkeypatch):
+    """All that heads say in this process."""
+    said, plain = [], Stack.read_off
+
+    def spy(self, normed):
+        said.append(plain(self, normed))
+        return said[-1]
+
+    monkeypatch.setattr(Stack, "read_off", spy)
+    return said
+
+
+@pytest.fixture
+def saved(tmp_path_factory):
+    def save(variant):
+        path = tmp_path_factory.mktemp(variant)
+        build(variant).save_pretrained(path)
+        return str(path)
+
+    return save
+
+
+@contextmanager
+def shared(path, ways=2, **how):
+    model, team = open_shared(path, ways, **how)
+    try:
+        yield model, team
+    finally:
+        team.close()
+        assert not [pid for pid in team.pids if alive(pid)]
+        assert not torch.distributed.is_initialized()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def ask(engine, *rows, span=WHOLE, out="last"):
+    return engine.execute(Forward(span, rows, (out,) * len(rows)))[0]
+
+
+def same_talk(one, two, logits, rounds):
+    write, said = writing(Engine(one.model)), []
+    for engine in (one, two):
+        logits.clear()
+        said.append((play(engine, 4, rounds, write), torch.cat(logits)))
+    assert said[0][0] == said[1][0]
+    verdicts = [verdict for found, _ in said[0][0] for verdict in found if verdict]
+    assert any(verdict.keep and len(verdict.keep) > 1 for verdict in verdicts)
+    assert any(verdict.accepted > 1 for verdict in verdicts if verdict.keep is None)
+    torch.testing.assert_close(said[1][1], said[0][1], atol=1e-4, rtol=0)
+
+
+def same_drafts(one, two):
+    options = {"ends": (), "probes": ("confidence",)}
+    for work in (
+        Generate("g", 0, PROMPT, Stop(6), **options),
+        Generate("g", len(PROMPT) + 2, (9,), Stop(4), **options),
+        Generate("g", len(PROMPT) + 3, (), Stop(1), branches=((4, 5), (6,)), **options),
+    ):
+        (a, _), (b, _) = one.execute(work), two.execute(work)
+        assert (a.tokens, a.cached) == (b.tokens, b.cached)
+        assert a.scores["confidence"] == pytest.approx(b.scores["confidence"], abs=1e-5)
+
+
+def same_spans(one, two):
+    """A part with the embedding, one without either, one with the head; each has a cache of its own."""
+    rows, ends = Rows("p", 0, len(PROMPT), PROMPT, 0, "greedy"), []
+    for engine in (one, two):
+        first = ask(engine, rows, span=Span(0, 1, embed=True), out="all")[0].blob
+        states = engine.blobs.get(first)
+        asked = Rows("p", 0, len(PROMPT), (), 0, "greedy", blob=first)
+        middle = ask(engine, asked, span=Span(1, 3), out="all")[0].blob
+        asked = Rows("p", 0, len(PROMPT), (), 0, "greedy", blob=middle)
+        (result,) = ask(engine, asked, span=Span(3, 4, head=True))
+        ends.append((result.verdict, states))
+    assert ends[0][0] == ends[1][0]
+    torch.testing.assert_close(ends[1][1], ends[0][1], atol=1e-4, rtol=0)
+
+
+def refusals_leave_it_whole(engine, plain):
+    with pytest.raises(CacheHoleError, match="begins at token 7"):
+        ask(engine, Rows("a", 0, 2, (5, 6), 0, "greedy"), Rows("h", 7, 1, (5,), 0, "greedy"))
+    blob = engine.blobs.put(torch.zeros(2, 8), "test", 0)
+    with pytest.raises(ValueError, match=r"hidden states of shape \(2, 8\)"):
+        ask(engine, Rows("w", 0, 2, (), blob=blob), span=Span(1, 2), out="all")
+    with pytest.raises(ValueError, match="importance is averaged over all heads"):
+        engine.execute(Generate("i", 0, PROMPT, Stop(2), probes=("importance",)))
+    with pytest.raises(CacheFullError):
+        ask(engine, Rows("f", 0, 480, (5,) * 480))
+    asked = Rows("a", 0, 3, (5, 6, 7), 0, "greedy")
+    assert ask(engine, asked) == ask(plain, asked)
+
+
+def ends_with_its_follower(engine, team):
+    os.kill(team.pids[0], signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(TeamError, match=rf"rank 1 \(process {team.pids[0]}\) died \(exit code -9\)"):
+            ask(engine, Rows("a", 0, 2, (5, 6), 0, "greedy"))
+    engine.drop("a", 0)
+
+
+def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
+    """All in one: to start a process takes seconds."""
+    path = saved("llama")
+    with shared(path) as (model, team):
+        assert (model.kv_heads, open_model(path).kv_heads) == (1, 2)
+        blobs = Blobs()
+        led, other = (Leader(team, i, model, blobs=blobs, number="fp32", budget_tokens=400) for i in range(2))
+        plain = Engine(open_model(path), number="fp32")
+        same_talk(plain, led, logits, 40)
+        same_drafts(plain, other)
+        same_spans(plain, other)
+        refusals_leave_it_whole(led, plain)
+        with pytest.raises(ValueError, match="this process shares a model already"):
+            open_shared(path, 2)
+        ends_with_its_follower(led, team)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_architecture_can_be_shared(variant, saved, logits):
+    path = saved(variant)
+    with shared(path) as (model, team):
+        same_talk(Engine(open_model(path)), Leader(team, 0, model), logits, 40)
+
+
+@pytest.mark.slow
+def test_four_processes_share_four_heads(saved, logits):
+    path = saved("llama_yarn")
+    with shared(path, 4) as (model, team):
+        assert model.kv_heads == 1
+        same_talk(Engine(open_model(path)), Leader(team, 0, model), logits, 20)
+        os.kill(team.pids[1], signal.SIGKILL)
+        with pytest.raises(TeamError, match=rf"rank 2 \(process {team.pids[1]}\) died"):
+            ask(Leader(team, 1, model), Rows("a", 0, 2, (5, 6), 0, "greedy"))
+
+
+@pytest.mark.slow
+def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
+    path = saved("llama")
+    with shared(path, span=Span(1, 3)) as (model, team):
+        led, plain = Leader(team, 0, model, number="fp32"), Engine(open_model(path), number="fp32")
+        found = []
+        for engine in (plain, led):
+            blob = engine.blobs.put(torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), "test", 0)
+            (result,) = ask(engine, Rows("a", 0, 5, (), blob=blob), span=Span(1, 3), out="all")
+            found.append(engine.blobs.get(result.blob))
+        torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
+        for span in (Span(0, 2, embed=True), Span(2, 4)):
+            rows = Rows("b", 0, 2, (5, 6), blob=led.blobs.put(torch.zeros(2, 32), "test", 0))
+            with pytest.raises(RuntimeError, match="is not held here"):
+                ask(led, rows, span=span, out="all")
+        blob = led.blobs.put(torch.zeros(2, 32), "test", 0)
+        ask(led, Rows("c", 0, 2, (), blob=blob), span=Span(1, 3), out="all")
+
+
+@pytest.mark.slow
+def test_one_that_stands_still_is_given_up(saved):
+    with shared(saved("llama"), patience_s=2) as (model, team):
+        os.kill(team.pids[0], signal.SIGSTOP)
+        with pytest.raises(TeamError, match=r"rank 1 \(process \d+\) did not answer"):
+            ask(Leader(team, 0, model), Rows("a", 0, 2, (5, 6), 0, "greedy"))
+
+
+@pytest.mark.slow
+def test_one_that_cannot_begin_is_named(saved, monkeypatch):
+    path = saved("llama")
+    from serving.sharded import opening
+
+    plain = opening.loaded
+
+    def gone(seat):
+        for process in mp.active_children():
+            process.kill()
+        return plain(seat)
+
+    monkeypatch.setattr(opening, "loaded", gone)
+    with pytest.raises(TeamError, match=r"rank 1 \(process \d+\) died"):
+        open_shared(path, 2)
+    assert not torch.distributed.is_initialized()
+    assert not mp.active_children()
+
+
+LEAD = """
+import os, signal, sys
+from serving.sharded.opening import open_shared
+if __name__ == "__main__":
+    model, team = open_shared(sys.argv[1], 2)
+    print(team.pids[0], flush=True)
+    if sys.argv[2] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "forgotten"])
+def test_nobody_is_left_when_the_leader_ends(end, saved, tmp_path):
+    program = tmp_path / "lead.py"
+    program.write_text(LEAD)
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, program, saved("llama"), end], capture_output=True, text=True, env=os.environ | path
+    )
+    assert done.returncode == (-signal.SIGKILL if end == "killed" else 0), done.stderr
+    pid = int(done.stdout)
+    with open_pidfd(pid) as fd:  # ready when it has ended
+        assert fd is None or mp.connection.wait([fd], 20)
+
+
+@contextmanager
+def open_pidfd(pid):
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)

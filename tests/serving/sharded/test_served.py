@@ -1,0 +1,55 @@
+"""A shared model where others are: opened as a pair's, and served by the pipeline."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import checkpoints
+import pyarrow.parquet as pq
+import pytest
+from catalogue import architecture
+
+from serving.messages import Forward, Rows, Span
+from serving.open import open_models
+from serving.pair import Checkpoint, Model
+
+WHOLE = Span(0, 3, embed=True, head=True)
+
+
+@pytest.mark.slow
+def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
+    small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
+    large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timing": architecture("llama2_13b")}
+    alone, both = (open_models(small, Model(**large, ways=ways)) for ways in (1, 2))
+    try:
+        asked = Forward(WHOLE, (Rows("s", 0, 3, (2, 3, 4), 0, "greedy"),), ("last",))
+        wanted = alone.cloud.execute(asked)
+        for engine in (both.cloud, both.here, both.cloud):
+            assert engine.execute(asked) == wanted
+    finally:
+        both.close()
+    with pytest.raises(RuntimeError, match="told to stop"):
+        both.cloud.execute(asked)
+
+
+@pytest.mark.slow
+def test_what_is_written_is_the_same(tmp_path: Path) -> None:
+    alone = served(tmp_path, 1, "emulated")
+    assert len(alone) > 4
+    for runtime in ("emulated", "grpc"):
+        assert served(tmp_path, 2, runtime) == alone
+
+
+def served(out: Path, ways: int, runtime: str) -> list[list[int]]:
+    """The tokens of all answers."""
+    words = ["+policy=cloud_centric", "model=toy", "workload=smoke", f"model.cloud.ways={ways}", f"runtime={runtime}"]
+    folder = out / "artifacts" / "serve"
+    before = set(folder.glob("*"))
+    subprocess.run(
+        [sys.executable, "-m", "pipeline", *words, f"outputs={out}"], check=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    (made,) = set(folder.glob("*")) - before
+    tokens: list[list[int]] = pq.read_table(made / "requests.parquet").sort_by("request")["tokens"].to_pylist()
+    return tokens
