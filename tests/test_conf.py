@@ -43,6 +43,10 @@ OVERRIDES = (
     "contender",
     "strategy",
     "router",
+    "orchestrator",
+    "mixture",
+    "failures",
+    "front",
 )
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
