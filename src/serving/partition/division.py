@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from serving.architecture import Architecture
@@ -102,7 +103,12 @@ class Division:
         return tuple(flops / (tera * 1e12 * fleet.tensor_parallel) for flops in found.flops)
 
     def _profiled_s(self, fleet: Fleet, ends: bool) -> tuple[float, ...]:
-        """By the latency's own terms: a prefill, and passes of one token behind what is cached."""
+        """By the latency's own terms: a prefill, and passes of one token behind what is cached.
+
+        While a plan is made whose first stage is the profile nobody knows them: all blocks count alike.
+        """
+        if fleet.timing == "profile" and not isinstance(fleet.chip.profile, Path):
+            return (1.0,) * self.architecture.layers
         latency, p, n = fleet.latency(self.architecture), self.prompt_tokens, self.new_tokens
         cached = sum(p + i for i in range(n - 1))
         passes = Load(1, p + n - 1, p * p + cached + n - 1, cached, 0, forwards=n)
