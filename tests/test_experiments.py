@@ -39,6 +39,7 @@ HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.pro
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = ("training.seed=0", f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2")
 FIRST = (*ROUTED, "policy.offload.router.path=${stage:router_1}")
+TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks=3", "workload.max_new_tokens=4")
 LESS = {
     "validate": (
         f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100",
@@ -92,6 +93,17 @@ LESS = {
     **{f"hat/fig{n}": ("seed=0", "policy.placement.stages=3", "+contender=u_shape,hat", *HAT) for n in (11, 12)},
     "hat/table5": ("seed=0", "+suite=spec_bench", "+strategy=none,sd_pd", *HAT),
     "paced": ('stages.paced.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
+    **{f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+orchestrator=hyperion,heft") for n in (5, 6)},
+    "hyperion/fig7": (*TIERS, "+orchestrator=hyperion,heft_front"), "hyperion/fig8": TIERS, "hyperion/fig10": TIERS,
+    "hyperion/fig9": (*TIERS, "+orchestrator=hyperion,ours"),
+    "hyperion/fig11": (*TIERS[:-1], "workload.max_new_tokens=4,5"),
+    "hyperion/fig12": (*TIERS, "hardware=hyperion_two,hyperion_four"),
+    "hyperion/table2": (*TIERS, "network=lan_100mbps"),
+    "hyperion/capacity": (*TIERS, "hardware.tiers.nano.nodes.mode=15W"),
+    "hyperion/dispatch": (*TIERS, "policy/dispatch=hypsched,round_robin", "+mixture=unequal"),
+    "hyperion/faults": (*TIERS, "+failures=none,every_tier"),
+    "hyperion/batching": (*TIERS, "+orchestrator=throughput", "workload.arrivals.rate_per_s=0.4"),
+    "hyperion/composed": ("training.seed=0", "+front=sled,hat", "workload.max_new_tokens=6"),
 }  # fmt: skip
 """What makes an experiment smaller still."""
 SAID = {
