@@ -27,8 +27,8 @@ class Route:
     def requests(self, s: Session, rows: Rows, budget: int, now: float) -> Commands:
         """What asks the route about `rows`, in as many messages as the policy's prefill makes of them."""
         if not s.path:
-            home = s.home if s.home and self._chooser.reachable(s.home[0]) else ()
-            s.path = home or (self._chooser.choose(self.hops[0].node, rows, budget),)
+            stays = s.home and self._chooser.reachable(s.home[0])
+            s.path = s.home if stays else (self._chooser.choose(self.hops[0].node, rows, budget), *s.home[1:])
         value = s.worth(rows.check, self._acceptance)
         slack_s = _slack_s(s, value, now)
         size = self._prefill.chunk(s)

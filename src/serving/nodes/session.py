@@ -77,7 +77,7 @@ class Session:
         """Tokens that the route may still write in this round."""
         self.path: tuple[str, ...] = ()
         self.home: tuple[str, ...] = ()
-        """The first node of the path before, which may have kept what it knows."""
+        """The path before: its nodes know the session, and those that live keep it."""
         self.keep: tuple[int, ...] | None = None
         self.flight: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
@@ -275,7 +275,7 @@ class Session:
     def forget_route(self) -> None:
         """The route's caches may be gone: a new attempt sends everything."""
         self.round += 1
-        self.home, self.peer, self.path, self.keep = self.path[:1] or self.home, 0, (), None
+        self.home, self.peer, self.path, self.keep = self.path or self.home, 0, (), None
 
 
 @cache

@@ -298,7 +298,7 @@ class Worker:
     def _hand_on(self, item: Item, rows: Rows, blob: Blob | None, now: float) -> Send:
         m, here_s = item.request, now - item.arrived
         hop = m.hop + 1
-        path = m.path if len(m.path) > hop else (*m.path, self._bind(m, rows, hop))
+        path = self._bound(m, rows, hop)
         to, ends, tokens, odds = path[hop], m.ends, rows.tokens[:0], rows.odds  # hidden states travel instead
         if rows.check:  # drafts go where the head is
             tokens = rows.tokens[-rows.check :]
@@ -323,14 +323,15 @@ class Worker:
             return {}
         return {"sent_s": now, "condition": None if m.reply_to == self.name else self.workload.added(m)}
 
-    def _bind(self, m: Request, rows: Rows, hop: int) -> str:
-        """The node for a hop: the device that asks, the one that has had this session, else a fresh choice."""
-        if m.route[hop].node == HERE:
-            return m.reply_to
-        node, _ = self.sent.get((rows.session, hop), (None, None))
-        if node and node not in self.chooser.dead:
-            return node
-        return self.chooser.choose(m.route[hop].node, rows, m.budget)
+    def _bound(self, m: Request, rows: Rows, hop: int) -> tuple[str, ...]:
+        """The path with a node for a hop: the one that has had this session, else a fresh choice; where it is lost and
+        everything is sent again, another.
+        """
+        tier, last = m.route[hop].node, self.sent.get((rows.session, hop))
+        node = m.path[hop] if len(m.path) > hop else last[0] if last else ""
+        if not node or (node in self.chooser.dead and not rows.start):
+            node = m.reply_to if tier == HERE else self.chooser.choose(tier, rows, m.budget)
+        return (*m.path[:hop], node, *m.path[hop + 1 :])
 
     def _answer(self, item: Item, rows: Rows, verdict: Verdict, now: float) -> Commands:
         m = item.request
