@@ -140,12 +140,24 @@ def _figures(records: Records, summary: Summary, context: JobContext) -> Iterato
     yield "written by", ", ".join(f"{origin} {percent(share)}" for origin, share in shares.items() if share)
     yield "link", _link(summary)
     yield "busy", _busy(summary)
+    if records.meta.tiers:
+        yield "tiers", "; ".join(f"{name}: {_tier(figures)}" for name, figures in records.meta.tiers.items())
     yield "energy", _energy(summary)
     yield "cloud cost", _cost(records, summary)
     if "mape" in summary.estimator:
         yield "estimator", _estimator(summary.estimator)
     for name, outcome in summary.slo.items():
         yield f"SLO {name}", f"{percent(outcome.violation_rate)} of {outcome.requests} requests violated"
+
+
+def _tier(figures: Mapping[str, float]) -> str:
+    """Of a tier's nodes, while anything was under way."""
+    parts = [f"{figures['blocks']:g} blocks on each of {figures['nodes']:g}"]
+    parts += [f"{percent(figures[name])} {what}" for name, what in _TIER.items() if name in figures]
+    return ", ".join(parts)
+
+
+_TIER = {"busy": "busy", "memory": "of memory"}
 
 
 def _quality(records: Records, summary: Summary) -> str:
