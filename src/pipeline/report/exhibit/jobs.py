@@ -81,14 +81,18 @@ def _estimates(job: Row, replicate: str, metrics: Sequence[str]) -> dict[str, Es
 
 
 def _by_prompt(artifact: str | None) -> dict[str, list[Served]]:
-    """The requests of each prompt; of none where the records are gone, which intervals then lack."""
+    """The requests of each prompt; of none where the records are gone, which intervals then lack.
+
+    Where all ask one blank prompt each is its own: they differ in when they came.
+    """
     try:
         requests = read_requests(Path(artifact)) if artifact else []
     except UserError:
         return {}
+    alike = len({request.prompt_id for request in requests}) == 1
     found: dict[str, list[Served]] = {}
     for request in requests:
-        found.setdefault(request.prompt_id, []).append(request)
+        found.setdefault(request.request if alike else request.prompt_id, []).append(request)
     return dict(sorted(found.items()))
 
 
