@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from serving.architecture import Architecture
 from serving.estimator import Estimator
-from serving.fleet import Fleet
+from serving.fleet import Fleet, fits
 from serving.hidden import hidden_nbytes
 from serving.latency import Latency
 from serving.links.outages import Window
@@ -52,7 +52,15 @@ class Cast:
     def tiers(self) -> Tiers:
         """The nodes of each tier of the cloud, the first that a request meets first."""
         names = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
-        return {name: tuple(f"{name}-{i}" for i in range(len(self.tier(name).each))) for name in names}
+        return {name: tuple(f"{name}-{i}" for i in self._able(name)) for name in names}
+
+    def _able(self, tier: str) -> list[int]:
+        """The numbers of a tier's nodes that hold what runs there, and a request: a split goes by the roomiest of them
+        (Hyperion, Eq. 5), and those that have too little memory are left out.
+        """
+        parts = [self.setup.part(hop) for hop in self.setup.hops if hop.node == tier]
+        tokens, each = self.setup.workload.tokens, enumerate(self.tier(tier).each)
+        return [i for i, fleet in each if all(fits(fleet, part, 1, tokens) for part in parts)]
 
     def tier(self, name: str) -> Tier:
         tier = self.setup.hardware.tier(name)
@@ -76,7 +84,7 @@ class Cast:
     def failures(self, node: str) -> Iterator[Window]:
         """(fails, is back) of a node of the cloud."""
         tier = self.tier_of[node]
-        return self.tier(tier).windows(self.tiers[tier].index(node), self.stream(node))
+        return self.tier(tier).windows(_number(node), self.stream(node))
 
     def behind(self, node: str) -> tuple[str, ...]:
         """The nodes of the tiers behind a node's own, in other processes: they dial it."""
@@ -93,8 +101,7 @@ class Cast:
     @cached_property
     def cloud_fleets(self) -> dict[str, Fleet]:
         """The fleet of each node of the cloud."""
-        pairs = [zip(names, self.tier(tier).each, strict=True) for tier, names in self.tiers.items()]
-        return {name: fleet for both in pairs for name, fleet in both}
+        return {name: self.tier(tier).each[_number(name)] for name, tier in self.tier_of.items()}
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -219,3 +226,8 @@ class Cast:
         for query in queries:
             found[self.devices[query.device]].append(query)
         return found
+
+
+def _number(node: str) -> int:
+    """Which node of its tier it is."""
+    return int(node.rpartition("-")[2])

@@ -136,18 +136,29 @@ def check_fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: 
             "fewer bits once more; set the hardware's precision to fp16, or the model's quantization to none."
         )
     memory = fleet.memory_nbytes
-    if memory is None:
-        return
-    weights = architecture.weights_nbytes(fleet.precision)
-    cache = sessions * tokens * architecture.kv_nbytes_per_token(fleet.precision)
-    activations = architecture.activation_nbytes(tokens, fleet.precision, head_rows=sessions)
-    if weights + cache + activations <= memory:
+    weights, cache, activations = _terms(fleet, architecture, sessions, tokens)
+    if memory is None or weights + cache + activations <= memory:
         return
     chips = f"{fleet.tensor_parallel} x " if fleet.tensor_parallel > 1 else ""
     raise ValueError(
         f"{architecture.name} does not fit into {chips}{fleet.chip.name} ({_gb(memory)}) in {fleet.precision}: "
         f"weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {tokens} tokens) "
         f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. {_cure(weights, memory)}"
+    )
+
+
+def fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
+    """Does a model fit, as far as memory goes, where `check_fits` would refuse it?"""
+    memory = fleet.memory_nbytes
+    return memory is None or sum(_terms(fleet, architecture, sessions, tokens)) <= memory
+
+
+def _terms(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> tuple[float, float, float]:
+    """Bytes of weights, KV cache and activations."""
+    return (
+        architecture.weights_nbytes(fleet.precision),
+        sessions * tokens * architecture.kv_nbytes_per_token(fleet.precision),
+        architecture.activation_nbytes(tokens, fleet.precision, head_rows=sessions),
     )
 
 

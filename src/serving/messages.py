@@ -102,7 +102,9 @@ class Rows:
         return 4 * len(self.tokens) + (self.blob.nbytes if self.blob else 0)
 
     def cut(self, a: int, b: int) -> "Rows":
-        """Rows a..b-1 of these; only the part with the last row keeps the question."""
+        """Rows a..b-1 of these; only the part with the last row keeps the question, and its drafts where the rows are
+        hidden states.
+        """
         if b - a == self.n:
             return self
         last = b == self.n
@@ -110,7 +112,7 @@ class Rows:
             session=self.session,
             start=self.start + a,
             n=b - a,
-            tokens=self.tokens[a:b],
+            tokens=self.tokens[a:b] if not self.blob else self.tokens if last else (),
             check=self.check if last else 0,
             rule=self.rule if last else "",
             sampling=self.sampling,

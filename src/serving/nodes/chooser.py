@@ -1,6 +1,6 @@
 """Late binding of a hop to a node of its tier, from what the nodes report and what was sent to them since."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -25,6 +25,11 @@ class Chooser:
         """Is a node of that tier alive?"""
         return any(node not in self.dead for node in self._tiers.get(name, (name,)))
 
+    def living(self, names: Sequence[str]) -> list[str]:
+        """All living nodes of these tiers."""
+        nodes = dict.fromkeys(node for name in names for node in self._tiers.get(name, (name,)))
+        return [node for node in nodes if node not in self.dead]
+
     def lost(self, node: str) -> None:
         self.dead.add(node)
         self.backlogs.pop(node, None)  # when it is back it has promised nothing
@@ -33,10 +38,11 @@ class Chooser:
         self.dead.discard(node)
 
     def choose(self, name: str, rows: Rows, budget: int) -> str:
-        """A living node of the tier `name`, or `name` itself where nothing is left to choose."""
-        nodes = [node for node in self._tiers.get(name, (name,)) if node not in self.dead]
+        """A living node of the tier `name`; its first where none lives."""
+        known = self._tiers.get(name, (name,))
+        nodes = [node for node in known if node not in self.dead]
         if len(nodes) < 2:
-            return nodes[0] if nodes else name
+            return (nodes or known)[0]
         task = Task(rows.session, rows.n, budget, rows.start + rows.n + budget - 1, self._turn)
         node = self._dispatch.choose(task, [self._backlog(n) for n in nodes])
         self._turn += 1

@@ -8,6 +8,7 @@ from serving.nodes.ledger import Ledger
 
 
 class Commitment(NamedTuple):
+    round: int
     rows: int
     """That wait or run, of a session's present pass."""
     steps: int
@@ -30,14 +31,20 @@ class Commitments:
     def __len__(self) -> int:
         return len(self._open)
 
+    @property
+    def timed(self) -> bool:
+        """Is it known how long a pass takes?"""
+        return self.step_s > 0
+
     def take(self, m: Request, span: Span) -> bool:
         """A request has come; was its session new?"""
         session, rows = m.rows.session, m.rows
-        if not self.step_s:
+        if not self.timed:
             self.row_s, self.step_s = self._estimator.row_s(span), self._estimator.step_s(span)
         known = self._open.get(session)
-        waiting = known.rows if known and rows.start else 0
-        self._open[session] = Commitment(waiting + rows.n, m.budget - 1, rows.start + rows.n + m.budget - 1)
+        waiting = known.rows if known and known.round == m.round else 0
+        tokens = rows.start + rows.n + m.budget - 1
+        self._open[session] = Commitment(m.round, waiting + rows.n, m.budget - 1, tokens)
         return known is None
 
     def done(self, session: str, rows: int) -> None:

@@ -35,7 +35,7 @@ from serving.nodes.chip import Chip
 from serving.nodes.chooser import Chooser, Tiers
 from serving.nodes.numbers import Numbers
 from serving.nodes.requester import Requester
-from serving.nodes.route import Route, released
+from serving.nodes.route import Route
 from serving.nodes.session import Session
 from serving.nodes.worker import Worker
 from serving.policy import Policy
@@ -135,6 +135,8 @@ class Device:
                 return self._tell(current, event, now) if current else self._cancel(session)
             case Lost(peer):
                 self.chooser.lost(peer)
+                for parked in self.parked.values():
+                    parked.astray = True
                 return self._tell_all(event, now) + (self.here.handle(event, now) if self.here else [])
             case Joined(peer):
                 self.chooser.joined(peer)
@@ -218,7 +220,7 @@ class Device:
         return self._forget(next(iter(self.parked))) if len(self.parked) > _PARKED else []
 
     def _forget(self, session: str) -> Commands:
-        return released(self.parked.pop(session))
+        return self.route.released(self.parked.pop(session))
 
     def _cancel(self, session: str) -> Commands:
         if session in self.parked:

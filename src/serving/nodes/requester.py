@@ -34,7 +34,7 @@ from serving.messages import (
     Woke,
 )
 from serving.nodes.numbers import Numbers
-from serving.nodes.route import Route, released
+from serving.nodes.route import Route
 from serving.nodes.session import Branch, Origins, Session, Tokens
 from serving.policy import Policy
 from serving.scores import IMPORTANCE
@@ -195,7 +195,7 @@ class Requester:
 
     def _lost(self, peer: str, now: float) -> Commands:
         s = self.s
-        s.offline = not self._reachable()
+        s.offline, s.astray = not self._reachable(), True
         if not s.offline:
             return self._again(now) if peer in s.path else []
         if s.flight is None:
@@ -296,7 +296,7 @@ class Requester:
     def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
         self.state, self.job = ending, None
         told: Commands = [Deliver(self.s.call.session, (), (), ending)]
-        return told if self.keeps else told + released(self.s)
+        return told if self.keeps else told + self.route.released(self.s)
 
     @property
     def keeps(self) -> bool:

@@ -43,6 +43,14 @@ class Route:
         )  # fmt: skip
         return Send(s.path[0], request, HEADER_NBYTES + part.nbytes + self._exchange.nbytes(part))
 
+    def released(self, s: Session) -> Commands:
+        """Nobody needs the caches of this session any more: the path's first node tells the others, and where nodes may
+        know of it that this does not lead to, all are told.
+        """
+        name = s.call.session
+        nodes = self._chooser.living([hop.node for hop in self.hops]) if s.astray else s.path[:1]
+        return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in nodes)]
+
 
 def _slack_s(s: Session, value: float, now: float) -> float:
     """What is left of the promised time for `value` tokens, since the user saw the last one, when drafting and the
@@ -56,12 +64,6 @@ def _slack_s(s: Session, value: float, now: float) -> float:
     else:
         return INF
     return s.seen_s + due_s - now - s.network_s
-
-
-def released(s: Session) -> Commands:
-    """Nobody needs the caches of this session any more; the route's first node tells the others."""
-    name = s.call.session
-    return [Drop(name, None), *(Send(node, Release(name), HEADER_NBYTES) for node in s.path[:1])]
 
 
 def _parts(rows: Rows, size: int) -> list[Rows]:

@@ -53,9 +53,9 @@ class Branch:
 
 class Session:
     __slots__ = (
-        "branches", "call", "draft", "ends", "flight", "full", "guessed", "home", "judged", "keep", "kv", "left",
-        "monitor", "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores", "seen_s",
-        "stood", "stopped", "stream", "tokens", "tops",
+        "astray", "branches", "call", "draft", "ends", "flight", "full", "guessed", "home", "judged", "keep", "kv",
+        "left", "monitor", "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores",
+        "seen_s", "stood", "stopped", "stream", "tokens", "tops",
     )  # fmt: skip
 
     def __init__(self, call: Call, seed: int, monitor: Monitor | None = None) -> None:
@@ -78,6 +78,8 @@ class Session:
         self.path: tuple[str, ...] = ()
         self.home: tuple[str, ...] = ()
         """The path before: its nodes know the session, and those that live keep it."""
+        self.astray = False
+        """May nodes know of this session that its path does not lead to, since there was another or a node was lost?"""
         self.keep: tuple[int, ...] | None = None
         self.flight: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
@@ -96,7 +98,7 @@ class Session:
         n = min(len(old.tokens), len(self.tokens) - 1)  # the last one is asked in any case
         same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
         self.kv, self.round = min(old.kv, same), old.round + 1
-        self.peer, self.path = min(old.peer, same), old.path
+        self.peer, self.path, self.astray = min(old.peer, same), old.path, old.astray
 
     def _clear(self) -> None:
         self.draft: list[int] = []
@@ -276,6 +278,7 @@ class Session:
         """The route's caches may be gone: a new attempt sends everything."""
         self.round += 1
         self.home, self.peer, self.path, self.keep = self.path or self.home, 0, (), None
+        self.astray = True
 
 
 @cache

@@ -22,6 +22,8 @@ class Tenancy:
         """Session -> who asks for it, and when it last did."""
         self.since: dict[str, float] = {}
         """Session -> when it first came."""
+        self.ways: dict[str, tuple[str, ...]] = {}
+        """Session -> the nodes by way of which it last came."""
         self.leases: dict[int, tuple[str, float]] = {}
         """Timer -> who was lost, and when: what it does not ask for again by then is released."""
 
@@ -38,6 +40,7 @@ class Tenancy:
             del self.newest[session]
         self.owners[session] = m.reply_to, now
         self.since.setdefault(session, now)
+        self.ways[session] = m.path[: m.hop]
         return "open"
 
     def _lives_anew(self, session: str, owner: str) -> bool:

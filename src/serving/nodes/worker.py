@@ -112,7 +112,7 @@ class Worker:
                 if event.timer == self.timer and not self.running:
                     self.deciding = False
                     return self._dispatch(now) if self.queue else []
-                return self._expire(event.timer) if event.timer in self.tenancy.leases else []
+                return self._expire(event.timer, now) if event.timer in self.tenancy.leases else []
             case Finished():
                 if event.job == self.job and isinstance(event.outcome, tuple):
                     return self._finish(event.outcome, now)
@@ -290,7 +290,9 @@ class Worker:
         return out + self._wake(now)
 
     def _report(self, now: float) -> Commands:
-        """What those who choose among this node and its peers go by."""
+        """What those who choose among this node and its peers go by, once it knows how fast it is."""
+        if not self.commitments.timed:
+            return []
         self.reported_s = now
         backlog = self.commitments.backlog(self.name, self.ledger)
         return [Send(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
@@ -366,14 +368,26 @@ class Worker:
     def _lost(self, peer: str, now: float) -> Commands:
         self.chooser.lost(peer)
         gone = [key for key, (to, _) in self.sent.items() if to == peer]
-        return [*(self._miss(self.sent.pop(key)[1]) for key in gone), *self._lease(peer, now)]
+        missed = [self._miss(self.sent.pop(key)[1]) for key in gone]
+        return [*missed, *self._lease(peer, now), *self._stranded(peer), *(self._report(now) if self.watchers else ())]
+
+    def _stranded(self, peer: str) -> Commands:
+        """What came here by way of a peer that is lost is asked anew, and may come another way: nobody counts on it any
+        more, and its caches go, but for what is under way.
+        """
+        found = [session for session, way in self.tenancy.ways.items() if peer in way and way[0] != self.name]
+        busy = self.queue.keys() | {rows.session for _, rows in self.running}
+        for session in found:
+            self.commitments.drop(session)
+        return [command for session in found if session not in busy for command in self._forget(session)]
 
     def _lease(self, peer: str, now: float) -> Commands:
         timer = self.tenancy.lease(peer, now)
         return [] if timer is None else [Wake(now + self.linger_s, timer)]
 
-    def _expire(self, timer: int) -> Commands:
-        return [command for session in self.tenancy.expire(timer) for command in self._forget(session)]
+    def _expire(self, timer: int, now: float) -> Commands:
+        out = [command for session in self.tenancy.expire(timer) for command in self._forget(session)]
+        return out + self._report(now) if self.watchers else out
 
     def _failed(self, now: float) -> Commands:
         """The chip broke down in the middle of a batch: all that was in it begins anew, each on its own."""
@@ -392,12 +406,13 @@ class Worker:
         sent = [each for (name, _), each in self.sent.items() if name == session]
         onward = {to for to, m in sent if to not in (m.reply_to, self.name)} if self.tenancy.is_open(session) else ()
         self.tenancy.release(session)
-        told = self._report(now) if self.watchers and self.commitments.drop(session) else []
+        told = self._report(now) if self.commitments.drop(session) else []
         onwards = [Send(node, Release(session), HEADER_NBYTES) for node in sorted(onward)]
         return [*self._forget(session), *onwards, *told]
 
     def _forget(self, session: str) -> Commands:
         self.tenancy.owners.pop(session, None)
+        self.tenancy.ways.pop(session, None)
         self.commitments.drop(session)
         self.queue.pop(session, None)
         self.suspects.discard(session)

@@ -58,7 +58,7 @@ class Crew:
             for name in clouds:
                 self._introduce(name)
             listening = {node: self.addresses[name] for name, nodes in clouds.items() for node in nodes}
-            self._tell(devices, "dial", listening)
+            self._tell(devices, "dial", (listening, tuple(listening)))
             for name in (*clouds, *devices):
                 self._hear(name, "joined")
             self.origin_s = time.monotonic()
@@ -79,8 +79,9 @@ class Crew:
         return recorder.records
 
     def _introduce(self, cloud: str) -> None:
-        """To the nodes of earlier tiers, which it dials."""
-        self._tell([cloud], "dial", {node: self.addresses[node] for node in self.cast.before(cloud)})
+        """To the nodes of earlier tiers, which it dials; it waits for those that run."""
+        before = {node: self.addresses[node] for node in self.cast.before(cloud)}
+        self._tell([cloud], "dial", (before, tuple(node for node in before if node in self.lines)))
 
     def _wait_for_all(self, progress: Progress) -> None:
         ended: set[str] = set()

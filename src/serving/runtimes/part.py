@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -34,9 +33,9 @@ _MEETING_S = 60.0
 class Part:
     """What a child process is told. It and its parent then talk in (word, value) over a pipe.
 
-    A cloud says `listening`; all hear `dial`, with the addresses of those whom they reach out to, and say `joined`; all
-    hear `play` with the origin of the clock, a device says `ended` of each session, and all hear `stop` and say `done`.
-    `failed` may come at any time.
+    A cloud says `listening`; all hear `dial`, with the addresses of those whom they reach out to and with who of them
+    runs, and say `joined` when they have met these; all hear `play` with the origin of the clock, a device says `ended`
+    of each session, and all hear `stop` and say `done`. `failed` may come at any time.
     """
 
     setup: Setup
@@ -94,9 +93,9 @@ class _Player:
     async def _meet(self, host: "Host") -> None:
         if self.part.is_cloud:
             self.line.send(("listening", await host.listen(self.part.listen)))
-        addresses: Mapping[str, str] = await self._hear("dial")
+        addresses, running = await self._hear("dial")
         await host.dial(addresses)
-        await host.reached(addresses, _MEETING_S)
+        await host.reached(running, _MEETING_S)
         self.line.send(("joined", None))
 
     async def _serve(self, host: "Host", models: "Models", origin_s: float) -> None:
