@@ -90,3 +90,23 @@ class EarliestFinish:
 
     def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
         return min(backlogs, key=lambda each: each.queued_s + task.seconds(each)).node
+
+
+class Scorer(Protocol):
+    """Tells which node suits a task best, as `serving.dispatcher.Dispatcher` does."""
+
+    def scores(self, task: Task, backlogs: Sequence[Backlog]) -> Sequence[float]:
+        """One a node, the higher the better."""
+        ...
+
+
+@dataclass(frozen=True)
+class Learned:
+    """The node that a trained graph network scores highest, the first of equals: GPipe's scheduler in Hyperion, V-A."""
+
+    dispatcher: Scorer
+    watches = True
+
+    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+        scores = self.dispatcher.scores(task, backlogs)
+        return backlogs[max(range(len(backlogs)), key=scores.__getitem__)].node

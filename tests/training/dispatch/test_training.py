@@ -1,0 +1,121 @@
+"""Served and trained networks are one; training is repeatable, resumes, learns, and refuses what is no good."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dispatchers import soonest
+
+from serving.dispatcher import Dispatcher, load
+from serving.messages import INF, Backlog
+from serving.progress import silent
+from serving.slots.dispatch import Learned, Task
+from training.dispatch import course, network, trial
+from training.dispatch.network import Network
+from training.dispatch.recipe import Recipe
+from training.dispatch.rollout import Choice
+from training.dispatch.stages import train_dispatcher
+from training.dispatch.study import gathered
+from training.dispatch.world import World
+from training.trainer import Trainer
+
+TOY = Recipe(hidden=4, steps=4, episodes=1, plays=2, check_every=2, held_out=1, tested=2)
+
+
+@pytest.fixture
+def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training that begins without a rule."""
+    monkeypatch.setattr(network, "SURENESS", 0.0)
+
+
+def test_what_is_served_computes_what_was_trained() -> None:
+    torch.manual_seed(0)
+    draw = np.random.default_rng(0)
+    trained = Network(8)
+    with torch.no_grad():
+        for weight in trained.parameters():
+            weight.normal_()
+    choices = [Choice(draw.random(3).tolist(), draw.normal(size=(k, 6)).tolist(), 0) for k in (2, 5, 3)]
+    batch = gathered(choices)
+    with torch.no_grad():
+        scores = trained(batch.task, batch.nodes, batch.there)
+    served = trained.dispatcher()
+    for row, choice in zip(scores, choices, strict=True):
+        k = len(choice.nodes)
+        assert row[:k].tolist() == pytest.approx(served.scored(choice.task, choice.nodes), rel=1e-4, abs=1e-4)
+        assert row[k:].tolist() == [-INF] * (5 - k)
+
+
+def learnt(world: World, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0) -> Dispatcher:
+    return course.train(world, TOY, seed, trainer, work, progress)
+
+
+def test_an_interruption_changes_nothing(
+    world: World, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "SAVE_EVERY_STEPS", 2)
+
+    def stops(done: int, total: int, note: str) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    whole, work = learnt(world, one_thread, fresh("whole")), fresh("work")
+    with pytest.raises(KeyboardInterrupt):
+        learnt(world, one_thread, work, stops)
+    resumed = learnt(world, one_thread, work)
+    assert whole.digest == resumed.digest
+    assert whole.metrics["held_out_latencies"] == resumed.metrics["held_out_latencies"]
+    assert len(whole.metrics["held_out_latencies"]) == 2
+
+
+def test_another_seed_learns_otherwise(world: World, one_thread: Trainer, fresh: Callable[[str], Path]) -> None:
+    one, same, other = (learnt(world, one_thread, fresh(f"{i}"), seed=seed) for i, seed in enumerate((0, 0, 1)))
+    assert one.digest == same.digest != other.digest
+
+
+@pytest.mark.usefixtures("tabula_rasa")
+def test_it_learns_to_prefer_the_node_that_is_idle(
+    world: World, one_thread: Trainer, fresh: Callable[[str], Path]
+) -> None:
+    """From rewards alone: its scores begin without the rule that it improves on otherwise."""
+    recipe = Recipe(hidden=8, steps=10, episodes=2, plays=3, rate=0.05, check_every=10, held_out=1)
+    busy = replace(world, equal=1.0, scarce=0.0)
+    found = Learned(course.train(busy, recipe, 0, one_thread, fresh("work"), silent))
+    for idle in range(3):
+        nodes = [Backlog(f"n{i}", 0.0 if i == idle else 6.0, 0.01, 0.5, INF) for i in range(3)]
+        assert found.choose(Task("s", 64, 4, 68, 0), nodes) == f"n{idle}"
+
+
+def test_the_stage_serves_what_it_trained(world: World, one_thread: Trainer, fresh: Callable[[str], Path]) -> None:
+    out = fresh("out")
+    train_dispatcher(out, progress=silent, work=fresh("work"), world=world, recipe=TOY, trainer=one_thread)
+    found, shown = load(out), json.loads((out / "metrics.json").read_text())
+    assert shown["served/tasks"] == 2 * 6
+    assert shown["served/learned"] < shown["served/random"]
+    assert shown == {name: found.metrics[name] for name in shown}
+    assert found.made_from["episodes"] == "4 of 6 tasks, each played 2 times"
+    assert found.metrics["recipe"]["steps"] == 4
+
+
+def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: World) -> None:
+    episodes = course.episodes(replace(world, equal=0.0), 0, "judged", 2)
+    good, bad = (trial.serve(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
+    trial.check(good)
+    assert good.learned == pytest.approx(good.earliest_finish)
+    with pytest.raises(ValueError, match="no better than luck") as caught:
+        trial.check(bad)
+    for figure in (f"{bad.learned:.3f}", f"{bad.random:.3f}", "12 held-out tasks", "recipe.steps"):
+        assert figure in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"hidden": 0}, {"steps": 0}, {"plays": 1}, {"rate": 0.0}, {"discount": 1.0}, {"keep": -0.1}, {"check_every": 0},
+])  # fmt: skip
+def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"recipe.{next(iter(wrong))} must be"):
+        Recipe(**wrong)

@@ -1,0 +1,105 @@
+"""What is drawn is what was asked for, and rewards are of real nodes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from dispatchers import soonest
+
+from serving.slots.dispatch import HypSched, Learned, Random
+from training.dispatch.rollout import Choice, Drawing, rollouts
+from training.dispatch.world import Range, World
+
+
+def test_the_same_name_draws_the_same_episode(world: World) -> None:
+    one, same, other = (world.episode(3, name) for name in ("a", "a", "b"))
+    assert one.setup == same.setup
+    assert one.latencies(HypSched()) == same.latencies(HypSched()) == one.latencies(HypSched())
+    assert one.setup.hardware != other.setup.hardware
+
+
+def test_episodes_are_drawn_from_the_world(world: World) -> None:
+    equal = replace(world, equal=1.0, scarce=0.0)
+    scarce = replace(world, equal=0.0, scarce=1.0, tiers=Range(1, 3), nodes=Range(3, 5))
+    for name in map(str, range(8)):
+        for one, tiers, nodes in (
+            (equal.episode(0, name), {2}, {2, 3}),
+            (scarce.episode(0, name), {1, 2, 3}, {3, 4, 5}),
+        ):
+            assert len(one.setup.hardware.tiers) in tiers
+            assert {len(tier.each) for tier in one.setup.hardware.tiers.values()} <= nodes
+            assert all(2 <= query.call.limit <= 4 for query in one.queries)
+            assert len(one.queries) == 6
+        kinds = [
+            {repr(each.chip) for each in tier.each} for tier in equal.episode(0, name).setup.hardware.tiers.values()
+        ]
+        assert {len(each) for each in kinds} == {1}
+        assert scarce.episode(0, name).setup.policy.kv_cache.capacity_tokens
+        assert equal.episode(0, name).setup.policy.kv_cache.capacity_tokens is None
+
+
+def test_a_task_by_itself_takes_its_lone_latency(world: World) -> None:
+    """But for its links, and the cache that it reads."""
+    alone = replace(world, load=Range(1e-3, 1e-3), scarce=0.0, equal=1.0)
+    found = [each for name in "abc" for each in alone.episode(0, name).latencies(HypSched())]
+    assert found == pytest.approx([1.0] * len(found), rel=0.05)
+    assert min(found) > 1
+
+
+def test_more_load_takes_longer(world: World) -> None:
+    ample = replace(world, scarce=0.0, equal=1.0)
+    low, high = (
+        sum(sum(replace(ample, load=Range(load, load)).episode(0, name).latencies(HypSched())) for name in "abc")
+        for load in (0.1, 3.0)
+    )
+    assert high > 1.2 * low
+
+
+def test_advantages_are_above_the_other_plays_of_the_same_arrival(world: World) -> None:
+    """With two plays, what one gained the other lost."""
+    episode = world.episode(1, "advantages")
+    choices = rollouts(episode, soonest(), 2, 0.5)
+    gains = sorted({round(each.advantage, 9) for each in choices})
+    assert gains[-1] > 0
+    assert gains == [-gain for gain in gains[::-1]]
+    assert {len(each.nodes) for each in choices} <= {2, 3}
+    assert len(choices) >= 2 * 6 * 2
+    assert choices == rollouts(episode, soonest(), 2, 0.5)
+
+
+def test_a_choice_is_worth_its_task_and_what_follows(monkeypatch: pytest.MonkeyPatch, world: World) -> None:
+    """Rewards of three arrivals in two plays, by hand: discounted by a half a task, over the mean latency of 2."""
+    plays = iter([[1.0, 1.0, 2.0], [2.0, 2.0, 4.0]])
+    episode = replace(world, tasks=3).episode(0, "by hand")
+
+    def played(drawing: Drawing) -> list[float]:
+        drawing.choices = {query.call.session: [Choice([], [], 0)] for query in episode.queries}
+        return next(plays)
+
+    monkeypatch.setattr(type(episode), "latencies", lambda _, drawing: played(drawing))
+    found = [each.advantage for each in rollouts(episode, soonest(), 2, 0.5)]
+    assert found == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
+
+
+def test_the_simulator_tells_dispatches_apart(world: World) -> None:
+    uneven = replace(world, equal=0.0, scarce=0.0)
+    episodes = [uneven.episode(0, str(i)) for i in range(6)]
+    good, bad, luck = (
+        sum(sum(each.latencies(dispatch)) for each in episodes)
+        for dispatch in (Learned(soonest()), Learned(soonest(1.0)), Random())
+    )
+    assert good < luck < bad
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ({"tasks": 1}, "2 tasks or more"), ({"nodes": Range(1, 3)}, "a tier 2 nodes"), ({"chips": ()}, "name the chips"),
+    ({"equal": 1.2}, "equal is 1.2"), ({"scarce": -0.1}, "scarce is -0.1"),
+])  # fmt: skip
+def test_a_world_that_cannot_be_is_refused(world: World, wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(world, **wrong)
+
+
+def test_an_empty_range_is_refused() -> None:
+    with pytest.raises(ValueError, match="got 2 to 1"):
+        Range(2, 1)
