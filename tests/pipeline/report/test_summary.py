@@ -130,3 +130,18 @@ def test_stalls_without_time_lines_are_unknown(tmp_path):
     summary = summarise(Records.read(write(tmp_path, [SPECULATED | unseen, ALONE | unseen])))
     assert (summary.stalls.link_share, summary.stalls.cloud_share, summary.latency.verification_s) == (None, None, None)
     assert not any(name.startswith("stalls/") for name in summary.metrics())
+
+
+def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_path):
+    assert summary.throughput.busy_period_s == 2.5  # a from 0 to 1.4, b from 0.5 to 2.5
+    later = ALONE | {"arrived_s": 10.0, "ended_s": 12.0}
+    apart = summarise(Records.read(write(tmp_path / "apart", [SPECULATED, later])))
+    assert apart.throughput.busy_period_s == pytest.approx((1.4 + 2.0) / 2)
+
+
+def test_what_is_known_of_tiers_is_told_flat(tmp_path):
+    tiers = {"nano": {"busy": 0.25, "blocks": 8.0}, "agx": {"busy": 0.5}}
+    found = summarise(Records.read(write(tmp_path, [SPECULATED], tiers=tiers))).metrics()
+    assert {name: value for name, value in found.items() if name.startswith("tiers/")} == {
+        "tiers/nano/busy": 0.25, "tiers/nano/blocks": 8.0, "tiers/agx/busy": 0.5,
+    }  # fmt: skip

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.workload.arrivals import AzureTrace, ClosedLoop, Poisson
+from serving.workload.arrivals import AzureTrace, ClosedLoop, Episodes, Poisson
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 
@@ -85,3 +85,30 @@ def test_the_recorded_azure_trace(data):
     arrivals = AzureTrace(path=path, lengths=True).times(19366, 4, seed=0)
     assert arrivals[-1].at_s == pytest.approx(3501.72, abs=0.01)
     assert (arrivals[0].prompt_tokens, arrivals[0].new_tokens) == (374, 44)
+
+
+def test_an_episode_begins_at_once_and_the_next_as_if_nothing_had_been():
+    arrivals = Episodes(tasks=3, rate_per_s=0.5, every_s=1000).times(8, 1, seed=4)
+    times = [arrival.at_s for arrival in arrivals]
+    assert [times[i] for i in (0, 3, 6)] == [0, 1000, 2000]
+    assert times == sorted(times)
+    assert times[2] < 100
+    assert times[4] - times[3] != times[1] - times[0]
+    assert arrivals == Episodes(tasks=3, rate_per_s=0.5, every_s=1000).times(9, 1, seed=4)[:8]
+
+
+def test_the_gaps_of_episodes_are_a_poisson_process():
+    times = [arrival.at_s for arrival in Episodes(tasks=2000, rate_per_s=5).times(2000, 1, seed=1)]
+    assert times[-1] / 1999 == pytest.approx(0.2, rel=0.06)
+
+
+def test_an_episode_that_lasts_longer_than_its_turn_delays_the_next():
+    times = [arrival.at_s for arrival in Episodes(tasks=50, rate_per_s=1, every_s=5).times(100, 1, seed=0)]
+    assert times == sorted(times)
+    assert times[50] == times[49] > 5
+
+
+@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
+def test_episodes_out_of_range_are_refused(wrong):
+    with pytest.raises(ValueError, match=rf"workload\.arrivals\.{next(iter(wrong))} must be"):
+        Episodes(**wrong)

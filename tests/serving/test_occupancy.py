@@ -1,0 +1,78 @@
+"""How busy and how full nodes were, on three tiers whose work is added up by hand."""
+
+import pytest
+from catalogue import architecture, fleet, link
+from fake_setup import pair, setup
+
+from serving.cast import Cast
+from serving.fleet import GB
+from serving.messages import Forward, Received, Release, Rows
+from serving.occupancy import Occupancy, under_way_s
+from serving.partition.balanced import Balanced
+from serving.partition.division import Division
+from serving.recorder import Record
+from serving.slots.dispatch import HypSched
+from serving.slots.placement import Tiers
+from serving.testbed import Testbed as Bed  # pytest would collect a class named Test...
+from serving.tier import Tier
+
+LLAMA = architecture("llama3_8b")
+TIERS = {"near": Tier(fleet("jetson_orin_nx_16gb", count=2)), "far": Tier(fleet("jetson_agx_orin_32gb"))}
+
+
+@pytest.fixture
+def cast() -> Cast:
+    division = Division(Balanced(), LLAMA, TIERS, link("lan_1gbps"), 16, 24, ends=False)
+    bed = Bed(device=fleet("jetson_agx_orin_32gb"), tiers=TIERS)
+    override = {"placement": Tiers(division), "dispatch": HypSched()}
+    return Cast(setup("cloud_centric", bed, 1, override=override, pair=pair(cloud="llama3_8b")), 32)
+
+
+def ran(seen: Occupancy, node: str, session: str, start: int, n: int, begin_s: float, end_s: float) -> None:
+    work = Forward(None, (Rows(session, start, n, ()),), ("",))  # type: ignore[arg-type]
+    seen.ran(node, work, (), begin_s, end_s)
+
+
+def record(session: str, arrived_s: float, ended_s: float | None) -> Record:
+    return Record(session, "device-0", 16, arrived_s, ended_s=ended_s)
+
+
+def test_busy_is_a_share_of_the_time_in_which_anything_was_under_way(cast: Cast) -> None:
+    seen = Occupancy()
+    ran(seen, "near-0", "a", 0, 16, 0.0, 1.0)
+    ran(seen, "near-1", "b", 0, 16, 2.0, 2.5)
+    ran(seen, "far-0", "a", 0, 16, 1.0, 3.0)
+    found = seen.by_tier(cast, [record("a", 0.0, 4.0), record("b", 2.0, 3.0), record("c", 10.0, 12.0)])
+    assert found["near"]["busy"] == pytest.approx(1.5 / 2 / 6)
+    assert found["far"]["busy"] == pytest.approx(2 / 6)
+    assert (found["near"]["nodes"], found["far"]["nodes"]) == (2, 1)
+    assert (found["near"]["blocks"], found["far"]["blocks"]) == (16, 16)
+
+
+def test_memory_is_weights_and_the_fullest_caches(cast: Cast) -> None:
+    seen = Occupancy()
+    ran(seen, "far-0", "a", 0, 100, 0, 1)
+    ran(seen, "far-0", "b", 0, 50, 1, 2)
+    seen.handled("far-0", Received(Release("a")), 2, ())
+    ran(seen, "far-0", "b", 50, 20, 2, 3)
+    part = LLAMA.part(16, embed=False, head=True)
+    wanted = (part.weights_nbytes("fp16") + 150 * part.kv_nbytes_per_token("fp16")) / (32 * GB)
+    assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory"] == pytest.approx(wanted)
+    first = LLAMA.part(16, embed=True, head=False).weights_nbytes("fp16") / (16 * GB)
+    assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory"] == pytest.approx(first)
+
+
+def test_rolled_back_rows_are_not_counted_twice(cast: Cast) -> None:
+    seen = Occupancy()
+    ran(seen, "far-0", "a", 0, 10, 0, 1)
+    ran(seen, "far-0", "a", 6, 4, 1, 2)
+    assert seen.most_tokens["far-0"] == 10
+
+
+def test_where_nothing_ended_nothing_is_said_of_busy(cast: Cast) -> None:
+    assert "busy" not in Occupancy().by_tier(cast, [record("a", 0, None)])["near"]
+
+
+def test_time_under_way_counts_once_what_overlaps() -> None:
+    assert under_way_s([(0, 2), (1, 3), (5, 6), (5.5, None)]) == 4
+    assert under_way_s([]) == 0
