@@ -35,6 +35,8 @@ class Optimum:
     """Requests a second that every stage has to keep up with; None: whatever the split allows."""
     busy: float = 0.9
     """The share of its time that a stage may be busy at that rate; the rest keeps queues short."""
+    strict: bool = True
+    """Is a rate that no split keeps up with refused? Else the split of highest throughput is taken for it."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
@@ -56,9 +58,9 @@ class Optimum:
         if least is None:
             raise refusal(problem, empty=True)
         limit_s = float("inf") if self.rate_per_s is None else self.busy / self.rate_per_s
-        if least.cost > limit_s:
+        if least.cost > limit_s and self.strict:
             raise ValueError(self._too_slow(problem, least))
-        if self.objective == "throughput":
+        if self.objective == "throughput" or least.cost > limit_s:
             return tiers.fastest(least.cost).ends
         return tiers.evenest(least.cost, limit_s)
 

@@ -113,6 +113,7 @@ def test_a_rate_takes_blocks_off_the_fastest_tier():
     assert Optimum(rate_per_s=0.13).divide(problem) == (2, 8)
     with pytest.raises(ValueError, match=r"no split keeps up with rate_per_s=1 at busy=0\.9\. The best one carries "):
         Optimum(rate_per_s=1.0).divide(problem)
+    assert Optimum(rate_per_s=1.0, strict=False).divide(problem) == Optimum("throughput").divide(problem) == (2, 8)
 
 
 def test_partitions_are_importable_without_numpy():
