@@ -111,7 +111,7 @@ class FakePair:
                 scores[name].append(self._score(cache[-1], name))
         self.rows_run += len(work.feed) + max(0, len(tokens) - 1)
         seen = {k: tuple(v) for k, v in scores.items()}
-        done = Drafted(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds))
+        done = Drafted(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds), (0,) * len(odds))
         return done, self.step_s * max(1, len(tokens)) + self.row_s * len(work.feed)
 
     def _branches(self, work: Generate, base: int) -> tuple[Drafted, float]:
@@ -125,7 +125,8 @@ class FakePair:
         seen = [name for name in work.probes if name != IMPORTANCE]
         scores = {name: tuple(self._score(p, name) for p in prefixes) for name in seen}
         tops = tuple(self.tops(p) for p in prefixes)
-        return Drafted(tokens, scores, tops, False, work.start, tuple(_odds(work, prefixes))), self.step_s
+        odds = tuple(_odds(work, prefixes))
+        return Drafted(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
 
     def _forward(self, work: Forward) -> tuple[tuple[Result, ...], float]:
         results = [self._rows(work.span, rows, out) for rows, out in zip(work.rows, work.out, strict=True)]

@@ -1,6 +1,7 @@
 """What schedulers pick, by table: rows as `session: left` or `session: left/check`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -9,7 +10,7 @@ from serving.messages import INF, Blob, Request, Rows, Span
 from serving.nodes.item import Item
 from serving.nodes.ledger import Ledger
 from serving.nodes.room import Room
-from serving.slots.scheduler import Continuous, Scheduler, StaticBatch, VerificationAware
+from serving.slots.scheduler import Continuous, Fifo, Scheduler, StaticBatch, UpwardRank, VerificationAware
 
 FREE = Room(Ledger(INF, keep=True), ())
 
@@ -64,6 +65,33 @@ TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] =
 }
 
 
+def came(session: str, since: float, arrived: float, budget: int = 1, left: int = 1) -> Item:
+    made = item(session, left, arrived=arrived)
+    made.since, made.request = since, replace(made.request, budget=budget)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        (Fifo(), ["b"]),
+        (Fifo(2), ["b", "a"]),
+        (Fifo(9), ["b", "a", "d", "c"]),
+        (UpwardRank(), ["a"]),
+        (UpwardRank(3), ["a", "d", "b"]),
+    ],
+    ids=repr,
+)
+def test_tasks_are_ordered_by_when_they_came_or_by_what_is_left_of_them(scheduler: Scheduler, expected: list) -> None:
+    """Not by when this pass arrived, in which the oldest may be the last: `c` is the session that came last."""
+    waiting = [
+        came("c", since=0.9, arrived=1.0, budget=2, left=40), came("d", since=0.4, arrived=1.1, budget=5),
+        came("a", since=0.2, arrived=1.2, budget=5), came("b", since=0.1, arrived=1.3, budget=2),
+    ]  # fmt: skip
+    found = scheduler.pick(waiting, 2.0, FREE, UNKNOWN)
+    assert [(i.rows.session, n) for i, n in found] == [(each, 40 if each == "c" else 1) for each in expected]  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("case", TABLE)
 def test_what_is_picked(case: str) -> None:
     scheduler, waiting, expected = TABLE[case]
@@ -115,6 +143,8 @@ def test_hidden_states_are_cut_as_tokens_are() -> None:
     [
         (lambda: StaticBatch(0, 0.1), "policy.scheduler.size is 0; it must be at least 1"),
         (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; it cannot be negative"),
+        (lambda: Fifo(0), "policy.scheduler.size is 0"),
+        (lambda: UpwardRank(0), "policy.scheduler.size is 0"),
         (lambda: Continuous(size=0), "policy.scheduler.size is 0"),
         (lambda: Continuous(chunk=0), "policy.scheduler.chunk is 0"),
         (lambda: VerificationAware(size=0), "policy.scheduler.size is 0"),

@@ -176,3 +176,44 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
     with pytest.raises(KeyError, match="b"):
         simulator.run()
     assert gc.get_threshold() == before
+
+
+def test_what_is_on_its_way_to_a_node_that_crashes_never_arrives() -> None:
+    simulator, before, after = Simulator(), Script(), Script()
+    simulator.add("a", before, Chip(Second()))
+    for at in (1.0, 2.0, 3.0, 4.0):
+        simulator.post(at, "a", Received(Release(f"s{at}")))
+    simulator.call(2.0, lambda: simulator.crash("a"))  # before what happens to nodes at that instant
+    simulator.call(3.0, lambda: simulator.add("a", after, Chip(Second())))
+    simulator.call(3.0, lambda: simulator.post(3.5, "a", Received(Release("new"))))
+    simulator.run()
+    assert before.heard == [(1.0, Received(Release("s1.0")))]
+    assert after.heard == [(3.5, Received(Release("new")))]
+
+
+def test_the_work_of_a_node_that_crashes_is_lost_with_its_outcome() -> None:
+    simulator, before, after = Simulator(), Script({1: [Start(7, WORK), Wake(1.5, 3)]}), Script()
+    chip = Second()
+    simulator.add("a", before, Chip(chip))
+    simulator.post(1.0, "a", Received(Release("s")))
+    simulator.call(1.2, lambda: simulator.crash("a"))
+    simulator.call(1.3, lambda: simulator.add("a", after, Chip(Second())))
+    simulator.run()
+    assert chip.ran == [WORK]
+    assert before.heard == [(1.0, Received(Release("s")))]
+    assert after.heard == []
+
+
+def test_a_node_may_crash_again_and_others_go_on() -> None:
+    simulator, other, lives = Simulator(), Script(), [Script() for _ in range(3)]
+    simulator.add("b", other, Chip(Second()))
+    simulator.add("a", lives[0], Chip(Second()))
+    for i in (1, 2):
+        simulator.call(10.0 * i, lambda: simulator.crash("a"))
+        simulator.call(10.0 * i + 1, lambda i=i: simulator.add("a", lives[i], Chip(Second())))  # type: ignore[misc]
+    for at in (5.0, 10.5, 15.0, 20.5, 25.0):
+        simulator.call(at, lambda at=at: simulator.post(at, "a", Received(Release(f"{at}"))))  # type: ignore[misc]
+        simulator.post(at, "b", Received(Release(f"{at}")))
+    simulator.run()
+    assert [now for life in lives for now, _ in life.heard] == [5.0, 15.0, 25.0]
+    assert [now for now, _ in other.heard] == [5.0, 10.5, 15.0, 20.5, 25.0]

@@ -1,0 +1,318 @@
+"""A model over tiers of nodes, any of which may fail: the model's own text, nothing lost, nothing left anywhere."""
+
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fake_tiers import (
+    LAYERS,
+    NETWORK,
+    Doomed,
+    Play,
+    is_answered,
+    nothing_left,
+    over,
+    queries,
+    tiers,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.messages import (
+    Backlog,
+    Deliver,
+    Finished,
+    Forward,
+    Lost,
+    Miss,
+    Received,
+    Release,
+    Reply,
+    Request,
+    Sampling,
+    Send,
+    Start,
+)
+from serving.slots.dispatch import EarliestFinish, HypSched, Random, RoundRobin
+from serving.slots.prefill import Parts, Whole
+from serving.slots.scheduler import Continuous, Fifo, UpwardRank
+
+BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
+NAMES = ("hyperion", "sled", "hat")
+
+
+def forwards(play: Play, node: str, session: str) -> list[tuple[float, float, Any]]:
+    """(begins, ends, rows) of what a node ran for a session."""
+    found = []
+    begun: dict[int, tuple[float, Any]] = {}
+    for name, event, now, said in play.log.entries:
+        if name != node:
+            continue
+        if isinstance(event, Finished) and event.job in begun:
+            since, work = begun.pop(event.job)
+            found += [(since, now, rows) for rows in work.rows if rows.session == session]
+        begun |= {c.job: (now, c.work) for c in said if isinstance(c, Start) and isinstance(c.work, Forward)}
+    return found
+
+
+def heard(play: Play, kind: type) -> list[tuple[str, float, Any]]:
+    """(node, when, message) of all that arrived."""
+    return [
+        (node, now, event.message)
+        for node, event, now, _ in play.log.entries
+        if isinstance(event, Received) and isinstance(event.message, kind)
+    ]
+
+
+def of(play: Play, session: str) -> list[str]:
+    """The nodes of the tiers that ran something for a session."""
+    return [name for name in play.workers if forwards(play, name, session)]
+
+
+# The text.
+
+
+@pytest.mark.parametrize("every_s", [None, 0.05])
+@pytest.mark.parametrize("bed", BEDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | None) -> None:
+    """Several requests at once, each node with caches of its own, of which a hole would be an error."""
+    play = Play(over(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
+    is_answered(play)
+    nothing_left(play)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sampled_text_is_the_unsplit_models(name: str) -> None:
+    """The fake target's luck is in its prefix; what drafts were drawn from reaches the head's node with them."""
+    play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=Sampling(0.8, 0, 1.0, 3))).run()
+    is_answered(play)
+    nothing_left(play)
+
+
+def test_every_node_runs_its_own_tiers_layers_and_the_work_is_dealt() -> None:
+    made = over(tiers(2, 3, 2))
+    play = Play(made, queries(9, every_s=0.01)).run()
+    spans = {hop.node: hop.span for hop in play.cast.hops}
+    assert [(span.first, span.last) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
+    ran = {(node, c.work.span) for node, _, _, said in play.log.entries for c in said
+           if isinstance(c, Start) and isinstance(c.work, Forward)}  # fmt: skip
+    assert ran == {(node, spans[tier]) for node, tier in play.cast.tier_of.items()}
+
+
+@pytest.mark.parametrize("scheduler", [Fifo(), Fifo(3), UpwardRank(), Continuous(), Continuous(4, 8)], ids=repr)
+@pytest.mark.parametrize("dispatch", [HypSched(), EarliestFinish(), Random(4), RoundRobin()], ids=repr)
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
+def test_any_scheduler_and_dispatch_serve(name: str, dispatch: Any, scheduler: Any) -> None:
+    """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
+    override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": Parts(5, "first")}
+    made = over(tiers(2, 2), name, override=override)
+    play = Play(made, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
+    is_answered(play)
+    nothing_left(play)
+
+
+def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() -> None:
+    """A row of Llama-2-7B's hidden states is 4,096 halves; a new token starts over at the first tier."""
+    play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=3)).run()
+    row, header = 2 * 4096, 16
+    said = [(node, c.to, c.nbytes) for node, _, _, commands in play.log.entries for c in commands
+            if isinstance(c, Send) and isinstance(c.message, Request | Reply)]  # fmt: skip
+    turn = [("nano-0", "nx-0", header + row), ("nx-0", "agx-0", header + row), ("agx-0", "device-0", header + 4),
+            ("agx-0", "nano-0", header + 4)]  # fmt: skip
+    first = [("nano-0", "nx-0", header + 12 * row), ("nx-0", "agx-0", header + 12 * row)]
+    assert said == [("device-0", "nano-0", header + 4 * 12), *first, *turn[2:], *turn, *turn[:3]]
+
+
+def test_what_crosses_takes_the_links_time() -> None:
+    play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
+    asked = [(node, now, m) for node, now, m in heard(play, Request) if m.rows.n == 12]
+    left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
+    for (_, now, m), leaves_s in zip(asked[1:], left, strict=True):
+        assert now - leaves_s == pytest.approx(NETWORK.seconds(16 + m.rows.nbytes, "up"))
+    ((_, back_s, _),) = [each for each in heard(play, Request) if each[0] == "nano-0" and each[2].rows.start]
+    begun_s = forwards(play, "agx-0", "s0")[0][1]
+    assert back_s - begun_s == pytest.approx(2 * NETWORK.seconds(20, "down"))
+    reply_s = heard(play, Reply)[0][1]
+    assert reply_s - begun_s == pytest.approx(3 * NETWORK.seconds(20, "down"))
+
+
+# A node fails.
+
+
+STAGES = ("prefill", "decode", "between")
+
+
+@cache
+def undisturbed(name: str) -> Play:
+    return Play(over(tiers(2, 2, 2), name), queries(4, every_s=0.05, limit=16)).run()
+
+
+def moment(calm: Play, node: str, session: str, stage: str) -> float:
+    """When a node is at that stage of a request, in a run in which nothing fails."""
+    runs = forwards(calm, node, session)
+    if stage == "between":
+        return (runs[2][1] + runs[3][0]) / 2
+    begins_s, ends_s, _ = runs[0 if stage == "prefill" else 3]
+    return (begins_s + ends_s) / 2
+
+
+@pytest.mark.parametrize("long_s", [0.01, 0.4])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage: str, long_s: float) -> None:
+    """Nobody notices within 50 ms: the shorter outage is seen when the node is back, without its caches."""
+    calm = undisturbed(name)
+    (node,) = [node for node in of(calm, "s0") if node.startswith(tier)]
+    at = moment(calm, node, "s0", stage)
+    play = Play(calm.cast.setup, calm.asked, {node: [(at, at + long_s)]}).run(at - 1e-6)
+    assert "s0" in {session for session, _ in play.workers[node].ledger.lengths}
+    before = play.workers[node]
+    play.run()
+    assert play.workers[node] is not before
+    is_answered(play)
+    nothing_left(play)
+    told = {(who, round(now - at, 6)) for who, event, now, _ in play.log.entries if event == Lost(node)}
+    others = {n for n in play.cast.workers if not n.startswith(tier)}
+    assert told == {(who, min(0.05, long_s)) for who in (*play.cast.devices, *others)}
+
+
+def test_what_a_dead_node_had_is_computed_again_elsewhere() -> None:
+    made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    calm = Play(made, asked).run()
+    first, last = of(calm, "s0")
+    at = moment(calm, last, "s0", "decode")
+    play = Play(made, asked, {last: [(at, 4000.0)]}).run(3000.0)
+    (other,) = {"nx-0", "nx-1"} - {last}
+    is_answered(play)
+    rows = [rows for _, _, rows in forwards(play, other, "s0")]
+    written = sum(now < at for _, now, _ in heard(play, Reply))
+    assert (rows[0].start, rows[0].n) == (0, 12 + written)
+    assert of(play, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
+
+
+def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> None:
+    made, asked = over(tiers(3, 3), devices=1), queries(3, 1, every_s=0.01)
+    calm = Play(made, asked).run()
+    at = moment(calm, of(calm, "s0")[1], "s0", "decode")
+    play = Play(made, asked, {of(calm, "s0")[1]: [(at, at + 0.3)]}).run()
+    for query in asked:
+        homes = [node for node in of(play, query.call.session) if node.startswith("nano")]
+        assert homes == [node for node in of(calm, query.call.session) if node.startswith("nano")]
+
+
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_whole_tier_is_gone_and_waited_for(name: str, tier: str) -> None:
+    made, asked = over(tiers(2, 2, 2), name), queries(5, every_s=0.1)
+    down_s, up_s = 0.6, 9.6
+    play = Play(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
+    is_answered(play)
+    nothing_left(play)
+    seen = [now for node, _, now, said in play.log.entries for c in said if isinstance(c, Deliver) and c.tokens]
+    assert any(now < down_s for now in seen)
+    assert not any(down_s + 3.0 < now < up_s for now in seen)
+    assert any(now > up_s for now in seen)
+    assert play.stage.now < up_s + 60
+
+
+def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it() -> None:
+    """Once a worker wrote to the tier's name, which is nobody's."""
+    made, asked = over(tiers(1, 1), devices=1), queries(1, 1)
+    calm = Play(made, asked).run()
+    begins_s, ends_s, _ = forwards(calm, "nano-0", "s0")[0]
+    at = ends_s - 0.051  # noticed while the first tier computes
+    play = Play(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
+    assert begins_s < at
+    assert [(node, m.node) for node, _, m in heard(play, Miss)][:1] == [("device-0", "nano-0")]
+    assert {c.to for c in play.log.commands(Send)} <= {*play.workers, *play.devices}
+    is_answered(play)
+    nothing_left(play)
+
+
+def test_nodes_behind_one_that_is_lost_forget_what_came_by_way_of_it() -> None:
+    """The session goes another way, on which they need not be."""
+    made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    calm = Play(made, asked).run()
+    _, middle, last = of(calm, "s0")
+    at = moment(calm, middle, "s0", "decode")  # so that the last one is idle
+    play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
+    assert play.workers[last].ledger.lengths
+    assert len(play.workers[last].commitments) == 1
+    play.run(at + 0.0501)
+    assert not play.workers[last].ledger.lengths
+    assert not len(play.workers[last].commitments)
+    assert not play.pair_of(last).caches
+    play.run()
+    is_answered(play)
+
+
+def test_who_chooses_hears_at_once_what_a_loss_has_freed() -> None:
+    made, asked = over(tiers(1, 2, 2), devices=1), queries(1, 1, limit=24)
+    calm = Play(made, asked).run()
+    _, middle, last = of(calm, "s0")
+    at = moment(calm, middle, "s0", "decode")
+    play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
+    (other,) = {"nx-0", "nx-1"} - {middle}
+    told = [m for node, now, m in heard(play, Backlog) if node == other and m.node == last and now > at]
+    assert told[0].queued_s == 0.0
+    assert told[0].free == play.workers[last].ledger.capacity
+
+
+# What is said when all is over.
+
+
+def test_a_release_reaches_every_node_of_the_path_and_no_other() -> None:
+    play = Play(over(tiers(2, 2, 2, 2), devices=1), queries(1, 1, limit=4)).run()
+    assert [node for node, _, m in heard(play, Release)] == [*of(play, "s0"), of(play, "s0")[0]]
+    assert len(of(play, "s0")) == 4
+
+
+def test_a_session_that_lost_its_way_is_released_everywhere() -> None:
+    made, asked = over(tiers(2, 2), devices=1), queries(1, 1, limit=16)
+    calm = Play(made, asked).run()
+    at = moment(calm, of(calm, "s0")[1], "s0", "decode")
+    play = Play(made, asked, {of(calm, "s0")[1]: [(at, at + 0.2)]}).run()
+    assert {node for node, _, m in heard(play, Release)} == {*play.workers}
+
+
+def test_fresh_nodes_say_the_same() -> None:
+    made, asked = over(tiers(2, 2, 2)), queries(4, every_s=0.05)
+    play = Play(made, asked).run()
+    fresh = {name: play.cast.node(name) for name in (*play.cast.workers, *play.cast.devices)}
+    assert all(tuple(fresh[node].handle(event, now)) == said for node, event, now, said in play.log.entries)
+
+
+# Whatever fails, whenever.
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> list[tuple[float, float]]:
+    """Windows in order that do not overlap, some of them shorter than anybody notices, most of them in the run."""
+    moments = draw(st.lists(st.floats(0.001, 4.0), max_size=6))
+    edges = sorted({round(each, 3) for each in moments})
+    return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+
+
+@settings(deadline=None, max_examples=25)
+@given(data=st.data())
+def test_whatever_fails_whenever_nothing_is_lost_and_nothing_is_left(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(("hyperion", "hyperion", "sled", "hat")), "policy")
+    bed = data.draw(st.sampled_from(((1, 1), (2, 2), (1, 2, 1), (2, 3, 2), (2, 2, 2, 2))), "nodes")
+    override = {
+        "dispatch": data.draw(st.sampled_from((HypSched(), EarliestFinish(), Random(3), RoundRobin())), "dispatch"),
+        "scheduler": data.draw(st.sampled_from((Fifo(), UpwardRank(2), Continuous(), Continuous(4, 8))), "scheduler"),
+        "prefill": data.draw(st.sampled_from((Whole(), Parts(5, "first"))), "prefill"),
+    }
+    made = over(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
+                override=override)  # fmt: skip
+    down = {node: data.draw(schedules(), node) for node in Doomed(made, LAYERS).workers}
+    asked = queries(5, every_s=data.draw(st.sampled_from((None, 0.01, 0.2)), "arrivals"), limit=10)
+    timeout_s = data.draw(st.sampled_from((float("inf"), 3.0)), "timeout")
+    play = Play(made, asked, down, timeout_s=timeout_s).run()
+    is_answered(play)
+    nothing_left(play)
+    for a, b in pairwise(now for _, _, now, _ in play.log.entries):
+        assert a <= b
