@@ -9,6 +9,8 @@ from serving.dispatcher import NODE, ROUNDS, Dispatcher, shapes
 
 SURENESS = 2.0
 """How much the log-odds of an untrained network fall with a task's mean time that a node needs more."""
+LACKING = 6.0
+"""And how much where a node has no memory for the task."""
 NEARLY = 0.1
 """What its states count in its scores, of what they would by torch's own initialisation."""
 
@@ -25,12 +27,15 @@ class Network(nn.Module):
 
     @torch.no_grad()
     def _begin(self, hidden: int) -> None:
-        """As nearly the rule that the node is best which completes the task first: training improves on that."""
+        """As nearly the rule that of nodes with memory the one is best which completes the task first: training
+        improves on that.
+        """
         score = self.layers["score"]
         assert isinstance(score, nn.Linear)
         score.weight *= NEARLY
         score.weight[0, hidden:] = 0.0
         score.weight[0, hidden + NODE.index("completion")] = -SURENESS
+        score.weight[0, hidden + NODE.index("enough")] = LACKING
 
     def forward(self, task: Tensor, nodes: Tensor, there: Tensor) -> Tensor:
         """Scores (graphs, K), minus infinity where there is no node.

@@ -84,9 +84,9 @@ class World:
     """Of what the busiest tier can do in all, how much is asked for."""
     equal: float = 0.3
     """Share of the tiers whose nodes are all of one kind."""
-    scarce: float = 0.25
+    scarce: float = 0.2
     """Share of the testbeds whose nodes have memory for a few tasks only; of the others all have enough."""
-    room: Range = Range(1.5, 5)
+    room: Range = Range(3, 8)
     """How many tasks such a node has memory for."""
 
     def __post_init__(self) -> None:

@@ -14,7 +14,7 @@ from dispatchers import soonest
 from serving.dispatcher import Dispatcher, load
 from serving.messages import INF, Backlog
 from serving.progress import silent
-from serving.slots.dispatch import Learned, Task
+from serving.slots.dispatch import HypSched, Learned, Task
 from training.dispatch import course, network, trial
 from training.dispatch.network import Network
 from training.dispatch.recipe import Recipe
@@ -31,6 +31,7 @@ TOY = Recipe(hidden=4, steps=4, episodes=1, plays=2, check_every=2, held_out=1, 
 def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training that begins without a rule."""
     monkeypatch.setattr(network, "SURENESS", 0.0)
+    monkeypatch.setattr(network, "LACKING", 0.0)
 
 
 def test_what_is_served_computes_what_was_trained() -> None:
@@ -49,6 +50,21 @@ def test_what_is_served_computes_what_was_trained() -> None:
         k = len(choice.nodes)
         assert row[:k].tolist() == pytest.approx(served.scored(choice.task, choice.nodes), rel=1e-4, abs=1e-4)
         assert row[k:].tolist() == [-INF] * (5 - k)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
+    """Where the first node by far is clear."""
+    torch.manual_seed(seed)
+    untrained, task = Learned(Network(16).dispatcher()), Task("s", 64, 8, 72, 0)
+    waiting = ((3.0, 0.2, 9.0), (5.0, 4.0, 0.5), (0.1, 2.0, 2.0))
+    for seconds in waiting:
+        for memory in (INF, 90.0):
+            nodes = [Backlog(f"n{i}", each, 0.01, 0.1, memory) for i, each in enumerate(seconds)]
+            assert untrained.choose(task, nodes) == HypSched().choose(task, nodes)
+            lacking = min(range(3), key=seconds.__getitem__)
+            nodes[lacking] = replace(nodes[lacking], free=10.0)
+            assert untrained.choose(task, nodes) == HypSched().choose(task, nodes) != f"n{lacking}"
 
 
 def learnt(world: World, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0) -> Dispatcher:
