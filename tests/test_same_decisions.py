@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline import api
 from pipeline.plan import arguments
@@ -27,7 +28,19 @@ from serving.log.entry import Born, Handled
 from serving.log.journal import Journal
 from serving.log.reading import read
 from serving.log.replay import replay
-from serving.messages import Command, Deliver, Drafted, Event, Finished, Generate, Message, Start
+from serving.messages import (
+    Command,
+    Deliver,
+    Drafted,
+    Event,
+    Finished,
+    Generate,
+    Lost,
+    Message,
+    Received,
+    Request,
+    Start,
+)
 from serving.open import open_models, queries
 from serving.outcomes import replayed
 from serving.progress import silent
@@ -38,14 +51,40 @@ from serving.runtimes.runtime import Models, Query
 from serving.scene import Chips, link, populate
 from serving.scores import ROUTE
 from serving.setup import Setup
+from serving.slots.exchange import Tokens
 from serving.stages import record_outcomes
 from serving.transport.dialler import Dialler
+from serving.transport.known import Known
 from serving.transport.listener import Listener
 from serving.users import Users
 
-POLICIES = sorted(file.stem for file in (Path(__file__).parents[1] / "conf" / "policy").glob("*.yaml"))
+CONF = Path(__file__).parents[1] / "conf" / "policy"
+POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
 POLICIES.remove("unset")
+
+
+def slots(file: Path) -> dict[str, str]:
+    """What a file of conf/ chooses besides itself."""
+    chosen = yaml.safe_load(file.read_text(encoding="utf-8")).get("defaults", ())
+    return {slot: choice for entry in chosen if isinstance(entry, dict) for slot, choice in entry.items()}
+
+
+def divides(policy: str) -> bool:
+    """Does its placement divide the model over tiers, which a testbed must have?"""
+    return "/division@division" in slots(CONF / "placement" / f"{slots(CONF / f'{policy}.yaml')['placement']}.yaml")
+
+
+TIERED = ("hardware=hyperion", "workload.prompts=4")
 COMPOSED = {
+    **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
+    "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
+    "wisp+tiers": ("policy=wisp", "policy/placement=optimum", "policy/dispatch=random", *TIERED),
+    "hat+tiers": (
+        "policy=hat",
+        "+division@policy.placement.division=hypsplit",
+        "policy/dispatch=hypsched",
+        *TIERED,
+    ),
     "synera+slo_aware": ("policy=synera", "policy/scheduler=slo_aware"),
     "sled+rejection_predictor": ("policy=sled", "policy/draft=rejection_predictor"),
     "synera+rejection_predictor": ("policy=synera", "policy/draft=rejection_predictor"),
@@ -61,8 +100,19 @@ COMPOSED = {
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device=false"),
 }
 """Slots of one paper in another's policy."""
-POLICIES += COMPOSED
-SAMPLED = ("sled", "synera", "hat", "citer")
+_OUTAGES = "{_target_: serving.links.outages.Periodic, every_s: 3, for_s: 2, first_s: 1}"
+OTHER_TIERS = {
+    "hyperion+two": ("policy=hyperion", "hardware=hyperion_two", "workload.prompts=4"),
+    "hyperion+four": ("policy=hyperion", "hardware=hyperion_four", "workload.prompts=4"),
+    "hyperion+failures": (
+        "policy=hyperion", *TIERED, f"hardware.tiers.nx.outages={_OUTAGES}", "hardware.tiers.nx.failing=[0, 2]",
+        "+hardware.tiers.nx.detect_ms=200",
+    ),
+}  # fmt: skip
+"""Played on virtual time alone, where nodes may fail."""
+ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.prompts=4")}
+POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
+SAMPLED = ("sled", "synera", "hat", "citer", "hyperion")
 TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=24", "trainer.threads=1", "tracking.uri=none")
 SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
@@ -101,8 +151,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
-    chosen = COMPOSED.get(policy, (f"policy={policy}",))
-    words = (*chosen, *TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}")
+    chosen = (COMPOSED | OTHER_TIERS | ALONE).get(policy, (f"policy={policy}",))
+    words = (*TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
     sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
     with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
         job = job_of(cfg)
@@ -176,42 +226,63 @@ async def nothing() -> Any:
 async def transported(live: Live, cast: Cast, models: Models) -> Any:
     """Every message crosses a real stream over loopback, its tensors from one store to another's."""
 
-    class Ears:
-        def __init__(self) -> None:
-            self.met = asyncio.Event()
-
-        async def heard(self, sender: str, to: str, message: Message) -> None:
-            live.heard(to, message)
-
-        def lost(self, nodes: tuple[str, ...]) -> None:
-            self.met.clear()
-
-        def joined(self, nodes: tuple[str, ...]) -> None:
-            self.met.set()
-
-    near, far = Ears(), Ears()
-    listener = Listener(cast.workers, far, models.cloud.blobs, digest=cast.digest)  # type: ignore[attr-defined]
-    address = await listener.start()
-    dialler = Dialler(cast.devices, near, models.device.blobs, address, digest=cast.digest)  # type: ignore[attr-defined]
-    await dialler.start()
-    await asyncio.wait_for(asyncio.gather(near.met.wait(), far.met.wait()), 10)
-
-    def to_cloud(sender: str, to: str, message: Message) -> None:
-        """Stages of a pipeline share a host."""
-        if sender in cast.workers:
-            live.heard(to, message)
-        else:
-            dialler.send(sender, to, message)
-
-    for name in cast.workers:
-        live.carry(name, to_cloud)
-    for name in cast.devices:
-        live.carry(name, listener.send)
+    blobs = models.cloud.blobs  # type: ignore[attr-defined]
+    known = Known(len(models.tokenizer), route=cast.hops, peers=frozenset(cast.workers))
+    places = {names: Place(names, live) for names in (*cast.clouds, cast.devices)}
+    at = {name: place for names, place in places.items() for name in names}
+    stops: list[Any] = []
+    for names in cast.clouds:
+        listener = Listener(names, places[names], blobs, digest=cast.digest, known=known)
+        address = await listener.start()
+        stops.append(listener.stop)
+        for dialling in (cast.devices, *((name,) for name in cast.behind(names[0]))):
+            here = places[dialling]
+            dialler = Dialler(here.names, here, blobs, address, digest=cast.digest, known=known)
+            await dialler.start()
+            stops.append(dialler.stop)
+            here.ways |= dict.fromkeys(names, dialler)
+            places[names].ways |= dict.fromkeys(dialling, listener)
+    await asyncio.wait_for(asyncio.gather(*(place.complete() for place in places.values())), 10)
+    for name in at:
+        live.carry(name, lambda sender, to, message: at[sender].send(sender, to, message))
     try:
         yield
     finally:
-        await dialler.stop(1.0)
-        await listener.stop(1.0)
+        for stop in reversed(stops):
+            await stop(1.0)
+
+
+class Place:
+    """A process's ends of its streams to the others."""
+
+    def __init__(self, names: tuple[str, ...], live: Live) -> None:
+        self.names, self.live = names, live
+        self.ways: dict[str, Any] = {}
+        """Node -> the dialler or the listener by which it is reached."""
+        self.there: set[str] = set()
+        self.changed = asyncio.Event()
+
+    def send(self, sender: str, to: str, message: Message) -> None:
+        """Stages of a pipeline share a host."""
+        if to in self.names:
+            self.live.heard(to, message)
+        else:
+            self.ways[to].send(sender, to, message)
+
+    async def complete(self) -> None:
+        while self.there < self.ways.keys():
+            await self.changed.wait()
+            self.changed.clear()
+
+    async def heard(self, sender: str, to: str, message: Message) -> None:
+        self.live.heard(to, message)
+
+    def lost(self, nodes: tuple[str, ...]) -> None:
+        self.there.difference_update(nodes)
+
+    def joined(self, nodes: tuple[str, ...]) -> None:
+        self.there.update(nodes)
+        self.changed.set()
 
 
 @cache
@@ -263,6 +334,43 @@ def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, output
     one = case(policy, temperature, outputs)
     assert one.difference(reference(policy, temperature, outputs)) is None
     assert one.difference(one.on_the_wall()) is None
+
+
+@pytest.mark.parametrize("policy", ["hyperion", *OTHER_TIERS])
+def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outputs: Path) -> None:
+    """Several requests at once, on nodes with caches of their own, some of which are lost on the way."""
+    found = written(reference(policy, 0.0, outputs))
+    assert len(found) == 4
+    assert found == written(reference("cloud_centric+four", 0.0, outputs))
+
+
+@pytest.mark.parametrize("policy", OTHER_TIERS)
+def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where hidden states are not rounded on their way: as fp16, which is what crosses, they move a token now and then
+    whose luck was near the edge.
+    """
+    monkeypatch.setattr(Tokens, "number", "fp32")
+    found = written(case.__wrapped__(policy, 0.8, outputs).emulated())
+    assert found == written(reference("cloud_centric+four", 0.8, outputs))
+    assert found != written(reference("cloud_centric+four", 0.0, outputs))
+
+
+def test_nodes_that_fail_are_met_and_their_log_replays(outputs: Path, tmp_path: Path) -> None:
+    one = case("hyperion+failures", 0.0, outputs)
+    log = Log()
+    with Journal(tmp_path / "events.jsonl") as journal:
+        play(one.setup, one.models, one.queries, observers=[journal, log])
+    assert counted(log.entries) == counted(reference("hyperion+failures", 0.0, outputs))
+    lost = {entry.event.peer for entry in log.entries if isinstance(entry.event, Lost)}
+    assert lost == {"nx-0", "nx-2"}
+    again = [e.event.message.round for e in log.entries if isinstance(e.event, Received) and
+             isinstance(e.event.message, Request)]  # fmt: skip
+    assert max(again) > 0
+    cast = Cast(one.setup, one.models.cloud_layers)
+    births = [Born(name, 0.0) for name in (*cast.workers, *cast.devices)]
+    told = [*births, *read(tmp_path / "events.jsonl")]
+    assert sum(isinstance(entry, Born) for entry in told) > len(births)
+    assert replay(told, cast.node).difference is None
 
 
 def test_another_policy_would_be_noticed(outputs: Path) -> None:

@@ -57,7 +57,7 @@ class Commitments:
         return self._open.pop(session, None) is not None
 
     def backlog(self, node: str, ledger: Ledger) -> Backlog:
-        queued_s = sum([self._seconds(each) for each in self._open.values()])
+        queued_s = sum([self._seconds(each) for each in self._open.values()], 0.0)
         free = INF
         if ledger.capacity < INF:
             free = ledger.capacity - sum([ledger.whole(each.tokens) for each in self._open.values()])
