@@ -121,8 +121,12 @@ ROUTED = {
     "citer": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2",
               "policy.offload.router.path=${stage:router_1}", "policy.offload.share=0.3"),
     "co_llm": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.offload.share=0.3"),
+    "gpipe": tuple(
+        f"policy.artifacts.dispatcher.recipe.{name}={n}" for name, n in
+        {"steps": 2, "episodes": 1, "plays": 2, "check_every": 2, "held_out": 1, "tested": 2}.items()
+    ),
 }  # fmt: skip
-"""Routers that were hardly trained, on one round, route more here."""
+"""Routers that were hardly trained, on one round, route more here; a dispatcher that was hardly trained."""
 PROMISED = ("workload.slo=[{name: a, tokens_per_s: 8, share: 0.5}, {name: b, tokens_per_s: 2, share: 0.5}]",)
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
