@@ -7,8 +7,8 @@ import pytest
 from pipeline import arguments
 
 POLICIES = [
-    "citer", "cloud_centric", "co_llm", "edge_centric", "edgefm", "hat", "hybrid", "sled", "synera", "u_medusa",
-    "u_sarathi", "u_shape", "wisp",
+    "citer", "cloud_centric", "co_llm", "edge_centric", "edgefm", "gpipe", "hat", "heft", "hybrid", "hyperion", "sled",
+    "synera", "u_medusa", "u_sarathi", "u_shape", "wisp",
 ]  # fmt: skip
 
 

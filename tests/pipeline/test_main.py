@@ -79,8 +79,8 @@ def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) 
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
     assert [line.split()[0] for line in lines[1:]] == [
-        "citer", "cloud_centric", "co_llm", "edge_centric", "edgefm", "hat", "hybrid", "sled", "synera", "u_medusa",
-        "u_sarathi", "u_shape", "wisp",
+        "citer", "cloud_centric", "co_llm", "edge_centric", "edgefm", "gpipe", "hat", "heft", "hybrid", "hyperion",
+        "sled", "synera", "u_medusa", "u_sarathi", "u_shape", "wisp",
     ]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from serving.drivers.live import Live
 from serving.drivers.simulator import Chip
 from serving.host import Host
 from serving.messages import Begin, Call, Cancelled, Deliver, Forward, Work
+from serving.setup import Setup
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -47,6 +48,15 @@ class Gate(FakePair):
 
     def drop(self, session: str, first: int | None) -> None:
         (self.engine or super()).drop(session, first)
+
+
+class Hidden(dict[str, Any]):
+    """The fake pair's hidden states, of all parties: their names alone travel, and get the sender's before them."""
+
+    def __missing__(self, name: str) -> Any:
+        if not name.startswith("@"):
+            raise KeyError(name)
+        return self[name.partition("/")[2]]
 
 
 @dataclass
@@ -101,10 +111,14 @@ class Rig:
         limits: Limits = LIMITS,
         engines: Callable[[str, Any], Any] | None = None,
         blobs: Callable[[], Any] = lambda: None,
+        made: Setup | None = None,
         **how: Any,
     ) -> None:
         self.limits, self._engines, self._blobs = limits, engines, blobs
-        self.cast = Cast(setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.cast = Cast(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.addresses: dict[str, str] = {}
+        """Of nodes of tiers."""
+        self._hidden = Hidden()
         self.parties: list[Party] = []
         self.proxies: list[Proxy] = []
 
@@ -118,16 +132,29 @@ class Rig:
         party.address = await party.host.listen(address)
         return self._run(party)
 
-    async def device(self, number: int, address: str) -> Party:
-        party = self._party(f"device-{number}")
-        await party.host.dial({"cloud-0": address})
-        await party.host.reached(["cloud-0"], 10)
+    async def node(self, name: str) -> Party:
+        """A node of a tier, where it was if it starts again."""
+        party = self._party(name)
+        party.address = self.addresses[name] = await party.host.listen(self.addresses.get(name, "127.0.0.1:0"))
+        await party.host.dial({other: self.addresses[other] for other in self.cast.before(name)})
+        return self._run(party)
+
+    async def nodes(self) -> dict[str, Party]:
+        """All of all tiers."""
+        return {name: await self.node(name) for name in self.cast.workers}
+
+    async def device(self, number: int, address: str = "") -> Party:
+        """At the cloud of that address, or at all nodes of tiers."""
+        party, there = self._party(f"device-{number}"), {"cloud-0": address} if address else self.addresses
+        await party.host.dial(there)
+        await party.host.reached(there, 10)
         return self._run(party)
 
     def _party(self, name: str) -> Party:
         blobs = self._blobs()
         host = Host(self.cast, (name,), blobs, Security(), self.limits, "digest", 997)
         chip = Gate(self._engines(name, blobs) if self._engines else None)
+        chip.blobs = self._hidden
         party = Party(host, Live(Wall(), told=lambda problem: None), chip, blobs)
         party.live.add(name, self.cast.node(name), Chip(party.chip))
         party.live.on_deliver(lambda deliver, now: party.delivered.append(deliver))

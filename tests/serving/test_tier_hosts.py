@@ -1,0 +1,194 @@
+"""Nodes of tiers as hosts of their own, over real streams: they serve, fail, come back, and keep nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoints import made as checkpoints
+from fake_pair import own_text
+from fake_setup import pair
+from fake_tiers import over, tiers
+from rig import Party, Rig, call, rig, run, until
+
+from serving.messages import Call
+from serving.open import open_side
+from serving.pair import Model, Pair
+from serving.runtimes.runtime import NOWHERE
+from serving.setup import Setup
+
+NAMES = ("hyperion", "sled", "hat")
+
+
+def left(party: Party) -> dict[str, int]:
+    worker = party.node
+    held = {name: len(getattr(worker, name)) for name in ("queue", "held", "sent", "running", "suspects")}
+    return held | {
+        "caches": len(party.chip.caches),
+        "lengths": len(worker.ledger.lengths),
+        "promised": len(worker.commitments),
+        "owners": len(worker.tenancy.owners),
+    }
+
+
+async def nothing_is_left(nodes: dict[str, Party]) -> None:
+    await until(lambda: not any(n for party in nodes.values() for n in left(party).values()))
+
+
+async def answered(device: Party, *sessions: str, limit: int = 24) -> None:
+    for session in sessions:
+        assert await device.text(session) == own_text(call(session).prompt, limit)
+
+
+async def begun(made: Rig, devices: int = 1) -> tuple[dict[str, Party], list[Party]]:
+    nodes = await made.nodes()
+    return nodes, [await made.device(i) for i in range(devices)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hosts_of_three_tiers_work_together(name: str) -> None:
+    async def play() -> None:
+        async with rig(made=over(tiers(2, 2, 1), name)) as made:
+            nodes, devices = await begun(made, 2)
+            for i, device in enumerate(devices):
+                for j in range(3):
+                    device.ask(call(f"s{i}.{j}"))
+            for i, device in enumerate(devices):
+                await answered(device, *(f"s{i}.{j}" for j in range(3)))
+            assert {party.host.names[0]: party.host.reachable for party in nodes.values()} == {
+                node: {*made.cast.devices, *made.cast.before(node), *made.cast.behind(node)} for node in nodes
+            }
+            await nothing_is_left(nodes)
+
+    run(play)
+
+
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", ["hyperion", "hat"])
+def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str) -> None:
+    async def play() -> None:
+        async with rig(made=over(tiers(2, 2, 2), name, devices=1)) as made:
+            nodes, (device,) = await begun(made)
+            device.ask(call("before"))
+            await answered(device, "before")
+            here = [nodes[f"{tier}-{i}"] for i in range(2)]
+            for party in here:
+                party.chip.hold = True
+            device.ask(call("s"))
+            await until(lambda: any(party.chip.held.is_set() for party in here))
+            (doomed,) = (party for party in here if party.chip.held.is_set())
+            (other,) = (party for party in here if party is not doomed)
+            other.chip.hold = False
+            await doomed.end()
+            await answered(device, "s")
+            assert other.chip.rows_run
+            nodes[doomed.host.names[0]] = again = await made.node(doomed.host.names[0])
+            await device.host.reached(again.host.names, 10)
+            for session in ("t", "u"):
+                device.ask(call(session))
+                await answered(device, session)
+            await nothing_is_left(nodes)
+
+    run(play)
+
+
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
+    async def play() -> None:
+        async with rig(made=over(tiers(1, 1, 1), devices=1)) as made:
+            nodes, (device,) = await begun(made)
+            node = f"{tier}-0"
+            device.ask(call("s", limit=400))
+            await until(lambda: len(device.delivered) > 3)
+            await nodes[node].end()
+            await until(lambda: node not in device.host.reachable)
+            device.ask(call("t"))
+            nodes[node] = await made.node(node)
+            await answered(device, "s", limit=400)
+            await answered(device, "t")
+            await nothing_is_left(nodes)
+
+    run(play)
+
+
+def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
+    async def play() -> None:
+        async with rig(made=over(tiers(2, 1, 1), devices=1)) as made:
+            nodes, (device,) = await begun(made)
+            device.ask(call("s", limit=400))
+            await until(lambda: len(device.delivered) > 3)
+            for node in ("nano-0", "nano-1", "agx-0"):
+                await nodes[node].end()
+            for node in ("agx-0", "nano-1", "nano-0"):  # the later one dials what is not there yet
+                nodes[node] = await made.node(node)
+            await answered(device, "s", limit=400)
+            await nothing_is_left(nodes)
+
+    run(play)
+
+
+# The engine.
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return checkpoints(tmp_path_factory.mktemp("models"))
+
+
+def held(real: dict[str, Path]) -> Setup:
+    timing = pair(cloud="llama2_7b")
+    models = Pair(
+        Model(path=real["device"], timing=timing.device.timing), Model(path=real["cloud"], timing=timing.cloud.timing)
+    )
+    return over(tiers(2, 2, 1), pair=models)
+
+
+def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model_writes(real: dict[str, Path]) -> None:
+    """Also while one of them is killed; in the end no store holds a tensor, and no engine a cache."""
+    from serving.engine.blobs import Blobs
+    from serving.engine.engine import Engine
+    from serving.engine.model import Absent, open_model
+
+    setup = held(real)
+
+    def engine(name: str, blobs: Any) -> Any:
+        if name.startswith("device"):
+            return NOWHERE
+        return open_side(setup, "cloud", blobs, tier=name.rpartition("-")[0]).cloud
+
+    def asked(session: str) -> Call:
+        return Call(session, (2, 3, 4, 5, 6, 2 + sum(map(ord, session)) % 9), 16)
+
+    async def alone() -> dict[str, tuple[int, ...]]:
+        blobs, whole = Blobs(), open_model(str(real["cloud"]))
+        async with rig("cloud_centric", devices=1, engines=lambda name, _: Engine(whole, blobs=blobs)) as made:
+            cloud = await made.cloud()
+            device = await made.device(0, cloud.address)
+            for session in ("a", "b", "c"):
+                device.ask(asked(session))
+            return {session: await device.text(session) for session in ("a", "b", "c")}
+
+    async def play() -> None:
+        expected = await alone()
+        async with rig(made=setup, engines=engine, blobs=Blobs) as made:
+            nodes, devices = await begun(made, 2)
+            parts = {name: party.chip.engine.model for name, party in nodes.items()}
+            layers = {name: [not isinstance(each, Absent) for each in model.layers] for name, model in parts.items()}
+            assert [sum(layers[name]) for name in nodes] == [3, 3, 3, 3, 2]
+            assert [sum(each) for each in zip(*(layers[name] for name in ("nano-0", "nx-1", "agx-0")), strict=True)
+                    ] == [1] * 8  # fmt: skip
+            assert [name for name, model in parts.items() if not isinstance(model.head, Absent)] == ["agx-0"]
+            for i, device in enumerate(devices):
+                for session in ("a", "b", "c"):
+                    device.ask(replace(asked(session), session=f"{session}{i}"))
+            await until(lambda: len(devices[0].delivered) > 2)
+            doomed = next(name for name in ("nx-0", "nx-1") if nodes[name].node.sent)
+            await nodes.pop(doomed).end()
+            for i, device in enumerate(devices):
+                for session, text in expected.items():
+                    assert await device.text(f"{session}{i}") == text
+            parties = [*nodes.values(), *devices]
+            await until(lambda: not any(len(party.chip.engine.cache) for party in nodes.values()))
+            assert not any(len(party.blobs) for party in parties)
+
+    run(play)
