@@ -393,6 +393,35 @@ def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> 
     assert replay(read(tmp_path / "events.jsonl"), Cast(one.setup, served.layers).node).difference is None
 
 
+def once(first_s: float, for_s: float) -> str:
+    return f"{{_target_: serving.links.outages.Periodic, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
+
+
+@pytest.mark.slow
+def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path: Path) -> None:
+    """Nobody else is in their tiers; the one that is started first finds the other still dead."""
+    alone = "policy=cloud_centric", "workload.prompts=6"
+    OTHER_TIERS["killed"] = (
+        "policy=hyperion", "hardware=hyperion_two", "workload.prompts=6", "hardware.tiers.nx.nodes.count=1",
+        "hardware.tiers.agx.nodes.count=1", f"hardware.tiers.nx.outages={once(0.3, 4)}",
+        f"hardware.tiers.agx.outages={once(0.4, 0.5)}",
+    )  # fmt: skip
+    ALONE["killed alone"] = alone
+    setup = setup_of("killed", 0.0, outputs)
+    with Journal(tmp_path / "events.jsonl") as journal:
+        served = Grpc(shaping="none", device_processes=1).serve(setup, "cpu", silent, [journal])
+    assert {record.ending for record in served.records.values()} == {"complete"}
+    texts = {session: record.tokens for session, record in served.records.items()}
+    assert texts == written(reference("killed alone", 0.0, outputs))
+    told = [*read(tmp_path / "events.jsonl")]
+    heard = [entry.event for entry in told if isinstance(entry, Handled) and entry.node == "device-0"]
+    assert {event.peer for event in heard if isinstance(event, Lost)} >= {"nx-0", "agx-0"}
+    assert sorted(entry.node for entry in told if isinstance(entry, Born)) == [
+        "agx-0", "agx-0", "device-0", "device-1", "device-2", "nx-0", "nx-0",
+    ]  # fmt: skip
+    assert replay(told, Cast(setup, served.layers).node).difference is None
+
+
 def written(log: list[Handled]) -> dict[str, list[int]]:
     """The text of each session."""
     texts: dict[str, list[int]] = {}

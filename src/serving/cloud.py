@@ -34,7 +34,9 @@ _LOOK_S = 0.01
 
 @dataclass(frozen=True)
 class Cloud:
-    """Raises ValueError for a policy that has no cloud, or a token that anybody could read."""
+    """Raises ValueError for a policy that has no cloud, for nodes of tiers of which nobody said where they are or which
+    of them this is, or for a token that anybody could read.
+    """
 
     setup: Setup
     service: Service
@@ -45,8 +47,10 @@ class Cloud:
                 f"policy {self.setup.policy.name} places nothing in a cloud: there is nothing to serve. Start the "
                 "device alone, or choose another policy"
             )
+        cast = Cast(self.setup, self.setup.pair.cloud.timing.layers)
+        self.service.place(cast)
         security = self.service.security
-        for address in self.service.nodes.values() if self.setup.hardware.tiers else (self.service.cloud,):
+        for address in dict.fromkeys(self.service.addresses(cast).values()):
             security.check(address, security.certificate is not None)
 
 
@@ -80,7 +84,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
         stack.callback(models.close)
         stack.callback(live.close)
         stack.push_async_callback(host.close, service.grace_s)
-        address = await _listening(host, addresses[names[0]])
+        address = await _listening(host, addresses[names[0]], f"nodes.{names[0]}" if tier else "cloud")
         await host.dial({node: addresses[node] for node in cast.before(names[0])})
         where = await _health(service, Health(census, lambda: len(host.reachable)), stack)
         host.play(live)
@@ -107,12 +111,12 @@ def _survived(census: Census) -> Callable[[Exception], None]:
     return told
 
 
-async def _listening(host: Host, address: str) -> str:
+async def _listening(host: Host, address: str, option: str) -> str:
     try:
         return await host.listen(address)
     except RuntimeError as problem:
         raise ValueError(
-            f"cannot listen on {address}; is another cloud running there? Choose another service.cloud"
+            f"cannot listen on {address}; is another cloud running there? Choose another service.{option}"
         ) from problem
 
 

@@ -30,7 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Raises ValueError for a device that the testbed does not have, a token that anybody could read, an empty key."""
+    """Raises ValueError for a device that the testbed does not have, nodes of tiers that are nobody knows where, a token
+    that anybody could read, an empty key.
+    """
 
     setup: Setup
     service: Service
@@ -43,7 +45,9 @@ class Place:
                 "the cloud and all devices the same workload.devices"
             )
         if self.setup.placed:
-            service.security.check(service.cloud, service.security.authority is not None)
+            addresses = service.addresses(Cast(self.setup, self.setup.pair.cloud.timing.layers))
+            for address in dict.fromkeys(addresses.values()):
+                service.security.check(address, service.security.authority is not None)
         service.endpoint.api_key()
 
 
@@ -82,7 +86,7 @@ async def _met(host: Host, service: Service) -> None:
     addresses = service.addresses(host.cast)
     if addresses:
         await host.reached(addresses)
-        where = f"at {service.cloud}" if not service.nodes else f"of {len(addresses)} nodes"
+        where = f"of {len(addresses)} nodes" if host.cast.setup.hardware.tiers else f"at {service.cloud}"
         print(f"device: its cloud {where} is there", flush=True)
 
 

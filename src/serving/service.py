@@ -77,7 +77,14 @@ class Service:
             )
 
     def addresses(self, cast: Cast) -> dict[str, str]:
-        """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here."""
+        """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here, for an
+        address of none, and for one of two.
+        """
+        if strangers := sorted(self.nodes.keys() - (cast.workers if cast.setup.hardware.tiers else ())):
+            known = ", ".join(cast.workers) if cast.setup.hardware.tiers else "none, because it has no tiers"
+            raise ValueError(
+                f"service.nodes names {', '.join(strangers)}; the nodes of this testbed's tiers are {known}"
+            )
         if not cast.setup.hardware.tiers:
             return {node: self.cloud for names in cast.clouds[:1] for node in names}
         if missing := [name for name in cast.workers if name not in self.nodes]:
@@ -85,7 +92,13 @@ class Service:
                 f"service.nodes says nothing of {', '.join(missing)}; say where each node of the tiers listens, as in "
                 f"+service.nodes.{missing[0]}=127.0.0.1:7070"
             )
-        return {name: self.nodes[name] for name in cast.workers}
+        found = {name: self.nodes[name] for name in cast.workers}
+        for name, address in found.items():
+            if others := [other for other in found if found[other] == address and other != name]:
+                raise ValueError(
+                    f"service.nodes: {name} and {others[0]} are both at {address}; each node listens alone"
+                )
+        return found
 
     def place(self, cast: Cast) -> tuple[str, ...]:
         """The nodes of the cloud that this process is. Raises ValueError where it does not say which."""

@@ -19,6 +19,7 @@ import openai
 import pytest
 from checkpoints import made
 from fake_setup import LAYERS, setup
+from fake_tiers import over, tiers
 from rig import LIMITS, run
 
 from serving.cast import Cast
@@ -182,6 +183,58 @@ def test_a_token_that_anybody_could_read_is_refused(monkeypatch: pytest.MonkeyPa
         assert TOKEN not in str(told.value)
     Cloud(setup(), Service())
     Place(setup("edge_centric"), afar)  # says nothing to anybody
+
+
+NODES = {"nano-0": "127.0.0.1:7001", "nano-1": "127.0.0.1:7002", "nx-0": "127.0.0.1:7003"}
+
+
+def test_each_node_of_a_tier_is_a_cloud_of_its_own_that_says_which() -> None:
+    made = over(tiers(2, 1))
+    cast = Cast(made, LAYERS)
+    for node in NODES:
+        service = Service(nodes=NODES, node=node)
+        Cloud(made, service)
+        assert service.place(cast) == (node,)
+    Place(made, Service(nodes=NODES))
+    assert Service(nodes=NODES).addresses(cast) == NODES
+    for node in (None, "nano", "agx-0", "device-0"):
+        with pytest.raises(ValueError, match=rf"service.node is {node!r}; say which .* is: nano-0, nano-1, nx-0"):
+            Cloud(made, Service(nodes=NODES, node=node))
+
+
+WRONG_NODES = {
+    "service.nodes says nothing of nano-1, nx-0; .* as in .service.nodes.nano-1=127": {"nano-0": "127.0.0.1:7001"},
+    "service.nodes names agx-0; the nodes of this testbed's tiers are nano-0": NODES | {"agx-0": "127.0.0.1:7004"},
+    "nano-0 and nx-0 are both at 127.0.0.1:7001; each node": NODES | {"nx-0": "127.0.0.1:7001"},
+}
+
+
+@pytest.mark.parametrize("match", WRONG_NODES)
+def test_where_nodes_listen_is_said_of_each_and_of_no_other(match: str) -> None:
+    """By both sides, before anything is trained."""
+    service = Service(nodes=WRONG_NODES[match], node="nano-0")
+    for side in (Cloud, Place):
+        with pytest.raises(ValueError, match=match):
+            side(over(tiers(2, 1)), service)
+
+
+def test_nodes_of_a_testbed_without_tiers_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"service.nodes names nano-0; .* are none, because it has no tiers"):
+        Cloud(setup(), Service(nodes={"nano-0": "127.0.0.1:7001"}))
+
+
+def test_a_nodes_address_is_one() -> None:
+    with pytest.raises(ValueError, match=r"service.nodes.nano-0 is 'nowhere'; give host:port"):
+        Service(nodes={"nano-0": "nowhere"})
+
+
+def test_a_token_that_anybody_could_read_between_tiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
+    afar = Service(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
+    for side in (Cloud, Place):
+        with pytest.raises(ValueError, match="no TLS") as told:
+            side(over(tiers(2, 1)), afar)
+        assert TOKEN not in str(told.value)
 
 
 def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
