@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Place:
-    """Raises ValueError for a device that the testbed does not have, nodes of tiers that are nobody knows where, a token
-    that anybody could read, an empty key.
+    """Raises ValueError for a device that the testbed does not have, nodes of tiers that are nobody knows where, a
+    token that anybody could read, an empty key.
     """
 
     setup: Setup

@@ -173,6 +173,7 @@ def nothing_left(play: Play) -> None:
         assert not worker.running, worker.name
         assert not worker.held, worker.name
         assert not worker.sent, worker.name
+        assert not worker.unsent, worker.name
         assert not worker.ledger.lengths, worker.name
         assert not worker.ledger.used, worker.name
         assert not len(worker.commitments), worker.name

@@ -22,7 +22,7 @@ NAMES = ("hyperion", "sled", "hat")
 
 def left(party: Party) -> dict[str, int]:
     worker = party.node
-    held = {name: len(getattr(worker, name)) for name in ("queue", "held", "sent", "running", "suspects")}
+    held = {name: len(getattr(worker, name)) for name in ("queue", "held", "sent", "unsent", "running", "suspects")}
     return held | {
         "caches": len(party.chip.caches),
         "lengths": len(worker.ledger.lengths),
@@ -144,8 +144,8 @@ def held(real: dict[str, Path]) -> Setup:
 
 
 def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model_writes(real: dict[str, Path]) -> None:
-    """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state that was
-    under way to it waits in its sender's bounded store for newer ones to push it out.
+    """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state
+    that was under way to it waits in its sender's bounded store for newer ones to push it out.
     """
     from serving.engine.blobs import Blobs
     from serving.engine.engine import Engine

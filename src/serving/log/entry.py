@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from serving.drivers.observer import Observer
+from serving.log.journal import Journal
 from serving.messages import Command, Event, Message, Outcome, Work
 
 
@@ -65,9 +66,12 @@ def shifted(entry: Entry, offset_s: float) -> Entry:
 
 
 def feed(entries: Iterable[Entry], observer: Observer) -> None:
-    """Shows an observer what it would have seen of one driver."""
+    """Shows an observer what it would have seen of one driver, and a journal who was born when."""
     for entry in entries:
         match entry:
+            case Born(node, at_s):
+                if isinstance(observer, Journal):
+                    observer.born(node, at_s)
             case Handled(node, at_s, event, commands):
                 observer.handled(node, event, at_s, commands)
             case Ran(node, work, outcome, begin_s, end_s):

@@ -96,6 +96,8 @@ class Worker:
         self.reported_s = -INF
         self.sent: dict[tuple[str, int], tuple[str, Request]] = {}
         """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
+        self.unsent: dict[str, Request] = {}
+        """Session -> what waits until somebody of the next tier lives: its device, if told, would only ask again."""
         self.suspects: set[str] = set()
         """Sessions whose last batch failed: they run alone, so that a bad one spoils no other's."""
         self.running: list[tuple[Item, Rows]] = []
@@ -121,8 +123,7 @@ class Worker:
             case Lost():
                 return self._lost(event.peer, now)
             case Joined():
-                self.chooser.joined(event.peer)
-                return self._report(now) if event.peer in self.watchers else []
+                return self._joined(event.peer, now)
         return []
 
     # In.
@@ -282,7 +283,7 @@ class Worker:
             self.commitments.done(rows.session, rows.n)
             if m.hop + 1 < len(m.route):
                 if result.blob:
-                    out.append(self._hand_on(item, rows, result.blob, now))
+                    out += self._hand_on(item, rows, result.blob, now)
             elif verdict:
                 out += self._answer(item, rows, verdict, now)
         if self.watchers and now >= self.reported_s + _REPORT_S:
@@ -297,7 +298,7 @@ class Worker:
         backlog = self.commitments.backlog(self.name, self.ledger)
         return [Send(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
 
-    def _hand_on(self, item: Item, rows: Rows, blob: Blob | None, now: float) -> Send:
+    def _hand_on(self, item: Item, rows: Rows, blob: Blob | None, now: float) -> Commands:
         m, here_s = item.request, now - item.arrived
         hop = m.hop + 1
         path = self._bound(m, rows, hop)
@@ -314,10 +315,16 @@ class Worker:
             m, rows=rows, hop=hop, path=path, ends=ends, slack_s=m.slack_s - here_s, spent_s=m.spent_s + here_s,
             **self._seen(m, now),
         )  # fmt: skip
-        if to in self.chooser.dead:
-            return self._miss(m)
-        self.sent[rows.session, hop] = to, m
-        return Send(to, m, HEADER_NBYTES + m.rows.nbytes)
+        return self._send(to, m)
+
+    def _send(self, to: str, m: Request) -> Commands:
+        if to not in self.chooser.dead:
+            self.sent[m.rows.session, m.hop] = to, m
+            return [Send(to, m, HEADER_NBYTES + m.rows.nbytes)]
+        if self.chooser.reachable(m.route[m.hop].node):  # asked anew it goes to another
+            return [self._miss(m)]
+        self.unsent[m.rows.session] = m
+        return []
 
     def _seen(self, m: Request, now: float) -> dict[str, Any]:
         """What a monitored request says of its way so far."""
@@ -354,10 +361,7 @@ class Worker:
         first = m.path[0]
         if first == self.name:
             return self._receive(m, now)
-        if first in self.chooser.dead:
-            return [self._miss(m)]
-        self.sent[rows.session, 0] = first, m
-        return [Send(first, m, HEADER_NBYTES + one.nbytes)]
+        return self._send(first, m)
 
     def _miss(self, m: Request) -> Send:
         self.commitments.drop(m.rows.session)
@@ -370,6 +374,12 @@ class Worker:
         gone = [key for key, (to, _) in self.sent.items() if to == peer]
         missed = [self._miss(self.sent.pop(key)[1]) for key in gone]
         return [*missed, *self._lease(peer, now), *self._stranded(peer), *(self._report(now) if self.watchers else ())]
+
+    def _joined(self, peer: str, now: float) -> Commands:
+        self.chooser.joined(peer)
+        unsent, self.unsent = self.unsent, {}
+        missed = [self._miss(m) for m in unsent.values()]
+        return [*missed, *(self._report(now) if peer in self.watchers else ())]
 
     def _stranded(self, peer: str) -> Commands:
         """What came here by way of a peer that is lost is asked anew, and may come another way: nobody counts on it any
@@ -417,6 +427,7 @@ class Worker:
         self.queue.pop(session, None)
         self.suspects.discard(session)
         self.text.pop(session, None)
+        self.unsent.pop(session, None)
         for key in [k for k in self.held if k[0] == session]:
             del self.held[key]
         for hop in [k for k in self.sent if k[0] == session]:

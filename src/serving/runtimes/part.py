@@ -108,7 +108,7 @@ class _Player:
             live = Live(Wall(origin_s), [journal, breaks], part.pace)
             populate(live, self.cast, Chips(self.cast, models, part.queries), part.names)
             for name in part.names:
-                journal.born(name, 0.0)
+                journal.born(name, live.now())
             if part.shaped:
                 link(live, self.cast)
                 breaks.begin()

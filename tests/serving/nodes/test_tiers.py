@@ -218,15 +218,19 @@ def test_a_whole_tier_is_gone_and_waited_for(name: str, tier: str) -> None:
     assert play.stage.now < up_s + 60
 
 
-def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it() -> None:
-    """Once a worker wrote to the tier's name, which is nobody's."""
+def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it_once_one_does() -> None:
+    """A worker once wrote to the tier's name, which is nobody's; a device that heard at once, and reached a node that
+    its neighbour did not reach yet, once spent all its attempts in a moment.
+    """
     made, asked = over(tiers(1, 1), devices=1), queries(1, 1)
     calm = Play(made, asked).run()
     begins_s, ends_s, _ = forwards(calm, "nano-0", "s0")[0]
     at = ends_s - 0.051  # noticed while the first tier computes
     play = Play(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
     assert begins_s < at
-    assert [(node, m.node) for node, _, m in heard(play, Miss)][:1] == [("device-0", "nano-0")]
+    missed = [(node, now, m.node) for node, now, m in heard(play, Miss)]
+    assert [(node, by) for node, _, by in missed] == [("device-0", "nano-0")]
+    assert missed[0][1] >= at + 5.0
     assert {c.to for c in play.log.commands(Send)} <= {*play.workers, *play.devices}
     is_answered(play)
     nothing_left(play)
