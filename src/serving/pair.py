@@ -129,7 +129,7 @@ class Model(Checkpoint):
             return None
         return (
             f"the cloud's model is shared by {self.ways} processes here, which says nothing of the hardware: time is "
-            "that of hardware.cloud.tensor_parallel, or of this machine"
+            "that of the hardware's tensor_parallel, or of this machine"
         )
 
     @property
