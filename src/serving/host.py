@@ -15,6 +15,7 @@ from serving.transport.security import Security
 
 if TYPE_CHECKING:
     from serving.engine.blobs import Blobs
+    from serving.transport.owners import Owners
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ class Host:
         self._blobs, self._security, self._limits, self._digest = blobs, security, limits, digest
         peers = frozenset(cast.workers) if cast.setup.hardware.tiers else frozenset[str]()
         self._known = Known(vocabulary, route=cast.hops or None, peers=peers)
+        self._owners: Owners | None = None
+        """Of the sessions here, once it listens."""
         self._transports: list[Transport] = []
         self._carriers: dict[str, Transport] = {}
         self._live: Live | None = None
@@ -66,6 +69,7 @@ class Host:
             known=self._known,
         )  # fmt: skip
         self._transports.append(listener)
+        self._owners = listener.owners
         self._carriers |= dict.fromkeys((*self.cast.devices, *self.cast.behind(self.names[0])), listener)
         return await listener.start()
 
@@ -76,7 +80,7 @@ class Host:
         for address in dict.fromkeys(addresses.values()):
             dialler = Dialler(
                 self.names, self, self._blobs, address, security=self._security, limits=self._limits,
-                digest=self._digest, known=self._known,
+                digest=self._digest, known=self._known, owners=self._owners,
             )  # fmt: skip
             self._transports.append(dialler)
             self._carriers |= {node: dialler for node, where in addresses.items() if where == address}

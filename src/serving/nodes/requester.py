@@ -225,7 +225,8 @@ class Requester:
             return self._advance(now)
         if was and not s.offline:
             self.vain_since_s = now  # while nobody could be asked, nothing was asked in vain
-        return self._again(now, forget=False) if not s.offline and (was or peer in s.path) else []
+        affected = was or self.unheard or peer in s.path  # until an answer came, nobody knows by way of whom it would
+        return self._again(now, forget=False) if affected and not s.offline else []
 
     def _reachable(self) -> bool:
         return not self.given_up and self.route.reachable()

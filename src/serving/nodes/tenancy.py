@@ -1,5 +1,6 @@
 """Which sessions a worker knows: the newest round of each, who asks for it, who of those was lost, which are over."""
 
+from collections.abc import Iterable
 from typing import Literal
 
 from serving.messages import Request
@@ -60,10 +61,22 @@ class Tenancy:
         """The lease is over: the sessions that nobody came back for. They are not over: they may still open again."""
         peer, since = self.leases.pop(timer)
         left = [session for session, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
-        for session in left:
+        self.close(left)
+        return left
+
+    def stranded(self, peer: str, here: str) -> list[str]:
+        """The sessions of others that came here by way of a node that is lost."""
+        return [
+            session
+            for session, way in self.ways.items()
+            if peer in way and way[0] != here and self.owners.get(session, ("",))[0] != peer
+        ]
+
+    def close(self, sessions: Iterable[str]) -> None:
+        """Not over, but nobody counts on them: should they come again, they open as new ones do."""
+        for session in sessions:
             self.newest.pop(session, None)
             self.since.pop(session, None)
-        return left
 
     def release(self, session: str) -> None:
         """Over. What is on its way must not open it again; in time nothing is, and its name goes.

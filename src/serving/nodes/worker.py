@@ -337,7 +337,9 @@ class Worker:
         everything is sent again, another.
         """
         tier, last = m.route[hop].node, self.sent.get((rows.session, hop))
-        node = m.path[hop] if len(m.path) > hop else last[0] if last else ""
+        node = m.path[hop] if len(m.path) > hop else ""
+        if last and (not node or last[1].round == m.round):  # an earlier part of this attempt went there
+            node = last[0]
         if not node or (node in self.chooser.dead and not rows.start):
             node = m.reply_to if tier == HERE else self.chooser.choose(tier, rows, m.budget)
         return (*m.path[:hop], node, *m.path[hop + 1 :])
@@ -385,11 +387,13 @@ class Worker:
         """What came here by way of a peer that is lost is asked anew, and may come another way: nobody counts on it any
         more, and its caches go, but for what is under way.
         """
-        found = [session for session, way in self.tenancy.ways.items() if peer in way and way[0] != self.name]
+        found = self.tenancy.stranded(peer, self.name)
         busy = self.queue.keys() | {rows.session for _, rows in self.running}
         for session in found:
             self.commitments.drop(session)
-        return [command for session in found if session not in busy for command in self._forget(session)]
+        idle = [session for session in found if session not in busy]
+        self.tenancy.close(idle)
+        return [command for session in idle for command in self._forget(session)]
 
     def _lease(self, peer: str, now: float) -> Commands:
         timer = self.tenancy.lease(peer, now)

@@ -18,6 +18,7 @@ from serving.transport.known import Known
 from serving.transport.limits import Limits
 from serving.transport.luggage import Luggage
 from serving.transport.outbox import Outbox
+from serving.transport.owners import Owners
 from serving.transport.reception import Reception
 from serving.transport.refused import RefusedError
 from serving.transport.security import Security
@@ -43,6 +44,7 @@ class Dialler:
         address: `host:port` of the listener.
         digest: of the run's configuration; a listener with another refuses.
         known: what is known of the run, for tighter checks.
+        owners: of the sessions on this host, if it also listens; the other side is trusted with all of them.
         seed: of the jitter between attempts.
     """
 
@@ -57,9 +59,10 @@ class Dialler:
         *,
         digest: str = "",
         known: Known | None = None,
+        owners: Owners | None = None,
         seed: int = 0,
     ) -> None:
-        self._ears, self._blobs, self._address = ears, blobs, address
+        self._ears, self._blobs, self._address, self._owners = ears, blobs, address, owners
         self._security, self._limits = security or Security(), limits or Limits()
         self._hello = Hello(nodes, digest, blobs is not None)
         self._decoder = Decoder(self._limits, known or Known(), blobs is not None)
@@ -167,7 +170,9 @@ class Dialler:
         if self._stopping.is_set():
             self._outbox.close(goodbye("stops"))
         self._backoff.reset()
-        reception = Reception(self._ears, self._decoder, self._luggage, self._hello.nodes, hello.nodes, None)
+        reception = Reception(
+            self._ears, self._decoder, self._luggage, self._hello.nodes, hello.nodes, self._owners, trusted=True
+        )
 
         async def written() -> None:
             await call.done_writing()

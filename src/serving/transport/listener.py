@@ -16,6 +16,7 @@ from serving.transport.known import Known
 from serving.transport.limits import Limits
 from serving.transport.luggage import Luggage
 from serving.transport.outbox import Outbox
+from serving.transport.owners import Owners
 from serving.transport.reception import Reception
 from serving.transport.refused import RefusedError
 from serving.transport.security import Security, is_loopback
@@ -92,6 +93,11 @@ class Listener:
         self._sender.send(guest.outbox if guest else None, sender, to, message)
 
     @property
+    def owners(self) -> Owners:
+        """Whose session is whose, also of what comes by way of nodes that this host dials."""
+        return self._desk.owners
+
+    @property
     def _farewell(self) -> bytes:
         return goodbye(f"{self._hello.nodes[0]} stops")
 
@@ -146,10 +152,9 @@ class Listener:
 
     async def _serve(self, guest: Guest, context: Any) -> None:
         nodes = guest.hello.nodes
-        trusted = self._known.peers.issuperset(nodes)
         reception = Reception(
             self._ears, Decoder(self._limits, self._known, self._hello.tensors), guest.luggage, self._hello.nodes,
-            nodes, None if trusted else self._desk.owners,
+            nodes, self._desk.owners, self._known.peers.issuperset(nodes),
         )  # fmt: skip
         await converse(context.read, context.write, guest.outbox, reception.hear, _nothing_more)
 

@@ -53,6 +53,17 @@ class Owners:
             raise invalid(f"request.reply_to: {message.reply_to!r} does not live on the host that asks.")
         return True, self._claim(session, message.reply_to, to)
 
+    def vouched(self, to: str, message: Message) -> None:
+        """A node of another tier, which is trusted, passes on what a device asked or is done with: the device may
+        itself release here what it opened there.
+        """
+        if isinstance(message, Request):
+            tenure = self._by_session.setdefault(message.rows.session, Tenure(message.reply_to))
+            tenure.told.add(to)
+            self._by_owner.setdefault(tenure.owner, {})[message.rows.session] = None
+        elif isinstance(message, Release):
+            self._release(message.session, self._by_session.get(message.session), to)
+
     def _claim(self, session: str, owner: str, to: str) -> list[tuple[str, Release]]:
         opened = self._by_owner.setdefault(owner, {})
         gone: list[tuple[str, Release]] = []

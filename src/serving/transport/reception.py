@@ -13,7 +13,8 @@ class Reception:
     """
     Args:
         here, there: the nodes on either side.
-        owners: whose session is whose; None where the other side is trusted with all of them.
+        owners: whose session is whose; None: nobody here asks.
+        trusted: may the other side speak of every session?
     """
 
     def __init__(
@@ -24,8 +25,10 @@ class Reception:
         here: tuple[str, ...],
         there: tuple[str, ...],
         owners: Owners | None,
+        trusted: bool,
     ) -> None:
-        self._ears, self._decoder, self._luggage, self._owners = ears, decoder, luggage, owners
+        self._ears, self._decoder, self._luggage = ears, decoder, luggage
+        self._owners, self._trusted = owners, trusted
         self._here, self._there = frozenset(here), frozenset(there)
 
     async def hear(self, data: bytes) -> None:
@@ -45,7 +48,9 @@ class Reception:
         if wire.to not in self._here:
             raise invalid("envelope.to: that node does not live here.")
         message, carried = self._decoder.message(wire)
-        if self._owners is not None:
+        if self._owners is not None and self._trusted:
+            self._owners.vouched(wire.to, message)
+        elif self._owners is not None:
             wanted, before = self._owners.admit(self._there, wire.to, message)
             for node, release in before:
                 await self._ears.heard(wire.sender, node, release)
