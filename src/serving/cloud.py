@@ -15,7 +15,7 @@ from serving.census import Census
 from serving.context import context_tokens
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
-from serving.executor import OutageError
+from serving.executor import BrokenError, OutageError
 from serving.host import Host
 from serving.nodes.worker import Worker
 from serving.scene import Chips, link
@@ -55,8 +55,13 @@ class Cloud:
 
 
 def run(cloud: Cloud, accelerator: str = "cpu") -> None:
-    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use."""
-    asyncio.run(_run(cloud.setup, cloud.service, accelerator))
+    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, for a node of an earlier tier that
+    refuses this one, and when what executes here is broken for good.
+    """
+    try:
+        asyncio.run(_run(cloud.setup, cloud.service, accelerator))
+    except BrokenError as broken:
+        raise ValueError(str(broken)) from broken
 
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:

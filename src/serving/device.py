@@ -6,7 +6,6 @@ each other when they mean different things.
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
@@ -23,7 +22,6 @@ from serving.scene import Chips, link
 from serving.service import Service, digest
 from serving.setup import Setup
 from serving.stopping import drive, told_to_stop
-from serving.transport.refused import RefusedError
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ async def _run(setup: Setup, service: Service, accelerator: str) -> None:
     async with AsyncExitStack() as stack:
         stack.callback(live.close)
         stack.push_async_callback(host.close, 1.0)
-        await dialled(host, service.addresses(cast))
+        await host.dial(service.addresses(cast))
         host.play(live)
         gateway.play(live)
         endpoint = await serve(service.endpoint, gateway)
@@ -102,15 +100,6 @@ def _live(cast: Cast, name: str, models: Models, service: Service, gateway: Devi
 
 def _survived(problem: Exception) -> None:
     log.error("the device's model failed; the session that it worked for ends", exc_info=problem)
-
-
-async def dialled(host: Host, addresses: Mapping[str, str]) -> None:
-    """A cloud that is not there yet is tried again, again and again; one that refuses is not."""
-    try:
-        await host.dial(addresses)
-    except RefusedError as refused:
-        where = ", ".join(dict.fromkeys(addresses.values()))
-        raise ValueError(f"the cloud at {where} refuses this device: {refused}") from refused
 
 
 def _reachable(host: Host) -> bool:

@@ -9,9 +9,13 @@ class OutageError(RuntimeError):
     """Work that failed for a reason outside this program: its node hears `Failed`, and everything else goes on."""
 
 
+class BrokenError(RuntimeError):
+    """Work failed, and all later work will: the process ends, so that others see its nodes lost."""
+
+
 class Executor(Protocol):
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        """The outcome, and the seconds that the chip is busy with it. Raises OutageError."""
+        """The outcome, and the seconds that the chip is busy with it. Raises OutageError, BrokenError."""
         ...
 
     def drop(self, session: str, first: int | None) -> None:

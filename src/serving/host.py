@@ -74,8 +74,12 @@ class Host:
         return await listener.start()
 
     async def dial(self, addresses: Mapping[str, str]) -> None:
-        """Reaches out to remote nodes, again and again; `addresses` says where each of them is."""
+        """Reaches out to remote nodes, again and again; `addresses` says where each of them is.
+
+        Raises ValueError where one refuses this host, which trying again would not mend.
+        """
         from serving.transport.dialler import Dialler
+        from serving.transport.refused import RefusedError
 
         for address in dict.fromkeys(addresses.values()):
             dialler = Dialler(
@@ -83,8 +87,12 @@ class Host:
                 digest=self._digest, known=self._known, owners=self._owners,
             )  # fmt: skip
             self._transports.append(dialler)
-            self._carriers |= {node: dialler for node, where in addresses.items() if where == address}
-            await dialler.start()
+            there = [node for node, where in addresses.items() if where == address]
+            self._carriers |= dict.fromkeys(there, dialler)
+            try:
+                await dialler.start()
+            except RefusedError as refused:
+                raise ValueError(f"{' and '.join(there)} at {address} refuses {self.names[0]}: {refused}") from refused
 
     async def reached(self, nodes: Iterable[str], within_s: float | None = None) -> None:
         """Returns once all of `nodes` can be reached; raises ConnectionError when some cannot in that time, if there is

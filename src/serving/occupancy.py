@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from serving.cast import Cast
-from serving.messages import Command, Event, Forward, Message, Outcome, Received, Release, Work
+from serving.messages import Command, Drop, Event, Forward, Message, Outcome, Received, Release, Work
 from serving.recorder import Record
 
 
@@ -20,7 +20,18 @@ class Occupancy:
 
     def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if type(event) is Received and type(event.message) is Release:
-            self._held[node] -= self._tokens[node].pop(event.message.session, 0)
+            self._gone(node, event.message.session)
+        for command in commands:
+            if type(command) is Drop:
+                self._gone(node, command.session)
+
+    def born(self, node: str, at: float) -> None:  # noqa: ARG002
+        """Whatever was there before it holds nothing any more."""
+        self._tokens[node].clear()
+        self._held[node] = 0
+
+    def _gone(self, node: str, session: str) -> None:
+        self._held[node] -= self._tokens[node].pop(session, 0)
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
         if not isinstance(work, Forward):

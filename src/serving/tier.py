@@ -26,7 +26,7 @@ class Tier:
     failing: tuple[int, ...] = ()
     """The numbers of the nodes that do; none named: all."""
     detect_ms: float = 1000.0
-    """How long after a node failed its peers know."""
+    """How long after a node failed its peers know, in emulated time; over gRPC its connections tell."""
 
     def __post_init__(self) -> None:
         if any(fleet.network or fleet.schedule for fleet in self.fleets):

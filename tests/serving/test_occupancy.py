@@ -6,7 +6,7 @@ from fake_setup import pair, setup
 
 from serving.cast import Cast
 from serving.fleet import GB
-from serving.messages import Forward, Received, Release, Rows
+from serving.messages import Drop, Forward, Received, Release, Rows
 from serving.occupancy import Occupancy, under_way_s
 from serving.partition.balanced import Balanced
 from serving.partition.division import Division
@@ -60,6 +60,16 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Cast) -> None:
     assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory"] == pytest.approx(wanted)
     first = LLAMA.part(16, embed=True, head=False).weights_nbytes("fp16") / (16 * GB)
     assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory"] == pytest.approx(first)
+
+
+def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Cast) -> None:
+    seen = Occupancy()
+    ran(seen, "far-0", "a", 0, 100, 0, 1)
+    seen.handled("far-0", Received(Release("b")), 1, (Drop("a", 16),))
+    ran(seen, "far-0", "b", 0, 60, 1, 2)
+    seen.born("far-0", 3.0)
+    ran(seen, "far-0", "c", 0, 70, 4, 5)
+    assert seen.most_tokens["far-0"] == 100
 
 
 def test_rolled_back_rows_are_not_counted_twice(cast: Cast) -> None:

@@ -26,7 +26,7 @@ from serving.cast import Cast
 from serving.census import Census
 from serving.cloud import Cloud
 from serving.context import context_tokens
-from serving.device import Place, dialled
+from serving.device import Place
 from serving.drivers.clock import Wall
 from serving.drivers.live import Live
 from serving.endpoint.endpoint import Endpoint
@@ -310,8 +310,8 @@ def test_a_cloud_that_refuses_is_a_plain_error() -> None:
         cloud = Host(cast, ("cloud-0",), None, Security(), LIMITS, digest(cast))
         address = await cloud.listen("127.0.0.1:0")
         device = Host(other, ("device-0",), None, Security(), LIMITS, digest(other))
-        with pytest.raises(ValueError, match=r"refuses this device: .*sled/2-devices-.*synera/2-devices-"):
-            await dialled(device, {"cloud-0": address})
+        with pytest.raises(ValueError, match=r"cloud-0 at .* refuses device-0: .*sled/2-devices-.*synera/2-devices-"):
+            await device.dial({"cloud-0": address})
         await cloud.close()
 
     run(play)

@@ -8,14 +8,17 @@ import pytest
 from checkpoints import made as checkpoints
 from fake_pair import own_text
 from fake_setup import pair
-from fake_tiers import over, tiers
-from rig import Party, Rig, call, rig, run, until
+from fake_tiers import LAYERS, over, tiers
+from rig import LIMITS, Party, Rig, call, rig, run, until
 
+from serving.cast import Cast
+from serving.host import Host
 from serving.messages import Call
 from serving.open import open_side
 from serving.pair import Model, Pair
 from serving.runtimes.runtime import NOWHERE
 from serving.setup import Setup
+from serving.transport.security import Security
 
 NAMES = ("hyperion", "sled", "hat")
 
@@ -123,6 +126,43 @@ def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
                 nodes[node] = await made.node(node)
             await answered(device, "s", limit=400)
             await nothing_is_left(nodes)
+
+    run(play)
+
+
+def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over() -> None:
+    """From the device itself, which never asked there: nodes of earlier tiers, one of which is dead, did."""
+
+    async def play() -> None:
+        async with rig(made=over(tiers(2, 2), devices=1), timeout_s=float("inf")) as made:
+            nodes, (device,) = await begun(made)
+            later = [nodes["nx-0"], nodes["nx-1"]]
+            for party in later:
+                party.chip.hold = True
+            device.ask(call("s"))
+            await until(lambda: any(party.chip.held.is_set() for party in later))
+            (busy,) = (party for party in later if party.chip.held.is_set())
+            (other,) = (party for party in later if party is not busy)
+            other.chip.hold = False
+            first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.sent)
+            await nodes.pop(first).end()
+            await answered(device, "s")
+            busy.chip.hold = False
+            busy.chip.go.set()
+            await nothing_is_left(nodes)
+
+    run(play)
+
+
+def test_a_node_that_an_earlier_one_refuses_says_so() -> None:
+    async def play() -> None:
+        cast = Cast(over(tiers(1, 1), devices=1), LAYERS)
+        hosts = [Host(cast, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")]
+        addresses = [await host.listen("127.0.0.1:0") for host in hosts]
+        with pytest.raises(ValueError, match=rf"nano-0 at {addresses[0]} refuses nx-0: .*of-nano-0.*of-nx-0"):
+            await hosts[1].dial({"nano-0": addresses[0]})
+        for host in hosts:
+            await host.close()
 
     run(play)
 

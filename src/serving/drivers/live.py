@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from serving.drivers.clock import Clock
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Phase, Wire
-from serving.executor import OutageError
+from serving.executor import BrokenError, OutageError
 from serving.messages import (
     INF,
     Command,
@@ -74,7 +74,7 @@ class Pacing:
 class Live:
     """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on.
 
-    An OutageError never ends it: its node hears that the work failed.
+    An OutageError never ends it: its node hears that the work failed. A BrokenError always does.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Live:
 
     def _failed(self, name: str, job: int, problem: BaseException) -> None:
         self._under_way -= 1
-        if self._told and isinstance(problem, Exception):
+        if self._told and isinstance(problem, Exception) and not isinstance(problem, BrokenError):
             self._told(problem)
         elif isinstance(problem, OutageError):
             log.warning("%s: %s", name, problem)

@@ -1,7 +1,7 @@
 """Who watches a driver."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from serving.messages import Command, Event, Message, Outcome, Work
 
@@ -16,3 +16,10 @@ class Observer(Protocol):
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         """`arrives_s` is infinite for a message that is lost."""
         ...
+
+
+@runtime_checkable
+class Registrar(Protocol):
+    """An observer that also wants to know which nodes are made, or made anew: they know nothing."""
+
+    def born(self, node: str, at: float) -> None: ...

@@ -38,13 +38,13 @@ class Listed:
         for down_s, up_s in self.listed:
             if not (isfinite(up_s) and 0 <= down_s < up_s):
                 raise ValueError(
-                    f"network.outages: [{down_s:g}, {up_s:g}] must be seconds of the run, 0 or more, "
+                    f"outages: [{down_s:g}, {up_s:g}] must be seconds of the run, 0 or more, "
                     "the moment of going down before that of coming back."
                 )
         for (_, up_s), (down_s, _) in pairwise(self.listed):
             if down_s <= up_s:
                 raise ValueError(
-                    f"network.outages: one begins at {down_s:g} s, and the one before ends at {up_s:g} s; "
+                    f"outages: one begins at {down_s:g} s, and the one before ends at {up_s:g} s; "
                     "list them in order, without overlap."
                 )
 
@@ -74,16 +74,16 @@ class Periodic:
     def __post_init__(self) -> None:
         if not (isfinite(self.every_s) and self.for_s > 0 and self.jitter_s >= 0):
             raise ValueError(
-                f"network.outages: every_s={self.every_s:g}, for_s={self.for_s:g}, jitter_s={self.jitter_s:g} must be "
+                f"outages: every_s={self.every_s:g}, for_s={self.for_s:g}, jitter_s={self.jitter_s:g} must be "
                 "finite, the first two more than 0."
             )
         if not self.for_s + self.jitter_s < self.every_s:
             raise ValueError(
-                f"network.outages: for_s={self.for_s:g} and jitter_s={self.jitter_s:g} must leave some of "
+                f"outages: for_s={self.for_s:g} and jitter_s={self.jitter_s:g} must leave some of "
                 f"every_s={self.every_s:g} seconds in which the link is up."
             )
         if self.first_s is not None and not (self.first_s >= 0 and isfinite(self.first_s)):
-            raise ValueError(f"network.outages: first_s={self.first_s:g} must be 0 or more seconds.")
+            raise ValueError(f"outages: first_s={self.first_s:g} must be 0 or more seconds.")
 
     @property
     def longest_s(self) -> float:

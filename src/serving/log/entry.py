@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from serving.drivers.observer import Observer
-from serving.log.journal import Journal
+from serving.drivers.observer import Observer, Registrar
 from serving.messages import Command, Event, Message, Outcome, Work
 
 
@@ -66,11 +65,11 @@ def shifted(entry: Entry, offset_s: float) -> Entry:
 
 
 def feed(entries: Iterable[Entry], observer: Observer) -> None:
-    """Shows an observer what it would have seen of one driver, and a journal who was born when."""
+    """Shows an observer what it would have seen of one driver, and a registrar who was born when."""
     for entry in entries:
         match entry:
             case Born(node, at_s):
-                if isinstance(observer, Journal):
+                if isinstance(observer, Registrar):
                     observer.born(node, at_s)
             case Handled(node, at_s, event, commands):
                 observer.handled(node, event, at_s, commands)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from zlib import crc32
 
 from serving.messages import INF, Backlog, Rows
@@ -15,7 +16,10 @@ _NOMINAL_ROW_S = 0.001
 
 
 class Chooser:
-    def __init__(self, tiers: Tiers, dispatch: Dispatch, owner: str) -> None:
+    """`block_tokens`: caches grow by so many."""
+
+    def __init__(self, tiers: Tiers, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
+        self._block_tokens = block_tokens
         self._tiers, self._dispatch, self._turn = tiers, dispatch, crc32(owner.encode())
         self.dead: set[str] = set()
         self.backlogs: dict[str, Backlog] = {}
@@ -43,7 +47,8 @@ class Chooser:
         nodes = [node for node in known if node not in self.dead]
         if len(nodes) < 2:
             return (nodes or known)[0]
-        task = Task(rows.session, rows.n, budget, rows.start + rows.n + budget - 1, self._turn)
+        blocks = ceil((rows.start + rows.n + budget - 1) / self._block_tokens)
+        task = Task(rows.session, rows.n, budget, blocks * self._block_tokens, self._turn)
         node = self._dispatch.choose(task, [self._backlog(n) for n in nodes])
         self._turn += 1
         told = self._backlog(node)

@@ -68,7 +68,7 @@ class Device:
     ) -> None:
         self.name, self.policy, self.seed, self.timeout_s, self.at_once = name, policy, seed, timeout_s, at_once
         tiers = {**tiers, HERE: (name,)}
-        self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name), Numbers()
+        self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name, policy.kv_cache.block_tokens), Numbers()
         self.route = Route(name, policy, hops, self.chooser)
         self.monitor = Monitor(row_nbytes)
         self.waiting: deque[Call] = deque()

@@ -83,7 +83,7 @@ class Worker:
         own = policy.kv_cache.capacity_tokens
         capacity = capacity_tokens if own is None else min(own, capacity_tokens)
         self.ledger = Ledger(capacity, policy.kv_cache.keep, policy.kv_cache.block_tokens)
-        self.chooser = Chooser(tiers or {}, policy.dispatch, name)
+        self.chooser = Chooser(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.queue: dict[str, list[Item]] = {}
         """Session -> its parts in order."""
         self.text: dict[str, tuple[int, ...]] = {}

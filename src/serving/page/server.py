@@ -5,7 +5,6 @@ import logging
 from contextlib import AsyncExitStack
 
 from serving.cast import Cast
-from serving.device import dialled
 from serving.endpoint.http import Http
 from serving.endpoint.running import Running
 from serving.host import Host
@@ -72,6 +71,6 @@ async def _afar(show: Show, accelerator: str, stack: AsyncExitStack) -> Stage:
     host = Host(cast, names, blobs, service.security, service.limits, digest(cast), vocabulary)
     stage = Stage(show, models, host)
     stack.push_async_callback(host.close, 1.0)
-    await dialled(host, service.addresses(cast))
+    await host.dial(service.addresses(cast))
     host.play(stage.live)
     return stage

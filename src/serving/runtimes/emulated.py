@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from serving.breaks import Breaks
 from serving.cast import Cast
-from serving.drivers.observer import Observer
+from serving.drivers.observer import Observer, Registrar
 from serving.drivers.simulator import Simulator
 from serving.failures import Failures
-from serving.log.journal import Journal
 from serving.progress import Progress, silent
 from serving.recorder import Record, Recorder
 from serving.scene import Chips, link, populate
@@ -63,7 +62,7 @@ def play(
     breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
     simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])
     chips = Chips(cast, models, queries, shared)
-    born = [observer.born for observer in observers if isinstance(observer, Journal)]
+    born = [observer.born for observer in observers if isinstance(observer, Registrar)]
     failures = Failures(cast, simulator, chips, lambda: users.over, born)
     populate(simulator, cast, chips, names)
     link(simulator, cast)

@@ -13,6 +13,7 @@ from os import dup
 from time import monotonic
 from typing import Any
 
+from serving.executor import BrokenError
 from serving.sharded.follower import follow
 from serving.sharded.orders import Order
 from serving.sharded.seat import Seat
@@ -29,7 +30,7 @@ _PENDING = 256
 _SILENT, _FAILED, _DIED = 1, 2, 3
 
 
-class TeamError(RuntimeError):
+class TeamError(BrokenError):
     """A process that holds a share of a model failed: what the others' caches hold is not known any more."""
 
 

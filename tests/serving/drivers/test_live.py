@@ -13,6 +13,7 @@ from fake_world import ROWS, World, policy, world
 from serving.drivers.clock import Script, Wall
 from serving.drivers.live import Live
 from serving.drivers.observer import Observer
+from serving.executor import BrokenError
 from serving.messages import Deliver, Message, Outcome, Work
 
 
@@ -90,6 +91,25 @@ def test_what_work_raises_ends_the_run() -> None:
     with pytest.raises(ZeroDivisionError, match="chip on fire"):
         asyncio.run(played(w))
     w.simulator.close()
+
+
+def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() -> None:
+    """In time: a node that fails all that it is asked looks idle to whoever chooses among nodes."""
+    told: list[Exception] = []
+
+    class Broken(FakePair):
+        problems = iter((ZeroDivisionError("once"), BrokenError("rank 1 died")))
+
+        def execute(self, work: Work) -> Any:
+            raise next(self.problems)
+
+    drive = lambda observers: Live(Wall(), observers, told=told.append)  # noqa: E731
+    w = world(policy("sled"), devices=1, drive=drive)
+    w.simulator._chips["cloud-0"].executor = Broken()
+    with pytest.raises(BrokenError, match="rank 1 died"):
+        asyncio.run(played(w))
+    w.simulator.close()
+    assert [str(problem) for problem in told] == ["once"]
 
 
 def test_a_message_for_nobody_is_ignored() -> None:

@@ -219,6 +219,14 @@ def test_what_was_sent_since_the_last_report_counts() -> None:
     assert chooser.backlogs["near-2"].queued_s == 5.0
 
 
+def test_a_cache_takes_whole_blocks() -> None:
+    chooser = Chooser(NEAR, HypSched(), "device-0", 16)
+    spoken(chooser, a=0.0, b=0.1, c=5.0)
+    chooser.backlogs["near-0"] = Backlog("near-0", 0.0, 0.01, 0.11, 15)
+    assert chooser.choose("near", ROWS, 5) == "near-1"
+    assert chooser.backlogs["near-1"].free == 1000 - 16
+
+
 def test_a_report_takes_the_place_of_what_was_reckoned() -> None:
     chooser = Chooser(NEAR, HypSched(), "device-0")
     spoken(chooser, a=0.0, b=0.1, c=0.2)

@@ -1,5 +1,6 @@
 """A model over tiers of nodes, any of which may fail: the model's own text, nothing lost, nothing left anywhere."""
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,21 +20,29 @@ from fake_tiers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.cast import Cast
 from serving.messages import (
     Backlog,
+    Blob,
     Deliver,
+    Drop,
     Finished,
     Forward,
+    Joined,
     Lost,
     Miss,
     Received,
     Release,
     Reply,
     Request,
+    Result,
+    Rows,
     Sampling,
     Send,
     Start,
+    Woke,
 )
+from serving.nodes.worker import Worker
 from serving.slots.dispatch import EarliestFinish, HypSched, Random, RoundRobin
 from serving.slots.prefill import Parts, Whole
 from serving.slots.scheduler import Continuous, Fifo, UpwardRank
@@ -265,6 +274,72 @@ def test_who_chooses_hears_at_once_what_a_loss_has_freed() -> None:
     assert told[0].free == play.workers[last].ledger.capacity
 
 
+IN_PARTS: dict[str, dict[str, Any]] = {"sent": {"prefill": Parts(5, "first")}, "run": {"scheduler": Continuous(64, 8)}}
+
+
+@pytest.mark.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
+def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
+    """All of its parts do: once the second followed the path that was."""
+    made, asked = over(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
+    calm = Play(made, asked).run()
+    _, doomed = of(calm, "s0")
+    play = Play(made, asked, {doomed: [(calm.stage.now / 2, 4000.0)]}).run(calm.stage.now + 20)
+    is_answered(play)
+    assert len(heard(play, Miss)) <= 2
+
+
+@pytest.mark.parametrize("limit", [1, 12])
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
+def test_an_answer_that_was_lost_with_its_stream_is_asked_for_again(name: str, limit: int) -> None:
+    """No node fails, and before its first answer the device does not know by way of whom that comes."""
+    made, asked = over(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
+    calm = Play(made, asked).run()
+    _, last = of(calm, "s0")
+    begins_s, answers_s, _ = forwards(calm, last, "s0")[0]
+    ends = {last, "device-0"}
+    play = Play(made, asked)
+    cut(play, ends, (begins_s + answers_s) / 2, answers_s + 0.5)
+    play.run()
+    is_answered(play)
+    nothing_left(play)
+
+
+def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
+    """What is sent between two parties in that time is lost, and both know."""
+    stage, send = play.stage, play.stage._send
+
+    def lossy(name: str, message: Send) -> None:
+        if {name, message.to} != ends or not down_s <= stage.now < up_s:
+            send(name, message)
+
+    stage._obey[Send] = lossy
+    a, b = ends
+    for here, there in ((a, b), (b, a)):
+        stage.post(down_s, here, Lost(there))
+        stage.post(up_s, here, Joined(there))
+
+
+@pytest.mark.parametrize("name", ["hyperion", "hat"])
+def test_caches_wait_for_a_device_that_is_lost_and_then_nothing_of_it_is_remembered(name: str) -> None:
+    """Also where its path begins on itself. When it is back it may count its rounds from 0."""
+    cast = Cast(over(tiers(1, 1), name, devices=1), LAYERS)
+    worker, hop = cast.node("nano-0"), [hop.node for hop in cast.hops].index("nano")
+    assert isinstance(worker, Worker)
+    rows = Rows("s", 0, 12, () if hop else tuple(range(12)), 0, "greedy", blob=Blob("b", 100) if hop else None)
+    asked = Request(7, rows, cast.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
+    worker.handle(Received(asked), 0.0)
+    worker.handle(Woke(worker.timer), 0.0)
+    worker.handle(Finished(worker.job, (Result(None, Blob("c", 10)),)), 1.0)
+    assert not any(isinstance(command, Drop) for command in worker.handle(Lost("device-0"), 2.0))
+    (timer,) = worker.tenancy.leases
+    assert [command.session for command in worker.handle(Woke(timer), 40.0) if isinstance(command, Drop)] == ["s"]
+    assert not worker.tenancy.newest
+    assert not worker.tenancy.since
+    worker.handle(Received(replace(asked, round=0)), 50.0)
+    assert worker.queue
+
+
 # What is said when all is over.
 
 
@@ -294,8 +369,8 @@ def test_fresh_nodes_say_the_same() -> None:
 
 @st.composite
 def schedules(draw: st.DrawFn) -> list[tuple[float, float]]:
-    """Windows in order that do not overlap, some of them shorter than anybody notices, most of them in the run."""
-    moments = draw(st.lists(st.floats(0.001, 4.0), max_size=6))
+    """Windows in order that do not overlap, some of them shorter than anybody notices, some longer than patience."""
+    moments = draw(st.lists(st.one_of(st.floats(0.001, 4.0), st.floats(30.0, 60.0)), max_size=6))
     edges = sorted({round(each, 3) for each in moments})
     return [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
 
@@ -308,12 +383,13 @@ def test_whatever_fails_whenever_nothing_is_lost_and_nothing_is_left(data: st.Da
     override = {
         "dispatch": data.draw(st.sampled_from((HypSched(), EarliestFinish(), Random(3), RoundRobin())), "dispatch"),
         "scheduler": data.draw(st.sampled_from((Fifo(), UpwardRank(2), Continuous(), Continuous(4, 8))), "scheduler"),
-        "prefill": data.draw(st.sampled_from((Whole(), Parts(5, "first"))), "prefill"),
+        "prefill": data.draw(st.sampled_from((Whole(), Parts(5, "first"), Parts(5, "ahead"))), "prefill"),
     }
     made = over(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
                 override=override)  # fmt: skip
     down = {node: data.draw(schedules(), node) for node in Doomed(made, LAYERS).workers}
-    asked = queries(5, every_s=data.draw(st.sampled_from((None, 0.01, 0.2)), "arrivals"), limit=10)
+    asked = queries(5, every_s=data.draw(st.sampled_from((None, 0.01, 0.2)), "arrivals"), limit=10,
+                    prompt=data.draw(st.sampled_from((12, 30)), "prompt"))  # fmt: skip
     timeout_s = data.draw(st.sampled_from((float("inf"), 3.0)), "timeout")
     play = Play(made, asked, down, timeout_s=timeout_s).run()
     is_answered(play)

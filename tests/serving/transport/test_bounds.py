@@ -72,6 +72,18 @@ def test_a_session_is_free_again_when_all_who_were_told_heard_its_release() -> N
     admit(owners, "s", "b")
 
 
+def test_a_device_may_release_what_came_for_it_by_way_of_a_trusted_node() -> None:
+    owners = Owners(sessions=1, absent=9)
+    for session in "st":
+        owners.vouched("nx-0", request(session, "a"))
+    with pytest.raises(RefusedError, match="another host"):
+        owners.admit(("b",), "nx-0", Release("s"))
+    assert owners.admit(("a",), "nx-0", Release("s")) == (True, [])
+    owners.vouched("nx-0", Release("t"))
+    assert owners.admit(("a",), "nx-0", Release("t")) == (False, [])
+    assert owners.open == 0
+
+
 def test_absent_owners_are_remembered_up_to_a_bound() -> None:
     owners = Owners(sessions=9, absent=2)
     for device in "abc":
