@@ -105,7 +105,7 @@ def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() ->
 
     drive = lambda observers: Live(Wall(), observers, told=told.append)  # noqa: E731
     w = world(policy("sled"), devices=1, drive=drive)
-    w.simulator._chips["cloud-0"].executor = Broken()
+    w.simulator._chips["cloud"].executor = Broken()
     with pytest.raises(BrokenError, match="rank 1 died"):
         asyncio.run(played(w))
     w.simulator.close()
