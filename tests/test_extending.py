@@ -32,8 +32,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_shows_what_it_promises() -> None:
-    assert len(commands()) == 9
-    assert len(FILE.findall(text())) == 16
+    assert len(commands()) == 10
+    assert len(FILE.findall(text())) == 17
 
 
 @pytest.mark.parametrize("command", commands())

@@ -5,6 +5,7 @@ A stage's options are resolved copies of exactly what it names, so its digest ho
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,10 @@ class _Planner:
             raise ConfigError(f"stages need each other in a circle: {' -> '.join((*path, name))}.")
         if name not in self.nodes:
             who = f"stage {path[-1]!r} needs" if path else "asked for is"
-            raise ConfigError(f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}.")
+            raise ConfigError(
+                f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the choices of "
+                "groups: choose a model or a workload that brings it, such as model=tiny."
+            )
         if name not in self.done:
             self.done[name] = self._make(name, path)
         return self.done[name]
@@ -68,13 +72,26 @@ class _Planner:
         data = self.schema.target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        construct(args, None, name)
+        agreed(node[TARGET], construct(args, None, name))
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
             return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
         except (ValueError, TypeError) as problem:
             raise ConfigError(f"stages.{name}: {problem}") from problem
+
+
+def agreed(path: str, args: Mapping[str, Any]) -> None:
+    """Raises ConfigError with what `check_NAME`, beside a stage's function `NAME`, says of arguments that do not go
+    together, though each of them is right.
+    """
+    module, _, name = path.rpartition(".")
+    check = getattr(import_module(module), f"check_{name}", None)
+    try:
+        if check:
+            check(**args)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from problem
 
 
 def _kind(node: Mapping[str, Any], name: str) -> str:

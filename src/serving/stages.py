@@ -22,6 +22,11 @@ from serving.slots.routing import Router
 from serving.workload.workload import Workload
 
 
+def check_serve(*, setup: Setup, runtime: Runtime, **_: object) -> None:
+    """Raises ValueError for a setup that this runtime does not play."""
+    runtime.check(setup)
+
+
 def serve(
     out: Path,
     *,

@@ -38,7 +38,15 @@ class Tier:
                 "tier: its link is always there; it is nodes that fail (tier.outages). Set link.outages=null."
             )
         if strangers := [number for number in self.failing if not 0 <= number < len(self.each)]:
-            raise ValueError(f"tier: failing names node {strangers[0]}; there are {len(self.each)}, counted from 0.")
+            raise ValueError(
+                f"tier: failing names node {strangers[0]} of {self.described}; there are {len(self.each)}, counted "
+                "from 0."
+            )
+        if self.failing and not self.outages:
+            raise ValueError(
+                f"tier: failing names nodes of {self.described}, and nothing says when they fail; set outages, too, or "
+                "failing=[]."
+            )
         if not (self.detect_ms >= 0 and isfinite(self.detect_ms)):
             raise ValueError(f"tier: detect_ms={self.detect_ms} must be 0 or more milliseconds.")
 

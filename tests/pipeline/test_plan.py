@@ -24,6 +24,11 @@ def thresholds(out: Path, *, model: Path) -> None: ...
 def serve(out: Path, *, setup: dict[str, Any], progress: Any) -> None: ...
 
 
+def check_serve(*, setup: dict[str, Any], **_: Any) -> None:
+    if setup["network"] == 0:
+        raise ValueError("network is 0, and there is a model to reach")
+
+
 SCHEMA = Schema(lambda path: "sha", lambda target, name: None)
 
 
@@ -55,6 +60,11 @@ def planned(**change: Any) -> Plan:
 def changed(**change: Any) -> set[str]:
     before, after = planned(), planned(**change)
     return {name for name in after.stages if after.stages[name].digest != before.stages[name].digest}
+
+
+def test_what_does_not_go_together_is_refused_by_the_stages_own_check() -> None:
+    with pytest.raises(ConfigError, match="network is 0, and there is a model"):
+        planned(serve__setup__network=0)
 
 
 def test_only_what_is_needed_is_planned_inputs_first() -> None:

@@ -47,8 +47,9 @@ TIERS: list[tuple[dict[str, Any], str]] = [
     ({"nodes": fleet(NX, schedule={"modes": ["15W"]})}, "its nodes have no schedule of modes; set null"),
     ({"nodes": fleet(NX), "others": (fleet(AGX, schedule={"modes": ["15W"]}),)}, "no schedule of modes"),
     ({"nodes": fleet(NX), "link": Link(1, 1, outages=Periodic(every_s=9, for_s=1))}, r"Set link\.outages=null"),
-    ({"nodes": fleet(NX, count=2), "failing": (2,)}, "failing names node 2; there are 2, counted from 0"),
-    ({"nodes": fleet(NX), "failing": (0, -1)}, "failing names node -1; there are 1"),
+    ({"nodes": fleet(NX, count=2), "failing": (2,)}, "failing names node 2 of 2 x .*; there are 2, counted from 0"),
+    ({"nodes": fleet(NX), "failing": (0, -1)}, "failing names node -1 of 1 x .*; there are 1"),
+    ({"nodes": fleet(NX), "failing": (0,)}, "nothing says when they fail; set outages, too"),
     ({"nodes": fleet(NX), "detect_ms": -1.0}, r"detect_ms=-1\.0 must be 0 or more"),
     ({"nodes": fleet(NX), "detect_ms": float("inf")}, "detect_ms=inf must be"),
 ]
@@ -82,9 +83,9 @@ def test_what_does_not_fit_the_roomiest_node_is_refused_before_any_work() -> Non
 def test_runtimes_that_cannot_play_it_say_so() -> None:
     failing = over({"nano": Tier(fleet(NX), outages=Listed(((1.0, 2.0),)))})
     with pytest.raises(ValueError, match=r"nodes fail .* choose runtime=grpc, where they are killed, emulated or simu"):
-        Local().serve(failing, "cpu", lambda *_: None)
+        Local().check(failing)
     with pytest.raises(ValueError, match=r"runtime\.shaping=tc shapes the links of devices, and this testbed has tier"):
-        Grpc(shaping="tc")._links_of_kernel(Cast(over(tiers(1, 1)), LAYERS))
+        Grpc(shaping="tc").check(over(tiers(1, 1)))
 
 
 # Who is there.

@@ -33,6 +33,9 @@ class Emulated:
     detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
 
+    def check(self, setup: Setup) -> None:
+        """It plays all."""
+
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
         from serving.open import open_models, queries
         from serving.runtimes.runtime import Served

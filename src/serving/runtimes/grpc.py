@@ -70,6 +70,13 @@ class Grpc:
         links = f"links are gRPC, {_SHAPINGS[self.shaping]}"
         return f"tokens come from the models, in processes of this machine; time is {time}; {links}"
 
+    def check(self, setup: Setup) -> None:
+        if self.shaping == "tc" and setup.hardware.tiers:
+            raise ValueError(
+                "runtime.shaping=tc shapes the links of devices, and this testbed has tiers with links between them; "
+                "set runtime.shaping=user, or none"
+            )
+
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
         from serving.open import depth, queries, spoken
         from serving.runtimes.crew import Crew
@@ -92,13 +99,5 @@ class Grpc:
         return Served(asked, records, tokenizer, layers, timeout_s=self.timeout_s, here=here, notes=notes)
 
     def _links_of_kernel(self, cast: Cast) -> list[Link]:
-        """Each device's, if it is the kernel that holds them; where no cloud is asked there is none.
-
-        Raises ValueError where tiers have links, too: what stands before a port is meant for whoever dials it.
-        """
-        if self.shaping == "tc" and cast.setup.hardware.tiers:
-            raise ValueError(
-                "runtime.shaping=tc shapes the links of devices, and this testbed has tiers with links between them; "
-                "set runtime.shaping=user, or none"
-            )
+        """Each device's, if it is the kernel that holds them; where no cloud is asked there is none."""
         return [cast.link(name) for name in cast.devices] if self.shaping == "tc" and cast.workers else []

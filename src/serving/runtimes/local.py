@@ -46,15 +46,16 @@ class Local:
         time = "the wall clock" if self.pace == "wall" else "the wall clock, work stretched to the chips above"
         return f"tokens come from the models, run here; time is {time}; links {'shaped' if self.shaped else 'are none'}"
 
-    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.open import open_models, queries
-        from serving.runtimes.runtime import Served
-
+    def check(self, setup: Setup) -> None:
         if any(tier.outages for tier in setup.hardware.tiers.values()):
             raise ValueError(
                 "hardware.tiers: nodes fail (outages), and runtime=local plays all of them in one process, which does "
                 "not; choose runtime=grpc, where they are killed, emulated or simulated"
             )
+
+    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
+        from serving.open import open_models, queries
+        from serving.runtimes.runtime import Served
 
         models = open_models(
             setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens

@@ -95,6 +95,10 @@ class Runtime(Protocol):
         """Is everything kept that happened to a request, or only sums?"""
         ...
 
+    def check(self, setup: Setup) -> None:
+        """Raises ValueError for a setup that it does not play; before any work."""
+        ...
+
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
     ) -> Served: ...

@@ -25,6 +25,9 @@ class Simulated:
     def described(self) -> str:
         return f"{self.outcomes.described}; time comes from the chips and link above"
 
+    def check(self, setup: Setup) -> None:
+        """It plays all."""
+
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> Served:  # noqa: ARG002
         asked = self.outcomes.queries(setup.workload.calls(setup.devices), setup.decoding, setup.seed)
         opened = self.outcomes.open(asked, setup.policy, setup.seed)
