@@ -136,6 +136,7 @@ def test_experiments_compose(name: str) -> None:
         assert "serve" in cfg.stages
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", [0, 1])
 def test_experiments_run_at_toy_size(part: int, outputs: Path, tmp_path: Path) -> None:
     """Every second one in one process."""
