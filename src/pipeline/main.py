@@ -6,6 +6,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from pipeline import arguments
+from pipeline.complaints import said_plainly
 from pipeline.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,10 +49,16 @@ def _hydra(argv: list[str]) -> None:
         if code == INTERRUPTED:
             raise KeyboardInterrupt
 
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
     try:
-        job()
+        with said_plainly():
+            job()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except UserError as problem:
+        if os.environ.get("TANDEM_DEBUG"):
+            traceback.print_exc()
+        sys.exit(_refuse(str(problem)))
     sys.exit(failed[0] if failed else 0)
 
 

@@ -7,12 +7,12 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.arguments import choices, chosen, conf_dir, misspelt, rewritten, unwritable
+from pipeline.complaints import said_plainly
 from pipeline.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def run(name: str, argv: Sequence[str], usual: Sequence[str] = ()) -> None:
     if mistake := misspelt(words) or unwritable(words):
         raise ConfigError(mistake)
     overrides, folder = _split(words)
-    with _said_plainly():
+    with said_plainly():
         alone = _alone(overrides, folder)
         with api.composed(*overrides, config_dir=folder) as cfg:
             beside.check(cfg, alone or cfg)
@@ -114,15 +114,3 @@ def _split(words: Sequence[str]) -> tuple[list[str], Path | None]:
     if folder and not folder.is_dir():
         raise ConfigError(f"--config-dir: there is no folder {folder}")
     return overrides, folder
-
-
-@contextmanager
-def _said_plainly() -> Iterator[None]:
-    """Hydra's complaints about the command line, as the user's mistakes that they are."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException) as problem:
-        raise ConfigError(str(problem)) from problem

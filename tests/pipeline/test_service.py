@@ -54,7 +54,7 @@ def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, 
     [
         ((), "which policy?"),
         (("+policy=syneras",), "there is no policy 'syneras'"),
-        (("+policy=sled", "service.devise=1"), "Could not override 'service.devise'"),
+        (("+policy=sled", "service.devise=1"), "service has no 'devise'. Did you mean device?"),
         (("+policy=sled", "--multirun"), "--multirun is not an option here"),
         (("+policy=sled", "--config-dir", "/none"), "there is no folder /none"),
         (("+policy=sled", "--config-dir"), "no folder"),
