@@ -56,9 +56,7 @@ def _hydra(argv: list[str]) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except UserError as problem:
-        if os.environ.get("TANDEM_DEBUG"):
-            traceback.print_exc()
-        sys.exit(_refuse(str(problem)))
+        sys.exit(_refuse(problem))
     sys.exit(failed[0] if failed else 0)
 
 
@@ -71,16 +69,16 @@ def _job(cfg: "DictConfig") -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as problem:
-        if os.environ.get("TANDEM_DEBUG"):
-            traceback.print_exc()
-        return _refuse(str(problem))
+        return _refuse(problem)
     except Exception:  # ours to mend: said in full, and the sweep's other jobs go on
         traceback.print_exc()
         return BROKEN
     return 0
 
 
-def _refuse(problem: str) -> int:
+def _refuse(problem: str | UserError) -> int:
+    if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
+        traceback.print_exception(problem)
     print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT
 
@@ -98,7 +96,7 @@ def _cache(argv: list[str]) -> int:
     try:
         return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
     except UserError as problem:
-        return _refuse(str(problem))
+        return _refuse(problem)
     except BrokenPipeError:  # somebody piped the list into `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

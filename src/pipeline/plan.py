@@ -72,7 +72,7 @@ class _Planner:
         data = self.schema.target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        agreed(node[TARGET], construct(args, None, name))
+        _agreed(node[TARGET], construct(args, None, name))
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
@@ -81,7 +81,7 @@ class _Planner:
             raise ConfigError(f"stages.{name}: {problem}") from problem
 
 
-def agreed(path: str, args: Mapping[str, Any]) -> None:
+def _agreed(path: str, args: Mapping[str, Any]) -> None:
     """Raises ConfigError with what `check_NAME`, beside a stage's function `NAME`, says of arguments that do not go
     together, though each of them is right.
     """

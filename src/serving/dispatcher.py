@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving import arrays
+from serving.arrays import Floats
 from serving.messages import Backlog
-from serving.perceptron import Floats, Layer, load_arrays
+from serving.perceptron import Layer
 from serving.slots.dispatch import Task
 
 HEADER, WEIGHTS = "dispatcher.json", "dispatcher.safetensors"
@@ -115,11 +116,7 @@ class Dispatcher:
     @cached_property
     def digest(self) -> str:
         """Of all that the scores depend on."""
-        found = sha256()
-        for name, array in sorted(self.arrays().items()):
-            found.update(f"{name} {array.shape} ".encode())
-            found.update(np.ascontiguousarray(array, "<f4").tobytes())
-        return found.hexdigest()
+        return arrays.digest(self.arrays())
 
     def arrays(self) -> dict[str, Floats]:
         """Everything by name, as it is saved."""
@@ -128,9 +125,7 @@ class Dispatcher:
 
     def save(self, folder: Path) -> None:
         """Writes dispatcher.json and dispatcher.safetensors."""
-        from safetensors.numpy import save_file
-
-        save_file({name: np.ascontiguousarray(each) for name, each in self.arrays().items()}, folder / WEIGHTS)
+        arrays.save(self.arrays(), folder / WEIGHTS)
         header = {
             "version": VERSION,
             "family": "graph",
@@ -171,9 +166,9 @@ def _made(header: Mapping[str, Any], path: Path) -> Dispatcher:
         raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
     if header["graph"] != {"task": list(TASK), "node": list(NODE), "rounds": ROUNDS, "hears": "mean"}:
         raise ValueError(f"its graph is {header['graph']}, this code makes one of {list(TASK)} and {list(NODE)}")
-    arrays = load_arrays(path / WEIGHTS)
+    saved = arrays.load(path / WEIGHTS)
     found = Dispatcher(
-        {name: (arrays[f"{name}.weight"], arrays[f"{name}.bias"]) for name in LAYERS},
+        {name: (saved[f"{name}.weight"], saved[f"{name}.bias"]) for name in LAYERS},
         metrics=dict(header["metrics"]),
         made_from=dict(header["made_from"]),
     )

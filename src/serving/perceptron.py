@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from math import exp
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving import arrays
+from serving.arrays import Floats
+
 ROWS_AT_ONCE = 8192
-Floats: TypeAlias = NDArray[np.float32]
 Layer: TypeAlias = tuple[Floats, Floats]
 """Weights of shape (outputs, inputs) and biases of shape (outputs)."""
 
@@ -86,11 +86,7 @@ class Perceptron:
     @cached_property
     def digest(self) -> str:
         """Of all that the chances depend on."""
-        found = sha256()
-        for name, array in sorted(self.arrays().items()):
-            found.update(f"{name} {array.shape} ".encode())
-            found.update(np.ascontiguousarray(array, "<f4").tobytes())
-        return found.hexdigest()
+        return arrays.digest(self.arrays())
 
     def arrays(self) -> dict[str, Floats]:
         """Everything by name, as it is saved."""
@@ -99,21 +95,10 @@ class Perceptron:
             named |= {f"{i}.weight": weight, f"{i}.bias": bias}
         return named
 
-    def save_arrays(self, file: Path) -> None:
-        from safetensors.numpy import save_file
 
-        save_file({name: np.ascontiguousarray(each) for name, each in self.arrays().items()}, file)
-
-
-def layers_of(arrays: dict[str, Floats], count: int) -> tuple[Layer, ...]:
+def layers_of(saved: Mapping[str, Floats], count: int) -> tuple[Layer, ...]:
     """The layers among saved arrays. Raises KeyError where one is missing."""
-    return tuple((arrays[f"{i}.weight"], arrays[f"{i}.bias"]) for i in range(count))
-
-
-def load_arrays(file: Path) -> dict[str, Floats]:
-    from safetensors.numpy import load_file
-
-    return dict(load_file(file))
+    return tuple((saved[f"{i}.weight"], saved[f"{i}.bias"]) for i in range(count))
 
 
 def sigmoid(logit: float) -> float:

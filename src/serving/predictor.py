@@ -9,7 +9,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.perceptron import Floats, Perceptron, layers_of, load_arrays
+from serving import arrays
+from serving.arrays import Floats
+from serving.perceptron import Perceptron, layers_of
 from serving.scores import SCORES
 
 HEADER, WEIGHTS = "predictor.json", "predictor.safetensors"
@@ -46,7 +48,7 @@ class Predictor(Perceptron):
 
     def save(self, folder: Path) -> None:
         """Writes predictor.json and predictor.safetensors."""
-        self.save_arrays(folder / WEIGHTS)
+        arrays.save(self.arrays(), folder / WEIGHTS)
         header = {
             "family": "mlp",
             "features": list(SCORES),
@@ -67,9 +69,9 @@ def load(path: Path) -> Predictor:
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """
     header = _read(path / HEADER, _header)
-    arrays = _read(path / WEIGHTS, load_arrays)
+    saved = _read(path / WEIGHTS, arrays.load)
     try:
-        return _made(header, arrays)
+        return _made(header, saved)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"predictor {path / HEADER} cannot be used ({problem!r}); {_AGAIN}") from None
 
@@ -90,13 +92,13 @@ def _header(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _made(header: Mapping[str, Any], arrays: dict[str, Floats]) -> Predictor:
+def _made(header: Mapping[str, Any], saved: dict[str, Floats]) -> Predictor:
     if header["features"] != list(SCORES):
         raise ValueError(f"it reads {header['features']}, a drafter gives {list(SCORES)}")
     found = Predictor(
-        layers_of(arrays, len(header["layers"])),
-        arrays["mean"],
-        arrays["deviation"],
+        layers_of(saved, len(header["layers"])),
+        saved["mean"],
+        saved["deviation"],
         threshold=float(header["threshold"]),
         acceptance=float(header["acceptance"]),
         rule=str(header["rule"]),

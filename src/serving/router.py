@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.perceptron import Perceptron, layers_of, load_arrays
+from serving import arrays
+from serving.perceptron import Perceptron, layers_of
 from serving.slots.routing import SIDES, Side, check_threshold
 
 HEADER, WEIGHTS = "router.json", "router.safetensors"
@@ -61,7 +62,7 @@ class Router(Perceptron):
 
     def save(self, folder: Path) -> None:
         """Writes router.json and router.safetensors."""
-        self.save_arrays(folder / WEIGHTS)
+        arrays.save(self.arrays(), folder / WEIGHTS)
         header = {
             "version": VERSION,
             "family": self.family,
@@ -95,11 +96,11 @@ def load(path: Path) -> Router:
 def _made(header: Mapping[str, Any], path: Path) -> Router:
     if header["version"] != VERSION:
         raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
-    arrays = load_arrays(path / WEIGHTS)
+    saved = arrays.load(path / WEIGHTS)
     found = Router(
-        layers_of(arrays, len(header["layers"])),
-        arrays["mean"],
-        arrays["deviation"],
+        layers_of(saved, len(header["layers"])),
+        saved["mean"],
+        saved["deviation"],
         threshold=float(header["threshold"]),
         side=header["routed"],
         family=str(header["family"]),

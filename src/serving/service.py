@@ -80,19 +80,20 @@ class Service:
         """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here, for an
         address of none, and for one of two.
         """
-        if strangers := sorted(self.nodes.keys() - (cast.workers if cast.setup.hardware.tiers else ())):
-            known = ", ".join(cast.workers) if cast.setup.hardware.tiers else "none, because it has no tiers"
+        workers = cast.workers if cast.setup.hardware.tiers else ()
+        if strangers := sorted(self.nodes.keys() - workers):
+            known = ", ".join(workers) or "none, because it has no tiers"
             raise ValueError(
                 f"service.nodes names {', '.join(strangers)}; the nodes of this testbed's tiers are {known}"
             )
-        if not cast.setup.hardware.tiers:
+        if not workers:
             return {node: self.cloud for names in cast.clouds[:1] for node in names}
-        if missing := [name for name in cast.workers if name not in self.nodes]:
+        if missing := [name for name in workers if name not in self.nodes]:
             raise ValueError(
                 f"service.nodes says nothing of {', '.join(missing)}; say where each node of the tiers listens, as in "
                 f"+service.nodes.{missing[0]}=127.0.0.1:7070"
             )
-        found = {name: self.nodes[name] for name in cast.workers}
+        found = {name: self.nodes[name] for name in workers}
         for name, address in found.items():
             if others := [other for other in found if found[other] == address and other != name]:
                 raise ValueError(

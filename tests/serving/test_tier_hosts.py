@@ -43,6 +43,15 @@ async def answered(device: Party, *sessions: str, limit: int = 24) -> None:
         assert await device.text(session) == own_text(call(session).prompt, limit)
 
 
+async def caught(parties: list[Party]) -> tuple[Party, Party]:
+    """Of two that hold what they compute: the one that does, and the other, which goes on."""
+    await until(lambda: any(party.chip.held.is_set() for party in parties))
+    (busy,) = (party for party in parties if party.chip.held.is_set())
+    (other,) = (party for party in parties if party is not busy)
+    other.chip.hold = False
+    return busy, other
+
+
 async def begun(made: Rig, devices: int = 1) -> tuple[dict[str, Party], list[Party]]:
     nodes = await made.nodes()
     return nodes, [await made.device(i) for i in range(devices)]
@@ -78,10 +87,7 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
             for party in here:
                 party.chip.hold = True
             device.ask(call("s"))
-            await until(lambda: any(party.chip.held.is_set() for party in here))
-            (doomed,) = (party for party in here if party.chip.held.is_set())
-            (other,) = (party for party in here if party is not doomed)
-            other.chip.hold = False
+            doomed, other = await caught(here)
             await doomed.end()
             await answered(device, "s")
             assert other.chip.rows_run
@@ -140,10 +146,7 @@ def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over(
             for party in later:
                 party.chip.hold = True
             device.ask(call("s"))
-            await until(lambda: any(party.chip.held.is_set() for party in later))
-            (busy,) = (party for party in later if party.chip.held.is_set())
-            (other,) = (party for party in later if party is not busy)
-            other.chip.hold = False
+            busy, _ = await caught(later)
             first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.sent)
             await nodes.pop(first).end()
             await answered(device, "s")

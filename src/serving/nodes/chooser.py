@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import ceil
 from zlib import crc32
 
 from serving.messages import INF, Backlog, Rows
+from serving.nodes.ledger import whole
 from serving.slots.dispatch import Dispatch, Task
 
 Tiers = Mapping[str, tuple[str, ...]]
@@ -16,7 +16,7 @@ _NOMINAL_ROW_S = 0.001
 
 
 class Chooser:
-    """`block_tokens`: caches grow by so many."""
+    """Of `owner`, who asks others: which node of a tier it asks, where caches grow by `block_tokens`."""
 
     def __init__(self, tiers: Tiers, dispatch: Dispatch, owner: str, block_tokens: int = 1) -> None:
         self._block_tokens = block_tokens
@@ -47,8 +47,8 @@ class Chooser:
         nodes = [node for node in known if node not in self.dead]
         if len(nodes) < 2:
             return (nodes or known)[0]
-        blocks = ceil((rows.start + rows.n + budget - 1) / self._block_tokens)
-        task = Task(rows.session, rows.n, budget, blocks * self._block_tokens, self._turn)
+        tokens = whole(rows.start + rows.n + budget - 1, self._block_tokens)
+        task = Task(rows.session, rows.n, budget, tokens, self._turn)
         node = self._dispatch.choose(task, [self._backlog(n) for n in nodes])
         self._turn += 1
         told = self._backlog(node)

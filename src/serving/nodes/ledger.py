@@ -37,7 +37,7 @@ class Ledger:
 
     def whole(self, tokens: int) -> int:
         """Tokens that the blocks of a session of so many tokens can hold."""
-        return -(-tokens // self.block_tokens) * self.block_tokens
+        return whole(tokens, self.block_tokens)
 
     def valid(self, rows: Rows, span: Span) -> float:
         """Up to which length the cache that these rows need is valid."""
@@ -106,3 +106,8 @@ class Ledger:
         for key in gone:
             self.evict(key)
         return gone
+
+
+def whole(tokens: int, block_tokens: int) -> int:
+    """So many tokens in whole blocks."""
+    return -(-tokens // block_tokens) * block_tokens

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from serving.perceptron import Floats, Layer
+from serving.arrays import Floats
+from serving.perceptron import Layer
 from serving.scores import SCORES
 
 
