@@ -22,7 +22,7 @@ from serving.messages import Generate, Stop
 from serving.open import open_models, queries
 from serving.overhead import Overhead
 from serving.recorder import Recorder
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.scene import Chips, link, populate
 from serving.setup import Setup
 from serving.timed import Engine

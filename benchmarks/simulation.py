@@ -22,7 +22,7 @@ from statistics import median
 from serving.decoding import Decoding
 from serving.outcomes.constant import Acceptance
 from serving.runtimes.emulated import play
-from serving.runtimes.runtime import Query
+from serving.queries import Query
 from serving.setup import Setup
 from serving.workload.arrivals import Arrivals, ClosedLoop, Poisson
 from serving.workload.prompt import Prompt

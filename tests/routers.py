@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from serving.router import Router
-from serving.slots.routing import Side
+from serving.scores import Side
 
 
 def made(inputs: int, threshold: float = 0.5, side: Side = "below", seed: int = 0, **more: Any) -> Router:

@@ -44,10 +44,10 @@ from serving.messages import (
 from serving.open import open_models, queries
 from serving.outcomes import replayed
 from serving.progress import silent
+from serving.queries import Models, Query
 from serving.runtimes.emulated import play
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
-from serving.runtimes.runtime import Models, Query
 from serving.scene import Chips, link, populate
 from serving.scores import ROUTE
 from serving.setup import Setup

@@ -26,7 +26,7 @@ from serving.tier import Tier, cache_tokens
 from serving.timed import Split
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Query
+    from serving.queries import Query
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from serving.gateway import DeviceGateway
 from serving.guarded import Guarded
 from serving.host import Host
 from serving.nodes.device import Device
-from serving.runtimes.runtime import Models
+from serving.queries import Models
 from serving.scene import Chips, link
 from serving.service import Service, digest
 from serving.setup import Setup

@@ -16,7 +16,7 @@ from serving import arrays
 from serving.arrays import Floats
 from serving.messages import Backlog
 from serving.perceptron import Layer
-from serving.slots.dispatch import Task
+from serving.task import Task
 
 HEADER, WEIGHTS = "dispatcher.json", "dispatcher.safetensors"
 VERSION = 1

@@ -5,9 +5,10 @@ from typing import Literal, get_args
 
 from serving.architecture import Architecture, Precision
 from serving.chip import Chip, Mode
-from serving.latency import Fits, Latency, load_fits, roofline
+from serving.latency import Fits, Latency, load_fits
 from serving.luck import luck
 from serving.network import Link
+from serving.roofline import roofline
 
 GB = 2**30
 

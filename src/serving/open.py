@@ -9,7 +9,7 @@ from serving.decoding import Decoding
 from serving.messages import INF, Call, Span
 from serving.pair import Checkpoint, Model
 from serving.provision import PLAIN, Provision
-from serving.runtimes.runtime import NOWHERE, Models, Query
+from serving.queries import NOWHERE, Models, Query
 from serving.setup import Setup
 from serving.slots.placement import HERE
 from serving.workload.workload import Workload

@@ -17,8 +17,9 @@ from serving.forecast import Batch
 from serving.messages import INF, Chunk
 from serving.occupancy import Occupancy
 from serving.packing import Packing, reported
+from serving.queries import Query
 from serving.recorder import Record
-from serving.runtimes.runtime import Query, Runtime, Served
+from serving.runtimes.runtime import Runtime, Served
 from serving.setup import Setup
 from serving.stalls import stalls
 from serving.workload.dataset import quality_note

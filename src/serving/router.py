@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from serving import arrays
 from serving.perceptron import Perceptron, layers_of
-from serving.slots.routing import SIDES, Side, check_threshold
+from serving.scores import SIDES, Side, check_threshold
 
 HEADER, WEIGHTS = "router.json", "router.safetensors"
 VERSION = 1

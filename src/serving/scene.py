@@ -14,7 +14,7 @@ from serving.network import Channel, Link
 from serving.timed import Halves, Timed
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Models, Query
+    from serving.queries import Models, Query
 
 
 class Driver(Protocol):

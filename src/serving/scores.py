@@ -53,3 +53,15 @@ Scorers = Mapping[str, Scorer]
 """Trained scores by name."""
 
 UNTRAINED: Scorers = MappingProxyType({})
+
+
+Side = Literal["below", "above"]
+
+
+SIDES: tuple[Side, ...] = ("below", "above")
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises ValueError for what no score can be compared with."""
+    if not 0.0 <= threshold <= 1.0:
+        raise ValueError(f"the routing threshold is {threshold}; scores lie between 0 and 1, so must it")

@@ -15,7 +15,8 @@ from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import Progress
 from serving.provision import PLAIN
-from serving.runtimes.runtime import Query, Runtime
+from serving.queries import Query
+from serving.runtimes.runtime import Runtime
 from serving.setup import Setup
 from serving.slots.early_exit import EarlyExit
 from serving.slots.routing import Router

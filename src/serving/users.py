@@ -8,8 +8,8 @@ from serving.messages import Begin
 from serving.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from serving.queries import Query
     from serving.recorder import Record
-    from serving.runtimes.runtime import Query
 
 Post = Callable[[float, str, Begin], None]
 """(at, device, event)"""

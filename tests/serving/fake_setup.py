@@ -10,7 +10,7 @@ from fake_world import policy
 from serving.latency import Load, load
 from serving.messages import Call, Generate, Outcome, Work
 from serving.pair import Model, Pair
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.setup import Setup
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt

@@ -19,7 +19,7 @@ from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.partition.balanced import Balanced
 from serving.partition.division import Division
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.scene import Chips, populate
 from serving.scene import link as connect
 from serving.setup import Setup

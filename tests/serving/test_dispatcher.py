@@ -16,9 +16,10 @@ from serving.messages import INF, Backlog
 from serving.partition.balanced import Balanced
 from serving.partition.division import Division
 from serving.runtimes.emulated import play
-from serving.slots.dispatch import HypSched, Learned, Task
+from serving.slots.dispatch import HypSched, Learned
 from serving.slots.placement import Tiers
 from serving.slots.scheduler import Fifo
+from serving.task import Task
 
 TASK_OF_8 = Task("s", 17, 8, 24, 0)
 

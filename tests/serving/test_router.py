@@ -9,7 +9,7 @@ import pytest
 from routers import made
 
 from serving.router import HEADER, WEIGHTS, Router, load
-from serving.slots.routing import Side
+from serving.scores import Side
 
 SCORES = tuple(i / 10 for i in range(10))
 

@@ -21,8 +21,8 @@ from serving.pair import Checkpoint
 from serving.policy import Policy
 from serving.progress import silent
 from serving.provision import Provision
+from serving.queries import Models, Query
 from serving.router import Router
-from serving.runtimes.runtime import Models, Query
 from serving.scores import ROUTE
 from serving.slots.draft import Window
 from serving.slots.kv_cache import NoReuse, Reuse

@@ -16,7 +16,7 @@ from serving.host import Host
 from serving.messages import Call
 from serving.open import open_side
 from serving.pair import Model, Pair
-from serving.runtimes.runtime import NOWHERE
+from serving.queries import NOWHERE
 from serving.setup import Setup
 from serving.transport.security import Security
 

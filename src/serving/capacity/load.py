@@ -9,7 +9,7 @@ from statistics import fmean
 from serving.luck import key, luck
 from serving.messages import Begin
 from serving.outcomes.outcomes import Outcomes
-from serving.runtimes.runtime import Query
+from serving.queries import Query
 from serving.setup import Setup
 from serving.users import Post
 from serving.workload import slo

@@ -8,8 +8,8 @@ from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy import Policy
 from serving.progress import Progress
+from serving.queries import Models, Query
 from serving.recorder import Record, Recorder
-from serving.runtimes.runtime import Models, Query
 from serving.slots.placement import HERE
 from serving.timed import Engine, Halves
 

@@ -6,7 +6,8 @@ from zlib import crc32
 
 from serving.messages import INF, Backlog, Rows
 from serving.nodes.ledger import whole
-from serving.slots.dispatch import Dispatch, Task
+from serving.slots.dispatch import Dispatch
+from serving.task import Task
 
 Tiers = Mapping[str, tuple[str, ...]]
 """Tier -> the nodes in it; a name that is no tier is a node's own."""

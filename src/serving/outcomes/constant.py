@@ -13,7 +13,7 @@ from serving.outcomes.outcomes import Opened
 from serving.outcomes.replayed import check_tree
 from serving.outcomes.rights import Chances, Rights
 from serving.policy import Policy
-from serving.runtimes.runtime import Query
+from serving.queries import Query
 from serving.scores import ACCEPT
 from serving.stated import Stated
 from serving.workload.workload import Asked

@@ -19,7 +19,7 @@ from serving.outcomes.replayed import check_router, check_tree
 from serving.outcomes.rights import Chances
 from serving.outcomes.trace import triangle
 from serving.policy import Policy
-from serving.runtimes.runtime import Query
+from serving.queries import Query
 from serving.scores import ROUTE
 from serving.workload.workload import Asked
 

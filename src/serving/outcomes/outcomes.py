@@ -6,7 +6,7 @@ from typing import Protocol
 
 from serving.decoding import Decoding
 from serving.policy import Policy
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.workload.workload import Asked
 
 

@@ -14,8 +14,8 @@ from serving.outcomes.lookup import Lookup
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
 from serving.policy import Policy
 from serving.progress import Progress, silent
+from serving.queries import Models, Query
 from serving.recorder import Record
-from serving.runtimes.runtime import Models, Query
 from serving.scores import ROUTE, SCORES, UNTRAINED
 from serving.slots.dispatch import RoundRobin
 from serving.slots.draft import NoDraft

@@ -13,7 +13,7 @@ from serving.outcomes.outcomes import Opened
 from serving.outcomes.reader import Reader, Unknown
 from serving.outcomes.trace import Trace
 from serving.policy import Policy
-from serving.runtimes.runtime import Query
+from serving.queries import Query
 from serving.scores import ROUTE
 from serving.workload.workload import Asked
 

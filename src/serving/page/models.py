@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from serving.provision import Provision
-from serving.runtimes.runtime import Models
+from serving.queries import Models
 from serving.setup import Setup
 
 if TYPE_CHECKING:

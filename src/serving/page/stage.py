@@ -21,7 +21,7 @@ from serving.page.question import Question
 from serving.page.run import Run
 from serving.page.show import Show
 from serving.page.watch import Watch
-from serving.runtimes.runtime import Models
+from serving.queries import Models
 from serving.scene import Chips, link
 
 if TYPE_CHECKING:

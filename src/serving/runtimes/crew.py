@@ -21,8 +21,8 @@ from serving.shaping.tc import Shape
 from serving.users import Users
 
 if TYPE_CHECKING:
+    from serving.queries import Query
     from serving.runtimes.grpc import Grpc
-    from serving.runtimes.runtime import Query
 
 _LEAVING_S = 5.0
 """How long a process that was told to stop may take."""

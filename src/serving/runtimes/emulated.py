@@ -18,7 +18,8 @@ from serving.setup import Setup
 from serving.users import Users
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Models, Query, Served
+    from serving.queries import Models, Query
+    from serving.runtimes.runtime import Served
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from serving.users import Users
 
 if TYPE_CHECKING:
     from serving.host import Host
-    from serving.runtimes.runtime import Models, Query
+    from serving.queries import Models, Query
 
 
 _MEETING_S = 60.0

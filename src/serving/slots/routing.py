@@ -4,11 +4,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, get_args
 
 from serving.nodes.session import Session
-from serving.scores import ROUTE, Scorer, Scorers
+from serving.scores import ROUTE, Scorer, Scorers, Side, check_threshold
 
 Mode = Literal["joint", "small_only"]
-Side = Literal["below", "above"]
-SIDES: tuple[Side, ...] = ("below", "above")
 
 
 class Router(Scorer, Protocol):
@@ -93,9 +91,3 @@ class Routed:
             return s.remaining
         at = self.at if own is None or own.threshold is None else own.threshold
         return min(self.span, s.remaining) if self.router.routes(s.scores[ROUTE][-1], at) else 0
-
-
-def check_threshold(threshold: float) -> None:
-    """Raises ValueError for what no score can be compared with."""
-    if not 0.0 <= threshold <= 1.0:
-        raise ValueError(f"the routing threshold is {threshold}; scores lie between 0 and 1, so must it")

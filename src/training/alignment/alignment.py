@@ -15,7 +15,7 @@ from serving.engine.cache import Slot
 from serving.engine.stack import Lot, Stack
 from serving.messages import Chunk
 from serving.progress import Progress
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.scores import IMPORTANCE
 from serving.slots.draft import Window
 from serving.slots.early_exit import NoExit

@@ -9,7 +9,7 @@ from math import exp
 from serving.dispatcher import Dispatcher, graph
 from serving.luck import key, luck
 from serving.messages import Backlog
-from serving.slots.dispatch import Task
+from serving.task import Task
 from training.dispatch.world import Episode
 
 

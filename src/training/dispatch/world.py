@@ -20,9 +20,9 @@ from serving.outcomes.record import target_alone
 from serving.pair import Model, Pair
 from serving.partition.balanced import Balanced
 from serving.partition.division import Division
+from serving.queries import Query
 from serving.recorder import Record
 from serving.runtimes.emulated import play
-from serving.runtimes.runtime import Query
 from serving.setup import Setup
 from serving.slots.dispatch import Dispatch
 from serving.slots.kv_cache import Reuse

@@ -14,7 +14,7 @@ from serving.engine.stack import Lot, Stack
 from serving.engine.wire import as_sent
 from serving.outcomes.record import target_alone
 from serving.progress import Progress
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from training.hat import trace
 
 if TYPE_CHECKING:

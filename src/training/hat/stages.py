@@ -22,7 +22,7 @@ from training.taught import taught
 from training.trainer import ALL_CORES, Trainer
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Models, Query
+    from serving.queries import Models, Query
     from training.hat.trace import Split, Trace
 
 

@@ -10,7 +10,7 @@ from serving.messages import Origin
 from serving.outcomes.record import target_alone
 from serving.policy import Policy
 from serving.progress import Progress
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.slots.draft import Draft, Heads
 from serving.slots.offload import Always
 from serving.slots.verify import Lossless, Tree

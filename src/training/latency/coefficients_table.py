@@ -7,7 +7,8 @@ from typing import Any
 
 from serving.architecture import Architecture
 from serving.chip import Chip
-from serving.latency import COEFFICIENTS, Latency, roofline
+from serving.latency import COEFFICIENTS, Latency
+from serving.roofline import roofline
 from training.latency.profiled import Profiled
 from training.latency.scores_table import Rows
 

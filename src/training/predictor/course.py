@@ -11,7 +11,7 @@ from typing import Any
 from serving.drivers.offline import play
 from serving.predictor import Predictor
 from serving.progress import Progress
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.slots.draft import Draft, RejectionPredictor, Window
 from serving.slots.early_exit import EarlyExit
 from training.predictor.delay import single_sample

@@ -11,7 +11,7 @@ import numpy as np
 from serving.perceptron import Perceptron
 from serving.progress import Progress
 from serving.router import Router
-from serving.slots.routing import Side
+from serving.scores import Side
 from training.acceptance import auc
 from training.predictor.mlp import MLP
 from training.routing.states import Split, States

@@ -13,7 +13,7 @@ from serving.drivers.offline import play
 from serving.messages import Call
 from serving.policy import Policy
 from serving.progress import Progress
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
 from training.routing.preferences import reason, small_is_better, truths

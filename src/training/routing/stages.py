@@ -24,7 +24,7 @@ from training.taught import taught
 from training.trainer import ALL_CORES, Trainer
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Models, Query
+    from serving.queries import Models, Query
     from training.routing import trial
 
 

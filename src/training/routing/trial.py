@@ -9,9 +9,9 @@ import numpy as np
 
 from serving.drivers.offline import play
 from serving.progress import Progress
+from serving.queries import Models, Query
 from serving.recorder import Record
 from serving.router import Router
-from serving.runtimes.runtime import Models, Query
 from serving.slots.offload import Never, Offload, Random
 from serving.slots.routing import Routed
 from serving.workload.metrics import Metric

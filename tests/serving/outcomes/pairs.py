@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from serving.engine.engine import Engine
 from serving.engine.model import take_apart
 from serving.messages import Call
-from serving.runtimes.runtime import Models, Query
+from serving.queries import Models, Query
 from serving.workload.prompt import Prompt
 
 torch.set_num_threads(1)

@@ -14,8 +14,8 @@ from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.rights import Chances, Rights
+from serving.queries import Query
 from serving.runtimes.emulated import play
-from serving.runtimes.runtime import Query
 from serving.slots.draft import Window
 from serving.slots.early_exit import Layers, Tail
 from serving.slots.exchange import Tokens, Whole

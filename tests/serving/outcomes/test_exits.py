@@ -19,8 +19,8 @@ from serving.outcomes.record import TraceRecording
 from serving.outcomes.replayed import Replayed
 from serving.outcomes.trace import Trace
 from serving.policy import Policy
+from serving.queries import Models
 from serving.runtimes.emulated import play
-from serving.runtimes.runtime import Models
 from serving.setup import Setup
 from serving.slots.draft import Window
 from serving.slots.early_exit import Layers, NoExit, Progressive

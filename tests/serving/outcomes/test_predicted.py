@@ -17,9 +17,9 @@ from serving.outcomes import fit
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.replayed import Replayed
+from serving.queries import Models
 from serving.recorder import Record
 from serving.runtimes.emulated import play
-from serving.runtimes.runtime import Models
 from serving.scores import ACCEPT, SCORES
 from serving.setup import Setup
 from serving.slots.draft import RejectionPredictor, Window

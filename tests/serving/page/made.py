@@ -22,12 +22,13 @@ from serving.page.show import Show
 from serving.page.stage import Stage
 from serving.pair import Model, Pair
 from serving.policy import Policy
+from serving.queries import Models
 from serving.router import Router
-from serving.runtimes.runtime import Models
+from serving.scores import Side
 from serving.service import Service
 from serving.slots.draft import Window
 from serving.slots.link_loss import LinkLoss
-from serving.slots.routing import Routed, Side
+from serving.slots.routing import Routed
 from serving.slots.verify import Replace
 
 PROMPT = "where is the red key"

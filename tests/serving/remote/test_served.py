@@ -19,12 +19,12 @@ from serving.messages import Call
 from serving.open import open_models
 from serving.pair import Model, Pair
 from serving.progress import silent
+from serving.queries import Query
 from serving.recorder import Record
 from serving.remote.client import Client
 from serving.remote.opening import open_remote
 from serving.runtimes import emulated
 from serving.runtimes.local import Local
-from serving.runtimes.runtime import Query
 from serving.setup import Setup
 from serving.slots.draft import Window
 from serving.slots.link_loss import LinkLoss

@@ -14,7 +14,8 @@ from dispatchers import soonest
 from serving.dispatcher import Dispatcher, load
 from serving.messages import INF, Backlog
 from serving.progress import silent
-from serving.slots.dispatch import HypSched, Learned, Task
+from serving.slots.dispatch import HypSched, Learned
+from serving.task import Task
 from training.dispatch import course, network, trial
 from training.dispatch.network import Network
 from training.dispatch.recipe import Recipe
