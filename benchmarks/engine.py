@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.tokenizer import Tokenizer
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
 from serving.messages import Forward, Generate, Rows, Span, Stop
 
 Prompts = list[tuple[int, ...]]

@@ -24,7 +24,7 @@ def _generated(large: Path, corpus: Path, wanted: set[str]) -> dict[str, list[in
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from serving.workload.tiny import TinyTasks
+    from serving.workload.datasets.tiny import TinyTasks
 
     tokenizer = AutoTokenizer.from_pretrained(large)
     model = AutoModelForCausalLM.from_pretrained(large, dtype=torch.float32).eval()

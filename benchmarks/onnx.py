@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 import torch
 
 from benchmarks.engine import chat
-from serving.engine.engine import Engine
-from serving.engine.model import open_model
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.models import Checkpoint
+from serving.engines.onnx.engine import OnnxEngine
+from serving.engines.onnx.export import export
+from serving.engines.onnx.header import MODEL
+from serving.engines.onnx.session import Session
+from serving.engines.tokenizer import Tokenizer
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import open_model
 from serving.messages import Drafted, Generate, Stop
-from serving.onnx.engine import OnnxEngine
-from serving.onnx.export import export
-from serving.onnx.header import MODEL
-from serving.onnx.session import Session
-from serving.pair import Checkpoint
-from serving.workload.tiny import TinyTasks
+from serving.workload.datasets.tiny import TinyTasks
 
 PROMPTS, TIMED, ROUNDS = 240, 12, 15
 TOKENS, LIMIT = 32, 48

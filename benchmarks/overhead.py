@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from serving.cast import Cast
+from serving.deployment.model_loading import open_models, queries
+from serving.deployment.queries import Models, Query
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.simulator import Simulator
+from serving.hardware.timed_executor import Engine
 from serving.messages import Generate, Stop
-from serving.open import open_models, queries
-from serving.overhead import Overhead
-from serving.recorder import Recorder
-from serving.queries import Models, Query
-from serving.scene import Chips, link, populate
-from serving.setup import Setup
-from serving.timed import Engine
-from serving.users import Users
+from serving.metrics.overhead import Overhead
+from serving.metrics.recorder import Recorder
+from serving.runtimes.clients import Users
 
 BUDGETS = (0.0, 0.2, 0.4, 0.8)
 PROMPTS, ROUNDS = 40, 5
@@ -74,7 +74,7 @@ def configured(budget: float, outputs: str = "outputs") -> Setup:
     """The conf files' own Synera at a budget, with the artifacts that are there."""
     from pipeline import api
     from pipeline.artifacts.store import Store
-    from pipeline.build import construct
+    from pipeline.config.build import construct
 
     words = ("policy=synera", f"policy.offload.budget={budget}", f"workload.prompts={PROMPTS}", f"outputs={outputs}")
     stages = {stage.name: stage for stage in api.stages(words)}

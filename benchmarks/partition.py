@@ -5,11 +5,11 @@ import statistics
 import time
 from collections.abc import Callable
 
-from serving.partition.balanced import Balanced
-from serving.partition.greedy import Greedy
-from serving.partition.hypsplit import HypSplit, bounds_s
-from serving.partition.optimum import Optimum
-from serving.partition.problem import Ends, Problem, Split
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.hypsplit import HypSplit, bounds_s
+from serving.policy.partition.optimum import Optimum
+from serving.policy.partition.problem import Ends, Problem, Split
 
 BLOCKS, TIERS = 200, 8
 RUNS, PRINTED_RUNS = 30, 10

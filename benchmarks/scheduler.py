@@ -3,15 +3,15 @@
 import statistics
 import time
 
-from serving.estimator import Estimator
-from serving.latency import Latency
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.core.kv_accounting import Ledger
+from serving.core.queued_request import Item
+from serving.core.room import Room
+from serving.hardware.estimator import Estimator
+from serving.hardware.latency import Latency
+from serving.hardware.layer_scaling import Scale
 from serving.messages import Request, Rows, Span
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
-from serving.nodes.room import Room
-from serving.scale import Scale
-from serving.slots.slo_aware import SloAware
+from serving.policy.slots.slo_aware import SloAware
 
 WAITING, MORE = 200, 1600
 LIMIT_MS = 2.0

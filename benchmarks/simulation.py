@@ -19,11 +19,11 @@ from dataclasses import replace
 from functools import cache
 from statistics import median
 
-from serving.decoding import Decoding
+from serving.core.decoding import Decoding
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
 from serving.outcomes.constant import Acceptance
 from serving.runtimes.emulated import play
-from serving.queries import Query
-from serving.setup import Setup
 from serving.workload.arrivals import Arrivals, ClosedLoop, Poisson
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
@@ -42,7 +42,7 @@ _SHOWN = Prompt("p", "?", (), "made up")
 @cache
 def _conf() -> Setup:
     from pipeline import api
-    from pipeline.build import construct
+    from pipeline.config.build import construct
 
     stages = api.stages(("+policy=sled", "policy/scheduler=continuous", "policy/kv_cache=reuse"))
     made: Setup = construct(stages[-1].args["setup"], None, "setup")

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.announce import Lines, Progress
+from pipeline.artifacts.progress_display import Lines, Progress
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store

@@ -5,13 +5,13 @@ from typing import Any
 
 import yaml
 
-from serving.architecture import Architecture
-from serving.chip import Chip, Mode
-from serving.fleet import Fleet, Schedule
-from serving.latency import Fits, Latency
-from serving.network import Link
-from serving.testbed import Testbed
-from serving.tier import Tier
+from serving.hardware.architecture import Architecture
+from serving.hardware.chip import Chip, Mode
+from serving.hardware.fleet import Fleet, Schedule
+from serving.hardware.latency import Fits, Latency
+from serving.hardware.testbed import Testbed
+from serving.hardware.tier import Tier
+from serving.network.link import Link
 
 CONF = Path(__file__).parents[1] / "conf"
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from serving.dispatcher import NODE, Dispatcher, shapes
+from serving.learned.dispatch_network import NODE, Dispatcher, shapes
 
 
 def made(seed: int, hidden: int = 4) -> Dispatcher:

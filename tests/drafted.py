@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from training.predictor import trace
-from training.predictor.samples import Samples, load
+from training.wisp import trace
+from training.wisp.samples import Samples, load
 
 
 def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: int = 0) -> Path:

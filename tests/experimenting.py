@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from pipeline import main
+from pipeline.command import main
 
 
 def run(words: list[str]) -> int:

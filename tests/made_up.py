@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving.latency import Latency, load
+from serving.hardware.latency import Latency, load
 from training.latency.timing import Run, Timing
 from training.latency.verification import FORWARDS
 

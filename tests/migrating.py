@@ -2,7 +2,7 @@
 
 import sys
 
-from pipeline.report.tracking import Tracking, guarded
+from pipeline.report.mlflow_store import Tracking, guarded
 
 
 def main(outputs: str) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.router import Router
-from serving.scores import Side
+from serving.core.scores import Side
+from serving.learned.router import Router
 
 
 def made(inputs: int, threshold: float = 0.5, side: Side = "below", seed: int = 0, **more: Any) -> Router:

@@ -11,13 +11,13 @@ from omegaconf import DictConfig
 
 from pipeline.report import job as report
 from pipeline.report.context import JobContext
-from pipeline.report.tracking import Tracking
+from pipeline.report.mlflow_store import Tracking
 
 ARTIFACT = Path(sys.argv.pop(1))
 CONFIG = {
     "policy": "synera",
     "outputs": "outputs",
-    "tracking": {"_target_": "pipeline.report.tracking.Tracking", "outputs": "${outputs}"},
+    "tracking": {"_target_": "pipeline.report.mlflow_store.Tracking", "outputs": "${outputs}"},
     "hydra": {
         "callbacks": {"sweep": {"_target_": "pipeline.report.sweep.SweepCallback", "tracking": "${tracking}"}},
         "sweep": {"dir": "${outputs}/sweep", "subdir": "${hydra.job.num}"},

@@ -9,7 +9,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from pipeline.compose import register_resolvers, resolved
+from pipeline.config.compose import register_resolvers, resolved
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 

@@ -11,26 +11,26 @@ import pytest
 SRC = Path(__file__).parents[1] / "src"
 CORE = [
     "messages",
-    "nodes/session",
+    "core/session",
     "nodes/requester",
     "nodes/device",
     "nodes/worker",
-    "nodes/ledger",
-    "nodes/item",
-    "nodes/chooser",
-    "policy",
-    "luck",
+    "core/kv_accounting",
+    "core/queued_request",
+    "nodes/node_selector",
+    "policy/policy",
+    "core/keyed_random",
     "drivers/simulator",
-    "recorder",
-    "network",
-    "latency",
-    "chip",
-    "testbed",
-    "architecture",
-    "timed",
+    "metrics/recorder",
+    "network/link",
+    "hardware/latency",
+    "hardware/chip",
+    "hardware/testbed",
+    "hardware/architecture",
+    "hardware/timed_executor",
     "runtimes/emulated",
     "runtimes/runtime",
-    "setup",
+    "deployment/setup",
 ]
 HEAVY = {
     "torch",
@@ -75,7 +75,7 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-DOORS = {SRC / "serving" / name for name in ("cloud.py", "device.py", "page/__main__.py")}
+DOORS = {SRC / "serving" / name for name in ("cloud.py", "device.py", "page.py")}
 """Run as programs they are composed by the pipeline, as its own command is; nobody else's import does that."""
 
 
@@ -103,12 +103,12 @@ def _allowed(path: Path, others: set[str]) -> set[str]:
 
 
 def test_the_serving_core_loads_nothing_heavy() -> None:
-    core = [SRC / "serving" / f"{name}.py" for name in CORE] + files("serving/slots")
+    core = [SRC / "serving" / f"{name}.py" for name in CORE] + files("serving/policy/slots")
     assert broken(core, HEAVY, everywhere=False) == []
 
 
 def test_the_rule_would_notice() -> None:
-    assert broken(files("serving/engine"), {"torch"}, everywhere=False)
+    assert broken(files("serving/engines/torch"), {"torch"}, everywhere=False)
 
 
 def loaded(code: str) -> set[str]:
@@ -120,13 +120,13 @@ def loaded(code: str) -> set[str]:
 
 def test_the_serving_core_is_light_in_fact() -> None:
     modules = ", ".join(f"serving.{name.replace('/', '.')}" for name in CORE)
-    assert loaded(f"import {modules}, serving.slots.scheduler").isdisjoint(HEAVY - {"asyncio"})
+    assert loaded(f"import {modules}, serving.policy.slots.scheduler").isdisjoint(HEAVY - {"asyncio"})
 
 
 def test_a_plan_is_made_without_what_only_work_needs(tmp_path: Path) -> None:
     words = ["pipeline", "+policy=synera", "model=toy", "stage=plan", f"outputs={tmp_path}"]
     run = "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code"
-    code = f"from pipeline.main import main\nsys.argv = {words!r}\n{run}"
+    code = f"from pipeline.command.main import main\nsys.argv = {words!r}\n{run}"
     unneeded = {
         "torch",
         "lightning",

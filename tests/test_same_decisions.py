@@ -17,16 +17,21 @@ import pytest
 import yaml
 
 from pipeline import api
-from pipeline.plan import arguments
-from pipeline.run import job_of
-from serving.cast import Cast
+from pipeline.config.plan import arguments
+from pipeline.running.run import job_of
+from serving.core.scores import ROUTE
+from serving.deployment.model_loading import open_models, queries
+from serving.deployment.queries import Models, Query
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.clock import Script
-from serving.drivers.live import Live
 from serving.drivers.observer import Observer
+from serving.drivers.real_time import Live
 from serving.log.decisions import compare, decisions
-from serving.log.entry import Born, Handled
-from serving.log.journal import Journal
-from serving.log.reading import read
+from serving.log.entries import Born, Handled
+from serving.log.event_log import Journal
+from serving.log.reader import read
 from serving.log.replay import replay
 from serving.messages import (
     Command,
@@ -41,22 +46,17 @@ from serving.messages import (
     Request,
     Start,
 )
-from serving.open import open_models, queries
 from serving.outcomes import replayed
+from serving.policy.slots.payload import Tokens
 from serving.progress import silent
-from serving.queries import Models, Query
+from serving.runtimes.clients import Users
 from serving.runtimes.emulated import play
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
-from serving.scene import Chips, link, populate
-from serving.scores import ROUTE
-from serving.setup import Setup
-from serving.slots.exchange import Tokens
 from serving.stages import record_outcomes
-from serving.transport.dialler import Dialler
+from serving.transport.client import Dialler
 from serving.transport.known import Known
-from serving.transport.listener import Listener
-from serving.users import Users
+from serving.transport.server import Listener
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
@@ -100,7 +100,7 @@ COMPOSED = {
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device=false"),
 }
 """Slots of one paper in another's policy."""
-_OUTAGES = "{_target_: serving.links.outages.Periodic, every_s: 3, for_s: 2, first_s: 1}"
+_OUTAGES = "{_target_: serving.network.outages.Periodic, every_s: 3, for_s: 2, first_s: 1}"
 OTHER_TIERS = {
     "hyperion+two": ("policy=hyperion", "hardware=hyperion_two", "workload.prompts=4"),
     "hyperion+four": ("policy=hyperion", "hardware=hyperion_four", "workload.prompts=4"),
@@ -394,7 +394,7 @@ def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> 
 
 
 def once(first_s: float, for_s: float) -> str:
-    return f"{{_target_: serving.links.outages.Periodic, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
+    return f"{{_target_: serving.network.outages.Periodic, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
 
 
 @pytest.mark.slow

@@ -18,13 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from serving.cast import Cast
+from serving.deployment.topology import Cast
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
+from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
-from serving.host import Host
 from serving.messages import Begin, Call, Cancelled, Deliver, Message
-from serving.slots.link_loss import LinkLoss
+from serving.policy.slots.link_loss import LinkLoss
+from serving.runtimes.host import Host
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -54,7 +54,7 @@ class World:
         setup = replace(setup, policy=replace(setup.policy, link_loss=LinkLoss(action)))
         if self.pair is None:
             return Cast(setup, 8, TIMEOUT_S, LINGER_S)
-        from serving.open import depth
+        from serving.deployment.model_loading import depth
 
         device, cloud = (
             replace(m, path=p) for m, p in zip((setup.pair.device, setup.pair.cloud), self.pair, strict=True)
@@ -68,8 +68,8 @@ class World:
             from fake_pair import FakePair
 
             return Chip(pair := FakePair()), pair
-        from serving.open import open_side
-        from serving.scene import Chips
+        from serving.deployment.model_loading import open_side
+        from serving.deployment.wiring import Chips
 
         side = "device" if name in cast.fleets else "cloud"
         models = open_side(cast.setup, side, blobs)
@@ -84,7 +84,7 @@ class Place:
     """One node on a host of its own."""
 
     def __init__(self, world: World, name: str, action: str) -> None:
-        from serving.engine.blobs import Blobs
+        from serving.engines.torch.tensor_store import Blobs
 
         self.name, self.cast, self.blobs, self.errors = name, world.cast(action), Blobs(), 0
         self.host = Host(self.cast, (name,), self.blobs, Security(), LIMITS, "soak")

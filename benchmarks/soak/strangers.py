@@ -9,8 +9,8 @@ import grpc.aio
 
 from serving.messages import Hop, Request, Rows, Span
 from serving.transport import encode
-from serving.transport.hello import Hello
-from serving.transport.stream import METHOD
+from serving.transport.handshake import Hello
+from serving.transport.stream_transport import METHOD
 
 STREAMS = 8
 

@@ -1,3 +1,3 @@
-from pipeline.main import main
+from pipeline.command.main import main
 
 main()

@@ -24,8 +24,8 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
     """The configuration that a command line with these overrides would have; `config_dir` is a folder of your own."""
     from hydra import compose, initialize_config_dir
 
-    from pipeline.arguments import conf_dir, rewritten
-    from pipeline.compose import register_resolvers
+    from pipeline.config.arguments import conf_dir, rewritten
+    from pipeline.config.compose import register_resolvers
 
     register_resolvers()
     own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
@@ -35,7 +35,7 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
     """The stages that a command line asks for, inputs before what uses them."""
-    from pipeline.run import job_of
+    from pipeline.running.run import job_of
 
     with composed(*overrides) as cfg:
         return list(job_of(cfg).plan().stages.values())
@@ -43,7 +43,7 @@ def stages(overrides: Sequence[str]) -> "list[Stage]":
 
 def run(cfg: "DictConfig") -> "Report | None":
     """What `python -m pipeline` does with a configuration; None where it stops before serving."""
-    from pipeline import run as runs
+    from pipeline.running import run as runs
 
     return runs.run(cfg)
 

@@ -10,21 +10,21 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serving.cast import Cast
-from serving.census import Census
-from serving.context import context_tokens
+from serving.deployment.context import context_tokens
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
-from serving.executor import BrokenError, OutageError
-from serving.host import Host
+from serving.drivers.real_time import Live
+from serving.frontend.census import Census
+from serving.frontend.service_options import Service, digest
+from serving.frontend.shutdown import drive, told_to_stop
+from serving.hardware.executor import BrokenError, OutageError
 from serving.nodes.worker import Worker
-from serving.scene import Chips, link
-from serving.service import Service, digest
-from serving.setup import Setup
-from serving.stopping import drive, told_to_stop
+from serving.runtimes.host import Host
 
 if TYPE_CHECKING:
-    from serving.health import Health
+    from serving.frontend.health import Health
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +65,9 @@ def run(cloud: Cloud, accelerator: str = "cpu") -> None:
 
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
-    from serving.engine.blobs import Blobs
-    from serving.health import Health
-    from serving.open import depth, open_side
+    from serving.deployment.model_loading import depth, open_side
+    from serving.engines.torch.tensor_store import Blobs
+    from serving.frontend.health import Health
 
     stop = told_to_stop()
     limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
@@ -134,6 +134,6 @@ async def _health(service: Service, health: "Health", stack: AsyncExitStack) -> 
 
 
 if __name__ == "__main__":
-    from pipeline.service import main
+    from pipeline.command.service import main
 
     main("cloud", __doc__)

@@ -9,19 +9,19 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from serving.cast import Cast
-from serving.context import context_tokens
+from serving.deployment.context import context_tokens
+from serving.deployment.queries import Models
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
-from serving.gateway import DeviceGateway
-from serving.guarded import Guarded
-from serving.host import Host
+from serving.drivers.real_time import Live
+from serving.frontend.device_gateway import DeviceGateway
+from serving.frontend.guarded import Guarded
+from serving.frontend.service_options import Service, digest
+from serving.frontend.shutdown import drive, told_to_stop
 from serving.nodes.device import Device
-from serving.queries import Models
-from serving.scene import Chips, link
-from serving.service import Service, digest
-from serving.setup import Setup
-from serving.stopping import drive, told_to_stop
+from serving.runtimes.host import Host
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def run(place: Place, accelerator: str = "cpu") -> None:
 
 
 async def _run(setup: Setup, service: Service, accelerator: str) -> None:
-    from serving.endpoint.server import serve
-    from serving.engine.blobs import Blobs
-    from serving.open import open_side
+    from serving.deployment.model_loading import open_side
+    from serving.engines.torch.tensor_store import Blobs
+    from serving.frontend.openai.server import serve
 
     stop = told_to_stop()
     context, blobs = context_tokens(setup, service.context_tokens), Blobs()
@@ -108,6 +108,6 @@ def _reachable(host: Host) -> bool:
 
 
 if __name__ == "__main__":
-    from pipeline.service import main
+    from pipeline.command.service import main
 
     main("device", __doc__)

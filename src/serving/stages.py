@@ -2,24 +2,24 @@
 
 from pathlib import Path
 
-from serving.architecture import Architecture
-from serving.decoding import Decoding
+from serving.core.decoding import Decoding
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
-from serving.forecast import Watch
-from serving.hidden import NUMBERS, Number
+from serving.engines.models import Checkpoint
+from serving.hardware.architecture import Architecture
+from serving.hardware.payload_size import NUMBERS, Number
+from serving.hardware.replica_packing import Packing
+from serving.learned.medusa import Medusa
 from serving.log.recording import Recording
-from serving.medusa import Medusa
-from serving.occupancy import Occupancy
-from serving.packing import Packing
-from serving.pair import Checkpoint
-from serving.policy import Policy
+from serving.metrics.batch_timing import Watch
+from serving.metrics.utilisation import Occupancy
+from serving.policy.engine_requirements import PLAIN
+from serving.policy.policy import Policy
+from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.routed_offload import Router
 from serving.progress import Progress
-from serving.provision import PLAIN
-from serving.queries import Query
 from serving.runtimes.runtime import Runtime
-from serving.setup import Setup
-from serving.slots.early_exit import EarlyExit
-from serving.slots.routing import Router
 from serving.workload.workload import Workload
 
 
@@ -46,7 +46,7 @@ def serve(
     apart, where time is real and no two are alike. `packing` is the cloud's unit of cost. `accelerator` is the torch
     device that the models run on.
     """
-    from serving import results
+    from serving.runtimes import run_results
 
     with (record or Recording()).open(out, {}) as recorded:
         watch = Watch()
@@ -55,7 +55,7 @@ def serve(
         watching += [occupancy] if occupancy else []
         served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *watching))
         recorded.note(layers=served.layers, timeout_s=served.timeout_s)
-    results.write(out, setup, runtime, served, packing, watch.batches, occupancy)
+    run_results.write(out, setup, runtime, served, packing, watch.batches, occupancy)
 
 
 def record_outcomes(
@@ -85,7 +85,7 @@ def record_outcomes(
     recorded twice, and `most` of them at most: a simulation deals further requests onto them. Raises ValueError for
     sampled text.
     """
-    from serving.open import open_models, queries
+    from serving.deployment.model_loading import open_models, queries
     from serving.outcomes import store
     from serving.outcomes.record import TraceRecording
     from serving.outcomes.replayed import check_greedy
@@ -133,7 +133,7 @@ def mix(
     """
     import json
 
-    from serving.mixing import Mixing
+    from serving.studies.prefill_interference import Mixing
 
     mixing = Mixing(setup)
     rows = mixing.by_chunk(prompt, chunks) if chunks else mixing.by_prompt(lengths)
@@ -156,7 +156,7 @@ def compare_numbers(
     """
     import json
 
-    from serving.rounding import compare
+    from serving.studies.hidden_precision import compare
 
     rows = compare(cloud, workload, shallow, timing.layers, numbers, accelerator, progress)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")

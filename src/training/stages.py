@@ -4,19 +4,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from serving.architecture import Architecture
-from serving.decoding import Decoding
-from serving.pair import Checkpoint, Dtype, Pair
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint, Dtype, Pair
+from serving.hardware.architecture import Architecture
+from serving.policy.engine_requirements import Provision
+from serving.policy.slots.draft import Draft
+from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
-from serving.provision import Provision
-from serving.slots.draft import Draft
-from serving.slots.early_exit import EarlyExit
 from serving.workload.workload import Workload
+from training.fitting.trainer import ALL_CORES, Trainer
 from training.latency.effort import Effort
-from training.predictor.family import Family
-from training.predictor.mlp import MLP
-from training.predictor.rules import Coverage, Rule
-from training.trainer import ALL_CORES, Trainer
+from training.wisp.families import Family
+from training.wisp.mlp import MLP
+from training.wisp.rules import Coverage, Rule
 
 
 def profile_latency(
@@ -101,11 +101,11 @@ def profile_thresholds(
     The paper does not say how c_th becomes a number. By default it is the one at which P_conf, of steepness `k`, best
     parts fully accepted chunks from others; else the `c_quantile` of the confidence of the former.
     """
-    from serving.drivers.offline import play
-    from serving.open import open_models, queries
-    from serving.slots.uncertainty import perplexity
-    from serving.thresholds import Thresholds
-    from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
+    from serving.deployment.model_loading import open_models, queries
+    from serving.learned.thresholds import Thresholds
+    from serving.outcomes.offline import play
+    from serving.policy.slots.uncertainty_offload import perplexity
+    from training.synera.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
     models = open_models(device, cloud, accelerator, Provision(draft.scorers))
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
@@ -150,9 +150,10 @@ def measure_alignment(
     """
     import json
 
-    from serving.open import open_models, queries
-    from training.alignment import figures, table
-    from training.alignment.alignment import align
+    from serving.deployment.model_loading import open_models, queries
+    from training.synera import alignment_report as table
+    from training.synera import figures
+    from training.synera.alignment import align
 
     models = open_models(device, cloud, accelerator)
     found = align(models, queries(workload, Decoding(), seed, 1, models.tokenizer), gamma, seed, progress)
@@ -168,8 +169,8 @@ def measure_quality(
     """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
     import json
 
-    from training.quality import measure
-    from training.scorecard import scorecard
+    from training.embedded_pair.quality import measure
+    from training.embedded_pair.scorecard import scorecard
 
     measure(
         out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
@@ -196,11 +197,11 @@ def record_tokens(
     One row a drafted token: session, round, position, the four scores, and accepted, rejected (the first of its
     window) or after (behind that one, of no use to training, but drafted). tokens.json says what it was made from.
     """
-    from serving.drivers.offline import play
-    from serving.open import open_models, queries
-    from serving.slots.draft import Window
-    from training.predictor import trace
-    from training.predictor.judging import judging_policy
+    from serving.deployment.model_loading import open_models, queries
+    from serving.outcomes.offline import play
+    from serving.policy.slots.draft import Window
+    from training.wisp import trace
+    from training.wisp.judging import judging_policy
 
     models = open_models(device, cloud, accelerator)
     asked = queries(workload, decoding, seed, 1, models.tokenizer)
@@ -238,30 +239,30 @@ def train_rejection_predictor(
     Writes predictor.json, predictor.safetensors and metrics.json. `workload`, `decoding` and `seed` are those of the
     trace. Raises ValueError, with the figures, for a predictor with which no larger share of the drafts is accepted.
     """
-    from serving.open import open_models, queries
-    from serving.scores import ACCEPT
-    from training.predictor import course, trace
-    from training.predictor.samples import load
+    from serving.core.scores import ACCEPT
+    from serving.deployment.model_loading import open_models, queries
+    from training.wisp import trace, train
+    from training.wisp.samples import load
 
     split = load(tokens).split(seed)
-    found = course.train(split, mlp, rule, seed, trainer, progress)
+    found = train.train(split, mlp, rule, seed, trainer, progress)
     models = open_models(device, cloud, accelerator, Provision({ACCEPT: found}))
     held_out = set(split.test.sessions.tolist())
     asked = [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.call.session in held_out]
     if len(asked) < len(held_out):
         raise ValueError("the trace was made from other prompts than this workload's; profile again with stage=profile")
-    found, _ = course.serve(found, models, asked, k, early_exit, seed, progress)
-    course.write(out, replace(found, made_from=trace.made_from(tokens) | {"split": f"by session, seed {seed}"}))
+    found, _ = train.serve(found, models, asked, k, early_exit, seed, progress)
+    train.write(out, replace(found, made_from=trace.made_from(tokens) | {"split": f"by session, seed {seed}"}))
 
 
 def describe_tokens(out: Path, *, tokens: Path, part: Literal["counts", "acceptance", "correlation"]) -> None:
     """Counts of a trace, acceptance by score or correlations, as rows.json (WISP, Table 8, Fig. 2 and 3)."""
     import json
 
-    from training.predictor import table
-    from training.predictor.samples import load
+    from training.wisp import sample_table
+    from training.wisp.samples import load
 
-    (out / "rows.json").write_text(json.dumps(table.rows(load(tokens), part)), encoding="utf-8")
+    (out / "rows.json").write_text(json.dumps(sample_table.rows(load(tokens), part)), encoding="utf-8")
 
 
 def compare_predictors(
@@ -279,8 +280,8 @@ def compare_predictors(
     """
     import json
 
-    from training.predictor import comparison
-    from training.predictor.samples import load
+    from training.wisp import comparison
+    from training.wisp.samples import load
 
     found = comparison.rows(families, load(tokens).split(seed), rule, seed, trainer, progress)
     (out / "rows.json").write_text(json.dumps(found), encoding="utf-8")

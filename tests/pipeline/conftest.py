@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.tracking import Tracking
+from pipeline.report.mlflow_store import Tracking
 
 MIGRATING = Path(__file__).parents[1] / "migrating.py"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.announce import Announce, Bar, Lines, Pace, clock, terminal
+from pipeline.artifacts.progress_display import Announce, Bar, Lines, Pace, clock, terminal
 from pipeline.artifacts.stage import Stage
 
 STAGE = Stage("model", "training.fit", {})

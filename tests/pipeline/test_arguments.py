@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import arguments
+from pipeline.config import arguments
 
 POLICIES = [
     "citer", "cloud_centric", "co_llm", "edge_centric", "edgefm", "gpipe", "hat", "heft", "hybrid", "hyperion", "sled",

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from pipeline.build import Pending, Schema, construct, data_of, load
+from pipeline.config.build import Pending, Schema, construct, data_of, load
 from pipeline.errors import ConfigError
 
 

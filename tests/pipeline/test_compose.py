@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.compose import register_resolvers, resolved
+from pipeline.config.compose import register_resolvers, resolved
 from pipeline.errors import ConfigError
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.announce import Silent
+from pipeline.artifacts.progress_display import Silent
+from pipeline.config.library import Library
 from pipeline.errors import ConfigError
-from pipeline.job import Job
-from pipeline.library import Library
+from pipeline.running.job import Job
 
 STAGES = {
     "corpus": {"_target_": "counted.build", "text": "a"},

@@ -13,8 +13,8 @@ import checkpoints
 import pytest
 
 from pipeline import api
+from pipeline.command.main import main
 from pipeline.errors import UserError
-from pipeline.main import main
 
 TOY = ("model=toy", "workload=smoke", "stage=plan")
 

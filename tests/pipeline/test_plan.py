@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.build import Schema, construct
+from pipeline.config.build import Schema, construct
+from pipeline.config.plan import Plan, arguments, plan
 from pipeline.errors import ConfigError
-from pipeline.plan import Plan, arguments, plan
 
 ME = __name__
 

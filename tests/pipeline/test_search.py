@@ -10,10 +10,10 @@ import searching
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from pipeline.command.main import main
 from pipeline.errors import ConfigError
-from pipeline.main import main
+from pipeline.report.mlflow_store import Tracking
 from pipeline.report.outcome import Outcome
-from pipeline.report.tracking import Tracking
 from pipeline.search.objective import objective
 from pipeline.search.search import Search, checked
 from pipeline.search.space import space

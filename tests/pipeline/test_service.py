@@ -7,7 +7,8 @@ from typing import Any
 import checkpoints
 import pytest
 
-from pipeline import build, service
+from pipeline.command import service
+from pipeline.config import build
 from pipeline.errors import ConfigError
 
 TOY = ("model=toy", "workload.template=plain")
@@ -103,7 +104,7 @@ def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch
 
     build_load = build.load  # which remembers what it found
     monkeypatch.setattr(build, "load", load)
-    monkeypatch.setattr("pipeline.job.Job.run", lambda *_: None)
+    monkeypatch.setattr("pipeline.running.job.Job.run", lambda *_: None)
     models = checkpoints.made(tmp_path / "models")
     words = [f"model.{side}.path={models[side]}" for side in ("device", "cloud")]
     words += ["service.cloud=127.0.0.1:9", "service.health.port=null", f"outputs={tmp_path / 'outputs'}"]
@@ -125,11 +126,11 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         called.append(show)
 
     def load(path: str, where: str) -> Any:
-        return run if path == "serving.page.server.run" else build_load(path, where)
+        return run if path == "serving.frontend.ui.server.run" else build_load(path, where)
 
     build_load = build.load
     monkeypatch.setattr(build, "load", load)
-    monkeypatch.setattr("pipeline.job.Job.run", lambda *_: None)
+    monkeypatch.setattr("pipeline.running.job.Job.run", lambda *_: None)
     models = checkpoints.made(tmp_path / "models")
     words = (*words, *(f"model.{side}.path={models[side]}" for side in ("device", "cloud")))
     service.run("page", [*words, *TOY, f"outputs={tmp_path / 'outputs'}"], ("page=default",))
@@ -193,24 +194,25 @@ def test_policies_beside_the_first_leave_what_it_is_made_of_alone(
 
 
 def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_may_be_described() -> None:
-    from pipeline import beside
+    from pipeline.config import policy_variants
 
     words = ["+policy=citer", "service.page.port=0", "policy/offload@policy.offload=citer"]
-    assert beside.without(words) == words
+    assert policy_variants.without(words) == words
     of_page = ["+page=routing", "+policy@page.policies.a=citer", "page.policies.a.name=b"]
-    assert beside.without([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
+    assert policy_variants.without([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
         "++policy.artifacts.router_1.share=0.2"
     ]
 
 
 def test_both_routers_stand_beside_each_other() -> None:
-    from pipeline import api, beside
+    from pipeline import api
+    from pipeline.config import policy_variants
 
     words = ("policy=edge_centric", "page=routing", "model=toy", "policy.artifacts.router_1.share=0.2")
-    with api.composed(*beside.without(words)) as alone:
+    with api.composed(*policy_variants.without(words)) as alone:
         pass
     with api.composed(*words) as cfg:
-        beside.check(cfg, alone)
+        policy_variants.check(cfg, alone)
         assert set(cfg.page.policies) == {"citer", "co_llm", "edge_centric", "cloud_centric"}
         paths = [dict(cfg.page.policies[name].offload.router.path) for name in ("citer", "co_llm")]
     assert paths == [{"_stage_": "router_3"}, {"_stage_": "co_llm"}]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 import transformers
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
-from serving.engine.sampling import kept
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.sampling import kept
 from serving.messages import Blob, Drafted, Forward, Generate, Hop, Request, Rows, Sampling, Span, Stop, Verdict
 from serving.transport import checks, encode, tensors
 from serving.transport import tandem_pb2 as pb

@@ -4,9 +4,9 @@ in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 
 from dataclasses import dataclass, field, replace
 
-from serving.medusa import Medusa
+from serving.core.scores import IMPORTANCE
+from serving.learned.medusa import Medusa
 from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict, Work
-from serving.scores import IMPORTANCE
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
 ROW_NBYTES = 8192

@@ -7,11 +7,11 @@ from catalogue import architecture, bed, link
 from fake_pair import FakePair
 from fake_world import policy
 
-from serving.latency import Load, load
+from serving.deployment.queries import Models, Query
+from serving.deployment.setup import Setup
+from serving.engines.models import Model, Pair
+from serving.hardware.latency import Load, load
 from serving.messages import Call, Generate, Outcome, Work
-from serving.pair import Model, Pair
-from serving.queries import Models, Query
-from serving.setup import Setup
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload

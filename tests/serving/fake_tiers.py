@@ -10,29 +10,29 @@ from fake_pair import FakePair, own_text
 from fake_setup import FakeEngine, Questions, Words, pair, setup
 from fake_world import Log
 
-from serving.cast import Cast
+from serving.deployment.queries import Models, Query
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, populate
+from serving.deployment.wiring import link as connect
 from serving.drivers.simulator import Chip, Simulator
-from serving.failures import Failures
-from serving.links.outages import Window
+from serving.hardware.testbed import Testbed
+from serving.hardware.tier import Tier
 from serving.messages import Call, Deliver, Node, Sampling
+from serving.network.outages import Window
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.partition.balanced import Balanced
-from serving.partition.division import Division
-from serving.queries import Models, Query
-from serving.scene import Chips, populate
-from serving.scene import link as connect
-from serving.setup import Setup
-from serving.slots.dispatch import HypSched
-from serving.slots.draft import NoDraft
-from serving.slots.exchange import Hidden
-from serving.slots.kv_cache import Reuse
-from serving.slots.offload import Handover
-from serving.slots.placement import Tiers, UShape
-from serving.slots.scheduler import Fifo
-from serving.testbed import Testbed
-from serving.tier import Tier
-from serving.users import Users
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.division import Division
+from serving.policy.slots.dispatch import HypSched
+from serving.policy.slots.draft import NoDraft
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.offload import Handover
+from serving.policy.slots.payload import Hidden
+from serving.policy.slots.placement import Tiers, UShape
+from serving.policy.slots.scheduler import Fifo
+from serving.runtimes.clients import Users
+from serving.runtimes.failures import Failures
 
 LAYERS = 8
 CHIPS = {

@@ -6,28 +6,28 @@ from typing import Any
 
 from fake_pair import ROW_NBYTES, FakePair
 
+from serving.deployment.wiring import Driver
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
-from serving.medusa import Medusa
+from serving.learned.medusa import Medusa
+from serving.learned.thresholds import Thresholds
 from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node, Sampling
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy import Policy
-from serving.scene import Driver
-from serving.slots.dispatch import RoundRobin
-from serving.slots.draft import Heads, NoDraft, Window
-from serving.slots.early_exit import NoExit, Progressive
-from serving.slots.exchange import Hidden, Nothing, Tokens
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always, Handover, Never
-from serving.slots.placement import HERE, Cloud, DeviceOnly, UShape
-from serving.slots.prefill import Balanced, Whole
-from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
-from serving.slots.selection import ConfidenceImportance
-from serving.slots.verify import Lossless, Tree
-from serving.slots.waiting import Candidates, Idle, Parallel
-from serving.thresholds import Thresholds
+from serving.policy.policy import Policy
+from serving.policy.slots.dispatch import RoundRobin
+from serving.policy.slots.draft import Heads, NoDraft, Window
+from serving.policy.slots.early_exit import NoExit, Progressive
+from serving.policy.slots.importance_offload import ConfidenceImportance
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Candidates, Idle, Parallel
+from serving.policy.slots.offload import Always, Handover, Never
+from serving.policy.slots.payload import Hidden, Nothing, Tokens
+from serving.policy.slots.placement import HERE, Cloud, DeviceOnly, UShape
+from serving.policy.slots.prefill import Balanced, Whole
+from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.policy.slots.verify import Lossless, Tree
 
 LAYERS = 8
 THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.6, 3.0))

@@ -11,13 +11,13 @@ from fake_pair import FakePair
 from fake_setup import LAYERS, setup
 from proxy import Proxy
 
-from serving.cast import Cast
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
+from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
-from serving.host import Host
 from serving.messages import Begin, Call, Cancelled, Deliver, Forward, Work
-from serving.setup import Setup
+from serving.runtimes.host import Host
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 

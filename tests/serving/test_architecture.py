@@ -1,7 +1,7 @@
 import pytest
 from catalogue import architecture, names
 
-from serving.architecture import Architecture
+from serving.hardware.architecture import Architecture
 
 PAPERS = {
     "llama2_7b",

@@ -6,11 +6,11 @@ import pytest
 from fake_pair import own_text
 from fake_setup import models, queries, setup
 
-from serving.links.outages import Listed, Periodic
 from serving.messages import Joined, Lost, Received
-from serving.network import Link
+from serving.network.link import Link
+from serving.network.outages import Listed, Periodic
+from serving.policy.slots.link_loss import LinkLoss
 from serving.runtimes.emulated import play
-from serving.slots.link_loss import LinkLoss
 
 
 class Heard:

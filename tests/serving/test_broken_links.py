@@ -15,9 +15,9 @@ from proxy import Proxy
 from rig import LIMITS, Party, Rig, call, delivered_once, origins, rig, run, until
 
 from serving.messages import Deliver
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.prefill import Whole
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.prefill import Whole
 
 sys.path.insert(0, str(Path(__file__).parent / "transport"))
 QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_s=0.3)
@@ -233,7 +233,7 @@ def test_strangers_say_anything_while_others_are_served() -> None:
     from fake_hosts import hello, raw, request
     from test_hostile import _attack, told
 
-    from serving.transport.hello import Hello
+    from serving.transport.handshake import Hello
 
     def greeted(name: str, frames: list[bytes]) -> list[bytes]:
         """As by one who knows the run."""

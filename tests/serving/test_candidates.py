@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from serving.core.link_monitor import Average, Monitor, Rate
+from serving.core.session import Branch, Session
 from serving.messages import Call, Condition, Drafted, Verdict
-from serving.monitor import Average, Monitor, Rate
-from serving.nodes.session import Branch, Session
-from serving.slots.draft import Window
-from serving.slots.waiting import Candidates
+from serving.policy.slots.draft import Window
+from serving.policy.slots.lookahead import Candidates
 
 KNOWN = Condition(tokens=5.0, base_s=0.02, row_s=0.001, nodes=1, uplink_mbps=8.0)
 WINDOW = Window(8, "confidence", 0.6)

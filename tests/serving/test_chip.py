@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from catalogue import chip, names
 
-from serving.chip import Chip, Mode
-from serving.evidence import evidence
+from serving.core.provenance import evidence
+from serving.hardware.chip import Chip, Mode
 
 CHIPS = names("hardware/chip")
 ORINS = {name: (128 if "nx" in name or "nano" in name else 256) for name in CHIPS if "orin" in name}

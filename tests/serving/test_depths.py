@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from serving.depths import Depths, read
-from serving.latency import Load, load
+from serving.hardware.exit_depths import Depths, read
+from serving.hardware.latency import Load, load
 
 LAYERS = 5
 

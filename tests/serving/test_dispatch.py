@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.core.task import Task
 from serving.messages import Backlog
-from serving.slots.dispatch import Dispatch, EarliestFinish, HypSched, Random, RoundRobin
-from serving.task import Task
+from serving.policy.slots.dispatch import Dispatch, EarliestFinish, HypSched, Random, RoundRobin
 
 TASK = Task("s", rows=11, steps=8, tokens=18, turn=0)
 """A prompt of 11 tokens and 8 to write: 10 rows and 8 passes."""

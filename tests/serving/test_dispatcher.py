@@ -11,15 +11,15 @@ from catalogue import bed, chip, fleet, link
 from dispatchers import made, soonest
 from fake_setup import models, queries, setup
 
-from serving.dispatcher import HEADER, LAYERS, NODE, TASK, WEIGHTS, Dispatcher, graph, load
+from serving.core.task import Task
+from serving.learned.dispatch_network import HEADER, LAYERS, NODE, TASK, WEIGHTS, Dispatcher, graph, load
 from serving.messages import INF, Backlog
-from serving.partition.balanced import Balanced
-from serving.partition.division import Division
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.division import Division
+from serving.policy.slots.dispatch import HypSched, Learned
+from serving.policy.slots.placement import Tiers
+from serving.policy.slots.scheduler import Fifo
 from serving.runtimes.emulated import play
-from serving.slots.dispatch import HypSched, Learned
-from serving.slots.placement import Tiers
-from serving.slots.scheduler import Fifo
-from serving.task import Task
 
 TASK_OF_8 = Task("s", 17, 8, 24, 0)
 

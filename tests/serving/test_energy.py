@@ -7,8 +7,8 @@ a token would have to take longer, or draw more, to be the paper's.
 import pytest
 from catalogue import architecture, chip
 
-from serving.fleet import Fleet
-from serving.latency import load
+from serving.hardware.fleet import Fleet
+from serving.hardware.latency import load
 
 ORIN = chip("jetson_agx_orin_32gb")
 TABLE_5_J, TABLE_5_EXIT_J = 1.86, 1.62

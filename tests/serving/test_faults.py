@@ -9,8 +9,8 @@ from fake_world import ROWS
 from rig import LIMITS, Party, call, delivered_once, origins, rig, run, until
 
 from serving.messages import Message
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
 
 REMOTE = [name for name in ROWS if name != "edge_centric"]
 

@@ -3,13 +3,13 @@
 import pytest
 from fake_setup import models, queries, setup
 
-from serving.cast import Cast
-from serving.estimator import Estimator
-from serving.forecast import Batch, Watch, errors, rows
-from serving.latency import Latency
+from serving.deployment.topology import Cast
+from serving.hardware.estimator import Estimator
+from serving.hardware.latency import Latency
+from serving.hardware.layer_scaling import Scale
 from serving.messages import Forward, Rows, Span
+from serving.metrics.batch_timing import Batch, Watch, errors, rows
 from serving.runtimes.emulated import play
-from serving.scale import Scale
 
 SPAN = Span(0, 8, embed=True, head=True)
 TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), Scale(8, 8))

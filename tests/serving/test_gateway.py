@@ -12,19 +12,19 @@ from fake_pair import own_text
 from fake_setup import LAYERS, setup
 from rig import Gate, run, until
 
-from serving.cast import Cast
+from serving.core.keyed_random import key
+from serving.core.session import Session
+from serving.deployment.topology import Cast
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
+from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
-from serving.endpoint.gateway import Conversation, Piece, RefusedError
-from serving.gateway import DeviceGateway
-from serving.guarded import Guarded
-from serving.luck import key
+from serving.frontend.device_gateway import DeviceGateway
+from serving.frontend.guarded import Guarded
+from serving.frontend.openai.gateway import Conversation, Piece, RefusedError
 from serving.messages import Begin, Command, Event, Sampling
 from serving.nodes.device import Device
-from serving.nodes.session import Session
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
 
 PROMPT = tuple(range(40, 52))
 Tokens = tuple[int, ...]

@@ -4,9 +4,9 @@ from dataclasses import asdict, replace
 import pytest
 from catalogue import architecture, chip, fits
 
-from serving.latency import Latency, Load, load, load_fits
+from serving.hardware.latency import Latency, Load, load, load_fits
+from serving.hardware.roofline import roofline
 from serving.outcomes.loads import in_one
-from serving.roofline import roofline
 
 TABLE_12 = Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 

@@ -10,9 +10,9 @@ from checkpoints import made
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
 from serving.messages import Call
-from serving.nodes.tenancy import RELEASED
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
+from serving.nodes.session_registry import RELEASED
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
 
 
 def left_in(cloud: Party) -> dict[str, int]:
@@ -148,9 +148,9 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud_failed(
     checkpoints: dict[str, Path],
 ) -> None:
-    from serving.engine.blobs import Blobs
-    from serving.engine.engine import Engine
-    from serving.engine.model import open_model
+    from serving.engines.torch.engine import Engine
+    from serving.engines.torch.model import open_model
+    from serving.engines.torch.tensor_store import Blobs
 
     models = {side: open_model(str(checkpoints[side])) for side in ("device", "cloud")}
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from serving.luck import key
+from serving.core.keyed_random import key
+from serving.core.link_monitor import Average, Delay, Monitor, Rate, Workload
 from serving.messages import HEADER_NBYTES, Blob, Condition, Hop, Request, Rows, Span
-from serving.monitor import Average, Delay, Monitor, Rate, Workload
-from serving.network import Link
+from serving.network.link import Link
 
 SECONDS = st.floats(0.001, 2.0)
 ROWS = st.integers(1, 2000)

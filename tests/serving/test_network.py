@@ -6,9 +6,9 @@ from catalogue import fields, link, names
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.evidence import evidence
-from serving.luck import key
-from serving.network import Channel, Link
+from serving.core.keyed_random import key
+from serving.core.provenance import evidence
+from serving.network.link import Channel, Link
 
 PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
 

@@ -4,17 +4,17 @@ import pytest
 from catalogue import architecture, fleet, link
 from fake_setup import pair, setup
 
-from serving.cast import Cast
-from serving.fleet import GB
+from serving.deployment.topology import Cast
+from serving.hardware.fleet import GB
+from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
+from serving.hardware.tier import Tier
 from serving.messages import Drop, Forward, Received, Release, Rows
-from serving.occupancy import Occupancy, under_way_s
-from serving.partition.balanced import Balanced
-from serving.partition.division import Division
-from serving.recorder import Record
-from serving.slots.dispatch import HypSched
-from serving.slots.placement import Tiers
-from serving.testbed import Testbed as Bed  # pytest would collect a class named Test...
-from serving.tier import Tier
+from serving.metrics.recorder import Record
+from serving.metrics.utilisation import Occupancy, under_way_s
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.division import Division
+from serving.policy.slots.dispatch import HypSched
+from serving.policy.slots.placement import Tiers
 
 LLAMA = architecture("llama3_8b")
 TIERS = {"near": Tier(fleet("jetson_orin_nx_16gb", count=2)), "far": Tier(fleet("jetson_agx_orin_32gb"))}

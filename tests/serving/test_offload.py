@@ -7,14 +7,14 @@ import pytest
 from fake_pair import extend, target_token
 from fake_world import World, policy, world
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.core.session import Session
+from serving.learned.thresholds import Thresholds
 from serving.messages import INF, Call, Deliver, Request, Send
-from serving.nodes.session import Session
-from serving.slots.draft import Opening, Window
-from serving.slots.offload import Always, Handover, Never, Random
-from serving.slots.uncertainty import Perplexity, Uncertain, perplexity
-from serving.slots.verify import Replace
-from serving.thresholds import Thresholds
+from serving.policy.slots.draft import Opening, Window
+from serving.policy.slots.offload import Always, Handover, Never, Random
+from serving.policy.slots.uncertainty_offload import Perplexity, Uncertain, perplexity
+from serving.policy.slots.verify import Replace
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0)
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import checkpoints
 import pytest
 
-from serving.medusa import WEIGHTS, Medusa
+from serving.deployment.model_loading import open_models
+from serving.engines.models import Checkpoint
+from serving.learned.medusa import WEIGHTS, Medusa
 from serving.messages import HEADS, Drafted, Forward, Generate, Rows, Span, Stop
-from serving.open import open_models
-from serving.pair import Checkpoint
-from serving.provision import Provision
+from serving.policy.engine_requirements import Provision
 
 WHOLE = Span(0, 3, embed=True, head=True)
 ASKED = Rows("s", 0, 3, (2, 3, 4), 0, "tree")
@@ -28,8 +28,8 @@ def medusa(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> Medusa:
     """Heads of the large model, which begin as its own."""
     from safetensors.torch import save_file
 
-    from serving.engine.heads import blank
-    from serving.engine.model import open_model
+    from serving.engines.torch.heads import blank
+    from serving.engines.torch.model import open_model
 
     heads = blank(open_model(pair[1].where), 2)
     save_file({name: weight.clone() for name, weight in heads.state_dict().items()}, tmp_path / WEIGHTS)

@@ -5,9 +5,8 @@ from itertools import count
 
 import pytest
 
-from serving import overhead
 from serving.drivers.simulator import Chip, Simulator
-from serving.messages import (
+from serving.messages import (  # fmt: skip
     Command,
     Drafted,
     Event,
@@ -27,8 +26,9 @@ from serving.messages import (
     Wake,
     Woke,
     Work,
-)  # fmt: skip
-from serving.overhead import Overhead
+)
+from serving.metrics import overhead
+from serving.metrics.overhead import Overhead
 
 ROWS = Rows("s", 0, 1, (1,), 0, "greedy")
 DRAFT, FORWARD = Generate("s", 0, (1,), Stop(1)), Forward(Span(0, 1, True, True), (ROWS,), ("last",))

@@ -7,9 +7,9 @@ from catalogue import architecture, chip, names
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.architecture import Architecture
-from serving.fleet import GB, Fleet
-from serving.packing import REPORTED, Demand, Packing
+from serving.hardware.architecture import Architecture
+from serving.hardware.fleet import GB, Fleet
+from serving.hardware.replica_packing import REPORTED, Demand, Packing
 
 A6000 = chip("rtx_a6000")
 LLAMA2_70B = architecture("llama2_70b")

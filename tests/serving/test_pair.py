@@ -12,9 +12,9 @@ import yaml
 from catalogue import CONF, architecture
 from checkpoints import tokenizer_json
 
-from serving import pair
-from serving.pair import Checkpoint, Model, Pair
-from serving.remote.server import Server
+from serving.engines import models
+from serving.engines.models import Checkpoint, Model, Pair
+from serving.engines.remote.server import Server
 
 TIMING = architecture("tinyllama_1_1b")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -106,11 +106,11 @@ def test_one_tokenizer_makes_a_pair(tmp_path: Path) -> None:
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the library that quantises were installed."""
-    monkeypatch.setattr(pair, "find_spec", lambda name: ModuleSpec(name, None))
+    monkeypatch.setattr(models, "find_spec", lambda name: ModuleSpec(name, None))
 
 
 def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair, "find_spec", lambda _: None)
+    monkeypatch.setattr(models, "find_spec", lambda _: None)
     assert Model(timing=TIMING, hub="some/model").charged is None
     with pytest.raises(
         ValueError, match=r"nf4 needs bitsandbytes and accelerate, .* install tandem-llm\[quantization\]"

@@ -6,16 +6,16 @@ from typing import Any, ClassVar
 import pytest
 from fake_world import ROWS, policy
 
+from serving.core.session import Session
 from serving.messages import Call, Exit, Hop, Span
-from serving.nodes.session import Session
-from serving.slots.draft import NoDraft, Window
-from serving.slots.early_exit import Layers, NoExit, Progressive, Tail
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Handover, Never
-from serving.slots.placement import DeviceOnly
-from serving.slots.prefill import Parts
-from serving.slots.verify import Replace
+from serving.policy.slots.draft import NoDraft, Window
+from serving.policy.slots.early_exit import Layers, NoExit, Progressive, Tail
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.offload import Handover, Never
+from serving.policy.slots.placement import DeviceOnly
+from serving.policy.slots.prefill import Parts
+from serving.policy.slots.verify import Replace
 
 
 @dataclass(frozen=True)

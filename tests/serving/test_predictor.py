@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.predictor import HEADER, WEIGHTS, Predictor, load
+from serving.learned.rejection_predictor import HEADER, WEIGHTS, Predictor, load
 
 
 def made(*hidden: int, threshold: float = 0.5) -> Predictor:

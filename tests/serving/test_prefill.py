@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.core.link_monitor import Monitor
+from serving.core.session import Session
 from serving.messages import Call, Condition
-from serving.monitor import Monitor
-from serving.nodes.session import Session
-from serving.slots.prefill import Balanced, balanced
+from serving.policy.slots.prefill import Balanced, balanced
 
 KNOWN = Condition(tokens=4.0, base_s=0.008, row_s=1e-5, nodes=1, uplink_mbps=60.0)
 ROW_NBYTES = 8192

@@ -12,25 +12,25 @@ import torch
 from fake_world import policy
 
 from serving.drivers.clock import Script
-from serving.drivers.live import Live
+from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
-from serving.engine import adapter, heads
-from serving.engine.blobs import Blobs
-from serving.engine.engine import Engine
-from serving.engine.model import Model, open_model
-from serving.medusa import Medusa
+from serving.engines.torch import draft_heads, heads
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import Model, open_model
+from serving.engines.torch.tensor_store import Blobs
+from serving.learned.medusa import Medusa
 from serving.messages import Begin, Call, Deliver, Forward, Generate, Message, Outcome, Rows, Span, Work
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy import Policy
-from serving.slots.draft import Heads, Window
-from serving.slots.exchange import Hidden
-from serving.slots.kv_cache import Reuse
-from serving.slots.placement import UShape
-from serving.slots.prefill import Parts
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Heads, Window
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.payload import Hidden
+from serving.policy.slots.placement import UShape
+from serving.policy.slots.prefill import Parts
 from serving.transport import tandem_pb2 as pb
-from serving.transport.dialler import Dialler
-from serving.transport.listener import Listener
+from serving.transport.client import Dialler
+from serving.transport.server import Listener
 
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
@@ -128,7 +128,7 @@ def chips(model: Model, p: Policy) -> tuple[OnChip, OnChip]:
     near, far, number = Blobs(), Blobs(), p.exchange.number
     split = len(p.placement.route(LAYERS, LAYERS)) > 1
     proposer = heads.Proposer(heads.blank(model, 2), MEDUSA, 302) if p.draft.medusa else None
-    drafts = adapter.attached(model, SHALLOW, adapter.blank(model, SHALLOW)) if split else model
+    drafts = draft_heads.attached(model, SHALLOW, draft_heads.blank(model, SHALLOW)) if split else model
     here = Engine(model, blobs=near, number=number, heads=proposer)
     there = Engine(model.only(Span(SHALLOW, LAYERS)) if split else model, blobs=far, number=number)
     return OnChip(Engine(drafts, blobs=near), here), OnChip(there, there)

@@ -20,7 +20,7 @@ from serving.messages import (
     Send,
     Start,
 )
-from serving.recorder import Record, Recorder, origins
+from serving.metrics.recorder import Record, Recorder, origins
 
 
 def recorded(name: str, **how: Any) -> tuple[World, dict[str, Record]]:

@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from fake_setup import LAYERS, Words, models, queries, setup
 
-from serving.recorder import Record
-from serving.results import write
+from serving.metrics.recorder import Record
 from serving.runtimes.emulated import Emulated, play
+from serving.runtimes.run_results import write
 from serving.runtimes.runtime import Served
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from routers import made
 
-from serving.router import HEADER, WEIGHTS, Router, load
-from serving.scores import Side
+from serving.core.scores import Side
+from serving.learned.router import HEADER, WEIGHTS, Router, load
 
 SCORES = tuple(i / 10 for i in range(10))
 

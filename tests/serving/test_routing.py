@@ -11,25 +11,25 @@ import numpy as np
 import pytest
 from routers import made
 
-from serving.drivers.offline import play
-from serving.log.entry import Handled
+from serving.core.scores import ROUTE
+from serving.core.session import Session
+from serving.deployment.model_loading import open_models
+from serving.deployment.queries import Models, Query
+from serving.engines.models import Checkpoint
+from serving.learned.router import Router
+from serving.log.entries import Handled
 from serving.messages import Call, Drafted, Finished, Generate, Request, Routing, Send, Start
-from serving.nodes.session import Session
-from serving.open import open_models
+from serving.outcomes.offline import play
 from serving.outcomes.record import target_alone
-from serving.pair import Checkpoint
-from serving.policy import Policy
+from serving.policy.engine_requirements import Provision
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.offload import Offload
+from serving.policy.slots.prefill import Balanced, Parts, Whole
+from serving.policy.slots.routed_offload import Routed
+from serving.policy.slots.verify import Replace
 from serving.progress import silent
-from serving.provision import Provision
-from serving.queries import Models, Query
-from serving.router import Router
-from serving.scores import ROUTE
-from serving.slots.draft import Window
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.offload import Offload
-from serving.slots.prefill import Balanced, Parts, Whole
-from serving.slots.routing import Routed
-from serving.slots.verify import Replace
 from serving.workload.prompt import Prompt
 
 HIDDEN = 16
@@ -163,7 +163,7 @@ class Log:
 def test_kept_caches_are_fed_what_is_new_and_others_everything(
     pair: tuple[Path, Path], router: Router, kept: bool, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serving.drivers import offline
+    from serving.outcomes import offline
 
     log, models = Log(), opened(pair, router)
     real = offline.Simulator
@@ -207,7 +207,7 @@ def test_a_share_stands_for_its_threshold() -> None:
 def test_small_only_sends_nothing_not_even_the_prompt(
     pair: tuple[Path, Path], router: Router, prefill: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from serving.drivers import offline
+    from serving.outcomes import offline
 
     log, real = Log(), offline.Simulator
     monkeypatch.setattr(offline, "Simulator", lambda observers: real([*observers, log]))

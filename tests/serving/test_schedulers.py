@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from serving.estimator import UNKNOWN
+from serving.core.kv_accounting import Ledger
+from serving.core.queued_request import Item
+from serving.core.room import Room
+from serving.hardware.estimator import UNKNOWN
 from serving.messages import INF, Blob, Request, Rows, Span
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
-from serving.nodes.room import Room
-from serving.slots.scheduler import Continuous, Fifo, Scheduler, StaticBatch, UpwardRank, VerificationAware
+from serving.policy.slots.scheduler import Continuous, Fifo, Scheduler, StaticBatch, UpwardRank, VerificationAware
 
 FREE = Room(Ledger(INF, keep=True), ())
 

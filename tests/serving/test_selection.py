@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.core.session import Session
+from serving.learned.thresholds import Thresholds
 from serving.messages import INF, Call
-from serving.nodes.session import Session
-from serving.slots.offload import Offload
-from serving.slots.selection import (
+from serving.policy.slots.importance_offload import (
     Confidence,
     ConfidenceImportance,
     Importance,
@@ -18,7 +18,7 @@ from serving.slots.selection import (
     p_importance,
     threshold_for,
 )
-from serving.thresholds import Thresholds
+from serving.policy.slots.offload import Offload
 
 
 def thresholds(confidence: list[float], importance: list[float], c_th: float = 0.7) -> Thresholds:

@@ -22,23 +22,23 @@ from fake_setup import LAYERS, setup
 from fake_tiers import over, tiers
 from rig import LIMITS, run
 
-from serving.cast import Cast
-from serving.census import Census
 from serving.cloud import Cloud
-from serving.context import context_tokens
+from serving.deployment.context import context_tokens
+from serving.deployment.topology import Cast
 from serving.device import Place
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
-from serving.endpoint.endpoint import Endpoint
-from serving.health import Health
-from serving.host import Host
+from serving.drivers.real_time import Live
+from serving.engines.models import Model, Pair
+from serving.frontend.census import Census
+from serving.frontend.health import Health
+from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.service_options import Health as HealthOptions
+from serving.frontend.service_options import Service, digest
+from serving.frontend.shutdown import drive, told_to_stop
 from serving.messages import Forward, Received, Release, Request, Rows, Span
 from serving.nodes.worker import Worker
-from serving.pair import Model, Pair
-from serving.service import Health as HealthOptions
-from serving.service import Service, digest
-from serving.slots.kv_cache import Reuse
-from serving.stopping import drive, told_to_stop
+from serving.policy.slots.kv_cache import Reuse
+from serving.runtimes.host import Host
 from serving.transport.security import Security
 
 TOKEN, KEY = "the-token-of-this-test", "the-key-of-this-test"

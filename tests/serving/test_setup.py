@@ -7,9 +7,9 @@ import pytest
 from catalogue import bed
 from fake_setup import pair, setup
 
-from serving.decoding import Decoding
-from serving.slots.kv_cache import Reuse
-from serving.slots.placement import Cloud
+from serving.core.decoding import Decoding
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.placement import Cloud
 
 
 def test_a_setup_of_the_default_hardware_fits() -> None:

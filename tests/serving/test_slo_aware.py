@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.estimator import UNKNOWN, Estimator
-from serving.latency import Latency, load
+from serving.core.kv_accounting import Ledger
+from serving.core.queued_request import Item
+from serving.core.room import Room
+from serving.hardware.estimator import UNKNOWN, Estimator
+from serving.hardware.latency import Latency, load
+from serving.hardware.layer_scaling import Scale
 from serving.messages import INF, Forward, Request, Rows, Span
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
-from serving.nodes.room import Room
-from serving.scale import Scale
-from serving.slots.slo_aware import SloAware
+from serving.policy.slots.slo_aware import SloAware
 
 SPAN = Span(0, 8, embed=True, head=True)
 FREE = Room(Ledger(INF, keep=True), ())

@@ -5,10 +5,10 @@ from dataclasses import asdict, replace
 import pytest
 from catalogue import architecture, bed, chip, fleet, link, names
 
-from serving.fleet import Fleet, Schedule, check_fits
-from serving.latency import Latency
-from serving.luck import key
-from serving.testbed import Testbed as Bed  # pytest would collect a class named Test...
+from serving.core.keyed_random import key
+from serving.hardware.fleet import Fleet, Schedule, check_fits
+from serving.hardware.latency import Latency
+from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 
 
 @pytest.mark.parametrize("name", names("hardware"))

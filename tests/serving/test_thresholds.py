@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.thresholds import FILE, Thresholds, load, nearest_rank
+from serving.learned.thresholds import FILE, Thresholds, load, nearest_rank
 
 MADE = Thresholds(0.8, 0.7, (0.5, 0.75), (0.25, 1.0), {"pair": "a + b"})
 

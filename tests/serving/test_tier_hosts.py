@@ -11,13 +11,13 @@ from fake_setup import pair
 from fake_tiers import LAYERS, over, tiers
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
-from serving.cast import Cast
-from serving.host import Host
+from serving.deployment.model_loading import open_side
+from serving.deployment.queries import NOWHERE
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.engines.models import Model, Pair
 from serving.messages import Call
-from serving.open import open_side
-from serving.pair import Model, Pair
-from serving.queries import NOWHERE
-from serving.setup import Setup
+from serving.runtimes.host import Host
 from serving.transport.security import Security
 
 NAMES = ("hyperion", "sled", "hat")
@@ -190,9 +190,9 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
     """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state
     that was under way to it waits in its sender's bounded store for newer ones to push it out.
     """
-    from serving.engine.blobs import Blobs
-    from serving.engine.engine import Engine
-    from serving.engine.model import Absent, open_model
+    from serving.engines.torch.engine import Engine
+    from serving.engines.torch.model import Absent, open_model
+    from serving.engines.torch.tensor_store import Blobs
 
     setup = held(real)
 

@@ -8,20 +8,20 @@ from catalogue import architecture, bed, fleet, link
 from fake_setup import pair, setup
 from fake_tiers import DEVICE, LAYERS, NETWORK, division, over, tiers
 
-from serving.cast import Cast
-from serving.links.outages import Listed, Periodic
-from serving.links.relay import Relay
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import link as connect
+from serving.hardware.testbed import Testbed as Bed
+from serving.hardware.tier import Tier
 from serving.messages import Hop, Span
-from serving.network import Channel, Link
+from serving.network.link import Channel, Link
+from serving.network.outages import Listed, Periodic
+from serving.network.relay import Relay
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
+from serving.policy.slots.dispatch import HypSched, RoundRobin
+from serving.policy.slots.placement import HERE, Cloud, Tiers, UShape, scaled
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
-from serving.scene import link as connect
-from serving.slots.dispatch import HypSched, RoundRobin
-from serving.slots.placement import HERE, Cloud, Tiers, UShape, scaled
-from serving.testbed import Testbed as Bed
-from serving.tier import Tier
 
 NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"
 

@@ -8,12 +8,12 @@ from catalogue import architecture
 from fake_setup import setup
 from fake_world import LAYERS
 
-from serving.cast import Cast
-from serving.latency import Latency, Load
+from serving.deployment.topology import Cast
+from serving.hardware.latency import Latency, Load
+from serving.hardware.timed_executor import Timed
 from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Result, Rows, Span, Stop, Verdict
-from serving.slots.exchange import Hidden, Tokens
-from serving.slots.placement import Cloud, UShape
-from serving.timed import Timed
+from serving.policy.slots.payload import Hidden, Tokens
+from serving.policy.slots.placement import Cloud, UShape
 
 LARGE = architecture("llama2_13b")  # 40 layers, hidden 5120
 ONE = Latency(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=1.0, layers=40, source="test", head_row_s=0.0)

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.core.session import Session
+from serving.learned.thresholds import Thresholds
 from serving.messages import Call, Drafted
-from serving.nodes.session import Session
-from serving.slots.waiting import Idle, Parallel, drawn, rejection
-from serving.thresholds import Thresholds
+from serving.policy.slots.lookahead import Idle, Parallel, drawn, rejection
 
 SHARE = st.floats(0.0, 1.0)
 DRAWS = 4000

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from serving.progress import silent
-from training import corpus, pair
-from training.recipe import Recipe
-from training.sizes import Architecture
-from training.trainer import Trainer
+from training.embedded_pair import corpus, stages
+from training.embedded_pair.recipe import Recipe
+from training.embedded_pair.sizes import Architecture
+from training.fitting.trainer import Trainer
 
 
 @pytest.fixture(scope="session")
@@ -43,7 +43,7 @@ def toy_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """(large, small) checkpoints of a few steps."""
     large, small, *work = (tmp_path_factory.mktemp(name) for name in ("large", "small", "work", "work"))
-    pair.train(
+    stages.train(
         large,
         work=work[0],
         progress=silent,
@@ -52,7 +52,7 @@ def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.Tem
         recipe=Recipe(steps=8, rows=4, warmup_steps=2),
         trainer=one_thread,
     )
-    pair.train(
+    stages.train(
         small,
         work=work[1],
         progress=silent,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from training import corpus, generation, tokenizer
-from training.acceptance import auc, content_mask, draft, tokens_a_round
+from training.embedded_pair import corpus, generation, tokenizer
+from training.embedded_pair.draft_quality import auc, content_mask, draft, tokens_a_round
 
 
 def flags(text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

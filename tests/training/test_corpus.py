@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from serving.progress import silent
-from training import corpus
-from training.tasks import SPLITS, TASKS
+from training.embedded_pair import corpus
+from training.embedded_pair.tasks import SPLITS, TASKS
 
 
 def build(out: Path, **changes: object) -> Path:

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, distributed, nn
 
-from training.trainer import Trainer
+from training.fitting.trainer import Trainer
 
 
 def test_without_a_gpu_it_is_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:

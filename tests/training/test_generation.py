@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from training import corpus, generation, tokenizer
+from training.embedded_pair import corpus, generation, tokenizer
 
 
 def test_batched_outputs_equal_single_ones(toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:

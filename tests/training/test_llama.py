@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from training import llama
-from training.sizes import Architecture
+from training.embedded_pair import llama
+from training.embedded_pair.sizes import Architecture
 
 
 def causal(rows: int, length: int) -> torch.Tensor:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from training.muon import Muon, orthogonalise
+from training.embedded_pair.muon import Muon, orthogonalise
 
 
 def test_singular_values_come_near_one() -> None:

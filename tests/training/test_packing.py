@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import llama
-from training.packing import Batch, BatchLoader, pack
+from training.embedded_pair import llama
+from training.embedded_pair.packing import Batch, BatchLoader, pack
 
 PAIRS = [([1, 3, 10, 4], [11, 2]), ([1, 3, 12, 13, 4], [14, 15, 2]), ([1, 3, 4], [16, 2])]
 

@@ -9,10 +9,10 @@ import pytest
 from safetensors.torch import load_file
 
 from serving.progress import silent
-from training import course, pair
-from training.recipe import Recipe
-from training.sizes import Architecture
-from training.trainer import Trainer
+from training.embedded_pair import stages, train_loop
+from training.embedded_pair.recipe import Recipe
+from training.embedded_pair.sizes import Architecture
+from training.fitting.trainer import Trainer
 
 STEPS = 11
 Fresh = Callable[[str], Path]
@@ -33,7 +33,7 @@ def killed_at(step: int, error: type[BaseException]) -> Callable[[int, int, str]
 def small(
     out: Path, work: Path, corpus: Path, teacher: Path, progress: Callable[[int, int, str], None]
 ) -> dict[str, Any]:
-    pair.train(
+    stages.train(
         out,
         work=work,
         progress=progress,
@@ -56,7 +56,7 @@ def test_a_killed_training_continues_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(course, "SAVE_EVERY_STEPS", 4)
+    monkeypatch.setattr(train_loop, "SAVE_EVERY_STEPS", 4)
     whole = small(fresh("whole"), fresh("w"), toy_corpus, toy_pair[0], silent)
     work, shown = fresh("work"), []
     with pytest.raises(error):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.parts import parted
+from training.fitting.splits import parted
 
 SHARES = (0.8, 0.1, 0.1)
 

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from serving.progress import silent
-from training import quality
-from training.tasks import TASKS
-from training.trainer import Trainer
+from training.embedded_pair import quality
+from training.embedded_pair.tasks import TASKS
+from training.fitting.trainer import Trainer
 
 Fresh = Callable[[str], Path]
 

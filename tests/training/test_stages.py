@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from serving.engines.models import Checkpoint
+from serving.learned.thresholds import load
 from serving.messages import Call, Chunk
-from serving.pair import Checkpoint
-from serving.slots.draft import Window
-from serving.slots.early_exit import Layers
-from serving.thresholds import load
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Layers
 from training.stages import profile_thresholds
 
 SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
@@ -19,9 +19,9 @@ SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
 def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[Chunk]) -> None:
     asked = [SimpleNamespace(call=Call(name, (1,), 4)) for name in chunks]
     records = {name: SimpleNamespace(chunks=found) for name, found in chunks.items()}
-    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr("serving.open.queries", lambda *_: asked)
-    monkeypatch.setattr("serving.drivers.offline.play", lambda *_: records)
+    monkeypatch.setattr("serving.deployment.model_loading.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr("serving.deployment.model_loading.queries", lambda *_: asked)
+    monkeypatch.setattr("serving.outcomes.offline.play", lambda *_: records)
     checkpoint = Checkpoint(hub="a/b")
     workload: Any = SimpleNamespace(dataset=SimpleNamespace(name="made up"))
     decoding: Any = None

@@ -2,12 +2,12 @@
 
 import pytest
 
-from serving.luck import luck
+from serving.core.keyed_random import luck
 from serving.messages import Chunk
-from serving.slots.draft import Window
-from serving.slots.early_exit import EarlyExit, Layers, NoExit, Progressive, Tail
-from serving.slots.selection import p_confidence
-from training.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import EarlyExit, Layers, NoExit, Progressive, Tail
+from serving.policy.slots.importance_offload import p_confidence
+from training.synera.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
 
 
 def chunk(accepted: int, confidence: float = 0.5, n: int = 4) -> Chunk:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from training import corpus, tokenizer
+from training.embedded_pair import corpus, tokenizer
 
 
 def test_round_trip(toy_corpus: Path) -> None:

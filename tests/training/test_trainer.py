@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from training.trainer import Trainer, _interruptible
+from training.fitting.trainer import Trainer, _interruptible
 
 
 def test_precision_is_the_hardwares_unless_named() -> None:

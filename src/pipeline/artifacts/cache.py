@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.artifacts import manifest as record
-from pipeline.artifacts.claim import census, claimed
+from pipeline.artifacts.build_lock import census, claimed
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store

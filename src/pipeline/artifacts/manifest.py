@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline import surroundings
+from pipeline.artifacts import environment
 from pipeline.artifacts.stage import Stage
 
 NAME = "stage.json"
@@ -63,7 +63,7 @@ def write(stage: Stage, out: Path, seconds: float) -> None:
     inputs = {name: needed.digest for name, needed in stage.inputs.items()}
     record = Manifest(
         stage.name, stage.digest, stage.target, stage.version, stage.identity, inputs, round(seconds, 3),
-        datetime.now(UTC).isoformat(timespec="seconds"), surroundings.revision(), surroundings.versions(), files,
+        datetime.now(UTC).isoformat(timespec="seconds"), environment.revision(), environment.versions(), files,
     )  # fmt: skip
     (out / NAME).write_text(json.dumps(asdict(record), indent=1, allow_nan=False) + "\n", encoding="utf-8")
 

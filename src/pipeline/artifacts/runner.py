@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.announce import Announce, Progress
-from pipeline.artifacts.claim import claim
+from pipeline.artifacts.build_lock import claim
+from pipeline.artifacts.progress_display import Announce, Progress
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
 

@@ -9,11 +9,11 @@ from typing import TextIO
 
 from pipeline.artifacts import atomic
 from pipeline.errors import UserError
-from pipeline.report import bootstrap, outcome
-from pipeline.report.bootstrap import Interval
+from pipeline.report import outcome, statistics
+from pipeline.report.job_summary import SEED
 from pipeline.report.outcome import Outcome
 from pipeline.report.records import read_requests
-from pipeline.report.sheet import SEED
+from pipeline.report.statistics import Interval
 from pipeline.report.table import Facts, Part, Table, number, show
 from pipeline.report.tradeoff import Point
 
@@ -94,14 +94,14 @@ def _scores(one: Outcome) -> dict[str, float]:
 
 
 def _interval(scores: Mapping[str, float]) -> Interval | None:
-    return bootstrap.mean_interval(list(scores.values()), seed=SEED) if scores else None
+    return statistics.mean_interval(list(scores.values()), seed=SEED) if scores else None
 
 
 def _paired(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Interval | None:
     """None unless both served the same prompts: only those can be matched."""
     if not ours or ours.keys() != theirs.keys():
         return None
-    return bootstrap.paired_interval(list(ours.values()), list(theirs.values()), seed=SEED)
+    return statistics.paired_interval(list(ours.values()), list(theirs.values()), seed=SEED)
 
 
 def _is_number(text: str) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.tracking import Tracking
+from pipeline.report.mlflow_store import Tracking
 
 
 @dataclass(frozen=True)

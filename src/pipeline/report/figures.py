@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report import canvas
-from pipeline.report.canvas import COLOURS, FAINT, INK
+from pipeline.report import plot_style
+from pipeline.report.plot_style import COLOURS, FAINT, INK
 from pipeline.report.records import Piece, Records, Served
 from pipeline.report.spread import percentile
 
@@ -29,17 +29,17 @@ _MARKED = (0.5, 0.9, 0.99)
 
 def latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
-    figure = canvas.blank(9.0, 3.4)
+    figure = plot_style.blank(9.0, 3.4)
     ttfts, tbts = ([getattr(request, name) for request in records.requests] for name in ("ttft_s", "mean_tbt_s"))
     _ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
     _ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
-    return canvas.save(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
+    return plot_style.save(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
 def _ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
     ranked = sorted(1000 * value for value in values_s if value is not None)
     axes.set_title(title, loc="left", fontsize=10, color=INK)
-    canvas.label(axes, "ms", "share of requests")
+    plot_style.label(axes, "ms", "share of requests")
     axes.set_ylim(0, 1.04)
     if not ranked:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=FAINT)
@@ -61,7 +61,7 @@ def timeline(records: Records, path: Path) -> Path:
     pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_begin)
     until_s = _shown_until(pieces, request)
     lanes = [lane for lane in LANES if any(piece.lane == lane for piece in pieces)]
-    figure = canvas.blank(9.5, 1.5 + 0.42 * (len(lanes) + 1))
+    figure = plot_style.blank(9.5, 1.5 + 0.42 * (len(lanes) + 1))
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         _lane(axes, row, [piece for piece in pieces if piece.lane == lane], request, until_s)
@@ -69,9 +69,9 @@ def timeline(records: Records, path: Path) -> Path:
     axes.set_yticks(range(len(lanes) + 1), [LANES[lane][0] for lane in lanes] + [_SEEN])
     axes.set_ylim(len(lanes) + 0.6, -0.6)
     axes.set_xlim(0, 1000 * (until_s - request.arrived_s))
-    canvas.label(axes, "ms since the request arrived", "")
+    plot_style.label(axes, "ms since the request arrived", "")
     axes.grid(visible=False, axis="y")
-    return canvas.save(figure, path, _story(records, request, until_s))
+    return plot_style.save(figure, path, _story(records, request, until_s))
 
 
 def typical(records: Records) -> Served:

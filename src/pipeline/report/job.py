@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.report import figures, logbook, outcome, stage_results, sweep
+from pipeline.report import figures, mlflow_logger, outcome, stage_results, sweep
 from pipeline.report.context import JobContext
-from pipeline.report.logbook import Logbook
+from pipeline.report.job_summary import sheet
+from pipeline.report.mlflow_logger import Logbook
+from pipeline.report.mlflow_store import guarded
 from pipeline.report.outcome import Outcome
 from pipeline.report.parameters import masked
 from pipeline.report.records import Records
-from pipeline.report.sheet import sheet
 from pipeline.report.summary import Summary, summarise
 from pipeline.report.table import plain, show
-from pipeline.report.tracking import guarded
 
 _RECORDS = ("requests.parquet", "timeline.parquet", "chunks.parquet", "meta.json")
 
@@ -71,7 +71,7 @@ def stage(context: JobContext, file: TextIO | None = None) -> None:
     with guarded(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
-            run = logbook.log_job(book, context, sweep.parent(context))
+            run = mlflow_logger.log_job(book, context, sweep.parent(context))
             book.end(run)
             print(f"\n{context.tracking.link(book.experiment_id, [run])}", file=file, flush=True)
 
@@ -84,7 +84,7 @@ def failed(error: BaseException, context: JobContext, file: TextIO | None = None
     with guarded(context.tracking, lambda text: print(text, file=file or sys.stdout)):
         if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
-            run_id = logbook.log_job(book, context, sweep.parent(context), reason)
+            run_id = mlflow_logger.log_job(book, context, sweep.parent(context), reason)
             book.end(run_id, failed=True)
             result = replace(result, run_id=run_id)
             result.write(context.folder)
@@ -108,7 +108,7 @@ def _log(
     with guarded(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             book = Logbook.open(context.tracking)
-            run = logbook.log_job(book, context, sweep.parent(context))
+            run = mlflow_logger.log_job(book, context, sweep.parent(context))
             book.metrics(run, summary.metrics())
             book.files(run, [artifact / name for name in _RECORDS], "records")
             book.files(run, drawn, "figures")

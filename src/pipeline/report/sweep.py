@@ -15,9 +15,9 @@ from hydra.experimental.callback import Callback
 from pipeline.artifacts import atomic
 from pipeline.errors import UserError
 from pipeline.report.context import JobContext
+from pipeline.report.mlflow_store import Tracking, guarded
 from pipeline.report.parameters import masked_override
 from pipeline.report.table import plain, show
-from pipeline.report.tracking import Tracking, guarded
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -106,7 +106,7 @@ def _experiment_first(config: "DictConfig") -> None:
 
 def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) -> str | None:
     """Note the sweep in `folder` and in MLflow; its run's id."""
-    from pipeline.report.logbook import Logbook
+    from pipeline.report.mlflow_logger import Logbook
 
     run_id = None
     with guarded(tracking, lambda text: print(text, file=file, flush=True)):
@@ -148,7 +148,7 @@ def _log(
     folder: Path, rows: "list[Row]", made: list[Path], shown: "Made | None", search: "Searched | None",
     tracking: Tracking, file: TextIO,
 ) -> None:  # fmt: skip
-    from pipeline.report.logbook import Logbook
+    from pipeline.report.mlflow_logger import Logbook
 
     run_id = _noted(folder).get("run_id")
     if not tracking.is_on or not run_id:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report import canvas
-from pipeline.report.canvas import COLOURS, INK
+from pipeline.report import plot_style
+from pipeline.report.plot_style import COLOURS, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,16 +40,16 @@ def draw(points: Sequence[Point], path: Path, metric: str = "quality") -> Path:
     if not points:
         raise ValueError("a trade-off needs one complete job with a quality at least.")
     axes = [axis for axis in _AXES if any(getattr(point, axis[0]) is not None for point in points)] or [_AXES[0]]
-    figure = canvas.blank(4.4 * len(axes), 4.0)
+    figure = plot_style.blank(4.4 * len(axes), 4.0)
     first = None
     for column, (name, scale, title) in enumerate(axes):
         first = panel = figure.add_subplot(1, len(axes), column + 1, sharey=first)
         _quality_against(panel, points, name, scale)
-        canvas.label(panel, title, metric if column == 0 else "")
+        plot_style.label(panel, title, metric if column == 0 else "")
         panel.margins(x=0.12, y=0.12)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(labels)), frameon=False, fontsize=9)
-    return canvas.save(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
+    return plot_style.save(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
 
 
 def _quality_against(axes: "Axes", points: Sequence[Point], name: str, scale: float) -> None:

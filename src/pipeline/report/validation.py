@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from pipeline.report import canvas
+from pipeline.report import plot_style
 from pipeline.report.records import Records, Served
 from pipeline.report.spread import Spread
 from pipeline.report.summary import summarise
@@ -111,14 +111,14 @@ def _same_text(run: Records, model: Records) -> int:
 
 def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> None:
     """Distributions, the real runs pale and the simulation dark."""
-    figure = canvas.blank(10.0, 3.2)
+    figure = plot_style.blank(10.0, 3.2)
     for place, (measure, value) in enumerate(_MEASURES.items(), 1):
         axes = figure.add_subplot(1, len(_MEASURES), place)
-        canvas.label(axes, f"{measure}, ms", "share of requests")
+        plot_style.label(axes, f"{measure}, ms", "share of requests")
         for run in runs:
-            _step(axes, [value(request) for request in run.requests], canvas.FAINT, "real")
-        _step(axes, [value(request) for request in model.requests], canvas.COLOURS[0], "simulated")
-    canvas.save(figure, path, f"{name} (grey) and its simulation (blue)")
+            _step(axes, [value(request) for request in run.requests], plot_style.FAINT, "real")
+        _step(axes, [value(request) for request in model.requests], plot_style.COLOURS[0], "simulated")
+    plot_style.save(figure, path, f"{name} (grey) and its simulation (blue)")
 
 
 def _step(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:

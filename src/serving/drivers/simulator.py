@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from serving.drivers.observer import Observer
-from serving.executor import Executor, OutageError
+from serving.hardware.executor import Executor, OutageError
 from serving.messages import (
     INF,
     Chunk,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 from typing import TypeAlias
 
-from serving.log.entry import Entry, Handled
+from serving.log.entries import Entry, Handled
 from serving.messages import (
     Begin,
     Chunk,

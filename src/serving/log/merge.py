@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from serving.log.entry import Entry, Handled, Ran, Sent, shifted
-from serving.log.reading import header, read
+from serving.log.entries import Entry, Handled, Ran, Sent, shifted
+from serving.log.reader import header, read
 from serving.messages import Message, Received
 
 SKEW_S = 0.1

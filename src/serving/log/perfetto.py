@@ -5,7 +5,7 @@ through its batches to its reply.
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.log.entry import Born, Entry, Handled, Ran, Sent
+from serving.log.entries import Born, Entry, Handled, Ran, Sent
 from serving.log.trace_file import TraceFile
 from serving.log.tracks import Queues, Sessions, Verdicts
 from serving.messages import (

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from serving.drivers.observer import Observer
-from serving.log.journal import Journal
+from serving.log.event_log import Journal
 from serving.log.perfetto import draw
-from serving.log.reading import read
+from serving.log.reader import read
 
 EVENTS = "events.jsonl.gz"
 TRACE = "trace.json.gz"

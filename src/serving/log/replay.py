@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from serving.cast import Cast
-from serving.log.entry import Born, Entry, Handled
-from serving.log.reading import header, read
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.log.entries import Born, Entry, Handled
+from serving.log.reader import header, read
 from serving.messages import INF, Command, Node
 from serving.progress import Progress
-from serving.setup import Setup
 
 _WIDTH = 600
 """Characters of an event or a command in a report."""

@@ -4,9 +4,9 @@ for the batch's first also those of sessions that wait here, the youngest first,
 
 from collections.abc import Mapping, Sequence
 
+from serving.core.kv_accounting import Key, Ledger
+from serving.core.queued_request import Item
 from serving.messages import INF
-from serving.nodes.item import Item
-from serving.nodes.ledger import Key, Ledger
 
 Batch = list[tuple[Item, int]]
 Queue = Mapping[str, Sequence[Item]]

@@ -6,6 +6,9 @@ What it says to itself never leaves it: the hops that run here, their answers, a
 from collections import deque
 from collections.abc import Sequence
 
+from serving.core.ids import Numbers
+from serving.core.link_monitor import Monitor
+from serving.core.session import Session
 from serving.messages import (
     HEADER_NBYTES,
     INF,
@@ -30,17 +33,14 @@ from serving.messages import (
     Send,
     Woke,
 )
-from serving.monitor import Monitor
-from serving.nodes.chip import Chip
-from serving.nodes.chooser import Chooser, Tiers
-from serving.nodes.numbers import Numbers
+from serving.nodes.compute_queue import Chip
+from serving.nodes.hop_path import Route
+from serving.nodes.node_selector import Chooser, Tiers
 from serving.nodes.requester import Requester
-from serving.nodes.route import Route
-from serving.nodes.session import Session
 from serving.nodes.worker import Worker
-from serving.policy import Policy
-from serving.slots.placement import HERE
-from serving.slots.scheduler import Continuous
+from serving.policy.policy import Policy
+from serving.policy.slots.placement import HERE
+from serving.policy.slots.scheduler import Continuous
 
 _PARKED = 48
 """Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""

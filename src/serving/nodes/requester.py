@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
+from serving.core.ids import Numbers
+from serving.core.scores import IMPORTANCE
+from serving.core.session import Branch, Origins, Session, Tokens
 from serving.messages import (
     INF,
     Cancelled,
@@ -33,12 +36,9 @@ from serving.messages import (
     Wake,
     Woke,
 )
-from serving.nodes.numbers import Numbers
-from serving.nodes.route import Route
-from serving.nodes.session import Branch, Origins, Session, Tokens
-from serving.policy import Policy
-from serving.scores import IMPORTANCE
-from serving.slots.offload import Trained
+from serving.nodes.hop_path import Route
+from serving.policy.policy import Policy
+from serving.policy.slots.offload import Trained
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _LONGEST_PATIENCE_S = 60.0

@@ -12,7 +12,12 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from serving.estimator import UNKNOWN, Estimator
+from serving.core.ids import Numbers
+from serving.core.kv_accounting import Ledger
+from serving.core.link_monitor import Workload
+from serving.core.queued_request import Item
+from serving.core.room import Room
+from serving.hardware.estimator import UNKNOWN, Estimator
 from serving.messages import (
     HEADER_NBYTES,
     INF,
@@ -42,18 +47,13 @@ from serving.messages import (
     Wake,
     Woke,
 )
-from serving.monitor import Workload
 from serving.nodes.admission import admit, cached
-from serving.nodes.chooser import Chooser, Tiers
-from serving.nodes.commitments import Commitments
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
-from serving.nodes.numbers import Numbers
-from serving.nodes.room import Room
-from serving.nodes.tenancy import Tenancy
-from serving.policy import Policy
-from serving.slots.placement import HERE
-from serving.slots.scheduler import Scheduler
+from serving.nodes.node_selector import Chooser, Tiers
+from serving.nodes.reservations import Commitments
+from serving.nodes.session_registry import Tenancy
+from serving.policy.policy import Policy
+from serving.policy.slots.placement import HERE
+from serving.policy.slots.scheduler import Scheduler
 
 Commands = list[Command]
 

@@ -3,11 +3,11 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
-from serving.latency import Load
+from serving.hardware.latency import Load
+from serving.hardware.timed_executor import Engine
 from serving.messages import Drafted, Forward, Generate, Outcome
 from serving.outcomes.lookup import Lookup
 from serving.outcomes.trace import Recorded
-from serving.timed import Engine
 
 Aside = tuple[int, int, int]
 """(base, length, token), see `Recorded.asides`."""

@@ -4,22 +4,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from serving.decoding import Decoding
-from serving.luck import luck
+from serving.core.decoding import Decoding
+from serving.core.keyed_random import luck
+from serving.core.scores import ACCEPT
+from serving.deployment.queries import Query
 from serving.messages import INF, Call, Exit
-from serving.outcomes.drawn import PER_POSITION, Drawn, Scored
 from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.replayed import check_tree
 from serving.outcomes.rights import Chances, Rights
-from serving.policy import Policy
-from serving.queries import Query
-from serving.scores import ACCEPT
-from serving.stated import Stated
+from serving.outcomes.sampled_engine import PER_POSITION, Drawn, Scored
+from serving.outcomes.stated_predictor import Stated
+from serving.policy.policy import Policy
 from serving.workload.workload import Asked
 
 if TYPE_CHECKING:
-    from serving.engine.tokenizer import Tokenizer
+    from serving.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

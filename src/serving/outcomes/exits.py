@@ -1,7 +1,7 @@
 """Whose drafts left layers early when outcomes were recorded, and whether a policy wants the same."""
 
 from serving.messages import Exit
-from serving.policy import Policy
+from serving.policy.policy import Policy
 
 
 def described(rule: Exit | None) -> str:

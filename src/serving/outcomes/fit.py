@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from serving.medusa import parents_of
+from serving.core.scores import ROUTE, SCORES
+from serving.learned.medusa import parents_of
 from serving.outcomes import goodness
 from serving.outcomes.fitted import Fitted
 from serving.outcomes.lookup import Lookup
 from serving.outcomes.pools import BEHIND, KINDS, Pools
 from serving.outcomes.rights import Chances, Rights
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace
-from serving.scores import ROUTE, SCORES
 
 LARGEST = 4096
 """Rows of a pool at most: enough for any quantile that a policy looks at."""

@@ -6,9 +6,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from serving.decoding import Decoding
-from serving.luck import key, luck
-from serving.medusa import Ranks
+from serving.core.decoding import Decoding
+from serving.core.keyed_random import key, luck
+from serving.core.scores import ROUTE
+from serving.deployment.queries import Query
+from serving.learned.medusa import Ranks
 from serving.messages import Exit
 from serving.outcomes.constant import drawn, numbered
 from serving.outcomes.exits import check_exit
@@ -18,9 +20,7 @@ from serving.outcomes.pools import KINDS, WIDTH, Pools
 from serving.outcomes.replayed import check_router, check_tree
 from serving.outcomes.rights import Chances
 from serving.outcomes.trace import triangle
-from serving.policy import Policy
-from serving.queries import Query
-from serving.scores import ROUTE
+from serving.policy.policy import Policy
 from serving.workload.workload import Asked
 
 HEADER, TENSORS, STEMS = "fitted.json", "pools.safetensors", "stems"

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from serving.depths import Depths, read
-from serving.latency import Load, load
+from serving.hardware.exit_depths import Depths, read
+from serving.hardware.latency import Load, load
 from serving.messages import Exit
 
 

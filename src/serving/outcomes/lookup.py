@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from serving.core.scores import SCORES, UNTRAINED, Scorers
 from serving.messages import Stop, Verdict
 from serving.outcomes.trace import TOPS, Recorded, Tables, triangle
-from serving.scores import SCORES, UNTRAINED, Scorers
 
 Place = tuple[int, int]
 """(base, length): the text up to `base`, then the recorded continuation from there, `length` tokens in all. `base` is
@@ -140,8 +140,8 @@ class Lookup:
         return [self._depths[i] for i in at]
 
     def importance(self, at: Sequence[int], fed: bool = False) -> tuple[float, ...]:
-        """Column means of attention among the drafts, as `serving.engine.importance` takes them; a single draft that
-        was `fed` is seen by its own row, else by the one that wrote it.
+        """Column means of attention among the drafts, as `serving.engines.torch.importance` takes them; a single draft
+        that was `fed` is seen by its own row, else by the one that wrote it.
         """
         if not at:
             return ()

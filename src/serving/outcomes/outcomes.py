@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.decoding import Decoding
-from serving.policy import Policy
-from serving.queries import Models, Query
+from serving.core.decoding import Decoding
+from serving.deployment.queries import Models, Query
+from serving.policy.policy import Policy
 from serving.workload.workload import Asked
 
 

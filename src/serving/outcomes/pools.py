@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from serving.luck import luck
+from serving.core.keyed_random import luck
+from serving.core.scores import SCORES, Scorers
 from serving.outcomes.lookup import column_means
 from serving.outcomes.rights import Rights
-from serving.scores import SCORES, Scorers
 
 KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "behind_a_wrong_one")
 BEHIND = KINDS.index("behind_a_wrong_one")

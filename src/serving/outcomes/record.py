@@ -5,34 +5,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.drivers import offline
-from serving.medusa import Medusa
+from serving.core.scores import ROUTE, SCORES, UNTRAINED
+from serving.deployment.queries import Models, Query
+from serving.learned.medusa import Medusa
 from serving.messages import Exit
-from serving.outcomes import store
+from serving.metrics.recorder import Record
+from serving.outcomes import offline, store
 from serving.outcomes.asides import Overheard, asides
 from serving.outcomes.lookup import Lookup
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
-from serving.policy import Policy
+from serving.policy.policy import Policy
+from serving.policy.slots.dispatch import RoundRobin
+from serving.policy.slots.draft import NoDraft
+from serving.policy.slots.early_exit import NoExit
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Idle
+from serving.policy.slots.offload import Handover
+from serving.policy.slots.payload import Tokens
+from serving.policy.slots.placement import Cloud
+from serving.policy.slots.prefill import Whole
+from serving.policy.slots.routed_offload import Router
+from serving.policy.slots.scheduler import Continuous
+from serving.policy.slots.verify import Lossless
 from serving.progress import Progress, silent
-from serving.queries import Models, Query
-from serving.recorder import Record
-from serving.scores import ROUTE, SCORES, UNTRAINED
-from serving.slots.dispatch import RoundRobin
-from serving.slots.draft import NoDraft
-from serving.slots.early_exit import NoExit
-from serving.slots.exchange import Tokens
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Handover
-from serving.slots.placement import Cloud
-from serving.slots.prefill import Whole
-from serving.slots.routing import Router
-from serving.slots.scheduler import Continuous
-from serving.slots.verify import Lossless
-from serving.slots.waiting import Idle
 
 if TYPE_CHECKING:
-    from serving.outcomes.forced import Continuation, Forced
+    from serving.outcomes.teacher_forcing import Continuation, Forced
 
 TARGETS_OWN = frozenset({"accepted", "corrected", "bonus", "cloud"})
 """Origins of tokens that the target wrote or agreed to."""
@@ -111,7 +110,7 @@ class TraceRecording:
         """Per position; behind asides nobody is asked."""
         if self.medusa is None:
             return []
-        from serving.engine.heads import open_heads
+        from serving.engines.torch.heads import open_heads
 
         model: Any = self.models.cloud
         heads = open_heads(model.model, self.medusa, len(self.models.tokenizer))
@@ -133,7 +132,7 @@ class TraceRecording:
         return replace(session, asides=tuple(found)), rows
 
     def _forced(self) -> "tuple[Forced, Forced]":
-        from serving.outcomes.forced import Forced
+        from serving.outcomes.teacher_forcing import Forced
 
         small, large = (_model(engine) for engine in (self.models.device, self.models.cloud))
         vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)

@@ -5,20 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from serving.decoding import Decoding
-from serving.medusa import Medusa, Ranks
+from serving.core.decoding import Decoding
+from serving.core.scores import ROUTE
+from serving.deployment.queries import Query
+from serving.learned.medusa import Medusa, Ranks
 from serving.messages import INF, Call
 from serving.outcomes.exits import check_exit
 from serving.outcomes.outcomes import Opened
-from serving.outcomes.reader import Reader, Unknown
 from serving.outcomes.trace import Trace
-from serving.policy import Policy
-from serving.queries import Query
-from serving.scores import ROUTE
+from serving.outcomes.trace_engine import Reader, Unknown
+from serving.policy.policy import Policy
 from serving.workload.workload import Asked
 
 if TYPE_CHECKING:
-    from serving.engine.tokenizer import Tokenizer
+    from serving.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def load(path: Path) -> Replayed:
 
     Raises ValueError that names the file when it is missing or damaged.
     """
-    from serving.engine.tokenizer import Tokenizer
+    from serving.engines.tokenizer import Tokenizer
     from serving.outcomes import store
 
     return Replayed(store.load(path), Tokenizer(path / store.TOKENIZER))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from serving.luck import course, key, luck_at
+from serving.core.keyed_random import course, key, luck_at
 
 _BITS = 17
 """One draw of 51 bits decides three positions, each to 1 in 131,072."""

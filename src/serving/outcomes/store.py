@@ -7,9 +7,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+from serving.core.scores import SCORES
 from serving.messages import Exit
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
-from serving.scores import SCORES
 from serving.workload.prompt import Prompt
 
 HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"

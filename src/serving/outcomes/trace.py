@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from serving.luck import key, luck
-from serving.medusa import Ranks
+from serving.core.keyed_random import key, luck
+from serving.core.scores import SCORES, Scorer
+from serving.learned.medusa import Ranks
 from serving.messages import Call, Exit
 from serving.outcomes.exits import described
-from serving.scores import SCORES, Scorer
 from serving.workload.prompt import Prompt
 
 TOPS = 3

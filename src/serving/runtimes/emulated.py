@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
-from serving.breaks import Breaks
-from serving.cast import Cast
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.observer import Observer, Registrar
 from serving.drivers.simulator import Simulator
-from serving.failures import Failures
+from serving.metrics.recorder import Record, Recorder
 from serving.progress import Progress, silent
-from serving.recorder import Record, Recorder
-from serving.scene import Chips, link, populate
-from serving.setup import Setup
-from serving.users import Users
+from serving.runtimes.breaks import Breaks
+from serving.runtimes.clients import Users
+from serving.runtimes.failures import Failures
 
 if TYPE_CHECKING:
-    from serving.queries import Models, Query
+    from serving.deployment.queries import Models, Query
     from serving.runtimes.runtime import Served
 
 
@@ -38,7 +38,7 @@ class Emulated:
         """It plays all."""
 
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.open import open_models, queries
+        from serving.deployment.model_loading import open_models, queries
         from serving.runtimes.runtime import Served
 
         models = open_models(

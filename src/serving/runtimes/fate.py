@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from serving.cast import Cast
+from serving.deployment.topology import Cast
 
 
 class Fate:

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
-from serving.cast import Cast
-from serving.drivers.live import Pace
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
 from serving.drivers.observer import Observer
-from serving.network import Link
+from serving.drivers.real_time import Pace
+from serving.network.link import Link
 from serving.progress import Progress
-from serving.setup import Setup
-from serving.shaping.netem import note
-from serving.shaping.tc import shaped
 from serving.transport.limits import Limits
 from serving.transport.security import Security
+from serving.transport.shaping.netem import note
+from serving.transport.shaping.tc import shaped
 
 if TYPE_CHECKING:
     from serving.runtimes.runtime import Served
@@ -35,7 +35,7 @@ class Grpc:
     """A run on the wall clock over real connections; each process writes a journal, and they are read as one.
 
     The named links stand before the transport, in each process (`shaping` user), or before the clouds' ports, in the
-    kernel (tc; `serving.shaping.netem.note` says what is then otherwise), or nowhere (none).
+    kernel (tc; `serving.transport.shaping.netem.note` says what is then otherwise), or nowhere (none).
     """
 
     pace: Pace = "wall"
@@ -78,8 +78,8 @@ class Grpc:
             )
 
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.open import depth, queries, spoken
-        from serving.runtimes.crew import Crew
+        from serving.deployment.model_loading import depth, queries, spoken
+        from serving.runtimes.process_group import Crew
         from serving.runtimes.runtime import Served
 
         tokenizer, _ = spoken(setup.pair.device, setup.pair.cloud)

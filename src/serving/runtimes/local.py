@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, get_args
 
-from serving.breaks import Breaks
-from serving.cast import Cast
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live, Pace, Pacing
 from serving.drivers.observer import Observer
-from serving.overhead import Overhead
+from serving.drivers.real_time import Live, Pace, Pacing
+from serving.metrics.overhead import Overhead
+from serving.metrics.recorder import Record, Recorder
 from serving.progress import Progress, silent
-from serving.recorder import Record, Recorder
-from serving.scene import Chips, link, populate
-from serving.setup import Setup
-from serving.users import Users
+from serving.runtimes.breaks import Breaks
+from serving.runtimes.clients import Users
 
 if TYPE_CHECKING:
-    from serving.queries import Models, Query
+    from serving.deployment.queries import Models, Query
     from serving.runtimes.runtime import Served
 
 
@@ -55,7 +55,7 @@ class Local:
             )
 
     def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.open import open_models, queries
+        from serving.deployment.model_loading import open_models, queries
         from serving.runtimes.runtime import Served
 
         models = open_models(

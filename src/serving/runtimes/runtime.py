@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
+from serving.metrics.recorder import Record
 from serving.progress import Progress
-from serving.queries import Query
-from serving.recorder import Record
-from serving.setup import Setup
 
 if TYPE_CHECKING:
-    from serving.engine.tokenizer import Tokenizer
+    from serving.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Served:
     notes: tuple[str, ...] = ()
     """What a reader of the figures must know."""
     overhead: Mapping[str, float] = field(default_factory=dict)
-    """What deciding cost here, as `serving.overhead` counts it; empty where that was not timed."""
+    """What deciding cost here, as `serving.metrics.overhead` counts it; empty where that was not timed."""
 
 
 class Runtime(Protocol):

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
 from serving.outcomes.outcomes import Outcomes
 from serving.progress import Progress
 from serving.runtimes.emulated import play
 from serving.runtimes.runtime import Served
-from serving.setup import Setup
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """How long to wait before connecting again."""
 
-from serving.luck import luck
+from serving.core.keyed_random import luck
 
 
 class Backoff:
@@ -8,7 +8,7 @@ class Backoff:
 
     Args:
         first_s, longest_s: the waits before jitter, which takes up to half away.
-        stream: from `serving.luck.key`.
+        stream: from `serving.core.keyed_random.key`.
     """
 
     def __init__(self, first_s: float, longest_s: float, stream: int) -> None:

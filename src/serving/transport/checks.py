@@ -6,7 +6,7 @@ from math import isfinite
 
 from google.protobuf.message import DecodeError
 
-from serving.transport.refused import invalid
+from serving.transport.errors import invalid
 from serving.transport.tandem_pb2 import Frame
 
 MAX_TOKEN = 2**31 - 1

@@ -6,9 +6,9 @@ from serving.messages import INF, Backlog, Blob, Condition, Hop, Message, Miss, 
 from serving.transport import checks
 from serving.transport import tandem_pb2 as pb
 from serving.transport.decode_rows import RowsDecoder
+from serving.transport.errors import invalid
 from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.refused import invalid
 
 _LONGEST_S = 1e9
 _FASTEST = 1e6

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import cast, get_args
 
-from serving.hidden import NUMBERS, SCALE_NBYTES
+from serving.hardware.payload_size import NUMBERS, SCALE_NBYTES
 from serving.messages import Blob, Hop, Rows, Rule, Sampling
 from serving.transport import checks, tensors
 from serving.transport import tandem_pb2 as pb
+from serving.transport.errors import invalid
 from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.refused import invalid
 
 MAX_TEMPERATURE = 100.0
 MAX_BLOB_NBYTES = 1 << 40

@@ -28,7 +28,7 @@ class Ears(Protocol):
 
 
 class Blobs(Protocol):
-    """`serving.engine.blobs.Blobs`, as far as a transport uses it."""
+    """`serving.engines.torch.tensor_store.Blobs`, as far as a transport uses it."""
 
     def add(self, blob: Blob, tensor: "torch.Tensor") -> None: ...
 

@@ -6,7 +6,7 @@ from serving.messages import Blob
 from serving.transport import tandem_pb2 as pb
 from serving.transport import tensors
 from serving.transport.ears import Blobs
-from serving.transport.refused import invalid
+from serving.transport.errors import invalid
 
 if TYPE_CHECKING:
     import torch

@@ -4,9 +4,9 @@ from serving.transport import checks
 from serving.transport import tandem_pb2 as pb
 from serving.transport.decode import Decoder
 from serving.transport.ears import Ears
+from serving.transport.errors import invalid
 from serving.transport.luggage import Luggage
-from serving.transport.owners import Owners
-from serving.transport.refused import invalid
+from serving.transport.session_ownership import Owners
 
 
 class Reception:

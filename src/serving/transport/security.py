@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.transport.refused import RefusedError
+from serving.transport.errors import RefusedError
 
 if TYPE_CHECKING:
     import grpc

@@ -4,7 +4,7 @@ from serving.messages import Message, Request
 from serving.transport import encode, tensors
 from serving.transport.ears import Blobs
 from serving.transport.limits import Limits
-from serving.transport.outbox import Outbox
+from serving.transport.stream import Outbox
 
 
 class Sender:

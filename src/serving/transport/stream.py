@@ -1,57 +1,70 @@
-"""A stream in use, the same from either end."""
+"""Messages that wait for one host to take them; bounded, because a host may be slow or dead."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import deque
 
-import grpc.aio
-
-from serving.transport.encode import frame
-from serving.transport.outbox import Outbox
-from serving.transport.tandem_pb2 import Frame, Goodbye
-
-METHOD = "/tandem.v1.Link/Talk"
-ADMITTED = ("tandem", "v1")
-"""Metadata with which a server says that the token is right, before anything is written."""
+from serving.transport.errors import RefusedError
+from serving.transport.limits import Limits
 
 
-async def converse(
-    read: Callable[[], Awaitable[object]],
-    write: Callable[[bytes], Awaitable[None]],
-    outbox: Outbox,
-    hear: Callable[[bytes], Awaitable[None]],
-    written: Callable[[], Awaitable[None]],
-) -> None:
-    """Hears and says until the other side ends or the outbox is closed and empty.
+class Outbox:
+    """First in, first out: one side puts without waiting, the stream takes."""
 
-    Args:
-        written: called when all is said; this side is over when it returns.
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._waiting: deque[bytes] = deque()
+        self._nbytes = 0
+        self._closed = False
+        self._fault: RefusedError | None = None
+        self._changed = asyncio.Event()
+        self._broken = asyncio.Event()
 
-    Raises RefusedError from `hear` or from the outbox, and whatever gRPC raises when the connection breaks.
-    """
+    def put(self, data: bytes) -> None:
+        """Never blocks: what is one too many breaks the stream, what comes after its end is dropped."""
+        if self._closed or self._fault:
+            return
+        limits = self._limits
+        if len(self._waiting) >= limits.outbox_messages or self._nbytes + len(data) > limits.outbox_nbytes:
+            self.reset(
+                RefusedError(
+                    "RESOURCE_EXHAUSTED",
+                    f"the other side is too slow: {len(self._waiting)} messages of {self._nbytes} bytes wait for it "
+                    f"(limits.outbox_messages={limits.outbox_messages}, outbox_nbytes={limits.outbox_nbytes}).",
+                )
+            )
+            return
+        self._waiting.append(data)
+        self._nbytes += len(data)
+        self._changed.set()
 
-    async def listen() -> None:
-        while isinstance(data := await read(), bytes):
-            await hear(data)
+    def close(self, last: bytes) -> None:
+        """What waits is still sent, then `last`, then nothing."""
+        if not self._closed:
+            self._waiting.append(last)
+            self._nbytes += len(last)
+            self._closed = True
+            self._changed.set()
 
-    async def say() -> None:
-        while (data := await outbox.take()) is not None:
-            await write(data)
-        await written()
+    def reset(self, fault: RefusedError) -> None:
+        """Breaks the stream: what waits is dropped."""
+        self._waiting.clear()
+        self._nbytes = 0
+        self._fault = self._fault or fault
+        self._broken.set()
 
-    tasks = [asyncio.ensure_future(each) for each in (listen(), say(), outbox.fault())]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in reversed([each for each in tasks if each in done]):
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async def fault(self) -> None:
+        """Waits for a reset, and raises its reason."""
+        await self._broken.wait()
+        if self._fault:
+            raise self._fault
 
-
-def status(code: str) -> grpc.StatusCode:
-    return grpc.StatusCode[code]
-
-
-def goodbye(reason: str) -> bytes:
-    return frame(Frame(goodbye=Goodbye(reason=reason)))
+    async def take(self) -> bytes | None:
+        """The next of what is put, in order; None when the outbox was closed and is empty."""
+        while not self._waiting:
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        data = self._waiting.popleft()
+        self._nbytes -= len(data)
+        return data

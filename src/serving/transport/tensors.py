@@ -4,10 +4,10 @@ import sys
 from math import prod
 from typing import TYPE_CHECKING
 
-from serving.hidden import SCALE_NBYTES
+from serving.hardware.payload_size import SCALE_NBYTES
 from serving.transport import checks
 from serving.transport import tandem_pb2 as pb
-from serving.transport.refused import invalid
+from serving.transport.errors import invalid
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +57,8 @@ def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
-    """Of a distribution that names tokens, as `serving.engine.sampling.as_sent` packs it: int8 of shape (tokens, 4 or
-    6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them above it.
+    """Of a distribution that names tokens, as `serving.engines.torch.sampling.as_sent` packs it: int8 of shape (tokens,
+    4 or 6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them above it.
 
     Raises RefusedError when it does not fit `check`, or is none.
     """
@@ -81,8 +81,8 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
 
 
 def check_scaled(field: str, wire: pb.Tensor) -> None:
-    """Of hidden states in int8, as `serving.engine.wire.as_sent` packs them: each row ends with its fp32 scale, which
-    is finite and not below 0.
+    """Of hidden states in int8, as `serving.engines.torch.wire.as_sent` packs them: each row ends with its fp32 scale,
+    which is finite and not below 0.
 
     Raises RefusedError when it does not fit `check`, or is none.
     """

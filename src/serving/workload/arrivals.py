@@ -10,7 +10,7 @@ from math import inf, log1p
 from pathlib import Path
 from typing import Protocol
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
 from serving.workload import files
 from serving.workload.row import Row
 

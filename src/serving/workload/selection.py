@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
 from serving.workload.prompt import Prompt
 
 

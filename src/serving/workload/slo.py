@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, isclose
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from serving.engine.adapter import blank
-from serving.engine.model import Model
+from serving.engines.torch.draft_heads import blank
+from serving.engines.torch.model import Model
 from training.hat.batches import Batch
 from training.hat.recipe import Recipe
 from training.hat.study import Study

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.engine.heads import blank
-from serving.engine.model import Model
+from serving.engines.torch.heads import blank
+from serving.engines.torch.model import Model
 from training.hat.batches import Batch, gather
 from training.hat.recipe import Recipe
 from training.hat.study import Study

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.drivers.offline import play
-from serving.engine.cache import Slot
-from serving.engine.model import Model
-from serving.engine.stack import Lot, Stack
-from serving.engine.wire import as_sent
+from serving.deployment.queries import Models, Query
+from serving.engines.torch.model import Model
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
+from serving.engines.torch.wire import as_sent
+from serving.outcomes.offline import play
 from serving.outcomes.record import target_alone
 from serving.progress import Progress
-from serving.queries import Models, Query
 from training.hat import trace
 
 if TYPE_CHECKING:

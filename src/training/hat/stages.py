@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.architecture import Architecture
-from serving.decoding import Decoding
-from serving.pair import Checkpoint
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.hardware.architecture import Architecture
+from serving.policy.engine_requirements import Provision
+from serving.policy.slots.draft import Heads, Window
+from serving.policy.slots.placement import UShape
 from serving.progress import Progress
-from serving.provision import Provision
-from serving.slots.draft import Heads, Window
-from serving.slots.placement import UShape
 from serving.workload.workload import Workload
-from training.hat import trial
+from training.fitting.prompts import taught
+from training.fitting.trainer import ALL_CORES, Trainer
+from training.hat import serving_eval
 from training.hat.recipe import Recipe
-from training.taught import taught
-from training.trainer import ALL_CORES, Trainer
 
 if TYPE_CHECKING:
-    from serving.queries import Models, Query
+    from serving.deployment.queries import Models, Query
     from training.hat.trace import Split, Trace
 
 
@@ -45,7 +45,7 @@ def record_hidden(
     Of the embedded pair's tasks it asks `times` as many prompts as `workload` does, all of the training split, so that
     those of `workload` itself are left to be served. Raises ValueError for less than one.
     """
-    from serving.open import depth, open_models, queries
+    from serving.deployment.model_loading import depth, open_models, queries
     from training.hat import trace
     from training.hat.record import record
 
@@ -84,10 +84,10 @@ def train_adapter(
     Writes adapter.safetensors, adapter.json and metrics.json. Raises ValueError, with the figures, for an adapter whose
     drafts are hardly better than none.
     """
-    from serving import adapter
-    from serving.engine.model import open_model
-    from serving.open import open_models
-    from training.hat import course, trace
+    from serving.deployment.model_loading import open_models
+    from serving.engines.torch.model import open_model
+    from serving.learned import adapter
+    from training.hat import trace, train
     from training.hat.distillation import Distillation
 
     found = trace.read(hidden)
@@ -95,14 +95,14 @@ def train_adapter(
     model = open_model(cloud.where, layers=found.layers + 1)
     recipe = recipe.bounded(len(split.train))
     study = Distillation(model, found.layers, recipe, w_ce)
-    report = course.take(study, found, split, recipe, seed, trainer, work, progress) | {"w_ce": w_ce}
+    report = train.take(study, found, split, recipe, seed, trainer, work, progress) | {"w_ce": w_ce}
     _save(study.trained, out / adapter.WEIGHTS)
     header = adapter.Adapter(found.layers, report["parameters"], made_from=trace.made_from(hidden))
     header.save(out)
     models = open_models(replace(cloud, quantization="none", adapter=out), cloud, accelerator)
     asked = _unseen(found, split, workload, decoding, seed, models)
-    served = trial.serve(draft, models, asked, seed, progress)
-    trial.check(served, "this adapter is")
+    served = serving_eval.serve(draft, models, asked, seed, progress)
+    serving_eval.check(served, "this adapter is")
     _finish(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
 
@@ -129,10 +129,10 @@ def train_medusa(
     Writes medusa.safetensors, medusa.json and metrics.json. Raises ValueError, with the figures, for heads whose
     proposals are hardly better than none.
     """
-    from serving import medusa
-    from serving.engine.model import open_model
-    from serving.open import open_models
-    from training.hat import course, trace
+    from serving.deployment.model_loading import open_models
+    from serving.engines.torch.model import open_model
+    from serving.learned import medusa
+    from training.hat import trace, train
     from training.hat.foresight import Foresight
     from training.hat.tree import grow
 
@@ -140,7 +140,7 @@ def train_medusa(
     split = found.split(seed)
     recipe = recipe.bounded(len(split.train))
     study = Foresight(open_model(cloud.where, layers=1), heads, recipe, decay)
-    report = course.take(study, found, split, recipe, seed, trainer, work, progress) | {"decay": decay}
+    report = train.take(study, found, split, recipe, seed, trainer, work, progress) | {"decay": decay}
     _save(study.trained, out / medusa.WEIGHTS)
     accuracies = study.accuracies(found, split.validation)
     header = medusa.Medusa(
@@ -148,8 +148,8 @@ def train_medusa(
     )
     models = open_models(cloud, cloud, accelerator, Provision(medusa=header))
     asked = _unseen(found, split, workload, decoding, seed, models)
-    served = trial.serve(Heads(header), models, asked, seed, progress)
-    trial.check(served, "these heads are")
+    served = serving_eval.serve(Heads(header), models, asked, seed, progress)
+    serving_eval.check(served, "these heads are")
     report |= {"accuracies": accuracies}
     _finish(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
@@ -158,7 +158,7 @@ def _unseen(
     trace: Trace, split: Split, workload: Workload, decoding: Decoding, seed: int, models: Models
 ) -> list[Query]:
     """The workload's prompts that nothing was learned from. Raises ValueError where there is none."""
-    from serving.open import queries
+    from serving.deployment.model_loading import queries
 
     seen = {trace.names[text] for text in (*split.train, *split.validation)}
     asked = [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in seen]
@@ -173,7 +173,7 @@ def _save(trained: Any, file: Path) -> None:
     save_file({name: weight.contiguous() for name, weight in trained.state_dict().items()}, file)
 
 
-def _finish(out: Path, header: Any, served: trial.Trial) -> None:
+def _finish(out: Path, header: Any, served: serving_eval.Trial) -> None:
     """The header with what was found when it was served, and metrics.json beside it."""
     report: Mapping[str, Any] = header.metrics
     replace(header, metrics={**report, **served.metrics()}).save(out)

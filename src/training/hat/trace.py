@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.parts import parted
+from training.fitting.splits import parted
 
 if TYPE_CHECKING:
     from torch import Tensor

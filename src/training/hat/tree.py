@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving.medusa import Ranks
+from serving.learned.medusa import Ranks
 
 
 def grow(accuracies: Sequence[Sequence[float]], candidates: int) -> tuple[Ranks, ...]:

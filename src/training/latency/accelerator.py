@@ -27,7 +27,7 @@ class Accelerator:
         """What a measured time depends on: processor, versions, one thread, and the GPU if it computes."""
         import torch
 
-        from training.machine import facts
+        from training.fitting.machine import facts
 
         found = {**facts(), "threads": 1, "device": self.device}
         if self.is_gpu:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from serving.latency import PROFILE_FILE
+from serving.hardware.latency import PROFILE_FILE
 from training.latency.chip_file import chip_file, slug
 from training.latency.equations import terms
 from training.latency.figures import draw
@@ -24,7 +24,7 @@ Facts = Mapping[str, str | int | float | bool]
 def write(
     out: Path, source: str, measured: Sequence[Measured], machine: Facts, memory_nbytes: int | None = None
 ) -> None:
-    """Writes latency.json, which `serving.latency.load_fits` reads; profile.json with all that was measured,
+    """Writes latency.json, which `serving.hardware.latency.load_fits` reads; profile.json with all that was measured,
     profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
     """
     latencies = {each.architecture.name: asdict(each.latency) for each in measured}

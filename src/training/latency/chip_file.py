@@ -25,7 +25,7 @@ def chip_file(source: str, measured: Sequence[Measured], memory_nbytes: int | No
     name = slug(inside[1] if (inside := re.search(r"\((.*)\)", source)) else source)
     unused = "unverified: not used, latency is fitted"
     node: dict[str, Any] = {
-        "_target_": "serving.chip.Chip",
+        "_target_": "serving.hardware.chip.Chip",
         "name": name,
         "default_mode": "default",
         "modes": {"default": {}},

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from serving.architecture import Architecture
-from serving.chip import Chip
-from serving.latency import COEFFICIENTS, Latency
-from serving.roofline import roofline
+from serving.hardware.architecture import Architecture
+from serving.hardware.chip import Chip
+from serving.hardware.latency import COEFFICIENTS, Latency
+from serving.hardware.roofline import roofline
 from training.latency.profiled import Profiled
 from training.latency.scores_table import Rows
 

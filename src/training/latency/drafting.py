@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.messages import Generate, Stop
-from training.latency.catalogue import Catalogue, Dice
+from training.latency.grid import Catalogue, Dice
 from training.latency.shape import COMPUTE_DRAWN, COMPUTE_GRID, MEMORY_DRAWN, MEMORY_GRID, MIXED, Part, Shape
 from training.latency.work import Tokens, Work
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.latency import Load
+from serving.hardware.latency import Load
 from training.latency.timing import Timing
 
 Array: TypeAlias = NDArray[np.float64]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from serving.latency import COEFFICIENTS, Latency, load
-from training.latency.catalogue import Catalogue
+from serving.hardware.latency import COEFFICIENTS, Latency, load
 from training.latency.equations import Array, terms
+from training.latency.grid import Catalogue
 from training.latency.profiled import Points, Profiled, components, regime
 from training.latency.score import score
 from training.latency.scores_table import Rows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving.latency import COEFFICIENTS
+from serving.hardware.latency import COEFFICIENTS
 from training.latency.equations import Array, equations
 from training.latency.measured import Measured
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from serving.latency import COEFFICIENTS
+from serving.hardware.latency import COEFFICIENTS
 from training.latency.effort import FEWEST, Effort
 from training.latency.equations import Array, equations
 from training.latency.score import Score, by_category, score

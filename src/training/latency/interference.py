@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.latency import Latency, load
+from serving.hardware.latency import Latency, load
 from training.latency.shape import MIXED, Part, Shape
 from training.latency.timing import Run, Timing
 

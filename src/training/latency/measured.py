@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 
-from serving.architecture import Architecture
-from serving.latency import Latency, load
+from serving.hardware.architecture import Architecture
+from serving.hardware.latency import Latency, load
 from training.latency.effort import Effort
 from training.latency.fit import Fit, fit, plain_fit
 from training.latency.timing import STEADY, Timing

@@ -7,16 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.architecture import Architecture
-from serving.pair import Dtype, Pair
+from serving.engines.models import Dtype, Pair
+from serving.hardware.architecture import Architecture
+from serving.hardware.timed_executor import Engine
 from serving.progress import Progress
-from serving.timed import Engine
 from training.latency.accelerator import Accelerator
 from training.latency.artifact import write
-from training.latency.catalogue import Catalogue
 from training.latency.dispatch import dispatch_s
 from training.latency.drafting import DRAFTS, drafts
 from training.latency.effort import Effort
+from training.latency.grid import Catalogue
 from training.latency.measured import Measured, Planned
 from training.latency.published import check_layers, check_room, published_engine
 from training.latency.stopwatch import Stopwatch
@@ -47,7 +47,7 @@ def profile_pair(out: Path, progress: Progress, pair: Pair, accelerator: Acceler
 
     Raises ValueError when both are timed as one architecture, by whose name a profile is looked up.
     """
-    from serving.open import open_models
+    from serving.deployment.model_loading import open_models
 
     _check_names([pair.device.timing, pair.cloud.timing])
     models = open_models(pair.device, pair.cloud, accelerator.device)

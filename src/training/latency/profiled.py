@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.latency import COEFFICIENTS
+from serving.hardware.latency import COEFFICIENTS
 from training.latency.artifact import REPORT_FILE
 from training.latency.equations import Array
 

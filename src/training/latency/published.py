@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from serving.architecture import Architecture, Precision
-from serving.pair import Dtype
+from serving.engines.models import Dtype
+from serving.hardware.architecture import Architecture, Precision
 from training.latency.accelerator import Accelerator
-from training.latency.catalogue import MOST_SESSIONS
+from training.latency.grid import MOST_SESSIONS
 
 if TYPE_CHECKING:
-    from serving.engine.engine import Engine
+    from serving.engines.torch.engine import Engine
 
 GB = 2**30
 _WEIGHT_SPREAD = 0.02
@@ -25,8 +25,8 @@ def published_engine(architecture: Architecture, dtype: Dtype, longest: int, acc
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from serving.engine.engine import Engine
-    from serving.engine.model import DTYPES, take_apart
+    from serving.engines.torch.engine import Engine
+    from serving.engines.torch.model import DTYPES, take_apart
 
     torch.set_num_threads(1)
     check_room(architecture, dtype, longest, accelerator.free_nbytes())

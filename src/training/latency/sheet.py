@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
-from serving.latency import COEFFICIENTS
+from serving.hardware.latency import COEFFICIENTS
 from training.latency.fit import Fit
 from training.latency.measured import POINT, Measured
 from training.latency.shape import CATEGORIES

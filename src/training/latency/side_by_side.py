@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving.pair import Pair
+from serving.engines.models import Pair
 from serving.progress import Progress
 from training.latency.accelerator import Accelerator
 from training.latency.interference import Interference
@@ -14,7 +14,7 @@ from training.latency.verification import forwards
 
 def time_batches(pair: Pair, options: Interference, accelerator: str, progress: Progress) -> list[Timing]:
     """Timings of `options.shapes()`, in rounds: every shape once a round."""
-    from serving.open import open_models
+    from serving.deployment.model_loading import open_models
 
     models, shapes = open_models(pair.device, pair.cloud, accelerator), options.shapes()
     vocabulary = min(VARIETY, pair.cloud.timing.vocabulary)

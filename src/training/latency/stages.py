@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.architecture import Architecture
-from serving.chip import Chip
-from serving.fleet import Fleet
-from serving.pair import Pair
+from serving.engines.models import Pair
+from serving.hardware.architecture import Architecture
+from serving.hardware.chip import Chip
+from serving.hardware.fleet import Fleet
 from serving.progress import Progress
 from training.latency.interference import Interference
 
@@ -33,12 +33,12 @@ def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architec
 
 def residuals(out: Path, *, profile: Path) -> None:
     """Fig. 9: predicted against measured times, and what is left over; rows.json and figures."""
-    from training.latency import diagnostics, errors_table
+    from training.latency import errors_table, tables
     from training.latency.profiled import read
 
     models = read(profile)
     _write(out, errors_table.residuals(models))
-    diagnostics.draw(models, out / "figures")
+    tables.draw(models, out / "figures")
 
 
 def regimes(out: Path, *, profile: Path, chip: Chip, architecture: Architecture, longest: int = 2000) -> None:
@@ -76,7 +76,7 @@ def interference(
     `published` is what `fleet` takes for `architecture`; `profile` predicts the batches that are measured. `machine`
     only names it, so that outputs shared by two machines keep figures of each.
     """
-    from serving.latency import load_fits
+    from serving.hardware.latency import load_fits
     from training.latency.interference import measured, predicted
     from training.latency.side_by_side import time_batches
 

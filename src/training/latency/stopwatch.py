@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from serving.hardware.timed_executor import Engine
 from serving.messages import Generate
-from serving.timed import Engine
 from training.latency.accelerator import Accelerator
 from training.latency.effort import FEWEST, FEWEST_HELD_OUT
 from training.latency.shape import Shape

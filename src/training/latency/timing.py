@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
-from serving.latency import Load
+from serving.hardware.latency import Load
 from training.latency.shape import Shape
 
 QUIET = 0.95

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.architecture import Architecture
-from serving.latency import Load
+from serving.hardware.architecture import Architecture
+from serving.hardware.latency import Load
 from training.latency.effort import FEWEST, FEWEST_HELD_OUT
 from training.latency.shape import Shape
 from training.latency.timing import Run, Timing

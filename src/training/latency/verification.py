@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving.messages import Forward, Rows, Span
-from training.latency.catalogue import CHUNK, Catalogue, Dice
+from training.latency.grid import CHUNK, Catalogue, Dice
 from training.latency.shape import COMPUTE_DRAWN, COMPUTE_GRID, MEMORY_DRAWN, MEMORY_GRID, MIXED, Part, Shape
 from training.latency.work import Tokens, Work, Works
 

@@ -11,18 +11,18 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import nn
 
-from serving.perceptron import Perceptron
+from serving.learned.mlp import Perceptron
+from serving.learned.router import Router
 from serving.progress import Progress
-from serving.router import Router
-from training.predictor.data import Batch, Standard, TokenData
-from training.predictor.mlp import AFRESH
-from training.predictor.network import layers
-from training.predictor.study import Best
-from training.routing.course import made
+from training.fitting.trainer import Trainer
+from training.routing.citer import made
 from training.routing.deferral import Deferral, Joint, linear
 from training.routing.recipe import Recipe
 from training.routing.states import Split, States
-from training.trainer import Trainer
+from training.wisp.data import Batch, Standard, TokenData
+from training.wisp.mlp import AFRESH
+from training.wisp.module import Best
+from training.wisp.network import layers
 
 
 @dataclass(frozen=True)

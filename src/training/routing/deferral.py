@@ -9,8 +9,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional
 
-from training.predictor.data import Batch
-from training.predictor.study import VALIDATION
+from training.wisp.data import Batch
+from training.wisp.module import VALIDATION
 
 
 def marginal(logit: Tensor, small: Tensor, large: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from serving.outcomes.record import target_alone
-from serving.policy import Policy
-from serving.slots.draft import Window
-from serving.slots.offload import Offload
-from serving.slots.verify import Replace
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.offload import Offload
+from serving.policy.slots.verify import Replace
 
 
 def routing(offload: Offload) -> Policy:

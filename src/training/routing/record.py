@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from serving.drivers.offline import play
+from serving.deployment.queries import Models, Query
 from serving.messages import Call
-from serving.policy import Policy
+from serving.outcomes.offline import play
+from serving.policy.policy import Policy
 from serving.progress import Progress
-from serving.queries import Models, Query
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
 from training.routing.preferences import reason, small_is_better, truths
 from training.routing.states import BY, By, States
 
 if TYPE_CHECKING:
-    from serving.outcomes.forced import Forced
+    from serving.outcomes.teacher_forcing import Forced
 
 Tokens = tuple[int, ...]
 
@@ -145,7 +145,7 @@ class Recorder:
 
 
 def _forced(engine: Any, models: Models) -> Forced:
-    from serving.outcomes.forced import Forced
+    from serving.outcomes.teacher_forcing import Forced
 
     return Forced(engine.model, min(len(models.tokenizer), engine.model.vocabulary))
 

@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving import router as routers
-from serving.decoding import Decoding
-from serving.pair import Checkpoint
+from serving.core.decoding import Decoding
+from serving.core.scores import ROUTE
+from serving.engines.models import Checkpoint
+from serving.learned import router as routers
+from serving.learned.router import Router
+from serving.policy.engine_requirements import Provision
+from serving.policy.slots.offload import Never, Offload
+from serving.policy.slots.routed_offload import Routed
 from serving.progress import Progress
-from serving.provision import Provision
-from serving.router import Router
-from serving.scores import ROUTE
-from serving.slots.offload import Never, Offload
-from serving.slots.routing import Routed
 from serving.workload.workload import Workload
-from training.predictor.mlp import MLP
+from training.fitting.prompts import taught
+from training.fitting.trainer import ALL_CORES, Trainer
 from training.routing.recipe import Recipe
-from training.taught import taught
-from training.trainer import ALL_CORES, Trainer
+from training.wisp.mlp import MLP
 
 if TYPE_CHECKING:
-    from serving.queries import Models, Query
-    from training.routing import trial
+    from serving.deployment.queries import Models, Query
+    from training.routing import serving_eval
 
 
 def record_routes(
@@ -46,10 +46,10 @@ def record_routes(
     routes.safetensors and routes.json.
 
     In the first round, without a `router`, trajectories are the references themselves; later the current policy makes
-    them, served by the nodes that serve. Prompts are those of `training.taught`, `times` as many as `workload` has.
-    Where a data set's references are not what a model would write, the large model's own answer is one.
+    them, served by the nodes that serve. Prompts are those of `training.fitting.prompts`, `times` as many as `workload`
+    has. Where a data set's references are not what a model would write, the large model's own answer is one.
     """
-    from serving.open import open_models, queries
+    from serving.deployment.model_loading import open_models, queries
     from training.routing.policy import routing
     from training.routing.record import Recorder
     from training.routing.states import write
@@ -89,14 +89,14 @@ def train_citer(
     Its threshold routes `share` of held-out states. Writes router.json, router.safetensors, metrics.json. Raises
     ValueError, with the figures, for a router with which answers are certainly worse than without.
     """
-    from serving.open import open_models
-    from training.routing import course
+    from serving.deployment.model_loading import open_models
+    from training.routing import citer
     from training.routing.states import joined, made_from, read, split
 
     _check_share(share)
     rounds = [read(path) for path in routes]
     parts = split(joined(rounds).judged(), seed)
-    found = course.train(parts, rounds[-1], mlp, share, seed, trainer, progress)
+    found = citer.train(parts, rounds[-1], mlp, share, seed, trainer, progress)
     found = replace(found, made_from={**made_from(routes[-1]), "rounds": str(len(routes))})
     models = open_models(device, cloud, accelerator, _provision(found))
     asked = _unseen(parts.learned, models, workload, decoding, seed)
@@ -124,20 +124,20 @@ def train_co_llm(
     With `joint` the small model learns along, and becomes a checkpoint beside the router, in `out`. The threshold eta
     defers `share` of held-out states. Raises ValueError as `train_citer` does.
     """
-    from serving.engine.tokenizer import Tokenizer
-    from serving.open import open_models
+    from serving.deployment.model_loading import open_models
+    from serving.engines.tokenizer import Tokenizer
     from training.routing.co_llm import Course
     from training.routing.states import made_from, read, split
 
     _check_share(share)
-    course = Course(recipe, share, seed, trainer, progress)
+    citer = Course(recipe, share, seed, trainer, progress)
     parts = split(read(routes).known(), seed)
     if joint:
-        found = course.joint(parts, model := _trainable(device), len(Tokenizer(device.where)))
+        found = citer.joint(parts, model := _trainable(device), len(Tokenizer(device.where)))
         _save_model(model, device, out)
         device = replace(device, path=out, hub=None)
     else:
-        found = course.frozen(parts)
+        found = citer.frozen(parts)
     found = replace(found, made_from={**made_from(routes), "small model": "trained along" if joint else "frozen"})
     models = open_models(device, cloud, accelerator, _provision(found))
     asked = _unseen(parts.learned, models, workload, decoding, seed)
@@ -159,7 +159,7 @@ def _references(
     """Of each prompt the answer that is right token for token, end token included: the embedded pair's tasks have it;
     of others, whose references say what is right and not how a model puts it, the large model's own.
     """
-    from serving.drivers.offline import play
+    from serving.outcomes.offline import play
     from serving.outcomes.record import target_alone
 
     exact = workload.dataset.measures_quality_of == "embedded"
@@ -183,7 +183,7 @@ def _encoded(query: Query, tokenizer: Any) -> tuple[int, ...]:
 
 def _unseen(learned: frozenset[str], models: Models, workload: Workload, decoding: Decoding, seed: int) -> list[Query]:
     """The workload's prompts that neither the weights nor the threshold were learned from."""
-    from serving.open import queries
+    from serving.deployment.model_loading import queries
 
     return [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in learned]
 
@@ -192,15 +192,15 @@ def _finish(
     out: Path, found: Router, models: Models, asked: Sequence[Query], workload: Workload, seed: int, progress: Progress
 ) -> None:
     """Serves the router, and writes it with what was found; refuses one that is worse than none."""
-    from training.routing import trial
+    from training.routing import serving_eval
 
-    served = trial.serve(found, models, asked, workload.dataset.metrics[0], seed, progress)
-    trial.check(served)
+    served = serving_eval.serve(found, models, asked, workload.dataset.metrics[0], seed, progress)
+    serving_eval.check(served)
     replace(found, metrics={**found.metrics, **served.metrics()}).save(out)
     (out / "metrics.json").write_text(json.dumps(_shown(found, served), indent=1), encoding="utf-8")
 
 
-def _shown(found: Router, served: trial.Trial) -> dict[str, float]:
+def _shown(found: Router, served: serving_eval.Trial) -> dict[str, float]:
     test = {f"test/{name}": value for name, value in found.metrics["test"].items() if value is not None}
     return {**test, "threshold": found.threshold, **served.metrics()}
 

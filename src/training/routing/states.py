@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.parts import parted
+from training.fitting.splits import parted
 
 FILE, HEADER = "routes.safetensors", "routes.json"
 PARTS = (0.8, 0.1, 0.1)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from building import graph
 
-from pipeline.artifacts.claim import census, claim, claimed
+from pipeline.artifacts.build_lock import census, claim, claimed
 
 
 def never(who: str) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from building import graph
 
-from pipeline.announce import Progress, Silent
+from pipeline.artifacts.progress_display import Progress, Silent
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError

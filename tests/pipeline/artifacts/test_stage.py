@@ -10,7 +10,7 @@ import pytest
 import pipeline
 from pipeline.artifacts.stage import Stage
 
-CORPUS = Stage("corpus", "training.corpus.build", {"seed": 1})
+CORPUS = Stage("corpus", "training.embedded_pair.corpus.build", {"seed": 1})
 FROM_CORPUS = {"corpus": {"_stage_": "corpus"}}
 
 
@@ -28,7 +28,7 @@ def test_resources_are_not_identity() -> None:
     [
         model(args={**FROM_CORPUS, "lr": 0.002}),
         model(version=2),
-        model(corpus=Stage("corpus", "training.corpus.build", {"seed": 2})),
+        model(corpus=Stage("corpus", "training.embedded_pair.corpus.build", {"seed": 2})),
         Stage("model2", "training.model.fit", model().args, inputs={"corpus": CORPUS}),
         Stage("model", "training.other.fit", model().args, inputs={"corpus": CORPUS}),
     ],
@@ -60,7 +60,7 @@ def test_a_path_that_stands_alone_counts() -> None:
 def test_digest_is_the_same_in_another_process() -> None:
     code = (
         "from pipeline.artifacts.stage import Stage; "
-        "print(Stage('corpus', 'training.corpus.build', {'seed': 1}).digest)"
+        "print(Stage('corpus', 'training.embedded_pair.corpus.build', {'seed': 1}).digest)"
     )
     environment = {"PYTHONPATH": str(Path(str(pipeline.__file__)).parents[1]), "PYTHONHASHSEED": "7"}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -13,7 +13,7 @@ from pipeline.artifacts.store import Store, StoreError
 
 
 def corpus(seed: int = 1) -> Stage:
-    return Stage("corpus", "training.corpus.build", {"seed": seed})
+    return Stage("corpus", "training.embedded_pair.corpus.build", {"seed": seed})
 
 
 def model(data: Stage | None = None, **args: Any) -> Stage:
@@ -167,7 +167,7 @@ def test_why_says_that_a_build_goes_on(store: Store) -> None:
 def test_target_and_version_are_named(store: Store) -> None:
     put(store, corpus())
     said = store.why(Stage("corpus", "mine.build", {"seed": 1}, version=2))
-    assert said.startswith("changed: target training.corpus.build -> mine.build, version 1 -> 2 (")
+    assert said.startswith("changed: target training.embedded_pair.corpus.build -> mine.build, version 1 -> 2 (")
 
 
 @pytest.mark.parametrize("files", [[], ["stage.json"]])

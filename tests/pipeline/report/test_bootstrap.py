@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.report.bootstrap import mean_interval, paired_interval
+from pipeline.report.statistics import mean_interval, paired_interval
 
 
 def test_one_seed_gives_one_interval_and_another_a_near_one():
@@ -29,7 +29,7 @@ def test_intervals_cover_the_true_mean_about_as_often_as_they_say():
 def test_chunks_do_not_change_the_result(monkeypatch):
     values = list(range(50))
     whole = mean_interval(values, seed=0)
-    monkeypatch.setattr("pipeline.report.bootstrap._INDICES_AT_ONCE", 64)
+    monkeypatch.setattr("pipeline.report.statistics._INDICES_AT_ONCE", 64)
     assert mean_interval(values, seed=0) == whole
 
 

@@ -7,13 +7,13 @@ import pytest
 from served import drawn, request, write
 
 from pipeline.report import comparison, outcome
-from pipeline.report.bootstrap import Interval
 from pipeline.report.comparison import compare, differences
 from pipeline.report.context import JobContext
+from pipeline.report.mlflow_store import Tracking
 from pipeline.report.outcome import Outcome
 from pipeline.report.records import Records
+from pipeline.report.statistics import Interval
 from pipeline.report.summary import summarise
-from pipeline.report.tracking import Tracking
 
 
 def finished(sweep: Path, number: int, artifact: Path, *overrides: str) -> None:

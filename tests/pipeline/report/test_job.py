@@ -11,18 +11,22 @@ from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
+from pipeline.report.mlflow_store import Tracking
 from pipeline.report.outcome import read
 from pipeline.report.records import RecordsError
-from pipeline.report.tracking import Tracking
 
 SECRET = "s3cret-value"
 CONFIG = {
     "policy": {
-        "_target_": "serving.policy.Policy",
+        "_target_": "serving.policy.policy.Policy",
         "name": "synera",
-        "draft": {"_target_": "serving.slots.draft.Window", "size": 4},
-        "offload": {"_target_": "serving.slots.selection.ConfidenceImportance", "budget": 0.2, "calibration": "share"},
-        "waiting": {"_target_": "serving.slots.waiting.Idle"},
+        "draft": {"_target_": "serving.policy.slots.draft.Window", "size": 4},
+        "offload": {
+            "_target_": "serving.policy.slots.importance_offload.ConfidenceImportance",
+            "budget": 0.2,
+            "calibration": "share",
+        },
+        "waiting": {"_target_": "serving.policy.slots.lookahead.Idle"},
     },
     "model": {"device": {"timing": "tinyllama_1_1b"}, "cloud": {"timing": "llama2_13b", "api_key": SECRET}},
     "hardware": {"cloud": {"chip": "rtx_a6000"}},
@@ -38,7 +42,7 @@ def artifact(tmp_path):
 
 def trained(folder: Path) -> StageRun:
     """A stage's artifact: a report, weights, and its record."""
-    stage = Stage("device_model", "training.pair.train", {"steps": 500, "hub_token": SECRET})
+    stage = Stage("device_model", "training.embedded_pair.stages.train", {"steps": 500, "hub_token": SECRET})
     folder.mkdir()
     (folder / "training.json").write_text(json.dumps({"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small"}))
     (folder / "model.safetensors").write_bytes(bytes(64))
@@ -123,7 +127,7 @@ def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
     numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
     assert run.data.metrics == numbers
     assert run.data.tags["tandem.cached"] == "True"
-    assert run.data.tags["tandem.target"] == "training.pair.train"
+    assert run.data.tags["tandem.target"] == "training.embedded_pair.stages.train"
     assert [item.path for item in client.list_artifacts(run.info.run_id, "artifact")] == ["artifact/training.json"]
     files = json.loads(next((tmp_path / "mlflow").rglob("files.json")).read_text())
     assert files["model.safetensors"]["nbytes"] == 64

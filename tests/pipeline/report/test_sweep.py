@@ -11,7 +11,7 @@ from served import drawn
 
 from pipeline.report import sweep
 from pipeline.report.context import JobContext
-from pipeline.report.tracking import Tracking
+from pipeline.report.mlflow_store import Tracking
 
 SWEEPING = Path(__file__).parents[2] / "sweeping.py"
 

@@ -3,7 +3,7 @@ import warnings
 
 import pytest
 
-from pipeline.report.tracking import Tracking, guarded
+from pipeline.report.mlflow_store import Tracking, guarded
 
 
 def test_two_processes_create_one_store_without_a_word(fresh):

@@ -6,13 +6,13 @@ from catalogue import bed, link
 from fake_setup import pair
 from fake_world import policy
 
-from serving.capacity.blank import Blank
+from serving.deployment.setup import Setup
 from serving.outcomes.constant import Acceptance
-from serving.policy import Policy
-from serving.setup import Setup
-from serving.slots.draft import Window
-from serving.slots.kv_cache import Reuse
-from serving.slots.scheduler import Continuous
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.scheduler import Continuous
+from serving.studies.capacity.blank import Blank
 from serving.workload.slo import SloClass
 from serving.workload.workload import Workload
 

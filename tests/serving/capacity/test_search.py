@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.capacity.search import Search, find
-from serving.capacity.steady import Measured
+from serving.studies.capacity.load_test import Measured
+from serving.studies.capacity.search import Search, find
 
 ASKED = 400
 

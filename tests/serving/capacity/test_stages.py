@@ -9,12 +9,12 @@ from catalogue import architecture
 from fake_world import policy
 from steady_setup import SOMETIMES, setup, wisp_like
 
-from serving.capacity.search import Search
-from serving.capacity.stages import Shape, find_capacity, measure_load
-from serving.capacity.steady import Steady
 from serving.outcomes.constant import Acceptance
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
+from serving.studies.capacity.load_test import Steady
+from serving.studies.capacity.search import Search
+from serving.studies.capacity.stages import Shape, find_capacity, measure_load
 from serving.workload.slo import SloClass
 
 CLASSES = tuple(SloClass(name=f"{rate} tokens/s", tokens_per_s=rate, share=0.5) for rate in (8, 12))

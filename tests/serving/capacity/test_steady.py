@@ -6,10 +6,10 @@ import pytest
 from fake_world import policy
 from steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
 
-from serving.capacity.load import ExhaustedError, Loop, made
-from serving.capacity.steady import Measured, Steady, measure
 from serving.messages import Begin
-from serving.slots.scheduler import Continuous
+from serving.policy.slots.scheduler import Continuous
+from serving.studies.capacity.load_test import Measured, Steady, measure
+from serving.studies.capacity.offered_load import ExhaustedError, Loop, made
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
 

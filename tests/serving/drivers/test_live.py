@@ -11,9 +11,9 @@ from fake_pair import FakePair, own_text
 from fake_world import ROWS, World, policy, world
 
 from serving.drivers.clock import Script, Wall
-from serving.drivers.live import Live
 from serving.drivers.observer import Observer
-from serving.executor import BrokenError
+from serving.drivers.real_time import Live
+from serving.hardware.executor import BrokenError
 from serving.messages import Deliver, Message, Outcome, Work
 
 

@@ -2,7 +2,7 @@
 
 from fake_setup import models, queries, setup
 
-from serving.drivers.offline import CONCURRENT, play
+from serving.outcomes.offline import CONCURRENT, play
 from serving.runtimes import emulated
 
 

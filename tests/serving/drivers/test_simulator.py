@@ -27,7 +27,7 @@ from serving.messages import (
     Woke,
     Work,
 )
-from serving.network import Link
+from serving.network.link import Link
 
 WORK = Generate("s", 0, (1,), Stop(1))
 DRAFTED = Drafted((1,), {}, ((1,),), False, 1)

@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 
 from endpoint.tokenizers_made import byte_level
 
-from serving.endpoint.endpoint import Endpoint
-from serving.endpoint.gateway import Conversation, Piece
-from serving.endpoint.server import Server, serve
+from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.gateway import Conversation, Piece
+from serving.frontend.openai.server import Server, serve
 from serving.messages import Origin, Routing, Sampling
 
 T = TypeVar("T")
 
 
 class FakeTokenizer:
-    """What the endpoint reads of `serving.engine.tokenizer.Tokenizer`."""
+    """What the endpoint reads of `serving.engines.tokenizer.Tokenizer`."""
 
     def __init__(self) -> None:
         self.hf = byte_level()

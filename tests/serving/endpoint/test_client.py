@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from endpoint.fake_gateway import Loop
 
-from serving.endpoint.gateway import Piece, RefusedError
+from serving.frontend.openai.gateway import Piece, RefusedError
 from serving.messages import Sampling
 
 openai = pytest.importorskip("openai", reason="the official client is not installed: pip install openai")

@@ -1,8 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.endpoint.conversations import Conversations
-from serving.endpoint.gateway import Conversation
+from serving.frontend.openai.conversations import Conversations
+from serving.frontend.openai.gateway import Conversation
 
 Tokens = tuple[int, ...]
 

@@ -4,9 +4,9 @@ from contextlib import aclosing
 
 import pytest
 
-from serving.endpoint.errors import ApiError
-from serving.endpoint.presence import StalledError, patient, while_present
-from serving.endpoint.running import Running
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.presence import StalledError, patient, while_present
+from serving.frontend.openai.running import Running
 
 
 class Source:

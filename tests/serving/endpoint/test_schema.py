@@ -9,11 +9,11 @@ from endpoint.tokenizers_made import byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.endpoint.chat import Chat, plain
-from serving.endpoint.completions import Completions
-from serving.endpoint.errors import ApiError
-from serving.endpoint.form import Asked
-from serving.endpoint.schema import IGNORED, NEUTRAL, parse
+from serving.frontend.openai.chat import Chat, plain
+from serving.frontend.openai.completions import Completions
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.request_handlers import Asked
+from serving.frontend.openai.schema import IGNORED, NEUTRAL, parse
 from serving.messages import Sampling
 
 SMALL: dict[str, Any] = {"model": "toy", "prompt": "where"}

@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.endpoint.stops import Stops
+from serving.frontend.openai.stops import Stops
 
 
 def shown(stops: tuple[str, ...], pieces: list[str]) -> str:

@@ -3,7 +3,7 @@ from endpoint.tokenizers_made import byte_fallback, byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.endpoint.text import Decoder, decode
+from serving.frontend.openai.detokenizer import Decoder, decode
 
 KINDS = {"byte_level": byte_level, "byte_fallback": byte_fallback, "words": words}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from checkpoints import tokenizer_json
 
-from training.tokenizer import train
+from training.embedded_pair.tokenizer import train
 
 TEXTS = ["where is the red key? it is in the box.", "the key is on the box 🙂", "Grüße aus 東京", "one two three four"]
 

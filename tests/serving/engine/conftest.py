@@ -23,7 +23,7 @@ def causal() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def scattered() -> Callable[..., Any]:
     """A pool in which every other block is taken: scattered(model, block_tokens=2, blocks=120)."""
-    from serving.engine.pool import Budget, Pool
+    from serving.engines.torch.kv_pool import Budget, Pool
 
     def make(model: Any, block_tokens: int = 2, blocks: int = 120) -> Pool:
         pool = Pool(model, 4, block_tokens, Budget(blocks))

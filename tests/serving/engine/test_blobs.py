@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serving.engine.blobs import Blobs
+from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Blob
 
 

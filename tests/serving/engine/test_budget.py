@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
+from serving.core.kv_accounting import Ledger
+from serving.core.queued_request import Item
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
 from serving.messages import Forward, Rows, Span
 from serving.nodes.admission import admit
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
 
 WHOLE = Span(0, 1, embed=True, head=True)
 CAPACITY = 100

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from serving.engine.cache import Cache, CacheHoleError
-from serving.engine.model import take_apart
-from serving.engine.pool import CacheFullError
+from serving.engines.torch.kv_pool import CacheFullError
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.sequence_cache import Cache, CacheHoleError
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from serving.engine.cache import Slot
-from serving.engine.descent import Descent
-from serving.engine.model import take_apart
-from serving.engine.stack import Lot, Stack
+from serving.engines.torch.early_exit_pass import Descent
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 
 VARIANTS = (
     "llama", "llama_yarn", "qwen2", "qwen2_mixed", "qwen3", "mistral", "mistral_open", "phi3", "phi3_longrope", "neox",

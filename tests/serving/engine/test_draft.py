@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
-from serving.engine.sampling import draw, opened
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.sampling import draw, opened
 from serving.messages import Exit, Generate, Sampling, Stop
 
 VOCABULARY = 97

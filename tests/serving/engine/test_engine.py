@@ -6,10 +6,10 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from serving.engine.blobs import Blobs
-from serving.engine.cache import CacheHoleError
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.sequence_cache import CacheHoleError
+from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Forward, Generate, Rows, Sampling, Span, Stop
 
 WHOLE = Span(0, 4, embed=True, head=True)

@@ -6,10 +6,10 @@ from itertools import accumulate
 import pytest
 import torch
 
-from serving.engine.cache import Slot
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
-from serving.engine.stack import Lot, Stack
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 from serving.messages import Exit, Generate, Sampling, Stop
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)

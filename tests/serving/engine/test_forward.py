@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 
-from serving.engine.blobs import Blobs
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
-from serving.engine.sampling import as_sent, distribution, draw
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
+from serving.engines.torch.sampling import as_sent, distribution, draw
+from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Forward, Rows, Sampling, Span, Verdict
 
 WHOLE = Span(0, 4, embed=True, head=True)

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
 from serving.messages import Generate, Stop
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 4)

@@ -6,16 +6,16 @@ import pytest
 from fake_world import THRESHOLDS, policy
 
 from serving.drivers.simulator import Chip, Simulator
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
 from serving.messages import Begin, Call, Sampling
+from serving.metrics.recorder import Recorder
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.recorder import Recorder
-from serving.slots.draft import Window
-from serving.slots.early_exit import Layers, NoExit
-from serving.slots.kv_cache import Reuse
-from serving.slots.waiting import Idle, Parallel
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Layers, NoExit
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.lookahead import Idle, Parallel
 
 PROMPTS = ((5, 17, 40, 8, 23, 61), (9, 30, 77))
 LIMIT = 20

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from serving.engine.masks import Masks
+from serving.engines.torch.masks import Masks
 
 
 def _allowed(mask):

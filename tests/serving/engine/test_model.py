@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from serving.engine.engine import Engine
-from serving.engine.model import check_checkpoint, open_model, take_apart
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import check_checkpoint, open_model, take_apart
 from serving.messages import Generate, Stop
 
 PROMPT = (5, 17, 40, 8)

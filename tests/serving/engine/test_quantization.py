@@ -8,11 +8,11 @@ import torch
 import transformers
 from torch import nn
 
-from serving.engine.engine import Engine
-from serving.engine.model import open_model
-from serving.engine.quantization import repair, settings
+from serving.engines.models import QUANTIZING
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import open_model
+from serving.engines.torch.quantization import repair, settings
 from serving.messages import Forward, Generate, Rows, Span, Stop
-from serving.pair import QUANTIZING
 
 MISSING = [name for name in QUANTIZING if find_spec(name) is None]
 installed = pytest.mark.skipif(

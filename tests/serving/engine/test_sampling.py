@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from serving.engine.sampling import as_received, as_sent, distribution, draw, kept, opened, residual
+from serving.engines.torch.sampling import as_received, as_sent, distribution, draw, kept, opened, residual
+from serving.hardware.odds import odds_nbytes
 from serving.messages import Sampling
-from serving.odds import odds_nbytes
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])

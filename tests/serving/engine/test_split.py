@@ -7,21 +7,21 @@ import torch
 from fake_world import policy
 
 from serving.drivers.simulator import Chip, Simulator
-from serving.engine import adapter
-from serving.engine.blobs import Blobs
-from serving.engine.engine import Engine
-from serving.engine.heads import Proposer
-from serving.engine.heads import blank as blank_heads
-from serving.engine.model import open_model, take_apart
-from serving.engine.stack import Stack
-from serving.medusa import Medusa
+from serving.engines.torch import draft_heads
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.heads import Proposer
+from serving.engines.torch.heads import blank as blank_heads
+from serving.engines.torch.model import open_model, take_apart
+from serving.engines.torch.model_runner import Stack
+from serving.engines.torch.tensor_store import Blobs
+from serving.learned.medusa import Medusa
 from serving.messages import HEADS, Begin, Call, Finished, Forward, Generate, Rows, Span, Stop, Verdict
+from serving.metrics.recorder import Recorder
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.recorder import Recorder
-from serving.slots.draft import Heads, Window
-from serving.slots.placement import HERE, UShape
-from serving.slots.prefill import Parts as InParts
+from serving.policy.slots.draft import Heads, Window
+from serving.policy.slots.placement import HERE, UShape
+from serving.policy.slots.prefill import Parts as InParts
 
 VARIANTS = ("llama", "llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox")
 """All six architectures, with sliding windows of 8 where there are any."""
@@ -247,9 +247,9 @@ def plain_drafter(model, shallow, weights):
 @torch.inference_mode()
 def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, causal):
     model = take_apart(causal(variant))
-    module = random_weights(adapter.blank(model, shallow))
+    module = random_weights(draft_heads.blank(model, shallow))
     plain = plain_drafter(causal(variant), shallow, module.state_dict())
-    engine, text, sure = Engine(adapter.attached(model, shallow, module)), list(PROMPT), []
+    engine, text, sure = Engine(draft_heads.attached(model, shallow, module)), list(PROMPT), []
     for _ in range(12):
         odds = plain(torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)
         text.append(int(odds.argmax()))
@@ -267,7 +267,7 @@ def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, caus
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, causal):
     model = take_apart(causal(variant))
-    module = adapter.blank(model, 2)
+    module = draft_heads.blank(model, 2)
     here = {name: value for name, value in model.layers[2].state_dict().items() if name in module.state_dict()}
     assert here.keys() == module.state_dict().keys()
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in here.items())
@@ -376,9 +376,9 @@ def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
 def test_hat_writes_the_targets_text_with_any_adapter(variant, saved, written):
     for seed in range(2):
         route = Route(saved[variant], 1, 2)
-        module = adapter.blank(route.device.model, 1)
+        module = draft_heads.blank(route.device.model, 1)
         module = random_weights(module, seed) if seed else module
-        drafter = Engine(adapter.attached(route.device.model, 1, module))
+        drafter = Engine(draft_heads.attached(route.device.model, 1, module))
         p = policy("hat", draft=Window(5, "confidence", 0.2), placement=UShape(1, 2), prefill=InParts(5, "first"))
         text, verdicts = served(route, drafter, p)
         assert text == written[variant]

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from serving.engine.cache import Slot
-from serving.engine.model import Model, take_apart
-from serving.engine.stack import Lot, Stack
+from serving.engines.torch.model import Model, take_apart
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 
 LENGTHS = (5, 23, 41)
 VARIANTS = (

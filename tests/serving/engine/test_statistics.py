@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from serving.engine.statistics import measure
-from serving.scores import SCORES
+from serving.core.scores import SCORES
+from serving.engines.torch.logit_stats import measure
 
 ROWS = {
     "wide": lambda g: torch.randn(5, 1300, generator=g) * 4,

@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, pre_tokenizers
 
-from serving.engine.tokenizer import Tokenizer, same_tokenizer
+from serving.engines.tokenizer import Tokenizer, same_tokenizer
 
 WORDS = ["<pad>", "</s>", "<u>", "<a>", "the", "red", "ball", "is", "in", "a", "box", "?"]
 CHAT = "{% for m in messages %}<u> {{ m['content'] }}{% endfor %}{% if add_generation_prompt %} <a>{% endif %}"

@@ -4,9 +4,9 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from serving.engine import verify
-from serving.engine.sampling import as_received, as_sent, distribution, draw
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.engines.torch import verify
+from serving.engines.torch.sampling import as_received, as_sent, distribution, draw
 from serving.messages import Sampling, Verdict
 
 SAMPLING = Sampling(1.0, 0, 1.0, seed=11)

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engine.wire import as_received, as_sent
-from serving.hidden import NUMBERS, hidden_nbytes
+from serving.engines.torch.wire import as_received, as_sent
+from serving.hardware.payload_size import NUMBERS, hidden_nbytes
 
 SIZES = st.sampled_from((1e-30, 1e-6, 1.0, 300.0, 6e4))
 NUMBER = pytest.mark.parametrize("number", NUMBERS)

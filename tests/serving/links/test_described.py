@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.stage import CONTENT
-from pipeline.build import Schema, construct
+from pipeline.config.build import Schema, construct
 from pipeline.errors import ConfigError
-from serving.links.mahimahi import Mahimahi
-from serving.links.outages import Listed
-from serving.network import Link
+from serving.network.link import Link
+from serving.network.mahimahi import Mahimahi
+from serving.network.outages import Listed
 
 SCHEMA = Schema(lambda path: f"sha of {path.read_text()}", lambda target, name: None)
-MAHIMAHI = "serving.links.mahimahi.Mahimahi"
+MAHIMAHI = "serving.network.mahimahi.Mahimahi"
 
 
 def made(node):
@@ -25,7 +25,7 @@ def test_a_link_reads_as_it_is_written(written):
         {
             "uplink": {"_target_": MAHIMAHI, "path": str(path)},
             "downlink_mbps": 8,
-            "outages": {"_target_": "serving.links.outages.Listed", "listed": [[1, 2], [3, 4.5]]},
+            "outages": {"_target_": "serving.network.outages.Listed", "listed": [[1, 2], [3, 4.5]]},
         }
     )
     assert found == Link(uplink=Mahimahi(path=path), downlink_mbps=8.0, outages=Listed(((1.0, 2.0), (3.0, 4.5))))

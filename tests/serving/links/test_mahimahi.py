@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from serving.links.mahimahi import Mahimahi
-from serving.luck import key
-from serving.network import Link
+from serving.core.keyed_random import key
+from serving.network.link import Link
+from serving.network.mahimahi import Mahimahi
 
 
 def rate(path, **options):

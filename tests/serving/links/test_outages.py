@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.links.loop import Loop, Replay
-from serving.links.mahimahi import Mahimahi
-from serving.links.outages import Listed, Periodic
-from serving.luck import key
-from serving.network import Link
+from serving.core.keyed_random import key
+from serving.network.link import Link
+from serving.network.loop import Loop, Replay
+from serving.network.mahimahi import Mahimahi
+from serving.network.outages import Listed, Periodic
 
 
 def link(*windows, detect_ms=1000, **options):

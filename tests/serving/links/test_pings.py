@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from serving.links.pings import Pings
-from serving.links.ucc_5g import UCC5G
-from serving.network import Link
+from serving.network.link import Link
+from serving.network.pings import Pings
+from serving.network.ucc_5g import UCC5G
 
 HEADER = "Timestamp,DL_bitrate,State,PINGAVG\n"
 

@@ -5,8 +5,8 @@ from math import inf, nan
 import pytest
 from catalogue import fields
 
-from serving.links.shannon import Shannon
-from serving.network import Link
+from serving.network.link import Link
+from serving.network.shannon import Shannon
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from serving.links.two_columns import TwoColumns
+from serving.network.two_columns import TwoColumns
 
 TEXT = "1 8\n3\t0\n\n4 16\n"
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from serving.links.ucc_5g import UCC5G
-from serving.network import Link
+from serving.network.link import Link
+from serving.network.ucc_5g import UCC5G
 
 HEADER = "Timestamp,NetworkMode,DL_bitrate,UL_bitrate,State,PINGAVG\n"
 

@@ -7,11 +7,11 @@ from fake_world import World, policy, world
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
-from serving.log.entry import Entry
-from serving.log.journal import Journal
-from serving.log.reading import read
+from serving.log.entries import Entry
+from serving.log.event_log import Journal
+from serving.log.reader import read
 from serving.messages import Command, Event, Message, Outcome, Work
-from serving.recorder import Recorder
+from serving.metrics.recorder import Recorder
 
 
 class Only:

@@ -8,7 +8,7 @@ from fake_world import ROWS
 from log.recorded import recorded
 
 from serving.log.decisions import compare, decisions
-from serving.log.entry import Entry, shifted
+from serving.log.entries import Entry, shifted
 from serving.messages import Deliver
 
 

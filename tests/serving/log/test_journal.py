@@ -9,9 +9,9 @@ import pytest
 from fake_world import ROWS, Log
 from log.recorded import recorded, recorder, watched
 
-from serving.log.entry import Born, Handled, Ran, Sent, feed
-from serving.log.journal import Journal
-from serving.log.reading import header, read
+from serving.log.entries import Born, Handled, Ran, Sent, feed
+from serving.log.event_log import Journal
+from serving.log.reader import header, read
 from serving.messages import INF, Begin, Call, Drafted, Finished, Generate, Release, Start, Stop
 
 WORK = Generate("s", 0, (1,), Stop(1))

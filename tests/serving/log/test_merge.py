@@ -7,8 +7,8 @@ import pytest
 from fake_world import ROWS, LateWire
 from log.recorded import Later, Only, recorder, watched
 
-from serving.log.entry import Handled, Sent, feed
-from serving.log.journal import Journal
+from serving.log.entries import Handled, Sent, feed
+from serving.log.event_log import Journal
 from serving.log.merge import merge, merged
 from serving.messages import Received, Release, Woke
 

@@ -12,7 +12,7 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.entry import Born, Handled, Sent
+from serving.log.entries import Born, Handled, Sent
 from serving.log.perfetto import draw
 from serving.messages import (
     INF,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from log.recorded import watched
 
-from serving.log.reading import header, read
+from serving.log.reader import header, read
 from serving.log.recording import Recording
 
 

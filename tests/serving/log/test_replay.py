@@ -12,18 +12,18 @@ from fake_world import ROWS, World, policy, world
 from log.recorded import Only, recorded, recorder, watched
 
 from serving.drivers.clock import Wall
-from serving.drivers.live import Live
+from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip, Simulator
-from serving.log.entry import Born, Handled, feed
-from serving.log.journal import Journal
-from serving.log.reading import read
+from serving.log.entries import Born, Handled, feed
+from serving.log.event_log import Journal
+from serving.log.reader import read
 from serving.log.replay import journals, replay, replay_run
 from serving.messages import Begin, Call, Joined, Lost, Node, Start, Woke
 from serving.nodes.worker import Worker
+from serving.policy.slots.draft import Window
+from serving.policy.slots.link_loss import LinkLoss
 from serving.progress import silent
 from serving.runtimes.emulated import play
-from serving.slots.draft import Window
-from serving.slots.link_loss import LinkLoss
 
 
 def maker(w: World) -> Callable[[str], Node]:

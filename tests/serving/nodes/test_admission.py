@@ -2,10 +2,10 @@
 
 import pytest
 
+from serving.core.kv_accounting import Ledger
+from serving.core.queued_request import Item
 from serving.messages import Rows, Span
 from serving.nodes.admission import admit
-from serving.nodes.item import Item
-from serving.nodes.ledger import Ledger
 
 WHOLE = Span(0, 8, embed=True, head=True)
 

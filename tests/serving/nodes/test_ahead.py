@@ -8,6 +8,7 @@ import pytest
 from fake_pair import FakePair, extend, own_text
 from fake_world import THRESHOLDS, World, policy, world
 
+from serving.core.session import Branch, Session
 from serving.messages import (
     Begin,
     Blob,
@@ -28,11 +29,10 @@ from serving.messages import (
     Verdict,
 )
 from serving.nodes.device import Device
-from serving.nodes.session import Branch, Session
-from serving.slots.draft import Window
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.waiting import Idle, Parallel
+from serving.policy.slots.draft import Window
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Idle, Parallel
 
 MOMENTS = [i * 0.011 for i in range(25)]
 ENDS = tuple(range(0, 997, 40))

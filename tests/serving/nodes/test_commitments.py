@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from fake_world import LAYERS, policy
 
-from serving.estimator import Estimator
-from serving.latency import Latency
+from serving.core.kv_accounting import Ledger
+from serving.hardware.estimator import Estimator
+from serving.hardware.latency import Latency
 from serving.messages import (
     INF,
     Backlog,
@@ -24,13 +25,12 @@ from serving.messages import (
     Verdict,
     Woke,
 )
-from serving.nodes.chooser import Chooser
-from serving.nodes.commitments import Commitments
-from serving.nodes.ledger import Ledger
+from serving.nodes.node_selector import Chooser
+from serving.nodes.reservations import Commitments
 from serving.nodes.worker import Worker
-from serving.slots.dispatch import HypSched, RoundRobin
-from serving.slots.kv_cache import Reuse
-from serving.slots.scheduler import Continuous, Fifo
+from serving.policy.slots.dispatch import HypSched, RoundRobin
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.scheduler import Continuous, Fifo
 
 SPAN = Span(0, LAYERS, embed=True, head=True)
 ROUTE = (Hop("near", SPAN),)

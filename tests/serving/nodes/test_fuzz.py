@@ -12,21 +12,21 @@ from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Chip, Simulator
 from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Sampling, Send
-from serving.policy import Policy
-from serving.slots.draft import Heads, NoDraft, Opening, Window
-from serving.slots.early_exit import NoExit, Progressive, Tail
-from serving.slots.exchange import Hidden, Tokens
-from serving.slots.exchange import Whole as Distributions
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always, Handover, Never, Random
-from serving.slots.placement import Cloud, DeviceOnly, UShape
-from serving.slots.prefill import Balanced, Parts, Whole
-from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
-from serving.slots.selection import Confidence, ConfidenceImportance
-from serving.slots.uncertainty import Perplexity, Uncertain
-from serving.slots.verify import Lossless, Replace, Tree
-from serving.slots.waiting import Candidates, Idle, Parallel
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Heads, NoDraft, Opening, Window
+from serving.policy.slots.early_exit import NoExit, Progressive, Tail
+from serving.policy.slots.importance_offload import Confidence, ConfidenceImportance
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Candidates, Idle, Parallel
+from serving.policy.slots.offload import Always, Handover, Never, Random
+from serving.policy.slots.payload import Hidden, Tokens
+from serving.policy.slots.payload import Whole as Distributions
+from serving.policy.slots.placement import Cloud, DeviceOnly, UShape
+from serving.policy.slots.prefill import Balanced, Parts, Whole
+from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.policy.slots.uncertainty_offload import Perplexity, Uncertain
+from serving.policy.slots.verify import Lossless, Replace, Tree
 
 SLOTS: dict[str, list[Any]] = {
     "draft": [

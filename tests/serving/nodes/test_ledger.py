@@ -1,7 +1,7 @@
 """Cache lengths on a worker's chip: valid, running, rejected, evicted."""
 
+from serving.core.kv_accounting import Ledger
 from serving.messages import INF, Rows, Span
-from serving.nodes.ledger import Ledger
 
 WHOLE = Span(0, 8, embed=True, head=True)
 HEAD = Span(8, 8, head=True)

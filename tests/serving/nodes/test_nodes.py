@@ -5,10 +5,10 @@ from fake_pair import own_text
 from fake_world import ROWS, World, policy, world
 
 from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Joined, Lost, Send, Start
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.prefill import Parts, Whole
-from serving.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.prefill import Parts, Whole
+from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
 
 LOSSLESS = [name for name in ROWS if policy(name).lossless]
 CLOUD = [name for name in ROWS if name != "edge_centric"]

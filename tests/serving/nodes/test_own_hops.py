@@ -30,11 +30,11 @@ from serving.messages import (
     Woke,
 )
 from serving.nodes.device import Device
-from serving.policy import Policy
-from serving.slots.kv_cache import Reuse
-from serving.slots.placement import UShape
-from serving.slots.prefill import Balanced, Parts, Whole
-from serving.slots.scheduler import Continuous
+from serving.policy.policy import Policy
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.placement import UShape
+from serving.policy.slots.prefill import Balanced, Parts, Whole
+from serving.policy.slots.scheduler import Continuous
 
 NAMES = ("hat", "u_shape", "u_medusa")
 MOMENTS = [i * 0.046 for i in range(15)]

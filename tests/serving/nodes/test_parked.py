@@ -11,8 +11,8 @@ from fake_world import World, policy, world
 from serving.drivers.simulator import Chip
 from serving.messages import Begin, Call, Cancelled, Generate, Joined, Lost, Release, Request, Send, Start
 from serving.nodes.device import _PARKED, Device
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
 
 PROMPT = tuple(range(100, 112))
 LIMIT = 8

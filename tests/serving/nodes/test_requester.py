@@ -4,6 +4,7 @@ import pytest
 from fake_pair import FakePair, extend, own_text
 from fake_world import policy, world
 
+from serving.learned.thresholds import Thresholds
 from serving.messages import (
     Begin,
     Call,
@@ -27,12 +28,11 @@ from serving.messages import (
     Woke,
 )
 from serving.nodes.device import Device
-from serving.slots.draft import Window
-from serving.slots.kv_cache import Reuse
-from serving.slots.link_loss import LinkLoss
-from serving.slots.prefill import Parts
-from serving.slots.selection import ConfidenceImportance
-from serving.thresholds import Thresholds
+from serving.policy.slots.draft import Window
+from serving.policy.slots.importance_offload import ConfidenceImportance
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.prefill import Parts
 
 MOMENTS = [i * 0.013 for i in range(30)]
 

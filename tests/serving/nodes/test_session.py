@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from serving.luck import key, luck
+from serving.core.keyed_random import key, luck
+from serving.core.session import Branch, Session
 from serving.messages import Blob, Call, Drafted, Guess, Verdict
-from serving.nodes.session import Branch, Session
 
 PROMPT = (1, 2, 3)
 DRAFT = (10, 11, 12, 13)

@@ -20,7 +20,7 @@ from fake_tiers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.cast import Cast
+from serving.deployment.topology import Cast
 from serving.messages import (
     Backlog,
     Blob,
@@ -43,9 +43,9 @@ from serving.messages import (
     Woke,
 )
 from serving.nodes.worker import Worker
-from serving.slots.dispatch import EarliestFinish, HypSched, Random, RoundRobin
-from serving.slots.prefill import Parts, Whole
-from serving.slots.scheduler import Continuous, Fifo, UpwardRank
+from serving.policy.slots.dispatch import EarliestFinish, HypSched, Random, RoundRobin
+from serving.policy.slots.prefill import Parts, Whole
+from serving.policy.slots.scheduler import Continuous, Fifo, UpwardRank
 
 BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
 NAMES = ("hyperion", "sled", "hat")

@@ -29,8 +29,8 @@ from serving.messages import (
     Woke,
 )
 from serving.nodes.worker import Worker
-from serving.slots.kv_cache import NoReuse, Reuse
-from serving.slots.scheduler import Continuous, StaticBatch
+from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.scheduler import Continuous, StaticBatch
 
 ROUTE = (Hop("cloud", Span(0, LAYERS, embed=True, head=True)),)
 

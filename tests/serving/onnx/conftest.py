@@ -12,10 +12,10 @@ import torch
 from filelock import FileLock
 from variants import VOCABULARY, build
 
-from serving.onnx.export import export
-from serving.onnx.header import HEADER
-from serving.pair import Checkpoint
-from serving.router import Router
+from serving.engines.models import Checkpoint
+from serving.engines.onnx.export import export
+from serving.engines.onnx.header import HEADER
+from serving.learned.router import Router
 
 WORDS = " ".join(f"w{i}" for i in range(VOCABULARY - 2))
 

@@ -11,13 +11,13 @@ from fake_setup import pair, setup
 
 from pipeline import api
 from pipeline.errors import UserError
+from serving.core.scores import ROUTE
+from serving.deployment.model_loading import open_models
+from serving.engines.models import Checkpoint, Model, Pair
+from serving.engines.onnx.engine import OnnxEngine
+from serving.learned.router import Router
 from serving.messages import Generate, Stop
-from serving.onnx.engine import OnnxEngine
-from serving.open import open_models
-from serving.pair import Checkpoint, Model, Pair
-from serving.provision import Provision
-from serving.router import Router
-from serving.scores import ROUTE
+from serving.policy.engine_requirements import Provision
 
 ONNX = "model.device.backend=onnx"
 TOY = (
@@ -49,13 +49,13 @@ def test_what_the_backend_cannot_run_is_refused(settings: dict[str, Any], messag
 
 
 def test_a_quantised_checkpoint_is_refused_with_the_graphs_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.pair.find_spec", lambda name: name)
+    monkeypatch.setattr("serving.engines.models.find_spec", lambda name: name)
     with pytest.raises(ValueError, match=r"cannot export quantization=nf4, .* model.stages.device_graph.int8=true"):
         on_onnx(quantization="nf4")
 
 
 def test_a_missing_library_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.onnx.libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("serving.engines.onnx.requirements.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs onnx and onnxscript and onnxruntime, .* install tandem-llm\[onnx\]"):
         on_onnx()
 
@@ -146,8 +146,8 @@ def test_the_policys_router_is_exported_with_the_model(planned: Callable[..., di
     """Any artifact stands for one here: it is only planned."""
     routed = (
         "policy/offload=always",
-        "policy.offload._target_=serving.slots.routing.Routed",
-        "+policy.offload.router._target_=serving.router.load",
+        "policy.offload._target_=serving.policy.slots.routed_offload.Routed",
+        "+policy.offload.router._target_=serving.learned.router.load",
         "+policy.offload.router.path=${stage:corpus}",
     )
     graph = planned(ONNX, *routed)["device_graph"]

@@ -12,18 +12,18 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 from variants import VARIANTS, VOCABULARY
 
-from serving.engine.architectures import ARCHITECTURES
-from serving.engine.model import open_model
-from serving.onnx import export as exporting
-from serving.onnx import header as headers
-from serving.onnx import stages
-from serving.onnx.checked import check
-from serving.onnx.export import export
-from serving.onnx.header import HEADER, MODEL, ROUTER
-from serving.onnx.session import Session
-from serving.pair import Checkpoint
-from serving.perceptron import sigmoid
-from serving.router import Router
+from serving.engines.models import Checkpoint
+from serving.engines.onnx import export as exporting
+from serving.engines.onnx import header as headers
+from serving.engines.onnx import stages
+from serving.engines.onnx.checked import check
+from serving.engines.onnx.export import export
+from serving.engines.onnx.header import HEADER, MODEL, ROUTER
+from serving.engines.onnx.session import Session
+from serving.engines.torch.architectures import ARCHITECTURES
+from serving.engines.torch.model import open_model
+from serving.learned.mlp import sigmoid
+from serving.learned.router import Router
 
 Save = Callable[..., Path]
 FEEDS = (1, 24, 1, 1, 7, 1, 20)
@@ -166,7 +166,9 @@ def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: Ro
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("serving.onnx.libraries.find_spec", lambda name: None if name == "onnxscript" else name)
+    monkeypatch.setattr(
+        "serving.engines.onnx.requirements.find_spec", lambda name: None if name == "onnxscript" else name
+    )
     with pytest.raises(ValueError, match=r"needs onnxscript, which .* install tandem-llm\[onnx\], or set model.device"):
         export(Checkpoint(hub="no/where"), tmp_path)
 

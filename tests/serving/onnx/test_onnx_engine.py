@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from variants import VOCABULARY
 
-from serving.engine.cache import CacheHoleError
-from serving.engine.engine import Engine
-from serving.engine.model import open_model
+from serving.core.scores import ROUTE, SCORES
+from serving.engines.models import Checkpoint
+from serving.engines.onnx import header as headers
+from serving.engines.onnx.engine import OnnxEngine
+from serving.engines.onnx.header import MODEL, ROUTER
+from serving.engines.onnx.session import RouterGraph
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import open_model
+from serving.engines.torch.sequence_cache import CacheHoleError
+from serving.learned.router import Router
 from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
-from serving.onnx import header as headers
-from serving.onnx.engine import OnnxEngine
-from serving.onnx.header import MODEL, ROUTER
-from serving.onnx.session import RouterGraph
-from serving.pair import Checkpoint
-from serving.router import Router
-from serving.scores import ROUTE, SCORES
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 WORKS = {

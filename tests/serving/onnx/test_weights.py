@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.onnx import weights
-from serving.pair import Checkpoint
+from serving.engines.models import Checkpoint
+from serving.engines.onnx import weights
 
 
 class Files(Checkpoint):

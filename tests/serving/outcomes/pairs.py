@@ -6,10 +6,10 @@ import torch
 from fake_setup import Words
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from serving.engine.engine import Engine
-from serving.engine.model import take_apart
+from serving.deployment.queries import Models, Query
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.model import take_apart
 from serving.messages import Call
-from serving.queries import Models, Query
 from serving.workload.prompt import Prompt
 
 torch.set_num_threads(1)

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from fake_setup import setup
 
-from serving.decoding import Decoding
-from serving.latency import load
+from serving.core.decoding import Decoding
+from serving.deployment.queries import Query
+from serving.hardware.latency import load
 from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.rights import Chances, Rights
-from serving.queries import Query
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Layers, Tail
+from serving.policy.slots.payload import Tokens, Whole
 from serving.runtimes.emulated import play
-from serving.slots.draft import Window
-from serving.slots.early_exit import Layers, Tail
-from serving.slots.exchange import Tokens, Whole
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 

@@ -11,23 +11,23 @@ from fake_setup import setup
 from fake_world import THRESHOLDS, Log
 from pairs import ENDS, pair, questions
 
-from serving.latency import Load
+from serving.deployment.queries import Models
+from serving.deployment.setup import Setup
+from serving.hardware.latency import Load
+from serving.learned.thresholds import Thresholds
 from serving.messages import Chunk, Drafted, Exit, Finished, Generate, Start, Stop
 from serving.outcomes import store
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.replayed import Replayed
 from serving.outcomes.trace import Trace
-from serving.policy import Policy
-from serving.queries import Models
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Layers, NoExit, Progressive
+from serving.policy.slots.importance_offload import ConfidenceImportance
+from serving.policy.slots.lookahead import Parallel
+from serving.policy.slots.payload import Whole
 from serving.runtimes.emulated import play
-from serving.setup import Setup
-from serving.slots.draft import Window
-from serving.slots.early_exit import Layers, NoExit, Progressive
-from serving.slots.exchange import Whole
-from serving.slots.selection import ConfidenceImportance
-from serving.slots.waiting import Parallel
-from serving.thresholds import Thresholds
 
 LAYERS, DEPTH, ASKED = 4, 8, 2
 LOW, MIDDLE, NEVER = (Layers(margin, 0.5) for margin in (0.02, 0.3, 1.0))

@@ -10,16 +10,16 @@ import pytest
 from fake_setup import setup
 from made import trace
 
-from serving.decoding import Decoding
-from serving.depths import Depths, read
+from serving.core.decoding import Decoding
+from serving.core.session import Session
+from serving.hardware.exit_depths import Depths, read
 from serving.messages import Drafted, Exit, Generate, Stop
-from serving.nodes.session import Session
 from serving.outcomes import fit, fitted, goodness
 from serving.outcomes.fitted import Fitted
 from serving.outcomes.rights import Chances
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Layers, Progressive
 from serving.runtimes.emulated import play
-from serving.slots.draft import Window
-from serving.slots.early_exit import Layers, Progressive
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 

@@ -10,22 +10,22 @@ from judge import Judge
 from made import trace
 from pairs import pair, questions
 
-from serving.decoding import Decoding
-from serving.engine.engine import Engine
+from serving.core.decoding import Decoding
+from serving.core.scores import ACCEPT, SCORES
+from serving.deployment.queries import Models
+from serving.deployment.setup import Setup
+from serving.engines.torch.engine import Engine
 from serving.messages import Drafted, Generate, Stop
+from serving.metrics.recorder import Record
 from serving.outcomes import fit
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.replayed import Replayed
-from serving.queries import Models
-from serving.recorder import Record
+from serving.outcomes.stated_predictor import Stated
+from serving.policy.slots.draft import RejectionPredictor, Window
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.lookahead import Parallel
 from serving.runtimes.emulated import play
-from serving.scores import ACCEPT, SCORES
-from serving.setup import Setup
-from serving.slots.draft import RejectionPredictor, Window
-from serving.slots.kv_cache import Reuse
-from serving.slots.waiting import Parallel
-from serving.stated import Stated
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 

@@ -12,13 +12,13 @@ from fake_world import policy
 from made import trace
 from pairs import pair, questions
 
-from serving.decoding import Decoding
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
 from serving.messages import Exit
 from serving.outcomes import fitted, replayed, store
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.trace import Tables, Trace
-from serving.pair import Checkpoint
-from serving.slots.early_exit import Layers, NoExit
+from serving.policy.slots.early_exit import Layers, NoExit
 from serving.stages import fit_outcomes, record_outcomes
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt

@@ -10,22 +10,22 @@ from fake_setup import setup
 from fake_world import THRESHOLDS, Log
 from pairs import LAYERS, LIMIT, pair, questions
 
-from serving.decoding import Decoding
-from serving.latency import load
+from serving.core.decoding import Decoding
+from serving.deployment.queries import Models
+from serving.deployment.setup import Setup
+from serving.hardware.latency import load
+from serving.learned.thresholds import Thresholds
 from serving.messages import Call, Exit, Forward, Generate, Rows, Span, Start, Stop
+from serving.metrics.recorder import Record
 from serving.outcomes.outcomes import Opened
-from serving.outcomes.reader import HoleError
 from serving.outcomes.record import TraceRecording
 from serving.outcomes.replayed import Replayed
 from serving.outcomes.trace import Trace
-from serving.queries import Models
-from serving.recorder import Record
+from serving.outcomes.trace_engine import HoleError
+from serving.policy.slots.draft import Window
+from serving.policy.slots.early_exit import Tail
+from serving.policy.slots.importance_offload import ConfidenceImportance
 from serving.runtimes.emulated import play
-from serving.setup import Setup
-from serving.slots.draft import Window
-from serving.slots.early_exit import Tail
-from serving.slots.selection import ConfidenceImportance
-from serving.thresholds import Thresholds
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Asked
 

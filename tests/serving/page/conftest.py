@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from page.made import Played, pair, routed, show
 
-from serving.pair import Pair
+from serving.engines.models import Pair
 
 
 @pytest.fixture(scope="session")

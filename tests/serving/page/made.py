@@ -12,24 +12,24 @@ import numpy as np
 from checkpoints import made
 from fake_setup import setup
 
-from serving.packing import REPORTED, Factor
-from serving.page.measures import Meter
-from serving.page.models import open_all
-from serving.page.offer import Offer
-from serving.page.options import Page
-from serving.page.server import Server
-from serving.page.show import Show
-from serving.page.stage import Stage
-from serving.pair import Model, Pair
-from serving.policy import Policy
-from serving.queries import Models
-from serving.router import Router
-from serving.scores import Side
-from serving.service import Service
-from serving.slots.draft import Window
-from serving.slots.link_loss import LinkLoss
-from serving.slots.routing import Routed
-from serving.slots.verify import Replace
+from serving.core.scores import Side
+from serving.deployment.queries import Models
+from serving.engines.models import Model, Pair
+from serving.frontend.service_options import Service
+from serving.frontend.ui.config import Show
+from serving.frontend.ui.measures import Meter
+from serving.frontend.ui.models import open_all
+from serving.frontend.ui.options import Page
+from serving.frontend.ui.policy_card import Offer
+from serving.frontend.ui.server import Server
+from serving.frontend.ui.stage import Stage
+from serving.hardware.replica_packing import REPORTED, Factor
+from serving.learned.router import Router
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.routed_offload import Routed
+from serving.policy.slots.verify import Replace
 
 PROMPT = "where is the red key"
 WIDTH = 16

@@ -40,9 +40,10 @@ def _policy(folder: Path) -> str:
     }  # fmt: skip
     defaults = "\n".join(f"  - {slot}: {choice}" for slot, choice in slots.items())
     return (
-        f"# CITER with a router made by hand.\ndefaults:\n{defaults}\n  - _self_\n_target_: serving.policy.Policy\n"
-        "name: citer\noffload:\n  _target_: serving.slots.routing.Routed\n"
-        f"  router: {{_target_: serving.router.load, path: {folder}}}\n"
+        f"# CITER with a router made by hand.\ndefaults:\n{defaults}\n  - _self_\n_target_: "
+        "serving.policy.policy.Policy\n"
+        "name: citer\noffload:\n  _target_: serving.policy.slots.routed_offload.Routed\n"
+        f"  router: {{_target_: serving.learned.router.load, path: {folder}}}\n"
     )
 
 

@@ -278,7 +278,7 @@ END = [("counters", {"tokens": 1, "routed": 1}), ("done", {"ending": "stop", "ta
 
 def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
     """A run of which the server tells these events."""
-    from serving.page.run import lines
+    from serving.frontend.ui.run import lines
 
     body = lines(list(events)).decode()
     view.page.route("**/api/runs", lambda route: route.fulfill(body=body, content_type="text/event-stream"))

@@ -9,20 +9,13 @@ import pytest
 from endpoint.fake_gateway import FakeTokenizer
 from page.made import meter, named, offer, routed
 
-from serving.endpoint.errors import ApiError
-from serving.endpoint.text import decode
-from serving.messages import (
-    Begin,
-    Call,
-    Deliver,
-    Joined,
-    Lost,
-    Routing,
-)
-from serving.page.question import Question
-from serving.page.run import Run, lines
-from serving.page.watch import Watch
-from serving.slots.link_loss import LinkLoss
+from serving.frontend.openai.detokenizer import decode
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.ui.question import Question
+from serving.frontend.ui.run import Run, lines
+from serving.frontend.ui.token_trace import Watch
+from serving.messages import Begin, Call, Deliver, Joined, Lost, Routing
+from serving.policy.slots.link_loss import LinkLoss
 
 
 class Told:

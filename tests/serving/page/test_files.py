@@ -2,7 +2,7 @@
 
 import re
 
-from serving.page import files
+from serving.frontend.ui import files
 
 
 def test_nothing_of_the_page_is_elsewhere() -> None:

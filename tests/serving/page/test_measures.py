@@ -3,8 +3,8 @@
 from fake_setup import setup
 from page.made import PF, meter
 
-from serving.page.measures import Meter
-from serving.recorder import Record
+from serving.frontend.ui.measures import Meter
+from serving.metrics.recorder import Record
 
 
 def record() -> Record:

@@ -7,14 +7,14 @@ import pytest
 from fake_setup import LAYERS, setup
 from page.made import offer, routed, router
 
-from serving.cast import Cast
-from serving.endpoint.errors import ApiError
-from serving.page.cast import NamedCast
-from serving.page.models import shares
-from serving.page.offer import Offer
-from serving.page.question import question
-from serving.provision import PLAIN
-from serving.remote.server import Server
+from serving.deployment.topology import Cast
+from serving.engines.remote.server import Server
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.ui.cast import NamedCast
+from serving.frontend.ui.models import shares
+from serving.frontend.ui.policy_card import Offer
+from serving.frontend.ui.question import question
+from serving.policy.engine_requirements import PLAIN
 
 
 def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:

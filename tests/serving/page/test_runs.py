@@ -10,11 +10,11 @@ import pytest
 from fake_setup import setup
 from page.made import PROMPT, Played, named, routed, router, show
 
+from serving.engines.models import Pair
+from serving.frontend.ui.app import Runs
+from serving.frontend.ui.device_pool import Seats
 from serving.messages import Joined, Lost
-from serving.page.app import Runs
-from serving.page.seats import Seats
-from serving.pair import Pair
-from serving.slots.link_loss import LinkLoss
+from serving.policy.slots.link_loss import LinkLoss
 
 
 def clouds(events: list[Any]) -> list[bool]:
@@ -288,8 +288,8 @@ def test_a_key_opens_runs_and_the_files_are_open(tiny: Pair, monkeypatch: pytest
 
 
 def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page: Played) -> None:
-    from serving.endpoint.errors import ApiError
-    from serving.page.question import Question
+    from serving.frontend.openai.errors import ApiError
+    from serving.frontend.ui.question import Question
 
     runs = Runs(page.stage, page.server._running)
     offers = page.stage.show.offers

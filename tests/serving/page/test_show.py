@@ -7,9 +7,9 @@ import pytest
 from fake_setup import setup
 from page.made import routed
 
-from serving.page.options import Page
-from serving.page.show import Show
-from serving.service import Service
+from serving.frontend.service_options import Service
+from serving.frontend.ui.config import Show
+from serving.frontend.ui.options import Page
 
 
 @pytest.mark.parametrize(

@@ -5,20 +5,8 @@ from typing import Any
 from fake_world import policy as fake_policy
 from fake_world import world
 
-from serving.messages import (
-    REPLY_NBYTES,
-    Begin,
-    Call,
-    Deliver,
-    Drafted,
-    Generate,
-    Lost,
-    Received,
-    Reply,
-    Stop,
-    Verdict,
-)
-from serving.page.watch import Watch
+from serving.frontend.ui.token_trace import Watch
+from serving.messages import REPLY_NBYTES, Begin, Call, Deliver, Drafted, Generate, Lost, Received, Reply, Stop, Verdict
 
 
 def test_a_look_is_of_the_token_that_stands_or_of_the_devices_own() -> None:

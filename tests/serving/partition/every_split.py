@@ -10,7 +10,7 @@ from itertools import combinations_with_replacement, pairwise
 
 from hypothesis import strategies as st
 
-from serving.partition.problem import Ends, Problem
+from serving.policy.partition.problem import Ends, Problem
 
 
 @dataclass(frozen=True)

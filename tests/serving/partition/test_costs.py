@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from catalogue import architecture, names
 
-from serving.architecture import drafter
-from serving.latency import load
-from serving.packing import Demand
-from serving.partition.costs import costs
+from serving.hardware.architecture import drafter
+from serving.hardware.latency import load
+from serving.hardware.replica_packing import Demand
+from serving.policy.partition.costs import costs
 
 LLAMA = architecture("llama3_8b")
 MATMUL = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
@@ -67,7 +67,7 @@ def test_blocks_sum_to_the_whole_model(name, precision):
 
 def test_requests_are_counted_as_latencies_are():
     """A latency of one second a FLOP takes as many seconds as there are FLOPs."""
-    from serving.latency import Latency
+    from serving.hardware.latency import Latency
 
     pairs = LLAMA.flops_per_interaction()
     a_flop_s = Latency(2 * LLAMA.matmul_parameters, pairs, 0, 0, 32, "FLOPs", 2 * LLAMA.head_parameters)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from catalogue import architecture, bed, fleet, link
 
-from serving.partition.balanced import Balanced
-from serving.partition.division import Division
-from serving.partition.hypsplit import HypSplit
-from serving.partition.optimum import Optimum
-from serving.tier import Tier
+from serving.hardware.tier import Tier
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.division import Division
+from serving.policy.partition.hypsplit import HypSplit
+from serving.policy.partition.optimum import Optimum
 
 LAN = link("lan_1gbps")
 NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"
@@ -64,7 +64,7 @@ def test_bandwidth_is_how_often_a_blocks_weights_are_read() -> None:
 
 
 def test_profiled_is_what_the_chips_coefficients_say_of_a_prefill_and_of_each_pass() -> None:
-    from serving.latency import load
+    from serving.hardware.latency import load
 
     alone = fleet(NX, mode="MAXN_SUPER")
     shape = architecture("llama3_8b")

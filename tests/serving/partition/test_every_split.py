@@ -7,11 +7,11 @@ from every_split import PROBLEMS, Found, every
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serving.partition.balanced import Balanced, works
-from serving.partition.greedy import Fill, Greedy
-from serving.partition.hypsplit import HypSplit, bounds_s
-from serving.partition.optimum import Optimum
-from serving.partition.problem import Problem, Split
+from serving.policy.partition.balanced import Balanced, works
+from serving.policy.partition.baselines import Fill, Greedy
+from serving.policy.partition.hypsplit import HypSplit, bounds_s
+from serving.policy.partition.optimum import Optimum
+from serving.policy.partition.problem import Problem, Split
 
 many = settings(max_examples=500, deadline=None)
 

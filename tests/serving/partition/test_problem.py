@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from serving.partition.balanced import Balanced
-from serving.partition.greedy import Greedy
-from serving.partition.hypsplit import HypSplit
-from serving.partition.optimum import Optimum
-from serving.partition.problem import Problem, Split
+from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.hypsplit import HypSplit
+from serving.policy.partition.optimum import Optimum
+from serving.policy.partition.problem import Problem, Split
 
 GB = 2**30
 STRICT = [HypSplit(), Balanced(), Greedy(), Greedy("front")]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from serving.partition.balanced import UNIT, Balanced, works
-from serving.partition.greedy import Greedy
-from serving.partition.hypsplit import HypSplit, bounds_s
-from serving.partition.optimum import Optimum
-from serving.partition.problem import Problem
+from serving.policy.partition.balanced import UNIT, Balanced, works
+from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.hypsplit import HypSplit, bounds_s
+from serving.policy.partition.optimum import Optimum
+from serving.policy.partition.problem import Problem
 
 INF = float("inf")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from endpoint.tokenizers_made import byte_level
 
-from serving.engine.tokenizer import Tokenizer
-from serving.remote.client import Client
-from serving.remote.server import Server
+from serving.engines.remote.client import Client
+from serving.engines.remote.server import Server
+from serving.engines.tokenizer import Tokenizer
 
 
 def save(path: Path, layers: int, seed: int) -> Path:

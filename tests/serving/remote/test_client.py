@@ -12,13 +12,13 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import Clock, counting, server
 from remote.fake_server import FakeServer
 
-from serving.engine.tokenizer import Tokenizer
-from serving.remote.answer import by_id
-from serving.remote.client import Client
-from serving.remote.dialect import DIALECTS
-from serving.remote.error import RemoteError
-from serving.remote.rest import WAITED
-from serving.remote.writer import Writer
+from serving.engines.remote.answer import by_id
+from serving.engines.remote.client import Client
+from serving.engines.remote.dialect import DIALECTS
+from serving.engines.remote.errors import RemoteError
+from serving.engines.remote.generator import Writer
+from serving.engines.remote.rest import WAITED
+from serving.engines.tokenizer import Tokenizer
 
 KEY = "sk-the-key-of-this-test"
 PROMPT = (40, 41, 42)

@@ -10,13 +10,13 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 
-from serving.engine.cache import CacheHoleError
-from serving.engine.engine import Engine
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.remote.engine import RemoteEngine, draw
+from serving.engines.remote.errors import RemoteError
+from serving.engines.remote.opening import open_remote
+from serving.engines.tokenizer import Tokenizer
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.messages import Forward, Generate, Result, Rows, Sampling, Span, Stop, Verdict
-from serving.remote.engine import RemoteEngine, draw
-from serving.remote.error import RemoteError
-from serving.remote.opening import open_remote
 
 Brain = Callable[[tuple[int, ...]], int]
 WHOLE = Span(0, 3, embed=True, head=True)
@@ -48,7 +48,7 @@ def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how
 
 
 def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
-    from serving.engine.model import open_model
+    from serving.engines.torch.model import open_model
 
     torch_engine = Engine(open_model(str(pair[1])), vocabulary=len(tokenizer))
     with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:

@@ -10,10 +10,10 @@ from remote.conftest import server
 from remote.test_served import HYBRID, queries, served
 from remote.test_served import made as setup_of
 
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.remote.engine import RemoteEngine
+from serving.engines.remote.opening import open_remote
+from serving.engines.tokenizer import Tokenizer
 from serving.messages import Forward, Rows, Span
-from serving.remote.engine import RemoteEngine
-from serving.remote.opening import open_remote
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def url(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> It
     why = "xllamacpp and gguf are not installed (the extra llama_cpp): no real llama.cpp server is tested"
     xllamacpp = pytest.importorskip("xllamacpp", reason=why)
     pytest.importorskip("gguf", reason=why)
-    from serving.remote.gguf import convert
+    from serving.engines.remote.gguf import convert
 
     file = tmp_path_factory.mktemp("gguf") / "large.gguf"
     convert(pair[1], file)

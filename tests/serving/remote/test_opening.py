@@ -10,21 +10,21 @@ from fake_setup import setup
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 
-from serving.context import context_tokens
-from serving.decoding import Decoding
-from serving.engine.blobs import Blobs
-from serving.engine.tokenizer import Tokenizer
-from serving.open import depth, open_models, open_side, spoken
-from serving.pair import Checkpoint, Model, Pair
+from serving.core.decoding import Decoding
+from serving.deployment.context import context_tokens
+from serving.deployment.model_loading import depth, open_models, open_side, spoken
+from serving.engines.models import Checkpoint, Model, Pair
+from serving.engines.remote.engine import RemoteEngine
+from serving.engines.remote.opening import open_remote
+from serving.engines.tokenizer import Tokenizer
+from serving.engines.torch.tensor_store import Blobs
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.offload import Never
+from serving.policy.slots.placement import Cloud, UShape
+from serving.policy.slots.verify import Replace
 from serving.progress import silent
-from serving.remote.engine import RemoteEngine
-from serving.remote.opening import open_remote
 from serving.runtimes.emulated import Emulated
 from serving.runtimes.local import Local
-from serving.slots.kv_cache import Reuse
-from serving.slots.offload import Never
-from serving.slots.placement import Cloud, UShape
-from serving.slots.verify import Replace
 
 LARGE = architecture("llama2_13b")
 

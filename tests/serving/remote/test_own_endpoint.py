@@ -9,12 +9,12 @@ import pytest
 from endpoint.fake_gateway import FakeGateway
 from remote.conftest import counting, server
 
-from serving.endpoint.endpoint import Endpoint
-from serving.endpoint.gateway import Conversation, Piece
-from serving.endpoint.server import serve
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.remote.opening import open_remote
+from serving.engines.tokenizer import Tokenizer
+from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.gateway import Conversation, Piece
+from serving.frontend.openai.server import serve
 from serving.messages import Forward, Routing, Rows, Sampling, Span, Verdict
-from serving.remote.opening import open_remote
 
 BRAIN = counting(50)
 

@@ -14,7 +14,7 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import counting
 from remote.fake_server import FakeServer
 
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 

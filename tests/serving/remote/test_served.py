@@ -14,22 +14,22 @@ from fake_setup import Questions, setup
 from remote.conftest import Clock, server
 from remote.fake_server import FakeServer
 
-from serving.engine.tokenizer import Tokenizer
+from serving.deployment.model_loading import open_models
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
+from serving.engines.models import Model, Pair
+from serving.engines.remote.client import Client
+from serving.engines.remote.opening import open_remote
+from serving.engines.tokenizer import Tokenizer
 from serving.messages import Call
-from serving.open import open_models
-from serving.pair import Model, Pair
+from serving.metrics.recorder import Record
+from serving.policy.slots.draft import Window
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.offload import Always
+from serving.policy.slots.verify import Replace
 from serving.progress import silent
-from serving.queries import Query
-from serving.recorder import Record
-from serving.remote.client import Client
-from serving.remote.opening import open_remote
 from serving.runtimes import emulated
 from serving.runtimes.local import Local
-from serving.setup import Setup
-from serving.slots.draft import Window
-from serving.slots.link_loss import LinkLoss
-from serving.slots.offload import Always
-from serving.slots.verify import Replace
 
 Brain = Callable[[tuple[int, ...]], int]
 REPLACED = {"draft": Window(1), "verify": Replace()}
@@ -181,7 +181,7 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
 ) -> None:
     """Sixty-four attempts take a moment of virtual time; on real time a device waits itself."""
     clock = Clock()
-    monkeypatch.setattr("serving.remote.opening.Client", partial(Client, sleep=clock.sleep, clock=clock))
+    monkeypatch.setattr("serving.engines.remote.opening.Client", partial(Client, sleep=clock.sleep, clock=clock))
     with FakeServer(byte_level(), brain) as fake:
         far = Model(timing=architecture("llama2_13b"), server=server(fake.url, retries=0, rest_s=5.0))
         both = Pair(Model(path=pair[0], timing=architecture("tinyllama_1_1b")), far)

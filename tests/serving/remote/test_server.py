@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from serving.remote.client import Client
-from serving.remote.patience import pause_s, retry_after_s
-from serving.remote.server import Server
+from serving.engines.remote.client import Client
+from serving.engines.remote.retry import pause_s, retry_after_s
+from serving.engines.remote.server import Server
 
 KEY = "sk-the-key-of-this-test"
 

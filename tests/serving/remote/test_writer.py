@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from remote.conftest import server
 from remote.fake_server import FakeServer
 
-from serving.engine.tokenizer import Tokenizer
+from serving.engines.remote.client import Client
+from serving.engines.remote.dialect import DIALECTS, Draw
+from serving.engines.remote.errors import RemoteError
+from serving.engines.remote.generator import Writer
+from serving.engines.remote.tokens import HALF, decode, encode, names
+from serving.engines.tokenizer import Tokenizer
 from serving.messages import Verdict
-from serving.remote.client import Client
-from serving.remote.dialect import DIALECTS, Draw
-from serving.remote.error import RemoteError
-from serving.remote.tokens import HALF, decode, encode, names
-from serving.remote.writer import Writer
 
 
 def ids(text: str) -> tuple[int, ...]:

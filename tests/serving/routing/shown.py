@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.router import Router
-from serving.slots.routing import Routed
+from serving.learned.router import Router
+from serving.policy.slots.routed_offload import Routed
 
 WIDTH = 3
 

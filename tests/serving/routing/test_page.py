@@ -10,10 +10,10 @@ from endpoint.fake_gateway import FakeGateway, Loop
 from endpoint.plain_http import JSON, request, send
 from routing.shown import question, routed, state
 
-from serving.endpoint.endpoint import Endpoint
-from serving.endpoint.gateway import Piece
+from serving.frontend.openai.allowed import Allowed
+from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.gateway import Piece
 from serving.messages import Routing
-from serving.routing.allowed import Allowed
 
 KEY = "the-key-of-this-test"
 SLM = state(1.0, 0.0, 0.0)

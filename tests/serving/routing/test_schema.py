@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routing.shown import question, state
 
-from serving.endpoint.errors import ApiError
-from serving.routing import schema
-from serving.routing.schema import Asked, Past, Reply, read
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.routing_api import schema
+from serving.frontend.routing_api.schema import Asked, Past, Reply, read
 
 
 def parsed(**changes: Any) -> Asked:

@@ -7,12 +7,12 @@ from fake_pair import own_text
 from routing.shown import routed
 from test_gateway import PROMPT, Stage, played, text
 
+from serving.core.scores import ROUTE
+from serving.frontend.routing_api.handler import UNCHECKED
 from serving.messages import Routing
-from serving.routing.page import UNCHECKED
-from serving.scores import ROUTE
-from serving.slots.draft import Window
-from serving.slots.link_loss import LinkLoss
-from serving.slots.verify import Lossless, Replace
+from serving.policy.slots.draft import Window
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.verify import Lossless, Replace
 
 HOW: dict[str, Any] = {"draft": Window(1), "verify": Replace(), "link_loss": LinkLoss("local")}
 

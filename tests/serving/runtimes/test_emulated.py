@@ -7,9 +7,9 @@ from fake_pair import own_text
 from fake_setup import models, queries, setup
 from fake_world import ROWS
 
-from serving.recorder import Record
+from serving.metrics.recorder import Record
+from serving.runtimes.clients import StalledError
 from serving.runtimes.emulated import play
-from serving.users import StalledError
 
 
 def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, Record]:

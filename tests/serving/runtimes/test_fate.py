@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from fake_tiers import LAYERS, Doomed, over, tiers
 
-from serving.links.outages import Window
-from serving.runtimes import crew as crews
+from serving.network.outages import Window
+from serving.runtimes import process_group as crews
 from serving.runtimes.fate import Fate
 from serving.runtimes.grpc import Grpc
 

@@ -5,8 +5,8 @@ from contextlib import nullcontext
 import pytest
 from fake_setup import LAYERS, setup
 
-from serving.cast import Cast
-from serving.runtimes import crew as crews
+from serving.deployment.topology import Cast
+from serving.runtimes import process_group as crews
 from serving.runtimes.grpc import Grpc
 from serving.transport.security import Security
 

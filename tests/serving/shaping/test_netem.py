@@ -1,12 +1,12 @@
 import pytest
 from catalogue import fields, link, names
 
-from serving.links.outages import Periodic
-from serving.links.two_columns import TwoColumns
-from serving.network import Link
-from serving.shaping.command import CommandError, run
-from serving.shaping.kernel import check_machine, spare
-from serving.shaping.netem import commands, common, netem, note, removal
+from serving.network.link import Link
+from serving.network.outages import Periodic
+from serving.network.two_columns import TwoColumns
+from serving.transport.shaping.command import CommandError, run
+from serving.transport.shaping.kernel import check_machine, spare
+from serving.transport.shaping.netem import commands, common, netem, note, removal
 
 PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 

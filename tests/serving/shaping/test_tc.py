@@ -8,11 +8,11 @@ from itertools import count
 
 import pytest
 
-from serving.network import Link
-from serving.shaping.command import CommandError, run
-from serving.shaping.kernel import check_machine, check_netem
-from serving.shaping.netem import HANDLE, commands, removal
-from serving.shaping.tc import claimed, clear, root, shaped
+from serving.network.link import Link
+from serving.transport.shaping.command import CommandError, run
+from serving.transport.shaping.kernel import check_machine, check_netem
+from serving.transport.shaping.netem import HANDLE, commands, removal
+from serving.transport.shaping.tc import claimed, clear, root, shaped
 
 LINK = Link(uplink_mbps=10, downlink_mbps=20, delay_ms=50)
 CLOUD = "127.0.0.1:4711"
@@ -252,7 +252,7 @@ def test_a_real_kernel_takes_away_only_what_is_ours():
 
 def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
     """With htb in the place of prio and netem, which not every kernel has; the filters are the run's own."""
-    monkeypatch.setattr("serving.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    monkeypatch.setattr("serving.transport.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
     with namespace() as (pid, inside):
         in_place = shaping(lambda command: inside(in_htb(command)), "lo")
         with in_place as shape:
@@ -265,7 +265,7 @@ def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
 
 @pytest.mark.slow
 def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
-    monkeypatch.setattr("serving.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    monkeypatch.setattr("serving.transport.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
     with namespace() as (pid, inside):
         try:
             check_netem(inside)

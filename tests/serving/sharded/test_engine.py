@@ -12,16 +12,16 @@ import torch
 from dialogue import play, writing
 from variants import build
 
-from serving.engine.blobs import Blobs
-from serving.engine.cache import CacheHoleError
-from serving.engine.engine import Engine
-from serving.engine.model import open_model
-from serving.engine.pool import CacheFullError
-from serving.engine.stack import Stack
+from serving.engines.tensor_parallel.engine import Leader
+from serving.engines.tensor_parallel.opening import open_shared
+from serving.engines.tensor_parallel.worker_group import TeamError
+from serving.engines.torch.engine import Engine
+from serving.engines.torch.kv_pool import CacheFullError
+from serving.engines.torch.model import open_model
+from serving.engines.torch.model_runner import Stack
+from serving.engines.torch.sequence_cache import CacheHoleError
+from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Forward, Generate, Rows, Span, Stop
-from serving.sharded.engine import Leader
-from serving.sharded.opening import open_shared
-from serving.sharded.team import TeamError
 
 WHOLE = Span(0, 4, embed=True, head=True)
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 55)
@@ -201,7 +201,7 @@ def test_one_that_stands_still_is_given_up(saved):
 @pytest.mark.slow
 def test_one_that_cannot_begin_is_named(saved, monkeypatch):
     path = saved("llama")
-    from serving.sharded import opening
+    from serving.engines.tensor_parallel import opening
 
     plain = opening.loaded
 
@@ -219,7 +219,7 @@ def test_one_that_cannot_begin_is_named(saved, monkeypatch):
 
 LEAD = """
 import os, signal, sys
-from serving.sharded.opening import open_shared
+from serving.engines.tensor_parallel.opening import open_shared
 if __name__ == "__main__":
     model, team = open_shared(sys.argv[1], 2)
     print(team.pids[0], flush=True)

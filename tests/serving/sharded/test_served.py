@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from catalogue import architecture
 
+from serving.deployment.model_loading import open_models
+from serving.engines.models import Checkpoint, Model
 from serving.messages import Forward, Rows, Span
-from serving.open import open_models
-from serving.pair import Checkpoint, Model
 
 WHOLE = Span(0, 3, embed=True, head=True)
 

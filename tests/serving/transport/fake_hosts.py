@@ -8,11 +8,11 @@ from typing import Any
 import grpc.aio
 
 from serving.messages import Hop, Message, Release, Request, Rows, Span
-from serving.transport.dialler import Dialler
-from serving.transport.hello import Hello
+from serving.transport.client import Dialler
+from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
-from serving.transport.listener import Listener
-from serving.transport.stream import METHOD
+from serving.transport.server import Listener
+from serving.transport.stream_transport import METHOD
 
 FAST = Limits(backoff_s=0.01, backoff_max_s=0.05)
 ROUTE = (Hop("cloud", Span(0, 8, True, True)),)

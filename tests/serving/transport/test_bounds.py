@@ -6,10 +6,10 @@ import pytest
 
 from serving.messages import Backlog, Release
 from serving.transport.backoff import Backoff
+from serving.transport.errors import RefusedError
 from serving.transport.limits import Limits
-from serving.transport.outbox import Outbox
-from serving.transport.owners import Owners
-from serving.transport.refused import RefusedError
+from serving.transport.session_ownership import Owners
+from serving.transport.stream import Outbox
 
 from fake_hosts import play, request, soon  # isort: skip
 

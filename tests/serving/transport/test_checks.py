@@ -12,10 +12,10 @@ from serving.transport import encode
 from serving.transport import tandem_pb2 as pb
 from serving.transport.checks import parsed
 from serving.transport.decode import Decoder
-from serving.transport.hello import Hello
+from serving.transport.errors import RefusedError
+from serving.transport.handshake import Hello
 from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.refused import RefusedError
 
 KNOWN = Known(vocabulary=1000, hidden=4, route=ROUTE)
 
@@ -144,7 +144,7 @@ def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: 
 
 
 def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
-    """A distribution that names tokens, as `serving.engine.sampling.as_sent` packs it."""
+    """A distribution that names tokens, as `serving.engines.torch.sampling.as_sent` packs it."""
     data = b"".join(struct.pack("<He" if width == 4 else "<Ie", *entry) for entry in entries)
     return pb.Tensor(dtype="int8", shape=[len(entries), width], data=data)
 

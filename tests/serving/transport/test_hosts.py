@@ -7,10 +7,10 @@ import pytest
 from fake_hosts import FAST, FakeEars, cable, dialling, ending, hello, listening, play, raw, request, soon, until
 
 from serving.messages import INF, Backlog, Message, Miss, Release, Reply, Verdict
-from serving.transport.dialler import Dialler
-from serving.transport.hello import Hello
-from serving.transport.listener import Listener
-from serving.transport.refused import RefusedError
+from serving.transport.client import Dialler
+from serving.transport.errors import RefusedError
+from serving.transport.handshake import Hello
+from serving.transport.server import Listener
 
 REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
 

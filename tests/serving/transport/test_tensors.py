@@ -6,15 +6,15 @@ import pytest
 import torch
 from fake_hosts import FAST, FakeEars, dialling, ending, hello, listening, play, raw, request
 
-from serving.engine.blobs import Blobs
-from serving.engine.sampling import as_received, as_sent, distribution
+from serving.engines.torch.sampling import as_received, as_sent, distribution
+from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Blob, Hop, Request, Sampling, Span
 from serving.transport import encode, tensors
 from serving.transport import tandem_pb2 as pb
-from serving.transport.hello import Hello
+from serving.transport.errors import RefusedError
+from serving.transport.handshake import Hello
 from serving.transport.known import Known
 from serving.transport.luggage import Luggage
-from serving.transport.refused import RefusedError
 
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 

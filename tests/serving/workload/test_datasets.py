@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from serving.workload.cnn_dailymail import CNNDailyMail
-from serving.workload.commonsense_qa import CommonsenseQA
 from serving.workload.dataset import quality_note
-from serving.workload.gsm8k import GSM8K
-from serving.workload.heysquad import HeySQuAD
-from serving.workload.llqa import LLQA
-from serving.workload.sensorqa import SensorQA
-from serving.workload.spec_bench import SpecBench
-from serving.workload.sst2 import SST2
-from serving.workload.tiny import TinyTasks
-from serving.workload.xsum import XSum
+from serving.workload.datasets.cnn_dailymail import CNNDailyMail
+from serving.workload.datasets.commonsense_qa import CommonsenseQA
+from serving.workload.datasets.gsm8k import GSM8K
+from serving.workload.datasets.heysquad import HeySQuAD
+from serving.workload.datasets.llqa import LLQA
+from serving.workload.datasets.sensorqa import SensorQA
+from serving.workload.datasets.spec_bench import SpecBench
+from serving.workload.datasets.sst2 import SST2
+from serving.workload.datasets.tiny import TinyTasks
+from serving.workload.datasets.xsum import XSum
 
 REAL = {
     CommonsenseQA: ("commonsenseqa/dev.jsonl", 495),

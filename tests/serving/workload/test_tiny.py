@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from serving.workload.tiny import TinyTasks
+from serving.workload.datasets.tiny import TinyTasks
 
 ROWS = [
     {

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from serving.decoding import Decoding
+from serving.core.decoding import Decoding
+from serving.deployment.model_loading import open_models, queries
+from serving.engines.models import Checkpoint
 from serving.messages import Chunk
-from serving.open import open_models, queries
-from serving.pair import Checkpoint
 from serving.progress import silent
-from serving.workload.tiny import TinyTasks
+from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
-from training import generation, stages, tokenizer
-from training.acceptance import draft
-from training.alignment.alignment import Alignment, align, drafted_importance, judge
-from training.alignment.table import BINS, TOKEN
+from training import stages
+from training.embedded_pair import generation, tokenizer
+from training.embedded_pair.draft_quality import draft
+from training.synera.alignment import Alignment, align, drafted_importance, judge
+from training.synera.alignment_report import BINS, TOKEN
 
 
 def test_hits_and_confidence_of_logits() -> None:

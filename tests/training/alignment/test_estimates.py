@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from training import acceptance
-from training.alignment.estimates import auc, highest, ratio, skewness, spearman
+from training.embedded_pair import draft_quality
+from training.synera.estimates import auc, highest, ratio, skewness, spearman
 
 RNG = np.random.default_rng(7)
 ANSWERS = 60
@@ -46,11 +46,11 @@ def test_the_spread_of_a_ratio_is_that_of_resampled_answers() -> None:
 
 
 def test_auc_is_that_of_all_tokens() -> None:
-    assert np.mean(auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(acceptance.auc(SCORES, POSITIVE))
+    assert np.mean(auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(draft_quality.auc(SCORES, POSITIVE))
 
 
 def test_the_spread_of_an_auc_is_that_of_resampled_answers() -> None:
-    expected = resampled(lambda tokens: acceptance.auc(SCORES[tokens], POSITIVE[tokens]))
+    expected = resampled(lambda tokens: draft_quality.auc(SCORES[tokens], POSITIVE[tokens]))
     assert np.std(auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) / ANSWERS**0.5 == pytest.approx(expected, rel=0.15)
 
 

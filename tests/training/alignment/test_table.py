@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from training.alignment.alignment import Alignment, Drafts, Flags, Tokens
-from training.alignment.table import CONTENT, DRAFT, DRAFTED, SCORE, TOKEN, metrics, rows
+from training.synera.alignment import Alignment, Drafts, Flags, Tokens
+from training.synera.alignment_report import CONTENT, DRAFT, DRAFTED, SCORE, TOKEN, metrics, rows
 
 
 def flags(text: str) -> Flags:

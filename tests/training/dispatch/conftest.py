@@ -3,7 +3,7 @@
 import pytest
 from catalogue import architecture, chip, link
 
-from training.dispatch.world import Range, World
+from training.hyperion.environment import Range, World
 
 
 @pytest.fixture(scope="session")

@@ -11,19 +11,19 @@ import pytest
 import torch
 from dispatchers import soonest
 
-from serving.dispatcher import Dispatcher, load
+from serving.core.task import Task
+from serving.learned.dispatch_network import Dispatcher, load
 from serving.messages import INF, Backlog
+from serving.policy.slots.dispatch import HypSched, Learned
 from serving.progress import silent
-from serving.slots.dispatch import HypSched, Learned
-from serving.task import Task
-from training.dispatch import course, network, trial
-from training.dispatch.network import Network
-from training.dispatch.recipe import Recipe
-from training.dispatch.rollout import Choice
-from training.dispatch.stages import train_dispatcher
-from training.dispatch.study import gathered
-from training.dispatch.world import World
-from training.trainer import Trainer
+from training.fitting.trainer import Trainer
+from training.hyperion import network, serving_eval, train
+from training.hyperion.environment import World
+from training.hyperion.network import Network
+from training.hyperion.recipe import Recipe
+from training.hyperion.reinforce import gathered
+from training.hyperion.rollout import Choice
+from training.hyperion.stages import train_dispatcher
 
 TOY = Recipe(hidden=4, steps=4, episodes=1, plays=2, check_every=2, held_out=1, tested=2)
 
@@ -69,13 +69,13 @@ def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
 
 
 def learnt(world: World, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0) -> Dispatcher:
-    return course.train(world, TOY, seed, trainer, work, progress)
+    return train.train(world, TOY, seed, trainer, work, progress)
 
 
 def test_an_interruption_changes_nothing(
     world: World, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "SAVE_EVERY_STEPS", 2)
+    monkeypatch.setattr(train, "SAVE_EVERY_STEPS", 2)
 
     def stops(done: int, total: int, note: str) -> None:
         if done == 3:
@@ -102,7 +102,7 @@ def test_it_learns_to_prefer_the_node_that_is_idle(
     """From rewards alone: its scores begin without the rule that it improves on otherwise."""
     recipe = Recipe(hidden=8, steps=10, episodes=2, plays=3, rate=0.05, check_every=10, held_out=1)
     busy = replace(world, equal=1.0, scarce=0.0)
-    found = Learned(course.train(busy, recipe, 0, one_thread, fresh("work"), silent))
+    found = Learned(train.train(busy, recipe, 0, one_thread, fresh("work"), silent))
     for idle in range(3):
         nodes = [Backlog(f"n{i}", 0.0 if i == idle else 6.0, 0.01, 0.5, INF) for i in range(3)]
         assert found.choose(Task("s", 64, 4, 68, 0), nodes) == f"n{idle}"
@@ -120,12 +120,12 @@ def test_the_stage_serves_what_it_trained(world: World, one_thread: Trainer, fre
 
 
 def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: World) -> None:
-    episodes = course.episodes(replace(world, equal=0.0), 0, "judged", 2)
-    good, bad = (trial.serve(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
-    trial.check(good)
+    episodes = train.episodes(replace(world, equal=0.0), 0, "judged", 2)
+    good, bad = (serving_eval.serve(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
+    serving_eval.check(good)
     assert good.learned == pytest.approx(good.earliest_finish)
     with pytest.raises(ValueError, match="no better than luck") as caught:
-        trial.check(bad)
+        serving_eval.check(bad)
     for figure in (f"{bad.learned:.3f}", f"{bad.random:.3f}", "12 held-out tasks", "recipe.steps"):
         assert figure in str(caught.value)
 

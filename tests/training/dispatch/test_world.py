@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from dispatchers import soonest
 
-from serving.slots.dispatch import HypSched, Learned, Random
-from training.dispatch.rollout import Choice, Drawing, rollouts
-from training.dispatch.world import Range, World
+from serving.policy.slots.dispatch import HypSched, Learned, Random
+from training.hyperion.environment import Range, World
+from training.hyperion.rollout import Choice, Drawing, rollouts
 
 
 def test_the_same_name_draws_the_same_episode(world: World) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from catalogue import architecture
 
-from serving.decoding import Decoding
-from serving.engine.model import Model, open_model
-from serving.pair import Checkpoint
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.engines.torch.model import Model, open_model
 from serving.progress import silent
-from serving.workload.tiny import TinyTasks
+from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
 from training.hat import trace
 from training.hat.stages import record_hidden

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from serving.engine.model import Model
+from serving.engines.torch.model import Model
 from serving.progress import silent
-from training.hat import course
+from training.fitting.trainer import Trainer
+from training.hat import train
 from training.hat.best import Best
 from training.hat.distillation import Distillation
 from training.hat.recipe import Recipe
 from training.hat.trace import Trace
-from training.trainer import Trainer
 
 BRIEF = Recipe(steps=12, batch=8, check_every=3, patience=9)
 
@@ -53,14 +53,14 @@ def distilled(
     model: Model, found: Trace, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     study = Distillation(model, found.layers, BRIEF, w_ce=0.1)
-    report = course.take(study, found, found.split(0), BRIEF, seed, trainer, work, progress)
+    report = train.take(study, found, found.split(0), BRIEF, seed, trainer, work, progress)
     return {name: weight.clone() for name, weight in study.trained.state_dict().items()}, report
 
 
 def test_an_interruption_changes_nothing(
     model: Model, found: Trace, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(course, "SAVE_EVERY_STEPS", 4)
+    monkeypatch.setattr(train, "SAVE_EVERY_STEPS", 4)
 
     def stops(done: int, total: int, note: str) -> None:
         if done == 10:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from serving.engine.model import Model
+from serving.engines.torch.model import Model
 from serving.progress import silent
-from training.hat import course
+from training.fitting.trainer import Trainer
+from training.hat import train
 from training.hat.distillation import Distillation
 from training.hat.recipe import Recipe
 from training.hat.trace import Trace
-from training.trainer import Trainer
 
 BRIEF = Recipe(steps=40, batch=7, rate=0.1, warmup_steps=0, check_every=2, patience=2)
 """So fast that it gets worse, and stops."""
@@ -28,7 +28,7 @@ def test_two_processes_train_the_adapter_that_one_trains(
     reports: list[dict[str, Any]] = []
     for name, trainer in (("one", one_thread), ("two", zero)):
         study = Distillation(model, found.layers, BRIEF, w_ce=0.1)
-        reports.append(course.take(study, found, found.split(0), BRIEF, 0, trainer, fresh(name), silent))
+        reports.append(train.take(study, found, found.split(0), BRIEF, 0, trainer, fresh(name), silent))
         trained.append({name: weight.clone() for name, weight in study.trained.state_dict().items()})
     one, two = reports
     assert one["steps"] == two["steps"] < 40

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from serving.engine.adapter import attached
-from serving.engine.cache import Slot
-from serving.engine.model import Model
-from serving.engine.stack import Lot, Stack
+from serving.engines.torch.draft_heads import attached
+from serving.engines.torch.model import Model
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 from training.hat.batches import Batch, Batches, gather
 from training.hat.distillation import Distillation, _mask
 from training.hat.foresight import Foresight

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from serving import adapter, medusa
-from serving.decoding import Decoding
-from serving.engine.adapter import drafter
-from serving.engine.heads import open_heads
-from serving.engine.model import Model
-from serving.pair import Checkpoint
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.engines.torch.draft_heads import drafter
+from serving.engines.torch.heads import open_heads
+from serving.engines.torch.model import Model
+from serving.learned import adapter, medusa
 from serving.progress import silent
 from serving.workload.workload import Workload
-from training.hat import trial
+from training.fitting.trainer import Trainer
+from training.hat import serving_eval
 from training.hat.recipe import Recipe
+from training.hat.serving_eval import Trial, check
 from training.hat.stages import train_adapter, train_medusa
-from training.hat.trial import Trial, check
-from training.trainer import Trainer
 
 BRIEF = Recipe(steps=60, batch=8, rate=4e-3, check_every=30)
 
@@ -39,7 +39,7 @@ def test_an_adapter_is_served_and_changes_no_text(options: dict[str, Any], toy_m
     assert len(drafter(toy_model, 2, tmp_path / adapter.WEIGHTS).layers) == 3
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/same"] == 1.0
-    assert figures["served/acceptance_length"] == header.acceptance_length > trial.LEAST_TOKENS
+    assert figures["served/acceptance_length"] == header.acceptance_length > serving_eval.LEAST_TOKENS
     assert figures["served/prompts"] == 12
 
 
@@ -53,14 +53,14 @@ def test_heads_are_served_and_change_no_text(options: dict[str, Any], toy_model:
     assert (len(tokens), parents) == (3, found.parents)
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/same"] == 1.0
-    assert figures["served/acceptance_length"] == found.acceptance_length > trial.LEAST_TOKENS
+    assert figures["served/acceptance_length"] == found.acceptance_length > serving_eval.LEAST_TOKENS
     assert {"test_agreement/1", "test_agreement/2"} <= set(figures)
 
 
 def test_what_is_no_better_than_none_is_refused(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "LEAST_TOKENS", 99.0)
+    monkeypatch.setattr(serving_eval, "LEAST_TOKENS", 99.0)
     (tmp_path / "work").mkdir()
     with pytest.raises(ValueError, match=r"this adapter is no better than none: \d\.\d\d tokens a round on 12"):
         train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": Recipe(steps=1)})

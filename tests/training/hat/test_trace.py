@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from serving.engine.cache import Slot
-from serving.engine.model import Model
-from serving.engine.stack import Lot, Stack
+from serving.engines.torch.model import Model
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 from serving.workload.workload import Workload
+from training.fitting.prompts import taught
 from training.hat import trace
 from training.hat.record import states
-from training.taught import taught
 
 
 def test_the_layers_left_make_the_deep_state_of_the_shallow_one(found: trace.Trace, model: Model) -> None:

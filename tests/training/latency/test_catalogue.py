@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from training.latency.catalogue import FITTED, HELD_OUT, apportion
 from training.latency.drafting import DRAFTS
+from training.latency.grid import FITTED, HELD_OUT, apportion
 from training.latency.shape import CATEGORIES, COMPUTE_GRID, MEMORY_GRID, MIXED
 from training.latency.verification import FORWARDS
 

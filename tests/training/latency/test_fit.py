@@ -9,7 +9,7 @@ import pytest
 from made_up import TRUE, made_up
 from scipy.optimize import nnls
 
-from serving.latency import COEFFICIENTS, Latency, load
+from serving.hardware.latency import COEFFICIENTS, Latency, load
 from training.latency.drafting import DRAFTS
 from training.latency.effort import Effort
 from training.latency.equations import equations

@@ -11,11 +11,11 @@ import pytest
 import yaml
 from catalogue import architecture, fits
 
-from serving.architecture import Architecture
-from serving.chip import Chip, Mode
-from serving.fleet import Fleet
-from serving.latency import COEFFICIENTS, load, load_fits
-from serving.pair import Model, Pair
+from serving.engines.models import Model, Pair
+from serving.hardware.architecture import Architecture
+from serving.hardware.chip import Chip, Mode
+from serving.hardware.fleet import Fleet
+from serving.hardware.latency import COEFFICIENTS, load, load_fits
 from serving.progress import silent
 from training.latency.effort import Effort
 from training.latency.shape import CATEGORIES
@@ -101,7 +101,7 @@ def test_figures_and_metrics_are_there_to_be_logged(profile):
 
 def test_the_chip_can_be_kept(profile):
     node = yaml.safe_load((profile / "chip.yaml").read_text())
-    assert node.pop("_target_") == "serving.chip.Chip"
+    assert node.pop("_target_") == "serving.hardware.chip.Chip"
     modes = {name: Mode(**mode) for name, mode in node.pop("modes").items()}
     sets = {name: fits(**each) for name, each in node.pop("fitted").items()}
     chip = Chip(modes=modes, fitted=sets, **node)

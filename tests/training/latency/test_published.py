@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from catalogue import architecture, names
 
-from serving.architecture import Architecture
+from serving.hardware.architecture import Architecture
 from serving.messages import Generate, Stop
 from training.latency.accelerator import Accelerator
 from training.latency.published import check_room, published_engine, transformers_config

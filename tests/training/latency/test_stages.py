@@ -11,7 +11,7 @@ import pytest
 from catalogue import architecture, chip, fleet
 from made_up import TRUE, made_up
 
-from serving.pair import Model, Pair
+from serving.engines.models import Model, Pair
 from training.latency import stages
 from training.latency.artifact import write
 from training.latency.effort import Effort

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from serving.latency import load
+from serving.hardware.latency import load
 from serving.messages import Forward
 from training.latency.accelerator import Accelerator
 from training.latency.drafting import DRAFTS, drafts

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from serving.architecture import Architecture
-from serving.latency import load
+from serving.hardware.architecture import Architecture
+from serving.hardware.latency import load
 from training.latency.accelerator import Accelerator
 from training.latency.drafting import drafts
 from training.latency.published import published_engine

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from training.predictor import trace
-from training.predictor.samples import Samples
+from training.wisp import trace
+from training.wisp.samples import Samples
 
 
 @pytest.fixture(scope="package")

@@ -8,14 +8,14 @@ import drafted
 import numpy as np
 import pytest
 
-from training.acceptance import auc
-from training.predictor import library, stages
-from training.predictor.family import Family
-from training.predictor.forest import RandomForest
-from training.predictor.lightgbm import LightGBM
-from training.predictor.samples import Split
-from training.predictor.xgboost import XGBoost
-from training.trainer import Trainer
+from training.embedded_pair.draft_quality import auc
+from training.fitting.trainer import Trainer
+from training.wisp import stages, tree_models
+from training.wisp.families import Family
+from training.wisp.forest import RandomForest
+from training.wisp.lightgbm import LightGBM
+from training.wisp.samples import Split
+from training.wisp.xgboost import XGBoost
 
 LIBRARIES = {XGBoost: "xgboost", LightGBM: "lightgbm", RandomForest: "sklearn"}
 SMALL = {XGBoost: {"n_estimators": 60}, LightGBM: {"n_estimators": 60}, RandomForest: {"n_estimators": 30}}
@@ -61,7 +61,7 @@ def test_what_a_family_cannot_be_is_refused(family: type) -> None:
 
 @pytest.mark.parametrize("family", list(LIBRARIES))
 def test_a_missing_library_is_named_with_its_extra(family: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    monkeypatch.setattr(tree_models, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"needs {LIBRARIES[family]}, which is not installed.*\[predictors\]"):
         family()
 

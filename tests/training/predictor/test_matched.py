@@ -7,23 +7,23 @@ import drafted
 import numpy as np
 import pytest
 
-from training.predictor import matched, stages
-from training.predictor.forest import RandomForest
-from training.predictor.mlp import MLP
-from training.trainer import Trainer
+from training.fitting.trainer import Trainer
+from training.wisp import matched_recall, stages
+from training.wisp.forest import RandomForest
+from training.wisp.mlp import MLP
 
 
 def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:
     chances = np.array([0.9, 0.8, 0.7, 0.6, 0.65, 0.2])
     accepted = np.array([1, 1, 1, 1, 0, 0], bool)
-    assert matched.fpr_at(chances, accepted, 0.75) == 0.0
-    assert matched.fpr_at(chances, accepted, 1.0) == 0.5
+    assert matched_recall.fpr_at(chances, accepted, 0.75) == 0.0
+    assert matched_recall.fpr_at(chances, accepted, 1.0) == 0.5
 
 
 def test_equal_chances_are_let_through_by_lot() -> None:
     """A predictor that knows nothing lets through as many rejected as accepted tokens."""
     accepted = np.array([1] * 10 + [0] * 5, bool)
-    assert matched.fpr_at(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
+    assert matched_recall.fpr_at(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
 
 
 def test_intervals_are_those_of_resampled_sessions() -> None:
@@ -31,12 +31,12 @@ def test_intervals_are_those_of_resampled_sessions() -> None:
     session = np.repeat(np.arange(200), 20)
     accepted = chance.random(4000) < 0.7
     chances = chance.normal(size=4000) + accepted + chance.normal(size=200)[session] / 2
-    cell = matched.false_alarms(chances, accepted, session, 200, 0.8)
+    cell = matched_recall.false_alarms(chances, accepted, session, 200, 0.8)
     assert cell is not None
-    assert np.mean(cell) == pytest.approx(matched.fpr_at(chances, accepted, 0.8), abs=1e-3)
+    assert np.mean(cell) == pytest.approx(matched_recall.fpr_at(chances, accepted, 0.8), abs=1e-3)
     rows = [np.flatnonzero(session == i) for i in range(200)]
     drawn = [np.concatenate([rows[i] for i in chance.integers(200, size=200)]) for _ in range(300)]
-    spread = np.std([matched.fpr_at(chances[own], accepted[own], 0.8) for own in drawn])
+    spread = np.std([matched_recall.fpr_at(chances[own], accepted[own], 0.8) for own in drawn])
     assert np.std(cell) / np.sqrt(200) == pytest.approx(spread, rel=0.15)
 
 

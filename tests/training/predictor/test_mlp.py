@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from serving.learned.rejection_predictor import Predictor, load
 from serving.messages import Chunk
-from serving.predictor import Predictor, load
+from serving.policy.slots.draft import RejectionPredictor
+from serving.policy.slots.early_exit import NoExit
 from serving.progress import silent
-from serving.slots.draft import RejectionPredictor
-from serving.slots.early_exit import NoExit
-from training.predictor import comparison, course
-from training.predictor.mlp import MLP
-from training.predictor.network import build, layers
-from training.predictor.rules import Coverage
-from training.predictor.samples import Samples
-from training.trainer import Trainer
+from training.fitting.trainer import Trainer
+from training.wisp import comparison, train
+from training.wisp.mlp import MLP
+from training.wisp.network import build, layers
+from training.wisp.rules import Coverage
+from training.wisp.samples import Samples
 
 SMALL = MLP(hidden=(16, 8), batch_norm=True, batch=64, rate=0.01, epochs=12, patience=3)
 
@@ -78,15 +78,15 @@ def served(monkeypatch: pytest.MonkeyPatch, found: Predictor, with_it: int) -> t
         chunk = Chunk("s", 0, tuple(range(drafted)), {}, accepted)
         return {query.call.session: SimpleNamespace(chunks=[chunk]) for query in queries}
 
-    monkeypatch.setattr(course, "play", play)
+    monkeypatch.setattr(train, "play", play)
     asked: Any = [SimpleNamespace(call=SimpleNamespace(session=name)) for name in "ab"]
     models: Any = None
-    return course.serve(found, models, asked, 8, NoExit(), 0, silent)
+    return train.serve(found, models, asked, 8, NoExit(), 0, silent)
 
 
 @pytest.fixture(scope="module")
 def trained(learnable: Samples, one_thread: Trainer) -> Predictor:
-    return course.train(learnable.split(0), SMALL, Coverage(0.9), 0, one_thread, silent)
+    return train.train(learnable.split(0), SMALL, Coverage(0.9), 0, one_thread, silent)
 
 
 def test_an_artifact_says_how_it_was_served(
@@ -95,7 +95,7 @@ def test_an_artifact_says_how_it_was_served(
     better, figures = served(monkeypatch, trained, 5)
     assert better.acceptance == pytest.approx(5 / 6)
     assert figures["acceptance"]["without"][0] == 0.5
-    course.write(tmp_path, better)
+    train.write(tmp_path, better)
     found = load(tmp_path)
     assert found.rule == "Coverage(at=0.9)"
     assert found.metrics["test"]["coverage"] > 0.7

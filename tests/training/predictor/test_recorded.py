@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
+from serving.core.scores import SCORES
+from serving.engines.models import Checkpoint
 from serving.messages import Call, Chunk
-from serving.pair import Checkpoint
-from serving.policy import Policy
-from serving.scores import SCORES
-from serving.slots.early_exit import Layers
-from training.predictor import trace
-from training.predictor.mlp import MLP
-from training.predictor.samples import Samples
+from serving.policy.policy import Policy
+from serving.policy.slots.early_exit import Layers
+from training.fitting.trainer import Trainer
 from training.stages import describe_tokens, record_tokens, train_rejection_predictor
-from training.trainer import Trainer
+from training.wisp import trace
+from training.wisp.mlp import MLP
+from training.wisp.samples import Samples
 
 PAIR: dict[str, Any] = {"device": Checkpoint(hub="a/small"), "cloud": Checkpoint(hub="a/large")}
 REST: dict[str, Any] = {
@@ -32,9 +32,11 @@ def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monke
         played.append(policy)
         return {"a": SimpleNamespace(chunks=[Chunk("a", 1, (1, 2), dict.fromkeys(SCORES, (0.5, 0.25)), 1)])}
 
-    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr("serving.open.queries", lambda *_: [SimpleNamespace(call=Call("a", (1,), 4))])
-    monkeypatch.setattr("serving.drivers.offline.play", play)
+    monkeypatch.setattr("serving.deployment.model_loading.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(
+        "serving.deployment.model_loading.queries", lambda *_: [SimpleNamespace(call=Call("a", (1,), 4))]
+    )
+    monkeypatch.setattr("serving.outcomes.offline.play", play)
     record_tokens(tmp_path, **PAIR, **REST)
     assert set(played[0].probes) == set(SCORES)
     assert played[0].lossless
@@ -46,8 +48,10 @@ def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monke
 def test_a_trace_of_other_prompts_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, traced: Path, one_thread: Trainer
 ) -> None:
-    monkeypatch.setattr("serving.open.open_models", lambda *_: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr("serving.open.queries", lambda *_: [SimpleNamespace(call=Call("r00000", (1,), 4))])
+    monkeypatch.setattr("serving.deployment.model_loading.open_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr(
+        "serving.deployment.model_loading.queries", lambda *_: [SimpleNamespace(call=Call("r00000", (1,), 4))]
+    )
     with pytest.raises(ValueError, match="made from other prompts than this workload's; profile again"):
         train_rejection_predictor(
             tmp_path, tokens=traced, **PAIR, **REST, mlp=MLP(hidden=(4,), epochs=1), trainer=one_thread

@@ -8,11 +8,11 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.messages import Chunk
-from training.predictor.evaluation import confusion, evaluate
-from training.predictor.rules import Balanced, Coverage, Recall, at_recall, coverage
-from training.predictor.samples import Samples
-from training.predictor.table import pearson
-from training.predictor.trial import compare, tally
+from training.wisp.evaluation import confusion, evaluate
+from training.wisp.rules import Balanced, Coverage, Recall, at_recall, coverage
+from training.wisp.sample_table import pearson
+from training.wisp.samples import Samples
+from training.wisp.serving_eval import compare, tally
 
 CHANCES = np.array([0.1, 0.3, 0.35, 0.6, 0.8, 0.9])
 STOOD = np.array([False, False, True, False, True, True])

@@ -7,11 +7,11 @@ import drafted
 import numpy as np
 import pytest
 
-from training.predictor import stages
-from training.predictor.mlp import MLP
-from training.predictor.waste import Held, pairs, rates
-from training.predictor.windows import Windows
-from training.trainer import Trainer
+from training.fitting.trainer import Trainer
+from training.wisp import stages
+from training.wisp.mlp import MLP
+from training.wisp.waste import Held, pairs, rates
+from training.wisp.windows import Windows
 
 K = 4
 

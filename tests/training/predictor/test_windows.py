@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from serving.core.scores import SCORES
 from serving.messages import Chunk
-from serving.scores import SCORES
-from training.predictor import trace
-from training.predictor.samples import Samples, load
+from training.wisp import trace
+from training.wisp.samples import Samples, load
 
 CHUNKS = {
     "a": [(0.9, 0.8, 0.2), 2], "b": [(0.1, 0.7), 0], "c": [(0.6, 0.5, 0.4), 3], "d": [(0.3,), 1],

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import pytest
 
-from serving.pair import Checkpoint
+from serving.engines.models import Checkpoint
+from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt
-from serving.workload.tiny import TinyTasks
 from serving.workload.workload import Workload
 
 

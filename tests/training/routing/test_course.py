@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from serving.perceptron import Perceptron
+from serving.learned.mlp import Perceptron
+from serving.learned.router import Router
 from serving.progress import silent
-from serving.router import Router
-from training.predictor.mlp import MLP
-from training.routing import course
+from training.fitting.trainer import Trainer
+from training.routing import citer
 from training.routing.co_llm import Course
 from training.routing.deferral import marginal, weak_labels
 from training.routing.recipe import Recipe
 from training.routing.states import BY, States, joined, split
-from training.trainer import Trainer
+from training.wisp.mlp import MLP
 
 
 def told(texts: int = 120, seed: int = 0) -> States:
@@ -35,7 +35,7 @@ def told(texts: int = 120, seed: int = 0) -> States:
 
 def trained(rounds: list[States], mlp: MLP, share: float, trainer: Trainer) -> Router:
     """As the stage does it."""
-    return course.train(split(joined(rounds).judged(), 0), rounds[-1], mlp, share, 0, trainer, silent)
+    return citer.train(split(joined(rounds).judged(), 0), rounds[-1], mlp, share, 0, trainer, silent)
 
 
 def test_citer_learns_which_states_are_the_large_models(one_thread: Trainer) -> None:
@@ -64,7 +64,7 @@ def test_nearly_certain_scores_are_still_told_apart() -> None:
     sure = Perceptron(((one[None], 14 * one),), zero, one)
     states = told(50)
     narrow = replace(states, hidden=np.linspace(0, 3, len(states), dtype=np.float32)[:, None])
-    router = course.made(sure, "citer", "below", narrow, narrow, 0.3, {})
+    router = citer.made(sure, "citer", "below", narrow, narrow, 0.3, {})
     scores = router.chances(narrow.hidden)
     assert min(scores) > 0.999999
     assert sum(router.routes(score) for score in scores.tolist()) == 30

@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from serving.decoding import Decoding
-from serving.engine.tokenizer import Tokenizer
-from serving.pair import Checkpoint
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.engines.tokenizer import Tokenizer
+from serving.learned.router import load
 from serving.progress import silent
-from serving.router import load
 from serving.workload.workload import Workload
-from training.predictor.mlp import MLP
-from training.routing import trial
+from training.fitting.trainer import Trainer
+from training.routing import serving_eval
 from training.routing.co_llm import _padded, _texts, seen
 from training.routing.deferral import Joint, linear, marginal
 from training.routing.recipe import Recipe
 from training.routing.stages import record_routes, train_citer, train_co_llm
 from training.routing.states import BY, States, read
-from training.trainer import Trainer
+from training.wisp.mlp import MLP
 
 BRIEF = MLP(hidden=(8,), epochs=2)
 
@@ -146,10 +146,10 @@ def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, 
 
 
 def test_a_router_with_which_answers_are_worse_is_refused() -> None:
-    fair = trial.Trial(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
-    trial.check(fair)
+    fair = serving_eval.Trial(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
+    serving_eval.check(fair)
     with pytest.raises(ValueError, match=r"worse than none: quality 0\.200 with 7\.0%.* 0\.310 without, on 240"):
-        trial.check(trial.Trial(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
+        serving_eval.check(serving_eval.Trial(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2])

@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pipeline.report.bootstrap import Interval
-from pipeline.report.sheet import SEED
+from pipeline.report.job_summary import SEED
+from pipeline.report.statistics import Interval
 
 if TYPE_CHECKING:
     import numpy as np

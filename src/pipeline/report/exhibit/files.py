@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.artifacts import atomic
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.line import Cell, Line, Shown
+from pipeline.report.exhibit.rows import Cell, Line, Shown
 from pipeline.report.exhibit.schema import Column
 from pipeline.report.exhibit.verdict import Verdict, tally
 

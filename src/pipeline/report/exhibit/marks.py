@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.label import fields, fill
-from pipeline.report.exhibit.line import Cell, Line, Shown
+from pipeline.report.exhibit.rows import Cell, Line, Shown
 from pipeline.report.exhibit.schema import Figure
 
 

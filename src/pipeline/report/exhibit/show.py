@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.report.exhibit import drawing, files, layout
-from pipeline.report.exhibit.line import Shown
+from pipeline.report.exhibit import files, plot, render
+from pipeline.report.exhibit.rows import Shown
 from pipeline.report.exhibit.verdict import verdicts
 from pipeline.report.table import Part
 
@@ -23,5 +23,5 @@ def make(shown: Shown, folder: Path, figure: Path, notes: Sequence[str] = ()) ->
     """Writes exhibit.json, exhibit.csv and the figure, if there is one."""
     found = verdicts(shown)
     made = files.write(shown, found, folder)
-    drawn = drawing.draw(shown, figure)
-    return Made(layout.parts(shown, found, notes), [*made, *([drawn] if drawn else [])], files.metrics(shown, found))
+    drawn = plot.draw(shown, figure)
+    return Made(render.parts(shown, found, notes), [*made, *([drawn] if drawn else [])], files.metrics(shown, found))

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.report.exhibit.estimate import Estimate, of_values
-from pipeline.report.exhibit.line import Cell, Line, Shown
+from pipeline.report.exhibit.rows import Cell, Line, Shown
 from pipeline.report.exhibit.schema import Exhibit, full_name
 from pipeline.report.exhibit.show import make
 from pipeline.report.table import plain

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError
 from pipeline.report.exhibit import measures
 from pipeline.report.exhibit.jobs import Place, choices_of, lines, place
 from pipeline.report.exhibit.label import chosen, fields
-from pipeline.report.exhibit.line import Shown
+from pipeline.report.exhibit.rows import Shown
 from pipeline.report.exhibit.schema import Exhibit, Rows
 from pipeline.report.exhibit.show import Made, make
 
@@ -64,7 +64,7 @@ def _built(config: DictConfig) -> Exhibit | None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from pipeline.build import Schema, construct
+    from pipeline.config.build import Schema, construct
 
     node = config.get(NODE)
     if node is None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.line import Cell, Shown
+from pipeline.report.exhibit.rows import Cell, Shown
 from pipeline.report.exhibit.schema import Claim
 
 POINT = "no interval"

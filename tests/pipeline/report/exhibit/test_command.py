@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.main import main
+from pipeline.command.main import main
 
 EXPERIMENT = """
 # @package _global_

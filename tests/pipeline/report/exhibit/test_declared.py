@@ -6,9 +6,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from pipeline import api
-from pipeline.arguments import conf_dir
-from pipeline.build import Schema, construct
-from pipeline.compose import register_resolvers, resolved
+from pipeline.config.arguments import conf_dir
+from pipeline.config.build import Schema, construct
+from pipeline.config.compose import register_resolvers, resolved
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.sweep import prepared
 

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.report import bootstrap
+from pipeline.report import statistics
 from pipeline.report.exhibit.estimate import Estimate, of_values, pooled
 
 OURS = [float(i % 3 == 0) for i in range(90)]
@@ -8,7 +8,7 @@ THEIRS = [float(i % 5 == 0) for i in range(90)]
 
 
 def test_a_mean_has_the_interval_of_the_bootstrap_of_means():
-    expected = bootstrap.mean_interval(OURS, seed=1)
+    expected = statistics.mean_interval(OURS, seed=1)
     interval = of_values(OURS).interval
     assert interval.mean == pytest.approx(expected.mean)
     assert interval.low == pytest.approx(expected.low, abs=0.025)
@@ -18,7 +18,7 @@ def test_a_mean_has_the_interval_of_the_bootstrap_of_means():
 def test_a_difference_is_paired_value_by_value():
     shifted = of_values([value + 0.1 for value in OURS]).minus(of_values(OURS))
     assert (shifted.interval.low, shifted.interval.high) == (pytest.approx(0.1), pytest.approx(0.1))
-    expected = bootstrap.paired_interval(OURS, THEIRS, seed=1)
+    expected = statistics.paired_interval(OURS, THEIRS, seed=1)
     interval = of_values(OURS).minus(of_values(THEIRS)).interval
     assert interval.low == pytest.approx(expected.low, abs=0.025)
 

@@ -7,7 +7,7 @@ from pipeline.report.context import JobContext, StageRun
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import lines
 from pipeline.report.exhibit.schema import Column, Rows
-from pipeline.report.tracking import Tracking
+from pipeline.report.mlflow_store import Tracking
 
 
 def reported(tmp_path, number: int, alpha: float) -> None:

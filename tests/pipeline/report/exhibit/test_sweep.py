@@ -12,15 +12,15 @@ from served import drawn
 from pipeline.report import comparison, sweep
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import lines
-from pipeline.report.exhibit.line import Shown
 from pipeline.report.exhibit.marks import panels
+from pipeline.report.exhibit.rows import Shown
 from pipeline.report.exhibit.schema import Claim, Column, Figure, Relative, Rows
 from pipeline.report.exhibit.sweep import Prepared
+from pipeline.report.mlflow_store import Tracking
 from pipeline.report.outcome import Outcome
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import plain
-from pipeline.report.tracking import Tracking
 
 EXHIBIT = Exhibit(
     "Fig. 14: what a budget buys",

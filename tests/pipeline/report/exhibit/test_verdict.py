@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.estimate import Estimate, of_values
-from pipeline.report.exhibit.line import Line, Shown
+from pipeline.report.exhibit.rows import Line, Shown
 from pipeline.report.exhibit.schema import Claim, Column, Relative
 from pipeline.report.exhibit.verdict import judged, tally, verdicts
 

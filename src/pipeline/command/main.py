@@ -1,0 +1,102 @@
+"""The command line: `python -m pipeline +policy=synera hardware=jetson_orin`, and `python -m pipeline cache ...`."""
+
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from pipeline.command.hydra_errors import said_plainly
+from pipeline.config import arguments
+from pipeline.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+BAD_INPUT = 2
+BROKEN = 1
+INTERRUPTED = 130
+
+HELP_WORDS = frozenset(
+    {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"}
+)
+
+
+def main() -> None:
+    argv = arguments.rewritten(sys.argv[1:])
+    if argv[:1] == ["cache"]:
+        sys.exit(_cache(argv[1:]))
+    problem = None if HELP_WORDS & set(argv) else arguments.misspelt(argv) or arguments.unwritable(argv)
+    if problem:
+        sys.exit(_refuse(problem))
+    _hydra(argv)
+
+
+def _hydra(argv: list[str]) -> None:
+    import hydra
+
+    from pipeline.config.compose import register_resolvers
+
+    register_resolvers()
+    sys.argv = [sys.argv[0], *argv]
+    failed: list[int] = []
+    task = hydra.main(version_base="1.3", config_path=str(arguments.conf_dir()), config_name="config")
+
+    @task
+    def job(cfg: "DictConfig") -> None:
+        code = _job(cfg)
+        if code:
+            failed.append(code)
+        if code == INTERRUPTED:
+            raise KeyboardInterrupt
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
+    try:
+        with said_plainly():
+            job()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except UserError as problem:
+        sys.exit(_refuse(problem))
+    sys.exit(failed[0] if failed else 0)
+
+
+def _job(cfg: "DictConfig") -> int:
+    """Runs one job; a sweep goes on with the next whatever becomes of it."""
+    from pipeline.running.run import run
+
+    try:
+        run(cfg)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except UserError as problem:
+        return _refuse(problem)
+    except Exception:  # ours to mend: said in full, and the sweep's other jobs go on
+        traceback.print_exc()
+        return BROKEN
+    return 0
+
+
+def _refuse(problem: str | UserError) -> int:
+    if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
+        traceback.print_exception(problem)
+    print(f"error: {problem}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def _cache(argv: list[str]) -> int:
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    from pipeline import api
+    from pipeline.artifacts import cache
+    from pipeline.artifacts.store import Store
+
+    outputs = arguments.chosen(argv, "outputs") or ["outputs"]
+    store = Store(Path(outputs[0]).absolute() / "artifacts")
+    try:
+        return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
+    except UserError as problem:
+        return _refuse(problem)
+    except BrokenPipeError:  # somebody piped the list into `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

@@ -1,0 +1,108 @@
+"""The command line before Hydra sees it: what people write, made into what Hydra takes."""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[3] / "conf"
+WHEEL = Path(__file__).resolve().parents[1] / "conf"
+
+
+def conf_dir() -> Path:
+    """The project's own configuration: beside `src` in a checkout, inside the package in a wheel."""
+    return HOME if HOME.is_dir() else WHEEL
+
+
+def rewritten(argv: Sequence[str]) -> list[str]:
+    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`, `page=x` and `+page=x`.
+
+    Experiments come first: of two files of overrides Hydra lets the later win, and a command adjusts its experiment.
+    """
+    found = []
+    for word in argv:
+        if word.startswith("+policy="):
+            word = word[1:]
+        elif word.startswith(("experiment=", "page=")):
+            word = f"+{word}"
+        found.append(word)
+    overrides = iter(sorted(filter(_is_override, found), key=lambda word: not word.startswith("+experiment=")))
+    return [next(overrides) if _is_override(word) else word for word in found]
+
+
+def _is_override(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
+
+
+def chosen(argv: Sequence[str], group: str) -> list[str]:
+    """The choices of `group` on the command line; a sweep may name several."""
+    for word in argv:
+        name, _, value = word.lstrip("+").partition("=")
+        if name == group:
+            return [choice.strip().strip("'\"") for choice in value.split(",")]
+    return []
+
+
+def folders(argv: Sequence[str]) -> Iterator[Path]:
+    """Where configuration is looked for: the user's folders, then the project's."""
+    words = iter(argv)
+    for word in words:
+        option, _, value = word.partition("=")
+        if option in ("--config-dir", "-cd"):
+            yield Path(value or next(words, ""))
+        elif option.lstrip("+") == "hydra.searchpath":
+            for entry in value.strip("[]").split(","):
+                yield Path(entry.strip().removeprefix("file://"))
+    yield conf_dir()
+
+
+def choices(argv: Sequence[str], group: str) -> dict[str, str]:
+    """The choices of `group`, each with the first line of its file; what only stands in for a choice is left out."""
+    found: dict[str, str] = {}
+    for folder in folders(argv):
+        place = folder / group
+        for file in sorted(place.rglob("*.yaml") if group == "experiment" else place.glob("*.yaml")):
+            lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @"))
+            found.setdefault(str(file.relative_to(place).with_suffix("")), next(lines, "").lstrip("# "))
+    found.pop("unset", None)
+    return found
+
+
+def misspelt(argv: Sequence[str]) -> str | None:
+    """What to tell somebody who named no policy, or a choice that no group has; None if all is well."""
+    for word in argv:
+        group, equals, value = word.lstrip("+").partition("=")
+        known = choices(argv, group) if equals and "." not in group and "hydra" not in group else {}
+        unknown = [name for name in chosen(argv, group) if _is_plain(value) and name not in known]
+        if known and unknown:
+            plus = "+" if group in ("policy", "experiment", "page") else ""
+            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_lines(known)}"
+    if not chosen(argv, "policy") and not chosen(argv, "experiment"):
+        return f"which policy? Choose one with +policy=NAME:\n{_lines(choices(argv, 'policy'))}"
+    return None
+
+
+def _is_plain(value: str) -> bool:
+    """Names alone: globs, ranges and null are Hydra's business."""
+    return value != "null" and not any(sign in value for sign in "()[]{}*$@")
+
+
+def unwritable(argv: Sequence[str]) -> str | None:
+    """What to tell somebody whose `outputs` cannot be written, before Hydra logs there; None if all is well."""
+    for name in chosen(argv, "outputs") or ["outputs"]:
+        folder = Path(name).absolute()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            allowed = os.access(folder, os.W_OK | os.X_OK)
+        except OSError as problem:
+            return f"cannot write below {folder}: {problem.strerror}. {_ELSEWHERE}"
+        if not allowed:
+            return f"cannot write below {folder}: permission denied. {_ELSEWHERE}"
+    return None
+
+
+_ELSEWHERE = "Nothing was run. Give this user write permission there, or choose another folder with outputs=DIR."
+
+
+def _lines(known: dict[str, str]) -> str:
+    width = max(map(len, known), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in known.items())

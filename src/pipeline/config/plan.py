@@ -1,0 +1,121 @@
+"""From resolved configuration to the stages that it asks for, in order; refuses what cannot work before any work.
+
+A stage's options are resolved copies of exactly what it names, so its digest holds those and nothing else.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts.stage import REFERENCE, Stage
+from pipeline.config.build import TARGET, Schema, construct
+from pipeline.errors import ConfigError
+
+KINDS = ("train", "profile", "serve", "report", "service")
+"""In the order in which they run; `stage=profile` stops before the first of a later kind."""
+
+_OWN = frozenset({TARGET, "_kind_", "_version_", "_resources_"})
+"""What a description of a stage says about the stage, not to its function."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The stages that are needed, by name, inputs before what uses them; `kinds` says what each does."""
+
+    stages: Mapping[str, Stage]
+    kinds: Mapping[str, str]
+
+    def goals(self, stop: str) -> list[Stage]:
+        """What must exist after `stage=train` or `stage=profile`."""
+        last = KINDS.index(stop) + 1
+        return [stage for name, stage in self.stages.items() if self.kinds[name] in KINDS[:last]]
+
+    @property
+    def serve(self) -> Stage:
+        return next(stage for name, stage in self.stages.items() if self.kinds[name] == "serve")
+
+
+def plan(nodes: Mapping[str, Mapping[str, Any]], schema: Schema, goals: tuple[str, ...] = ("serve",)) -> Plan:
+    """The stages of `nodes` that `goals` need; raises ConfigError for what is unknown or does not go together."""
+    planner = _Planner(nodes, schema)
+    for goal in goals:
+        planner.stage(goal, ())
+    return Plan(planner.done, {name: _kind(planner.nodes[name], name) for name in planner.done})
+
+
+class _Planner:
+    def __init__(self, nodes: Mapping[str, Mapping[str, Any]], schema: Schema) -> None:
+        self.nodes, self.schema = nodes, schema
+        self.done: dict[str, Stage] = {}
+
+    def stage(self, name: str, path: tuple[str, ...]) -> Stage:
+        if name in path:
+            raise ConfigError(f"stages need each other in a circle: {' -> '.join((*path, name))}.")
+        if name not in self.nodes:
+            who = f"stage {path[-1]!r} needs" if path else "asked for is"
+            raise ConfigError(
+                f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the choices of "
+                "groups: choose a model or a workload that brings it, such as model=tiny."
+            )
+        if name not in self.done:
+            self.done[name] = self._make(name, path)
+        return self.done[name]
+
+    def _make(self, name: str, path: tuple[str, ...]) -> Stage:
+        node = self.nodes[name]
+        if TARGET not in node:
+            raise ConfigError(f"stages.{name}: no {TARGET} says which function makes it.")
+        resources = node.get("_resources_") or {}
+        options = {key: value for key, value in node.items() if key not in _OWN}
+        data = self.schema.target({TARGET: node[TARGET], **options, **resources}, name)
+        args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
+        inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
+        _agreed(node[TARGET], construct(args, None, name))
+        where = {key: data[key] for key in resources}
+        construct(where, None, name)
+        try:
+            return Stage(name, node[TARGET], args, int(node.get("_version_", 1)), inputs, where)
+        except (ValueError, TypeError) as problem:
+            raise ConfigError(f"stages.{name}: {problem}") from problem
+
+
+def _agreed(path: str, args: Mapping[str, Any]) -> None:
+    """Raises ConfigError with what `check_NAME`, beside a stage's function `NAME`, says of arguments that do not go
+    together, though each of them is right.
+    """
+    module, _, name = path.rpartition(".")
+    check = getattr(import_module(module), f"check_{name}", None)
+    try:
+        if check:
+            check(**args)
+    except ValueError as problem:
+        raise ConfigError(str(problem)) from problem
+
+
+def _kind(node: Mapping[str, Any], name: str) -> str:
+    kind = node.get("_kind_", "train")
+    if kind not in KINDS:
+        raise ConfigError(f"stages.{name}._kind_ is {kind!r}; allowed are {', '.join(KINDS)}.")
+    return str(kind)
+
+
+def _references(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _references(item)
+    elif isinstance(node, Mapping):
+        if REFERENCE in node:
+            yield node[REFERENCE]
+        else:
+            for item in node.values():
+                yield from _references(item)
+
+
+def arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
+    """The objects that a stage's function is called with."""
+    return {
+        key: construct(value, artifact, f"{stage.name}.{key}")
+        for key, value in {**stage.args, **stage.resources}.items()
+    }

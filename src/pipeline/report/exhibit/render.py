@@ -1,0 +1,93 @@
+"""An exhibit as it is printed: reported beside ours, the claims, and what differs."""
+
+from collections.abc import Iterator, Sequence
+from math import floor, isfinite, log10
+
+from pipeline.report.exhibit.estimate import Estimate
+from pipeline.report.exhibit.rows import Cell, Line, Shown
+from pipeline.report.exhibit.schema import Column
+from pipeline.report.exhibit.verdict import POINT, Verdict
+from pipeline.report.table import Facts, Part, Table
+
+_LEGEND = (
+    ("ours", "value [95 % interval, prompts resampled] (least to greatest seed); what is not known is a dash"),
+    ("claims", "difference, paired prompt by prompt where both rows served the same prompts"),
+)
+
+
+def parts(shown: Shown, verdicts: Sequence[Verdict], notes: Sequence[str] = ()) -> list[Part]:
+    """What is printed, in its order."""
+    exhibit = shown.exhibit
+    said = tuple((verdict.result, _sentence(verdict)) for verdict in verdicts)
+    rest = [*(("differs", text) for text in exhibit.differs), *(("note", text) for text in (*notes, *_lost(shown)))]
+    found: list[Part] = [exhibit.title, _table(shown), Facts(_LEGEND[: 2 if said else 1])]
+    return [*found, *(Facts(tuple(pairs)) for pairs in (said, rest) if pairs)]
+
+
+def _lost(shown: Shown) -> Iterator[str]:
+    """What is missing of rows that are pooled from several jobs, and thus not empty."""
+    for line in shown.lines:
+        if line.problem and any(cell is not None for cell in line.measured.values()):
+            yield f"{line.label}: {line.problem}"
+
+
+def _table(shown: Shown) -> Table:
+    grouped = any(shown.groups)
+    heads = ("group", "row") if grouped else ("row",)
+    columns = [_cells(shown, column) for column in shown.exhibit.columns]
+    named = zip(shown.exhibit.columns, columns, strict=True)
+    headings = (*heads, *(f"{column.name}\n{cells[0]}" for column, cells in named))
+    rows = [
+        _row(shown, line, (line.group, line.label) if grouped else (line.label,), [cells[n] for cells in columns])
+        for n, line in enumerate(shown.lines, 1)
+    ]
+    return Table(headings, tuple(rows), labels=len(heads))
+
+
+def _row(shown: Shown, line: Line, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
+    """Where there is nothing of either side, the reason."""
+    empty = not any(cell is not None for cell in line.measured.values()) and not shown.exhibit.said().get(
+        (line.group, line.label)
+    )
+    return (*labels, line.problem) if empty and line.problem else (*labels, *cells)
+
+
+def _cells(shown: Shown, column: Column) -> list[str]:
+    """`reported | ours` as heading and of each line, with the bars below one another."""
+    ours = [(reported(shown, line, column), text(shown.ours(line, column))) for line in shown.lines]
+    pairs = [("reported", "ours"), *ours]
+    left, right = (max(len(pair[side]) for pair in pairs) for side in (0, 1))
+    return [f"{theirs:>{left}} | {own:<{right}}" for theirs, own in pairs]
+
+
+def reported(shown: Shown, line: Line, column: Column) -> str:
+    found = shown.reported(line, column.name)
+    return "-" if found is None else str(found)
+
+
+def text(cell: Cell) -> str:
+    """A number with its interval and the spread of the seeds, all with as many digits."""
+    if not isinstance(cell, Estimate):
+        return "-" if cell is None else cell
+    interval, spread = cell.interval, cell.spread
+    known = [cell.value, *((interval.low, interval.high) if interval else ()), *(spread or ())]
+    shape = f",.{_decimals(known)}f"
+    bounds = f" [{interval.low:{shape}}, {interval.high:{shape}}]" if interval else ""
+    return f"{cell.value:{shape}}{bounds}" + (f" ({spread[0]:{shape}} to {spread[1]:{shape}})" if spread else "")
+
+
+def _decimals(values: Sequence[float]) -> int:
+    """Three significant digits of the greatest."""
+    greatest = max((abs(value) for value in values if isfinite(value)), default=0.0)
+    return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
+
+
+def _sentence(verdict: Verdict) -> str:
+    place = f" ({verdict.group})" if verdict.group else ""
+    if verdict.difference is None or verdict.bounds is None:
+        return f"{verdict.claim.says}{place}: {verdict.basis}"
+    values = [verdict.difference.value, *verdict.bounds]
+    own, low, high = (f"{value:+,.{_decimals(values)}f}" for value in values)
+    bounds = "" if verdict.basis.endswith(POINT) else f" [{low}, {high}]"
+    basis = "" if verdict.basis == "95 % interval" else f" ({verdict.basis})"
+    return f"{verdict.claim.says}{place}: {own}{bounds}{basis}"

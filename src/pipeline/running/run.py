@@ -1,0 +1,148 @@
+"""What one composed configuration leads to: a printed plan, or built stages and a report."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from pipeline.artifacts import environment
+from pipeline.artifacts.progress_display import terminal
+from pipeline.config.build import Schema, construct
+from pipeline.config.compose import resolved
+from pipeline.config.library import Library
+from pipeline.config.plan import Plan
+from pipeline.errors import ConfigError
+from pipeline.report.context import JobContext, StageRun
+from pipeline.report.mlflow_store import Tracking
+from pipeline.running.job import Job
+
+if TYPE_CHECKING:
+    from pipeline.report.job import Report
+
+STOPS = ("all", "plan", "train", "profile")
+
+
+def job_of(cfg: DictConfig) -> Job:
+    """The job that a composed configuration describes; raises ConfigError for what cannot be resolved."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    loader: Any = GlobalHydra.instance().config_loader()
+    return Job(resolved(cfg), Library(loader, cfg.libraries), terminal(sys.stderr))
+
+
+def run(cfg: DictConfig) -> "Report | None":
+    """Plans, builds and reports one job; raises UserError for what a user can mend."""
+    stop = str(cfg.stage)
+    job = job_of(cfg)
+    goal = str(cfg.goal)
+    if stop == "all" and goal == "serve":
+        return _reported(job)
+    if stop == "all":
+        _build_one(job, goal)
+    elif stop == "plan":
+        print(describe(job, job.plan(goal)))
+    elif stop in ("train", "profile"):
+        plan = job.plan(goal)
+        job.run(plan.goals(stop))
+        print(describe(job, plan))
+    else:
+        _build_one(job, stop)
+    return None
+
+
+def _build_one(job: Job, name: str) -> None:
+    """A stage by its name, whether serving needs it or not; what it says in text files is printed."""
+    if name not in job.data["stages"]:
+        known = ", ".join([*STOPS, *sorted(job.data["stages"])])
+        raise ConfigError(f"stage is {name!r}; allowed are {known}.")
+    from pipeline.report import job as report
+
+    context = _context(job)
+    try:
+        plan = job.plan(name)
+        folder, built = job.run([plan.stages[name]])
+    except Exception as problem:
+        if name == job.data["goal"] and context.sweep:
+            report.failed(problem, context)
+        raise
+    print(describe(job, plan))
+    for file in sorted(folder.glob("*.txt")):
+        print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
+    if plan.kinds[name] == "report" or (name == job.data["goal"] and context.sweep):
+        report.stage(replace(context, digest=plan.stages[name].digest, stages=_stages(job, plan, built)))
+
+
+def describe(job: Job, plan: Plan) -> str:
+    """A line a stage: what it is, and whether and why it would run."""
+    width = max(len(stage.key) for stage in plan.stages.values())
+    lines = [
+        f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.why(stage)}" for name, stage in plan.stages.items()
+    ]
+    return "\n".join(["stages, in the order in which they run:", *lines])
+
+
+def _reported(job: Job) -> "Report":
+    """Whatever becomes of the job, its folder and MLflow hear of it."""
+    from pipeline.report import job as report
+
+    context = _context(job)
+    try:
+        plan = job.plan()
+        context = replace(context, digest=plan.serve.digest)
+        report.begin(context)
+        served, built = job.run([plan.serve])
+        return report.job(served, _as_served(replace(context, stages=_stages(job, plan, built)), job, plan))
+    except Exception as problem:
+        if context.digest or context.sweep:  # a lone job that could not even be planned left nothing to note
+            report.failed(problem, context)
+        raise
+
+
+def _as_served(context: JobContext, job: Job, plan: Plan) -> JobContext:
+    """With the code and versions that served, which for a cached result are not today's."""
+    manifest = job.store.manifest(plan.serve)
+    return replace(context, revision=manifest.revision, versions=manifest.versions) if manifest else context
+
+
+def _context(job: Job) -> JobContext:
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    tracking = _tracking(job)
+    common = JobContext(
+        folder=Path(job.data["outputs"]).absolute(), tracking=tracking, config=job.data,
+        versions=environment.versions(), machine=environment.machine(), revision=environment.revision(),
+    )  # fmt: skip
+    if not HydraConfig.initialized():
+        return common
+    hydra = HydraConfig.get()
+    swept = hydra.mode == RunMode.MULTIRUN
+    return replace(
+        common,
+        folder=Path(hydra.runtime.output_dir),
+        overrides=tuple(hydra.overrides.task),
+        choices={str(group): str(choice) for group, choice in hydra.runtime.choices.items()},
+        number=int(hydra.job.num) if swept else None,
+        sweep=Path(hydra.sweep.dir).absolute() if swept else None,
+    )
+
+
+def _tracking(job: Job) -> Tracking:
+    schema: Schema = job.schema
+    node = {**job.data["tracking"], "outputs": job.data["outputs"]}
+    tracking = construct(schema.target(node, "tracking"), None)
+    assert isinstance(tracking, Tracking)
+    return tracking
+
+
+def _stages(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]:
+    found = []
+    for name, stage in plan.stages.items():
+        manifest = job.store.manifest(stage)
+        inputs = {needed: other.key for needed, other in stage.inputs.items()}
+        seconds = manifest.seconds if manifest else 0.0
+        cached = stage.digest not in built
+        found.append(StageRun(name, stage.key, plan.kinds[name], job.store.path(stage), seconds, cached, inputs))
+    return tuple(found)

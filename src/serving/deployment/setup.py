@@ -1,0 +1,184 @@
+"""What a run serves, on what, how: checked as a whole before any work."""
+
+from dataclasses import dataclass, field
+
+from serving.core.decoding import Decoding
+from serving.core.scores import IMPORTANCE, KNOWN
+from serving.engines.models import Pair
+from serving.hardware.architecture import Architecture
+from serving.hardware.fleet import check_fits
+from serving.hardware.testbed import Testbed
+from serving.messages import Hop
+from serving.network.link import Link
+from serving.policy.policy import Policy
+from serving.policy.slots.placement import HERE
+from serving.workload.workload import Workload
+
+_WITHOUT_IMPORTANCE = {
+    "draft": "window", "offload": "confidence, perplexity, uncertain, always or never", "waiting": "idle",
+}  # fmt: skip
+"""The choices of each slot that may read it, for those who cannot see it."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Raises ValueError when a model does not fit into the memory of the chip that is to run it, a request not into the
+    cloud's cache, or when the policy names a tier that the testbed does not have."""
+
+    pair: Pair
+    hardware: Testbed
+    network: Link
+    workload: Workload
+    policy: Policy
+    decoding: Decoding = field(default_factory=Decoding)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_tiers()
+        self._check_server()
+        self._check_decoding()
+        self._check_probes()
+        self._check_backend()
+        self._check_timing()
+        tokens = self.workload.tokens
+        self._check_cache(tokens)
+        self._check_memory(tokens)
+
+    def _check_memory(self, tokens: int) -> None:
+        if self.policy.draft.source == "model":
+            for fleet in self.hardware.device_fleets:
+                check_fits(fleet, self.pair.device.timing, self.workload.at_once, tokens)
+        for hop in self.hops:
+            if tier := self.hardware.tier(hop.node):
+                check_fits(tier.roomiest, self.part(hop), 1, tokens)
+        if here := sum(hop.span.last - hop.span.first for hop in self.hops if hop.node == HERE):
+            for fleet in self.hardware.device_fleets:
+                check_fits(
+                    fleet, self.pair.cloud.timing.part(here, embed=True, head=True), self.workload.at_once, tokens
+                )
+
+    def _check_timing(self) -> None:
+        """Can every chip be timed? A profile that is still to be made is not asked."""
+        if self.policy.draft.source == "model":
+            for fleet in self.hardware.device_fleets:
+                if fleet.timing != "profile":
+                    fleet.latency(self.pair.device.timing)
+        for hop in self.hops:
+            tier = self.hardware.tier(hop.node)
+            for fleet in tier.fleets if tier else ():
+                if fleet.timing != "profile":
+                    fleet.latency(self.pair.cloud.timing)
+
+    def _check_tiers(self) -> None:
+        hops = self.hops
+        for hop in hops:
+            if hop.node != HERE and self.hardware.tier(hop.node) is None:
+                raise ValueError(
+                    f"policy.placement: there is no tier {hop.node!r} in the testbed; there are here and "
+                    f"{self.hardware.names}"
+                )
+        cloud = self.hardware.cloud
+        if cloud and cloud.count > 1 and any(hop.node.startswith("cloud.") for hop in hops):
+            raise ValueError(
+                f"hardware.cloud.count is {cloud.count}, and the placement makes a pipeline of the "
+                "cloud: one pipeline is all that is served; set count=1, or name the nodes of each stage in tiers"
+            )
+
+    def _check_server(self) -> None:
+        """What no server does, whoever it is."""
+        if self.pair.cloud.server is None:
+            return
+        if len(self.hops) > 1 or any(hop.node == HERE for hop in self.hops):
+            raise ValueError(
+                f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
+                "it; set policy/placement=cloud, or model.cloud.server=null"
+            )
+        if self.policy.draft.source == "heads" or self.policy.verify.greedy:
+            raise ValueError(
+                f"model.cloud.server judges no trees of drafts, as verify={type(self.policy.verify).__name__} asks; "
+                "choose another policy, or model.cloud.server=null"
+            )
+        if self.decoding.temperature and self.greedy:
+            raise ValueError(
+                f"decoding.temperature is {self.decoding.temperature}, and policy {self.policy.name} verifies drafts, "
+                "which takes the distribution that a server keeps to itself; set temperature=0, or "
+                "policy/verify=replace"
+            )
+
+    def _check_decoding(self) -> None:
+        if self.decoding.temperature and self.policy.verify.greedy:
+            raise ValueError(
+                f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "
+                "knows greedy decoding only; set temperature=0"
+            )
+
+    def _check_probes(self) -> None:
+        known = (*KNOWN, *self.policy.scorers)
+        for name in self.policy.probes:
+            if name not in known:
+                raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(known)}")
+
+    def _check_backend(self) -> None:
+        """What a graph does not show is refused under the name of the slot that asks for it."""
+        if self.pair.device.backend != "onnx" or self.policy.draft.source != "model":
+            return
+        here = "model.device.backend=onnx runs the device's model as a graph, which shows"
+        for slot, instead in _WITHOUT_IMPORTANCE.items():
+            chosen = getattr(self.policy, slot)
+            if IMPORTANCE in chosen.probes:
+                raise ValueError(
+                    f"policy.{slot}={type(chosen).__name__} reads importance, and {here} no attention; choose "
+                    f"policy/{slot}={instead}, or set model.device.backend=torch"
+                )
+        if self.policy.early_exit.layer is not None:
+            raise ValueError(
+                f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
+                "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
+            )
+
+    def _check_cache(self, tokens: int) -> None:
+        cache = self.policy.kv_cache
+        capacity, taken = cache.capacity_tokens, cache.taken(tokens)
+        if self.placed and capacity is not None and capacity < taken:
+            raise ValueError(
+                f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {taken} "
+                f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
+                "shorter requests"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Must decoding be greedy, for the policy or for who serves its large model?"""
+        served = self.pair.cloud.server is not None and self.policy.provision.verifies
+        return served or self.policy.verify.greedy
+
+    @property
+    def placed(self) -> bool:
+        """Does the policy place the large model anywhere?"""
+        return bool(self.hops)
+
+    @property
+    def hops(self) -> tuple[Hop, ...]:
+        """The route of the timed large model."""
+        depth = self.pair.cloud.timing.layers
+        return self.policy.placement.route(depth, depth)
+
+    def part(self, hop: Hop) -> Architecture:
+        """What a node holds of the timed large model for one of its hops."""
+        whole, span = self.pair.cloud.timing, hop.span
+        if span.embed and span.head:
+            return whole
+        return whole.part(span.last - span.first, span.embed, span.head)
+
+    @property
+    def devices(self) -> int:
+        """How many devices send requests."""
+        return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
+
+    @property
+    def cloud_cache_tokens(self) -> float:
+        """Cached tokens that one node's memory holds beside its weights of the timed architecture; of several tiers or
+        stages the node that holds fewest.
+        """
+        tiers = [(self.hardware.tier(hop.node), self.part(hop)) for hop in self.hops]
+        return min([tier.cache_tokens(part) for tier, part in tiers if tier], default=float("inf"))

@@ -1,0 +1,168 @@
+"""What is exported: a causal LM with its KV cache going in and out, as one torch module.
+
+Attention is written here, over the layers of `transformers` as they are: each layer's new keys and values are laid
+behind what is cached, so positions and masks follow from the shapes alone.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from serving.engines.torch.model import Model
+from serving.engines.torch.rotary import Rotary
+from serving.learned.mlp import Perceptron
+
+NAME = "tandem_graph"
+
+
+class Pass:
+    """One pass's caches, on their way through the layers.
+
+    Args:
+        past: keys and values, layer by layer, of shape (batch, KV heads, past, head size).
+        masks: for each window of the model what a row may see, additive, of shape (new rows, past + new rows).
+    """
+
+    def __init__(
+        self,
+        past: list[torch.Tensor],
+        masks: dict[int | None, torch.Tensor],
+        windows: tuple[int | None, ...],
+    ) -> None:
+        self._past, self._masks, self._windows = past, masks, windows
+        self.present: list[torch.Tensor] = []
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+    ) -> torch.Tensor:
+        """(batch, heads, rows, head size) to (batch, rows, heads, head size); heads that share keys lie end to end."""
+        keys = torch.cat([self._past[2 * layer], key], 2)
+        values = torch.cat([self._past[2 * layer + 1], value], 2)
+        self.present += [keys, values]
+        batch, heads, rows, size = query.shape
+        shared = keys.shape[1] != heads
+        folded = (batch, keys.shape[1], heads // keys.shape[1] * rows)
+        query = query * scaling
+        weights = (query.reshape(*folded, size) if shared else query) @ keys.transpose(-1, -2)
+        if shared:
+            weights = weights.reshape(batch, heads, rows, -1)
+        weights = (weights + self._masks[self._windows[layer]]).softmax(-1)
+        seen = (weights.reshape(*folded, -1) if shared else weights) @ values
+        return (seen.reshape(batch, heads, rows, size) if shared else seen).transpose(1, 2)
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `caches`
+    *,
+    caches: Pass,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """What `transformers` layers call as their attention function."""
+    return caches.attend(module.layer_idx, query, key, value, scaling), None
+
+
+class Angles(nn.Module):
+    """Rotary cosines and sines of any positions, of shape (1, positions, rotated size).
+
+    Beyond its original length a `longrope` model has other frequencies, for the whole of a sequence.
+    """
+
+    def __init__(self, rotary: Rotary) -> None:
+        super().__init__()
+        self.original = rotary.original
+        short, self._scale = rotary.frequencies(long=False)
+        self.short = nn.Parameter(short, requires_grad=False)
+        self.long = nn.Parameter(rotary.frequencies(long=True)[0], requires_grad=False)
+
+    def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        frequencies: torch.Tensor = self.short
+        if self.original is not None:
+            frequencies = torch.where(positions[-1] >= self.original, self.long, frequencies)
+        angles = positions[None, :, None].float() * frequencies
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos(), angles.sin()
+        return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
+
+
+class Logit(nn.Module):
+    """A router's logit over hidden states, of shape (..., hidden) to (...); the sigmoid is left to who has float64."""
+
+    def __init__(self, router: Perceptron) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.tensor(router.mean), requires_grad=False)
+        self.deviation = nn.Parameter(torch.tensor(router.deviation), requires_grad=False)
+        self.steps = nn.ModuleList(_linear(weight, bias) for weight, bias in router.layers)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        x = (hidden - self.mean) / self.deviation
+        for i, step in enumerate(self.steps):
+            x = step(x.relu() if i else x)
+        return x.squeeze(-1)
+
+
+def _linear(weight: Any, bias: Any) -> nn.Linear:
+    layer = nn.Linear(weight.shape[1], weight.shape[0])
+    layer.weight, layer.bias = nn.Parameter(torch.tensor(weight)), nn.Parameter(torch.tensor(bias))
+    return layer.requires_grad_(False)
+
+
+class Graph(nn.Module):
+    """(ids, rows, past) to (logits, hidden, route where there is a router, present).
+
+    Shapes: ids (batch, length), rows (n): which of the new rows are read off; past: two a layer, of shape
+    (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), behind the last norm;
+    route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past.
+
+    The model's layers are given this module's attention: its engine cannot run them until `give_back`.
+    """
+
+    def __init__(self, model: Model, router: Perceptron | None = None) -> None:
+        super().__init__()
+        self.embed, self.layers, self.norm, self.head = model.embed, nn.ModuleList(model.layers), model.norm, model.head
+        self.angles = Angles(model.rotary)
+        self.router = Logit(router) if router else None
+        self._windows = model.windows
+        self._before = _attention(self.layers, NAME)
+
+    def give_back(self) -> None:
+        """The layers get the attention that they came with."""
+        _attention(self.layers, self._before)
+
+    def forward(self, ids: torch.Tensor, rows: torch.Tensor, past: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        length, cached = ids.shape[1], past[0].shape[2]
+        positions = torch.arange(length) + cached
+        caches = Pass(past, self._masks(positions, torch.arange(length + cached)), self._windows)
+        hidden, rotary = self.embed(ids), self.angles(positions)
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, caches=caches)
+        hidden = self.norm(hidden.index_select(1, rows))
+        route = (self.router(hidden),) if self.router is not None else ()
+        return (self.head(hidden), hidden, *route, *caches.present)
+
+    def _masks(self, positions: torch.Tensor, keys: torch.Tensor) -> dict[int | None, torch.Tensor]:
+        masks = {}
+        for window in dict.fromkeys(self._windows):
+            seen = keys[None] <= positions[:, None]
+            if window:
+                seen = seen & (keys[None] > positions[:, None] - window)
+            masks[window] = torch.where(seen, 0.0, float("-inf"))
+        return masks
+
+
+def _attention(layers: nn.ModuleList, name: str) -> str:
+    """Has the layers use another attention function; returns what they used."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    before = ""
+    for module in layers.modules():
+        if config := getattr(module, "config", None):
+            before = before or str(config._attn_implementation)
+            config._attn_implementation = name
+    return before

@@ -1,0 +1,99 @@
+"""An exported model, opened by onnxruntime."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.engines.onnx import requirements
+from serving.engines.onnx.header import MODEL, ROUTER, load
+from serving.learned.mlp import sigmoid
+
+Floats: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What one pass of one session left."""
+
+    logits: Floats
+    """(n, vocabulary)"""
+    hidden: Floats
+    """(n, hidden) behind the last norm."""
+    route: Floats | None
+    """(n,) logits, where the graph asks the router."""
+    present: list[Floats]
+    """Keys and values, layer by layer, of shape (1, KV heads, tokens, head size)."""
+
+
+class Session:
+    """model.onnx in a folder, on one thread unless told otherwise.
+
+    Raises ValueError for a folder without an export, a damaged one, and one whose graph is not what its header says.
+    """
+
+    def __init__(self, folder: Path, threads: int = 1) -> None:
+        self.header = load(folder)
+        self._session = opened(folder / MODEL, threads)
+        self._outputs = list(self.header.outputs)
+        found = {each.name for each in self._session.get_inputs()}, {e.name for e in self._session.get_outputs()}
+        if found != ({*self.header.inputs}, {*self._outputs}):
+            raise ValueError(f"{folder / MODEL} is not the graph that its header describes; {_AGAIN}")
+
+    def run(self, tokens: Sequence[int], rows: Sequence[int], past: Sequence[Floats]) -> Ran:
+        """One session's new tokens behind its cache; of them `rows` are read off."""
+        feeds: dict[str, Any] = dict(zip(self.header.past, past, strict=True))
+        feeds["ids"], feeds["rows"] = np.array([tokens], np.int64), np.array(rows, np.int64)
+        logits, hidden, *rest = self._session.run(self._outputs, feeds)
+        route = rest.pop(0)[0] if self.header.routes else None
+        return Ran(logits[0], hidden[0], route, rest)
+
+    def empty(self) -> list[Floats]:
+        """The cache of a session that has seen nothing."""
+        header = self.header
+        return [np.zeros((1, header.kv_heads, 0, header.head_size), np.float32) for _ in header.past]
+
+
+class RouterGraph:
+    """router.onnx in a folder, as a scorer of hidden states."""
+
+    reads: Literal["hidden"] = "hidden"
+
+    def __init__(self, folder: Path, digest: str, threads: int = 1) -> None:
+        self.digest = digest
+        self._session = opened(folder / ROUTER, threads)
+
+    @property
+    def inputs(self) -> int:
+        """How wide the hidden state is that it reads."""
+        return int(self._session.get_inputs()[0].shape[-1])
+
+    def chance(self, features: Any) -> float:
+        return float(self.chances(np.asarray(features)[None])[0])
+
+    def chances(self, features: Any) -> Any:
+        (logits,) = self._session.run(["route"], {"hidden": np.asarray(features, np.float32)})
+        return np.array([sigmoid(logit) for logit in logits.tolist()], np.float64)
+
+
+_AGAIN = "export again with force=[device_graph]"
+
+
+def opened(file: Path, threads: int) -> Any:
+    """An onnxruntime session on the CPU. Raises ValueError for a file that is missing or damaged."""
+    requirements.check()
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = threads
+    options.use_deterministic_compute = True
+    options.log_severity_level = 3
+    if not file.is_file():
+        raise ValueError(f"there is no {file}; {_AGAIN}")
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except Exception as problem:  # onnxruntime's errors share no class
+        raise ValueError(f"{file} cannot be opened ({str(problem).splitlines()[0]}); {_AGAIN}") from problem

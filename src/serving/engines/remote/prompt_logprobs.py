@@ -1,0 +1,106 @@
+"""What a server would have written at each position of a prompt: `echo` with `logprobs`, as vLLM and SGLang answer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from serving.engines.remote.answer import by_id, only_choice
+from serving.engines.remote.errors import RemoteError
+from serving.engines.remote.shown import kind, shown
+from serving.engines.remote.tokens import HALF, names
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """On one token: is it the likeliest? `best` is the likeliest one's id, None where the server gives only its text;
+    several halves of characters have one text, so then they are in doubt, and do not agree.
+    """
+
+    agrees: bool
+    best: int | None
+
+
+def opinions(body: Mapping[str, Any], prompt: Sequence[int], checked: int, hf: Any = None) -> list[Opinion]:
+    """On the last `checked` tokens of the prompt. Raises RemoteError for anything but one entry a token.
+
+    `hf` is the tokenizer of a prompt that went as text, and was cut there: then each entry must be called what the
+    token is called here.
+    """
+    found = only_choice(body).get("logprobs")
+    if not isinstance(found, dict):
+        raise RemoteError(f"the server returned {kind(found)} as logprobs of the prompt (echo)")
+    tokens, own, tops = (_entries(found, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
+    if {len(own), len(tops)} != {len(tokens)} or not len(prompt) <= len(tokens) <= len(prompt) + 1:
+        raise RemoteError(
+            f"the server returned {len(tokens)}, {len(own)} and {len(tops)} log-probabilities for {len(prompt)} tokens "
+            "and one more; it does not echo prompts"
+        )
+    at = range(len(prompt) - checked, len(prompt))
+    if hf is not None:
+        _check_cut(body, tokens, prompt, hf)
+    return [_opinion(tokens[i], own[i], tops[i], prompt[i]) for i in at]
+
+
+def added(body: Mapping[str, Any], prompt: int) -> int | None:
+    """The id of the token that the server wrote behind the prompt, if it says it."""
+    tokens = only_choice(body)["logprobs"]["tokens"]
+    return by_id(tokens[prompt]) if len(tokens) > prompt else None
+
+
+def _check_cut(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[int], hf: Any) -> None:
+    """Is each entry on the token that was asked about? One that is half a character has no name to tell.
+
+    Raises RemoteError for a text that the server cuts into other tokens, or into nobody knows how many: its opinions
+    would be on other tokens than ours, and a draft would stand that was never judged.
+    """
+    usage = body.get("usage")
+    read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+    over = only_choice(body).get("finish_reason") == "stop" and len(tokens) == len(prompt)
+    if read != len(prompt) or not (over or len(tokens) == len(prompt) + 1):
+        raise RemoteError(
+            f"the server cut {len(prompt)} tokens, sent as text, into {shown(read)} (usage.prompt_tokens), and gives "
+            f"{len(tokens)} log-probabilities; {_NO_VERDICT}"
+        )
+    for i, asked in enumerate(prompt):
+        own = names(hf, prompt[max(0, i - 1) : i], asked)
+        if tokens[i] not in own and by_id(tokens[i]) != asked and HALF not in own[0]:
+            raise RemoteError(
+                f"the server cuts the text into other tokens: it has {shown(tokens[i])} where {own[1]!r} was asked "
+                f"about; {_NO_VERDICT}"
+            )
+
+
+_NO_VERDICT = "no verdict can be made of that. Use a server that takes token ids (vLLM, SGLang)"
+
+
+def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
+    if not isinstance(token, str):
+        raise RemoteError(f"the server echoes {kind(token)} as a token")
+    told = by_id(token)
+    if told is not None and told != asked:
+        raise RemoteError(f"the server echoes token {told} where {asked} was asked about")
+    if not isinstance(tops, dict) or not tops:
+        raise RemoteError(f"the server names no likeliest token at a position of the prompt but {kind(tops)}")
+    chances = [_chance(each) for each in (own, *tops.values())]
+    best = max(tops, key=tops.__getitem__)
+    named = by_id(best)
+    if (told is None) != (named is None):
+        raise RemoteError("the server names some tokens by id and some by text")
+    if named is None:
+        return Opinion(chances[0] >= max(chances) and HALF not in token, None)
+    return Opinion(named == asked, named)
+
+
+def _chance(value: Any) -> float:
+    """A log-probability; servers write a very large negative number for none at all."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value > 1e-3:
+        raise RemoteError(f"the server gives {shown(value)} as a log-probability")
+    return float(value)
+
+
+def _entries(found: Mapping[str, Any], name: str) -> list[Any]:
+    value = found.get(name)
+    if not isinstance(value, list):
+        raise RemoteError(f"the server returned {kind(value)} as logprobs.{name} of the prompt (echo)")
+    return value

@@ -1,0 +1,92 @@
+"""Attention over packed rows: each session's new rows are stored in its slot, then look at that slot only.
+
+`transformers` layers call this as their attention function; which rows belong to whom rides along as the keyword
+`packed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+if TYPE_CHECKING:
+    from serving.engines.torch.importance import Importance
+    from serving.engines.torch.scattered import Layers, Targets
+
+NAME = "tandem"
+
+
+@dataclass(slots=True)
+class Segment:
+    """One session's share of a pass: `n` rows, where their keys and values go, and what they look at.
+
+    Each has one entry per layer from `first` on: a view into the session's slot, made once a pass, or what gathers
+    blocks that lie apart.
+    """
+
+    n: int
+    first: int
+    new_keys: Targets
+    """Shape (1, KV heads, n, head size)."""
+    new_values: Targets
+    seen: Mapping[int | None, tuple[Layers, Layers]]
+    """Per window of the model keys and values, of shape (1, KV heads, tokens, head size), new ones included."""
+    masks: Mapping[int | None, torch.Tensor | None]
+    """Per window an additive mask of shape (n, tokens); None: a single row, or a plain triangle."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """All rows of one pass, laid end to end, and who they belong to."""
+
+    segments: Sequence[Segment]
+    sizes: list[int]
+    windows: tuple[int | None, ...]
+    importance: Importance | None = None
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `packed`
+    *,
+    packed: Packed,
+    scaling: float,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """Stores keys and values, then attends, one session after the other.
+
+    Shapes: `query` (1, heads, rows, head size), `key` and `value` (1, KV heads, rows, head size), the output
+    (1, rows, heads, head size).
+    """
+    layer, segments = module.layer_idx, packed.segments
+    window, grouped = packed.windows[layer], query.shape[1] != key.shape[1]
+    queries, new_keys, new_values = (
+        (whole,) if len(segments) == 1 else torch.split(whole, packed.sizes, 2) for whole in (query, key, value)
+    )
+    parts = []
+    for segment, q, k, v in zip(segments, queries, new_keys, new_values, strict=True):
+        i, mask = layer - segment.first, segment.masks[window]
+        segment.new_keys[i].copy_(k)
+        segment.new_values[i].copy_(v)
+        all_keys, all_values = segment.seen[window]
+        keys, values = all_keys[i], all_values[i]
+        if packed.importance is not None:
+            packed.importance.look(layer, q, keys, scaling, mask)
+        causal = mask is None and segment.n > 1
+        parts.append(sdpa(q, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
+    return out.transpose(1, 2), None
+
+
+def register() -> None:
+    """Makes `attend` known to `transformers` under the name of this project."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)

@@ -1,0 +1,204 @@
+"""A Hugging Face causal LM taken apart: embedding, layers, norm and head, whatever its architecture calls them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from serving.engines.torch.architectures import ARCHITECTURES
+from serving.engines.torch.attention import NAME as ATTENTION
+from serving.engines.torch.attention import register
+from serving.engines.torch.quantization import repair, settings
+from serving.engines.torch.rotary import Rotary
+from serving.messages import Span
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The parts of one causal LM that a span of layers is run with; weights stay in the `transformers` modules."""
+
+    name: str
+    embed: nn.Module
+    layers: tuple[nn.Module, ...]
+    norm: nn.Module
+    head: nn.Module
+    rotary: Rotary
+    windows: tuple[int | None, ...]
+    """Per layer: how many tokens back it sees, the query's own included; None: all."""
+    hidden: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    """Rows of the head, padding included."""
+    dtype: torch.dtype
+    device: torch.device
+
+    def only(self, span: Span) -> "Model":
+        """The layers of a span alone, with embedding and head or without: all else is let go, and cannot be run."""
+        gone = Absent(self.name)
+        layers = tuple(layer if span.first <= i < span.last else gone for i, layer in enumerate(self.layers))
+        kept = replace(self, layers=layers) if span.embed else replace(self, layers=layers, embed=gone)
+        return kept if span.head else replace(kept, head=gone, norm=gone)
+
+
+class Absent(nn.Module):
+    """A part of a model that another process holds."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name_of_model = name
+
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        raise RuntimeError(f"this part of {self._name_of_model} is not held here; its placement has it run elsewhere")
+
+
+def open_model(
+    path: str | Path,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    quantization: str = "none",
+    layers: int | None = None,
+) -> Model:
+    """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention; of its layers
+    only the first `layers`, where that is given.
+
+    Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
+    that the engine cannot split into layers.
+    """
+    causal = load(path, dtype=dtype, device=device, quantization=quantization, layers=layers)
+    return take_apart(causal, device=device, name=str(path))
+
+
+def load(
+    path: str | Path,
+    *,
+    dtype: str = "fp32",
+    device: str = "cpu",
+    quantization: str = "none",
+    layers: int | None = None,
+) -> Any:
+    """The `transformers` model itself; arguments and errors are those of `open_model`."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype {dtype!r} is not known; choose one of {', '.join(DTYPES)}")
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
+    check_checkpoint(path)
+    chosen = settings(quantization, DTYPES[dtype], device) | _first(path, layers)
+    try:
+        with _quietly(partial=layers is not None):
+            pretrained: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=DTYPES[dtype], output_loading_info=True, **chosen
+            )
+    except (SafetensorError, OSError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint at {path} cannot be read ({error}); fetch or train it again") from error
+    loaded, found = pretrained
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"the checkpoint at {path} lacks weights ({len(missing)}, such as {missing[0]}); fetch it again"
+        )
+    repair(loaded)
+    return loaded
+
+
+def _first(path: str | Path, layers: int | None) -> dict[str, Any]:
+    """The configuration of a model that ends after so many layers."""
+    if layers is None:
+        return {}
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(path)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return {"config": config}
+
+
+@contextmanager
+def _quietly(partial: bool) -> Iterator[None]:
+    """Without a progress bar, and of a `partial` model without a list of the weights that it leaves out."""
+    from transformers.utils import logging
+
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if partial:
+        logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
+def check_checkpoint(path: str | Path) -> None:
+    """Reads only the configuration. Raises ValueError when `open_model` could not use the checkpoint."""
+    from transformers import AutoConfig
+
+    if not Path(path).is_dir() and _looks_local(str(path)):
+        raise ValueError(f"there is no checkpoint at {path}; give a directory that holds config.json and weights")
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a checkpoint that transformers can open: {error}") from error
+    _check_architecture(config, str(path))
+
+
+def _looks_local(path: str) -> bool:
+    return path.count("/") != 1 or path.startswith((".", "/", "~"))
+
+
+def _check_architecture(config: Any, path: str) -> None:
+    names = config.architectures or []
+    if names and not any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names):
+        raise ValueError(f"{path} holds {', '.join(names)}, which is not a causal LM; give a ...ForCausalLM checkpoint")
+    if config.model_type not in ARCHITECTURES:
+        raise ValueError(
+            f"{path} is of architecture {config.model_type!r}, which the engine cannot split into layers; "
+            f"it knows {', '.join(ARCHITECTURES)}"
+        )
+
+
+def take_apart(causal: Any, *, device: str = "cpu", name: str = "model") -> Model:
+    """Finds the parts of a loaded `transformers` causal LM and gives it the engine's attention.
+
+    The model's own `forward` does not work afterwards: only the engine says which rows belong to which session.
+    Raises ValueError for an architecture that is not in `ARCHITECTURES`.
+    """
+    config = causal.config
+    _check_architecture(config, name)
+    register()
+    causal.set_attn_implementation(ATTENTION)
+    causal.eval().requires_grad_(False).to(device)
+    base = causal.base_model
+    heads = config.num_attention_heads
+    return Model(
+        name=name,
+        embed=causal.get_input_embeddings(),
+        layers=tuple(base.layers),
+        norm=base.final_layer_norm if config.model_type == "gpt_neox" else base.norm,
+        head=causal.get_output_embeddings(),
+        rotary=Rotary(base.rotary_emb, config, causal.dtype, torch.device(device)),
+        windows=_windows(config),
+        hidden=config.hidden_size,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        vocabulary=causal.get_output_embeddings().out_features,
+        dtype=causal.dtype,
+        device=torch.device(device),
+    )
+
+
+def _windows(config: Any) -> tuple[int | None, ...]:
+    window = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,0 +1,134 @@
+"""Drawing tokens from logits by named luck, and the distribution that a draft is judged against."""
+
+import torch
+
+from serving.hardware.odds import entry_nbytes, odds_nbytes
+from serving.messages import Sampling
+
+_FEW = 1024
+
+
+def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Probabilities after temperature, then top-k, then top-p (in that order, as `transformers` does).
+
+    Shapes: (..., vocabulary) in and out; computed in fp32, returned in fp64. `top_k` 0 and `top_p` 1 leave all tokens.
+    Raises ValueError for a temperature that is not positive, or limits that leave no token.
+    """
+    _check(sampling)
+    logits = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < logits.shape[-1]:
+        worst = logits.topk(sampling.top_k, -1).values[..., -1:]
+        logits = logits.masked_fill(logits < worst, float("-inf"))
+    if sampling.top_p < 1:
+        logits = _nucleus(logits, sampling.top_p)
+    return logits.softmax(-1, dtype=torch.float64)
+
+
+def _check(sampling: Sampling) -> None:
+    if not sampling.temperature > 0:
+        raise ValueError(
+            f"temperature is {sampling.temperature}, must be above 0; for greedy decoding give no sampling"
+        )
+    if sampling.top_k < 0:
+        raise ValueError(f"top_k is {sampling.top_k}, must be 0 (all tokens) or more")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p is {sampling.top_p}, must be above 0 and at most 1 (all tokens)")
+
+
+def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Keeps the smallest set of likeliest tokens whose probability reaches `top_p`.
+
+    It is looked for among the likeliest few first: to sort a vocabulary of 32,000 takes longer than all the rest.
+    """
+    odds = logits.softmax(-1)
+    best, order = odds.topk(min(_FEW, odds.shape[-1]), -1)
+    if float(best.double().sum(-1).min()) < top_p:
+        best, order = odds.sort(-1, descending=True)
+    before = best.double().cumsum(-1) - best
+    chosen = logits.gather(-1, order).masked_fill(before >= top_p, float("-inf"))
+    return torch.full_like(logits, float("-inf")).scatter(-1, order, chosen)
+
+
+def as_sent(probabilities: torch.Tensor, whole: bool = False) -> torch.Tensor:
+    """The form in which a draft's distribution, of shape (vocabulary,), crosses a link: rounded to fp16.
+
+    Drafts are drawn from this rounded form, so that the verifier knows exactly what they were drawn from. What has no
+    probability is left out where that makes it smaller (Synera, section 4.2), unless the `whole` is wanted: then bytes
+    of shape (tokens named, 4 or 6) hold each token's number, ascending, and its probability, in little endian.
+    """
+    rounded = probabilities.to(torch.float16)
+    tokens = rounded.nonzero()[:, 0]
+    vocabulary = len(rounded)
+    if whole or odds_nbytes(len(tokens), vocabulary) == odds_nbytes(0, vocabulary):
+        return rounded
+    halves = entry_nbytes(vocabulary) // 2
+    numbers = tokens.int()[:, None].view(torch.int16)[:, : halves - 1]
+    return torch.cat([numbers, rounded[tokens].view(torch.int16)[:, None]], 1).view(torch.int8)
+
+
+def kept(sent: torch.Tensor) -> int:
+    """How many tokens a sent distribution names; 0: all."""
+    return len(sent) if sent.dtype == torch.int8 else 0
+
+
+def as_received(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocabulary` tokens.
+
+    Bit for bit the same whether it was sent whole or not. Raises ValueError for a token beyond the vocabulary.
+    """
+    odds = widen(opened(sent, vocabulary), vocabulary).double()
+    return odds / odds.sum()
+
+
+def opened(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """The fp16 probabilities that `as_sent` stands for, `vocabulary` of them where it names tokens.
+
+    Raises ValueError for a token beyond the vocabulary.
+    """
+    if sent.dtype != torch.int8:
+        return sent
+    tokens, odds = _named(sent)
+    if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+        named = f"tokens {int(tokens.min())} to {int(tokens.max())}" if len(tokens) else "no token"
+        raise ValueError(f"a distribution names {named} of a vocabulary of {vocabulary}")
+    return torch.zeros(vocabulary, dtype=torch.float16, device=sent.device).index_put_((tokens,), odds)
+
+
+def _named(sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tokens that a distribution of shape (tokens named, 4 or 6) names, and their fp16 probabilities."""
+    halves = sent.view(torch.int16)
+    tokens = halves[:, 0].long() & 0xFFFF
+    if halves.shape[1] == 3:
+        tokens += halves[:, 1].long() << 16
+    return tokens, halves[:, -1].contiguous().view(torch.float16)
+
+
+def widen(probabilities: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Adds tokens of probability zero at the end, because the models of a pair may pad their vocabularies
+    differently."""
+    missing = vocabulary - probabilities.shape[-1]
+    return torch.nn.functional.pad(probabilities, (0, missing)) if missing > 0 else probabilities
+
+
+def draw(weights: torch.Tensor, uniform: float) -> int:
+    """The token at which the cumulated weights pass `uniform`, of [0, 1); they need not sum to one.
+
+    Shape (vocabulary,). A token of weight zero is never drawn. Raises ValueError when all weights are zero.
+    """
+    cumulated = weights.double().cumsum(0)
+    total = float(cumulated[-1])
+    if not total > 0:
+        raise ValueError(f"weights sum to {total}, so there is no token to draw; at least one must be positive")
+    token = int(torch.searchsorted(cumulated, uniform * total, right=True))
+    return token if token < len(weights) else int(weights.nonzero()[-1])
+
+
+def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
+    """Weights of the correction after a rejection: max(0, target - draft), not normalised.
+
+    Fast Inference from Transformers via Speculative Decoding (Leviathan et al., 2023), section 2.3. WISP's Eq. 3 draws
+    from the target itself, which is not lossless. Where rounding leaves nothing, the two are equal and the target
+    serves.
+    """
+    rest = (target - draft).clamp_min(0)
+    return rest if float(rest.sum()) > 0 else target

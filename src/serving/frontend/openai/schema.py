@@ -1,0 +1,216 @@
+"""A request's body: read within bounds, typed, and refused by field where it asks for what is not there."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from serving.frontend.openai.errors import ApiError
+from serving.messages import Sampling
+
+MAX_DEPTH = 16
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_NAME_CHARS = 128
+
+IGNORED = frozenset((
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "prediction",
+))  # fmt: skip
+"""Change nothing of the answer's text."""
+
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+}
+"""Would change the answer and are not served: accepted only as null or as what they are by default."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the two kinds of request have in common."""
+
+    model: str
+    limit: int | None
+    """Tokens to write at most, if the client says."""
+    limit_name: str
+    sampling: Sampling | None
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+@dataclass
+class Fields:
+    """A request's fields; `rest` are those that nobody asked about yet.
+
+    Args:
+        before: what stands before their names in a refusal: the path to this object in the body, with its dot.
+    """
+
+    body: Mapping[str, Any]
+    before: str = ""
+    rest: set[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rest = {name for name, value in self.body.items() if value is not None}
+
+    def take(self, name: str) -> Any:
+        self.rest.discard(name)
+        return self.body.get(name)
+
+    def text(self, name: str) -> str:
+        value, at = self.take(name), self.before + name
+        if not isinstance(value, str) or not value:
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a text", at)
+        return encodable(value, at)
+
+    def flag(self, name: str) -> bool:
+        value, at = self.take(name), self.before + name
+        if value is not None and not isinstance(value, bool):
+            raise ApiError.invalid(f"{at} is {_short(value)}; give true or false", at)
+        return bool(value)
+
+    def number(self, name: str, default: float, low: float, high: float) -> float:
+        value, at = self.take(name), self.before + name
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a number from {low:g} to {high:g}", at)
+        return float(value)
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        value, at = self.take(name), self.before + name
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ApiError.invalid(f"{at} is {_short(value)}; give a whole number from {low} to {high}", at)
+        return value
+
+    def finish(self) -> None:
+        """Refuses what is left, unless it is harmless. Raises ApiError (400) that names the field."""
+        for name in sorted(self.rest - IGNORED):
+            if name not in NEUTRAL:
+                shown = printable(name)
+                message = f"this endpoint knows no parameter {shown}; leave it out"
+                raise ApiError(400, message, "unknown_parameter", shown)
+            value = self.body[name]
+            if not any(value == neutral and type(value) in _kin(neutral) for neutral in NEUTRAL[name]):
+                allowed = " or ".join(json.dumps(neutral) for neutral in NEUTRAL[name])
+                raise ApiError.unsupported(
+                    name, f"{name}={_short(value)} is not supported here; leave it out (or give {allowed})"
+                )
+
+
+def parse(raw: bytes) -> Fields:
+    """The fields of a body. Raises ApiError (400) for what is no JSON object, or nested too deeply."""
+    try:
+        body = json.loads(raw, parse_constant=_refuse_constant)
+    except RecursionError:
+        body = None
+        depth = MAX_DEPTH + 1
+    except ValueError as error:
+        raise ApiError.invalid(f"the body is no JSON: {error}", code="invalid_json") from None
+    else:
+        depth = _depth(body)
+    if depth > MAX_DEPTH:
+        raise ApiError.invalid(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
+    if not isinstance(body, dict):
+        raise ApiError.invalid(f"the body is {_short(body)}; give a JSON object", code="invalid_json")
+    return Fields(body)
+
+
+def question(fields: Fields, limit_names: tuple[str, ...], temperature: float, seed: int) -> Question:
+    """The common part; `temperature` and `seed` stand in for what the client leaves open."""
+    limits = {name: fields.integer(name, 1, 1 << 31) for name in limit_names}
+    name, limit = next(((k, v) for k, v in limits.items() if v is not None), (limit_names[-1], None))
+    stream = fields.flag("stream")
+    return Question(
+        model=fields.text("model"),
+        limit=limit,
+        limit_name=name,
+        sampling=_sampling(fields, temperature, seed),
+        stop=_stop(fields.take("stop")),
+        stream=stream,
+        include_usage=_include_usage(fields.take("stream_options"), stream),
+    )
+
+
+def printable(name: str) -> str:
+    """A name that a client made up, as it may be repeated: `one`, where it is long or cannot be printed."""
+    return name if len(name) <= MAX_NAME_CHARS and name.isprintable() else "one"
+
+
+def encodable(text: str, param: str) -> str:
+    """The text, unless half a character is in it, which JSON can write and no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError.invalid(f"{param} has half a character (surrogate) at {error.start}", param) from None
+    return text
+
+
+def _sampling(fields: Fields, temperature: float, seed: int) -> Sampling | None:
+    temperature = fields.number("temperature", temperature, 0, 2)
+    top_p = fields.number("top_p", 1, 0, 1)
+    top_k = fields.integer("top_k", 0, 1 << 31) or 0
+    given = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
+    if temperature == 0 or top_p == 0:
+        return None
+    return Sampling(temperature, top_k, top_p, seed if given is None else given)
+
+
+def _stop(value: Any) -> tuple[str, ...]:
+    stops = [] if value is None else [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
+        raise ApiError.invalid(f"stop is {_short(value)}; give a text or up to {MAX_STOPS} of them", "stop")
+    if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
+        raise ApiError.invalid(f"a stop text has 1 to {MAX_STOP_CHARS} characters", "stop")
+    return tuple(encodable(stop, "stop") for stop in stops)
+
+
+def _include_usage(value: Any, stream: bool) -> bool:
+    if value is None:
+        return False
+    if not stream:
+        raise ApiError.invalid("stream_options needs stream=true", "stream_options")
+    if not isinstance(value, dict):
+        raise ApiError.invalid(f"stream_options is {_short(value)}; give an object", "stream_options")
+    return Fields(value, "stream_options.").flag("include_usage")
+
+
+def _depth(body: Any) -> int:
+    deepest, waiting = 0, [(body, 1)]
+    while waiting:
+        value, depth = waiting.pop()
+        deepest = max(deepest, depth)
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        waiting.extend((child, depth + 1) for child in inner if isinstance(child, dict | list))
+    return deepest
+
+
+def _kin(neutral: object) -> tuple[type, ...]:
+    """Types that may stand for a neutral value: 0 for 0.0, but not for false."""
+    return (int, float) if type(neutral) is int else (type(neutral),)
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _short(value: object) -> str:
+    shown = "missing" if value is None else json.dumps(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,219 @@
+"""A question of the routing API, as the paper's Figure 5 prints it: read within bounds, typed, refused by field."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.schema import MAX_NAME_CHARS, Fields, encodable, parse, printable
+
+VERSION = 1
+Route = Literal["SLM", "LLM"]
+
+MAX_CONTEXT_CHARS = 1 << 18
+MAX_TOKEN_CHARS = 256
+MAX_HANDLE_CHARS = 256
+MAX_DECISIONS = 4096
+MAX_INDEX = 1 << 20
+MAX_STATE_ROWS = 64
+MAX_STATE_NUMBERS = 1 << 17
+MAX_VALUE = 65504.0
+"""The largest number of fp16, in which such states are computed."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a client says of an earlier token: believed by nobody."""
+
+    token: str
+    route: Route
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Shapes: `hidden` is the last hidden state of the device's model at the row that writes the current token, of
+    shape (width,). Attention states are read, bounded and left alone.
+    """
+
+    model: str | None
+    context: str
+    """The text before the current token."""
+    current_token: str
+    """What the small model would write next."""
+    token_index: int
+    threshold: float | None
+    hidden: tuple[float, ...]
+    handle: str | None
+    """llm_state."""
+    history: tuple[Past, ...]
+    session: str
+    request: str
+    tokens: int | None
+    """That the large model may write, if the client says."""
+
+
+def read(raw: bytes) -> Asked:
+    """Raises ApiError (400) that names the field."""
+    fields = parse(raw)
+    version = fields.integer("version", 0, MAX_INDEX)
+    if version != VERSION:
+        raise ApiError.invalid(f"version is {version}; this server speaks version {VERSION}", "version")
+    meta, state = _group(fields, "meta_data"), _group(fields, "slm_state")
+    asked = Asked(
+        model=fields.text("model") if fields.body.get("model") is not None else None,
+        context=_text(fields, "context", MAX_CONTEXT_CHARS),
+        current_token=_text(fields, "current_token", MAX_TOKEN_CHARS),
+        token_index=_whole(fields, "token_index", 0, MAX_INDEX),
+        threshold=_optional(fields, "routing_threshold"),
+        hidden=_hidden(state),
+        handle=_handle(fields),
+        history=_history(fields),
+        session=_name(meta, "session_id"),
+        request=_name(meta, "request_id"),
+        tokens=fields.integer("max_tokens", 1, MAX_INDEX),
+    )
+    for group in (state, meta, fields):
+        _nothing_else(group)
+    return asked
+
+
+def _group(fields: Fields, name: str) -> Fields:
+    value = fields.take(name)
+    if not isinstance(value, dict):
+        raise ApiError.invalid(f"{name} is missing or no object", name)
+    return Fields(value, f"{name}.")
+
+
+def _text(fields: Fields, name: str, longest: int) -> str:
+    found, at = fields.text(name), f"{fields.before}{name}"
+    if len(found) > longest:
+        raise ApiError.invalid(f"{at} has {len(found)} characters; give at most {longest}", at)
+    return found
+
+
+def _name(meta: Fields, name: str) -> str:
+    found = _text(meta, name, MAX_NAME_CHARS)
+    if not found.isprintable():
+        raise ApiError.invalid(f"meta_data.{name} has characters that cannot be printed", f"meta_data.{name}")
+    return found
+
+
+def _whole(fields: Fields, name: str, low: int, high: int) -> int:
+    found = fields.integer(name, low, high)
+    if found is None:
+        raise ApiError.invalid(f"{name} is missing; give a whole number from {low} to {high}", name)
+    return found
+
+
+def _optional(fields: Fields, name: str) -> float | None:
+    return None if fields.body.get(name) is None else fields.number(name, 0.0, 0.0, 1.0)
+
+
+def _handle(fields: Fields) -> str | None:
+    value = fields.take("llm_state")
+    if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_HANDLE_CHARS):
+        message = "llm_state is no handle; give null, or what this server returned as llm_state: a state is not taken"
+        raise ApiError.invalid(message, "llm_state")
+    return None if value is None else encodable(value, "llm_state")
+
+
+def _history(fields: Fields) -> tuple[Past, ...]:
+    value = fields.take("history")
+    if value is None:
+        return ()
+    if not isinstance(value, dict):
+        raise ApiError.invalid("history is no object", "history")
+    group = Fields(value, "history.")
+    past = group.take("previous_decisions")
+    _nothing_else(group)
+    if past is None:
+        return ()
+    if not isinstance(past, list) or len(past) > MAX_DECISIONS:
+        raise ApiError.invalid(
+            f"history.previous_decisions is no list of at most {MAX_DECISIONS} decisions", "history.previous_decisions"
+        )
+    return tuple(_past(each, f"history.previous_decisions[{i}]") for i, each in enumerate(past))
+
+
+def _past(value: Any, at: str) -> Past:
+    if not isinstance(value, dict):
+        raise ApiError.invalid(f"{at} is no object", at)
+    group = Fields(value, f"{at}.")
+    token, route = _text(group, "token", MAX_TOKEN_CHARS), group.take("route")
+    _nothing_else(group)
+    if route not in get_args(Route):
+        raise ApiError.invalid(f"{at}.route is neither SLM nor LLM", f"{at}.route")
+    return Past(token, route)
+
+
+def _hidden(state: Fields) -> tuple[float, ...]:
+    """A row, or rows whose last one is the current token's."""
+    _bounded(state.take("attention_states"), "slm_state.attention_states")
+    at, value = "slm_state.hidden_states", state.take("hidden_states")
+    _bounded(value, at)
+    row = value[-1] if isinstance(value, list) and value and isinstance(value[-1], list) else value
+    if not isinstance(row, list) or not row or any(isinstance(each, list) for each in row):
+        raise ApiError.invalid(f"{at} is missing; give the last layer's state as numbers, or rows of them", at)
+    if row is not value and any(not isinstance(each, list) or len(each) != len(row) for each in value):
+        raise ApiError.invalid(f"{at} has rows of different widths", at)
+    return tuple(float(each) for each in row)
+
+
+def _bounded(value: Any, at: str) -> None:
+    """Finite numbers in lists of lists, so many at most."""
+    if value is None:
+        return
+    if not isinstance(value, list) or len(value) > MAX_STATE_NUMBERS:
+        raise ApiError.invalid(f"{at} is no list of numbers, or too long a one", at)
+    if sum(isinstance(each, list) for each in value) > MAX_STATE_ROWS:
+        raise ApiError.invalid(f"{at} has more than {MAX_STATE_ROWS} rows", at)
+    waiting, count = [value], 0
+    while waiting:
+        for each in waiting.pop():
+            if isinstance(each, list):
+                waiting.append(each)
+                continue
+            count += 1
+            if isinstance(each, bool) or not isinstance(each, int | float) or not -MAX_VALUE <= each <= MAX_VALUE:
+                raise ApiError.invalid(f"{at} holds what is no finite number up to {MAX_VALUE:g}", at)
+    if count > MAX_STATE_NUMBERS:
+        raise ApiError.invalid(f"{at} holds {count} numbers; give at most {MAX_STATE_NUMBERS}", at)
+
+
+def _nothing_else(fields: Fields) -> None:
+    if fields.rest:
+        shown = printable(f"{fields.before}{min(fields.rest)}")
+        raise ApiError(400, f"the routing API knows no field {shown}; leave it out", "unknown_parameter", shown)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server decided, and what it wrote: `tokens` and `text` are the large model's, empty where the small
+    model's token stands.
+    """
+
+    route: Route
+    score: float
+    threshold: float
+    tokens: tuple[int, ...]
+    text: str
+    finish: Literal["stop", "length"] | None
+    handle: str | None
+    session: str
+    request: str
+    reasons: tuple[str, ...]
+
+    @property
+    def body(self) -> Mapping[str, Any]:
+        return {
+            "version": VERSION,
+            "route": self.route,
+            "score": self.score,
+            "routing_threshold": self.threshold,
+            "llm_tokens": list(self.tokens),
+            "llm_text": self.text,
+            "finish_reason": self.finish,
+            "llm_state": self.handle,
+            "meta_data": {"session_id": self.session, "request_id": self.request},
+            "reasons": list(self.reasons),
+        }

@@ -1,0 +1,81 @@
+"""What the page shows: a setup, with other policies beside its own."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from serving.deployment.context import context_tokens
+from serving.deployment.setup import Setup
+from serving.frontend.service_options import Service
+from serving.frontend.ui.policy_card import Offer
+from serving.hardware.replica_packing import Factor, Packing, reported
+from serving.policy.policy import Policy
+
+
+@dataclass(frozen=True)
+class Show:
+    """Raises ValueError for policies that the setup cannot serve, an empty key, or a remote cloud with nothing to do.
+
+    Args:
+        beside: policies to be chosen on the page beside the setup's own, which comes first; by the names that they
+            get there; one that would have the name of the setup's own gives way to it.
+        packing: what the cloud's model costs; None: what is reported of it, if anything.
+    """
+
+    setup: Setup
+    service: Service
+    beside: dict[str, Policy] | None = None
+    packing: Packing | None = None
+
+    def __post_init__(self) -> None:
+        page = self.service.page
+        if page.remote and not self.setup.placed:
+            raise ValueError(
+                f"service.page.remote is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
+                "another policy, or leave remote out"
+            )
+        if page.remote:
+            security = self.service.security
+            security.check(self.service.cloud, security.authority is not None)
+        page.api_key()
+        _ = self.setups
+
+    @cached_property
+    def setups(self) -> dict[str, Setup]:
+        """A setup of each policy, by its name; beside a remote cloud only policies that need none."""
+        first = self.setup.policy.name
+        others = {name: policy for name, policy in (self.beside or {}).items() if name != first}
+        found = {name: replace(self.setup, policy=replace(policy, name=name)) for name, policy in others.items()}
+        if self.service.page.remote:
+            found = {name: setup for name, setup in found.items() if not setup.placed}
+        return {first: self.setup, **found}
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Policies that would need a cloud of their own beside the remote one."""
+        return tuple(sorted((self.beside or {}).keys() - self.setups.keys()))
+
+    @cached_property
+    def offers(self) -> dict[str, Offer]:
+        return {name: Offer(setup) for name, setup in self.setups.items()}
+
+    @property
+    def devices(self) -> int:
+        """How many of the testbed's devices take runs."""
+        return min(self.service.page.runs, self.setup.devices)
+
+    @property
+    def new_tokens(self) -> int:
+        """That a run writes at most where it does not say."""
+        return min(self.service.page.max_tokens, self.setup.workload.max_new_tokens)
+
+    @cached_property
+    def contexts(self) -> dict[str, int]:
+        """Tokens of prompt and answer together, for each policy."""
+        wanted = self.service.context_tokens
+        return {name: context_tokens(setup, wanted) for name, setup in self.setups.items()}
+
+    @cached_property
+    def factor(self) -> Factor | None:
+        """Pf of the cloud's model."""
+        timing = self.setup.pair.cloud.timing
+        return self.packing.factor(timing) if self.packing else reported(timing)

@@ -1,0 +1,139 @@
+"""What the page counts of a run: each figure with its unit and its meaning, and nothing without one."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from serving.hardware.fleet import Fleet
+from serving.hardware.replica_packing import Factor
+from serving.messages import Origin
+from serving.metrics.recorder import Record
+
+BY_THE_CLOUD: frozenset[Origin] = frozenset(("cloud", "corrected", "bonus"))
+"""Tokens that the large model wrote; the others are the device's own, checked or not."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """`means` is shown beside the figure."""
+
+    key: str
+    label: str
+    unit: str
+    means: str
+
+
+MEASURES = (
+    Measure("ttft_ms", "TTFT", "ms", "Time to first token, from when the device got the prompt."),
+    Measure(
+        "tbt_ms", "TBT", "ms",
+        "Mean time between tokens since the first; tokens that arrive together count 0 between them.",
+    ),
+    Measure(
+        "routed_share", "by the cloud", "%",
+        "Share of the tokens so far that the cloud's model wrote: routed tokens, corrections, bonus tokens.",
+    ),
+    Measure("tokens", "tokens", "", "Tokens so far, the end token included: the cloud's and the device's own."),
+    Measure(
+        "uplink_nbytes", "up", "B",
+        "Bytes from the device to the cloud: payload and 16 bytes of header a message, as the policy counts them.",
+    ),
+    Measure("downlink_nbytes", "down", "B", "Bytes from the cloud to the device, counted in the same way."),
+    Measure(
+        "device_energy_j", "device energy", "J",
+        "The chip's whole power budget while it computes and its idle power while it waits; no radio.",
+    ),
+    Measure(
+        "cloud_energy_j", "cloud energy", "J",
+        "The power budget of the cloud's chip for the time that it computed for this run; its idle time is nobody's.",
+    ),
+    Measure(
+        "cloud_busy_ms", "cloud busy", "ms",
+        "How long the cloud's chip computed for this run: its share, by rows, of each batch that it was in.",
+    ),
+    Measure(
+        "cloud_cost_ms", "cloud cost", "ms",
+        "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the cloud wrote, Pf the packing factor "
+        "of its model; in time of all the GPUs that one Llama-2-70B takes.",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Meter:
+    """Reads a record as figures.
+
+    Args:
+        device, cloud: what is busy.
+        factor: Pf of the cloud's model; None: not known.
+        timed: does work last as long as on the named chips? Else no energy is known.
+        afar: is the cloud another process? Then its busy time is not known here.
+    """
+
+    device: Fleet
+    cloud: Fleet
+    factor: Factor | None
+    timed: bool
+    afar: bool
+
+    def read(self, record: Record, now: float) -> dict[str, Any]:
+        """By `Measure.key`; None for what is not known."""
+        seen, tokens = record.seen_s, len(record.tokens)
+        written = sum(origin in BY_THE_CLOUD for origin in record.origins)
+        tbt_s = (seen[-1] - seen[0]) / (tokens - 1) if tokens > 1 else None
+        return {
+            "ttft_ms": _ms(seen[0] - record.arrived_s if seen else None),
+            "tbt_ms": _ms(tbt_s),
+            "tokens": tokens,
+            "routed": written,
+            "own": tokens - written,
+            "offline": record.origins.count("offline"),
+            "routed_share": written / tokens if tokens else None,
+            "uplink_nbytes": record.uplink_nbytes,
+            "downlink_nbytes": record.downlink_nbytes,
+            "device_energy_j": self._device_j(record, now),
+            "cloud_energy_j": self.cloud.joules(record.cloud_busy_s) if self.timed and not self.afar else None,
+            "cloud_busy_ms": None if self.afar else _ms(record.cloud_busy_s),
+            "cloud_cost_ms": _ms(self._cost_s(tbt_s, written / tokens if tokens else 0.0)),
+        }
+
+    def _device_j(self, record: Record, now: float) -> float | None:
+        if not self.timed:
+            return None
+        begun_s = record.arrived_s if record.begun_s is None else record.begun_s
+        return self.device.joules(record.device_busy_s, max(0.0, now - begun_s - record.device_busy_s))
+
+    def _cost_s(self, tbt_s: float | None, share: float) -> float | None:
+        return tbt_s * share / self.factor.value if tbt_s is not None and self.factor else None
+
+    @property
+    def measures(self) -> list[dict[str, str]]:
+        """What is shown of all that `read` returns, in order."""
+        notes = {
+            "device_energy_j": self._unknown,
+            "cloud_energy_j": self._unknown + self._elsewhere,
+            "cloud_busy_ms": self._own_time + self._elsewhere,
+            "cloud_cost_ms": self._packing + self._own_time,
+        }
+        return [asdict(replace(each, means=each.means + notes.get(each.key, ""))) for each in MEASURES]
+
+    @property
+    def _unknown(self) -> str:
+        return "" if self.timed else " Not known at pace=wall, where work takes this machine's time."
+
+    @property
+    def _own_time(self) -> str:
+        return "" if self.timed else " At pace=wall: in this machine's time."
+
+    @property
+    def _elsewhere(self) -> str:
+        return " Not known here: the cloud is another process." if self.afar else ""
+
+    @property
+    def _packing(self) -> str:
+        if not self.factor:
+            return " Pf of this model is not known."
+        return f" Pf is {self.factor.value:g} ({self.factor.source})."
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1e3 * seconds, 3)

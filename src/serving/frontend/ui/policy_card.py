@@ -1,0 +1,75 @@
+"""One policy as the page offers it: its modes, and what its threshold means."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from serving.deployment.setup import Setup
+from serving.policy.policy import Policy
+from serving.policy.slots.routed_offload import Mode, Routed
+
+_WRITES = {
+    "none": "the device writes everything",
+    "handover": "the cloud writes everything",
+    "all": "the device drafts, and the cloud checks every draft",
+    "some": "the device drafts, and the cloud is asked about some drafts",
+}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A setup's policy, and how the page speaks of it."""
+
+    setup: Setup
+
+    @property
+    def policy(self) -> Policy:
+        return self.setup.policy
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def routed(self) -> Routed | None:
+        """The slot that routes single tokens, where the policy has one."""
+        offload = self.policy.offload
+        return offload if isinstance(offload, Routed) else None
+
+    @property
+    def greedy(self) -> bool:
+        """For the policy, or for who serves its large model."""
+        return self.setup.greedy
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """joint, and small_only where the policy can be told to route nothing or never does."""
+        if self.policy.offload.reach == "none" or (self.routed and self.routed.mode == "small_only"):
+            return ("small_only",)
+        return ("joint", "small_only") if self.routed else ("joint",)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "means": "a router decides for each token who writes it" if self.routed else self._means,
+            "modes": self.modes,
+            "greedy": self.greedy,
+            "router": _router(self.routed) if self.routed else None,
+            "no_slider": "" if self.routed else f"{self.name} has no router: {self._means}, at any threshold.",
+        }
+
+    @property
+    def _means(self) -> str:
+        return _WRITES[self.policy.offload.reach]
+
+
+def _router(routed: Routed) -> dict[str, Any]:
+    """`scores` are of held-out states, in order: what share of them a threshold routes."""
+    router = routed.router
+    return {
+        "family": getattr(router, "family", type(router).__name__.lower()),
+        "threshold": routed.at,
+        "artifact_threshold": router.threshold,
+        "side": router.side,
+        "scores": list(getattr(router, "scores", ())),
+    }

@@ -1,0 +1,115 @@
+"""A chip: what it can compute, read and hold in each of its power modes, and who says so."""
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from serving.core.provenance import check_sources
+from serving.hardware.latency import Fits
+
+
+@dataclass(frozen=True)
+class Mode:
+    """Clocks and peaks in one power mode; a figure that is not known, or that the chip does not have, is None."""
+
+    fp16_tflops: float | None = None
+    """Dense FP16 peak of the processor that runs the model. Never the sparse headline."""
+    fp32_tflops: float | None = None
+    memory_gbps: float | None = None
+    """Peak bandwidth, 10^9 bytes a second."""
+    power_w: float | None = None
+    int8_tops: float | None = None
+    headline_tops: float | None = None
+    """What the box says of this mode, where it says more than the chip's `headline_tops`."""
+    nvpmodel_id: int | None = None
+    gpu_mhz: float | None = None
+    emc_mhz: float | None = None
+    cpu_cores: int | None = None
+    cpu_mhz: float | None = None
+    tpcs: int | None = None
+    """Texture processing clusters that are switched on, two SMs each."""
+    sources: dict[str, str] = field(default_factory=dict)
+    """Where this mode's figures come from, when not from where the chip's `sources` says for all modes."""
+
+    def __post_init__(self) -> None:
+        check_sources("mode", self.sources, _MODE)
+        for name in _MODE - {"nvpmodel_id"}:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"mode: {name}={value} must be more than 0; leave out what is not known.")
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Memory, power modes and efficiencies, every figure with its source.
+
+    `sources` maps a field of the chip, or of all its modes, to `class: reason`, where the class is datasheet, derived,
+    measured or unverified. Efficiencies are shares of the peak that a model forward reaches.
+    """
+
+    name: str
+    modes: dict[str, Mode]
+    default_mode: str
+    memory_gb: float | None = None
+    """In units of 2^30 bytes, as memory is sold; None: unknown, nothing is refused."""
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
+    launch_overhead_s: float = 0.0
+    """Host time a forward that no kernel hides."""
+    idle_w: float | None = None
+    headline_tops: float | None = None
+    """What the box says (sparse INT8, accelerators included); for information, nothing is computed from it."""
+    sources: dict[str, str] = field(default_factory=dict)
+    fitted: dict[str, Fits] = field(default_factory=dict)
+    """Sets of coefficients that were fitted on this chip; a fleet's `timing` names the one to use."""
+    profile: Path | None = None
+    """The profile stage's artifact, used by `timing: profile`."""
+
+    def __post_init__(self) -> None:
+        check_sources(f"chip {self.name}", self.sources, _CHIP | _MODE)
+        self.mode(None)
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(
+                    f"chip {self.name}: {name}={getattr(self, name)} must be a share of the peak: over 0, up to 1."
+                )
+        for name in ("memory_gb", "launch_overhead_s", "idle_w"):
+            if (value := getattr(self, name)) is not None and value < 0:
+                raise ValueError(f"chip {self.name}: {name}={value} must not be negative.")
+
+    def mode(self, name: str | None) -> Mode:
+        """The mode of that name, or the default one for None; raises ValueError that lists the chip's modes."""
+        mode = self.modes.get(self.default_mode if name is None else name)
+        if mode is None:
+            raise ValueError(
+                f"chip {self.name} has no mode {name or self.default_mode!r}. Its modes: {', '.join(self.modes)}; "
+                f"default {self.default_mode}."
+            )
+        return mode
+
+    def source(self, figure: str, mode: str | None = None) -> str | None:
+        """Where a figure of the chip, or of one of its modes, comes from; None when nobody said."""
+        own = self.mode(mode).sources.get(figure) if figure in _MODE else None
+        return own or self.sources.get(figure)
+
+    def unsourced(self) -> tuple[str, ...]:
+        """Figures that are given without saying where they come from."""
+        bare = [name for name in sorted(_CHIP) if getattr(self, name) is not None and not self.source(name)]
+        for key, mode in self.modes.items():
+            given = [name for name in sorted(_MODE) if getattr(mode, name) is not None]
+            bare += [f"{key}.{name}" for name in given if not self.source(name, key)]
+        return tuple(bare)
+
+    def joules(self, mode: str | None, busy_s: float, idle_s: float = 0.0) -> float | None:
+        """Energy: the mode's whole power budget while busy, `idle_w` while not; None when either power is unknown.
+
+        The budget is an upper bound: a forward that waits for memory draws less, and a link's radio is not counted.
+        """
+        power_w = self.mode(mode).power_w
+        if power_w is None or self.idle_w is None:
+            return None
+        return power_w * busy_s + self.idle_w * idle_s
+
+
+_TEXTS = {"name", "modes", "default_mode", "sources", "fitted", "profile"}
+_MODE = frozenset(each.name for each in fields(Mode)) - _TEXTS
+_CHIP = frozenset(each.name for each in fields(Chip)) - _TEXTS

@@ -1,0 +1,175 @@
+"""A fleet: so many like nodes, how they are set, how they are connected, and what times them."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from serving.core.keyed_random import luck
+from serving.hardware.architecture import Architecture, Precision
+from serving.hardware.chip import Chip, Mode
+from serving.hardware.latency import Fits, Latency, load_fits
+from serving.hardware.roofline import roofline
+from serving.network.link import Link
+
+GB = 2**30
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Power modes that change while serving, a new one every `every` requests of a device."""
+
+    modes: tuple[str, ...]
+    every: int = 1
+    order: Literal["random", "cycle"] = "random"
+
+    def __post_init__(self) -> None:
+        if not self.modes:
+            raise ValueError("schedule: modes is empty; name the power modes to change between.")
+        if self.every < 1:
+            raise ValueError(f"schedule: every={self.every} requests must be at least 1.")
+
+    def mode(self, stream: int, request: int) -> str:
+        """The mode in which a device (its `stream` from `serving.core.keyed_random.key`) serves its `request`, counted
+        from 0.
+        """
+        turn = request // self.every
+        if self.order == "cycle":
+            return self.modes[turn % len(self.modes)]
+        return self.modes[int(luck(stream, turn, "mode") * len(self.modes))]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """`count` like nodes: the chip, how it is set, how it is connected, and what times it."""
+
+    chip: Chip
+    mode: str | None = None
+    count: int = 1
+    schedule: Schedule | None = None
+    network: Link | None = None
+    """This fleet's own link; None: the run's network."""
+    tensor_parallel: int = 1
+    """Chips that share one model, in each node."""
+    precision: Precision = "fp16"
+    timing: str = "roofline"
+    """roofline, profile, or the name of a set in the chip's `fitted`."""
+
+    def __post_init__(self) -> None:
+        for name in ("count", "tensor_parallel"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"fleet of {self.chip.name}: {name}={getattr(self, name)} must be at least 1.")
+        if self.precision not in get_args(Precision):
+            known = ", ".join(get_args(Precision))
+            raise ValueError(f"fleet of {self.chip.name}: unknown precision {self.precision!r}; use one of {known}.")
+        for mode in (self.mode, *(self.schedule.modes if self.schedule else ())):
+            self.chip.mode(mode)
+        self._check_fitted()
+        if self.timing not in ("roofline", "profile", *self.chip.fitted):
+            known = ", ".join(("roofline", "profile", *self.chip.fitted))
+            raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
+
+    def _check_fitted(self) -> None:
+        """What was fitted on one chip in one mode says nothing of others."""
+        elsewhere = self.tensor_parallel > 1 or self.schedule or self.mode_name != self.chip.default_mode
+        if self.timing != "roofline" and elsewhere:
+            raise ValueError(
+                f"fleet of {self.chip.name}: timing={self.timing} was measured on one chip in mode "
+                f"{self.chip.default_mode}; tensor_parallel, a schedule and other modes need timing=roofline."
+            )
+
+    @property
+    def mode_name(self) -> str:
+        return self.mode or self.chip.default_mode
+
+    @property
+    def figures(self) -> Mode:
+        """Clocks, peaks and power of the mode that the fleet is set to."""
+        return self.chip.mode(self.mode)
+
+    @property
+    def memory_nbytes(self) -> float | None:
+        """Of one node, over its chips; None when unknown."""
+        return None if self.chip.memory_gb is None else self.chip.memory_gb * GB * self.tensor_parallel
+
+    def mode_at(self, stream: int, request: int) -> str:
+        """The mode of one device at its `request`-th request: by the schedule, or always the same."""
+        return self.schedule.mode(stream, request) if self.schedule else self.mode_name
+
+    def latency(self, architecture: Architecture, mode: str | None = None) -> Latency:
+        """The coefficients that time this architecture here, in the fleet's mode or in `mode`; `source` says which.
+
+        A set of fitted coefficients without this architecture falls back to the roofline, and its source says so.
+        Raises ValueError when there is neither.
+        """
+        if self.timing == "roofline":
+            return self._roofline(architecture, mode)
+        fits = self._fits()
+        if found := fits.latencies.get(architecture.name):
+            return found
+        try:
+            drawn = self._roofline(architecture, mode)
+        except ValueError as error:
+            raise ValueError(f"{fits.source} has no coefficients for {architecture.name}, and {error}") from None
+        return replace(drawn, source=f"{drawn.source} ({self.timing} has no {architecture.name})")
+
+    def joules(self, busy_s: float, idle_s: float = 0.0, mode: str | None = None) -> float | None:
+        """Energy of one node, all its chips: see `Chip.joules`."""
+        one = self.chip.joules(mode or self.mode, busy_s, idle_s)
+        return None if one is None else one * self.tensor_parallel
+
+    def _roofline(self, architecture: Architecture, mode: str | None) -> Latency:
+        return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)
+
+    def _fits(self) -> Fits:
+        if self.timing != "profile":
+            return self.chip.fitted[self.timing]
+        if self.chip.profile is None:
+            raise ValueError(f"chip {self.chip.name} has not been profiled: run stage=profile, or set timing=roofline.")
+        return load_fits(self.chip.profile)
+
+
+def check_fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
+    """Refuse a model that does not fit: weights, KV of `sessions` x `tokens`, and one forward of `tokens` rows.
+
+    The operating system's share of a unified memory is not counted. Raises ValueError with each term, and where fleet
+    and model both say in how few bits weights are stored.
+    """
+    if architecture.quantization != "none" and fleet.precision in ("int8", "int4"):
+        raise ValueError(
+            f"{architecture.name} is quantised, and precision={fleet.precision} of {fleet.chip.name} stores weights in "
+            "fewer bits once more; set the hardware's precision to fp16, or the model's quantization to none."
+        )
+    memory = fleet.memory_nbytes
+    weights, cache, activations = _terms(fleet, architecture, sessions, tokens)
+    if memory is None or weights + cache + activations <= memory:
+        return
+    chips = f"{fleet.tensor_parallel} x " if fleet.tensor_parallel > 1 else ""
+    raise ValueError(
+        f"{architecture.name} does not fit into {chips}{fleet.chip.name} ({_gb(memory)}) in {fleet.precision}: "
+        f"weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {tokens} tokens) "
+        f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. {_cure(weights, memory)}"
+    )
+
+
+def fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
+    """Does a model fit, as far as memory goes, where `check_fits` would refuse it?"""
+    memory = fleet.memory_nbytes
+    return memory is None or sum(_terms(fleet, architecture, sessions, tokens)) <= memory
+
+
+def _terms(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> tuple[float, float, float]:
+    """Bytes of weights, KV cache and activations."""
+    return (
+        architecture.weights_nbytes(fleet.precision),
+        sessions * tokens * architecture.kv_nbytes_per_token(fleet.precision),
+        architecture.activation_nbytes(tokens, fleet.precision, head_rows=sessions),
+    )
+
+
+def _cure(weights: float, memory: float) -> str:
+    if weights < memory:
+        return "Serve fewer or shorter sessions, store the weights in fewer bits (precision), or use a larger chip."
+    return "Store the weights in fewer bits (precision), use more chips (tensor_parallel) or a smaller model."
+
+
+def _gb(nbytes: float) -> str:
+    return f"{nbytes / GB:.2f} GB"

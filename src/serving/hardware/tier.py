@@ -1,0 +1,89 @@
+"""A tier: the nodes that may run one part of a split model, how they are reached, and when they are there."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+
+from serving.hardware.architecture import Architecture
+from serving.hardware.fleet import Fleet
+from serving.network.link import Link
+from serving.network.outages import Outages, Window
+
+
+@dataclass(frozen=True)
+class Tier:
+    """Hyperion, section III-B. Raises ValueError for a link or a schedule of modes of the fleets' own.
+
+    `nodes` is the fleet that most tiers are; `others` are nodes of further kinds, beside them.
+    """
+
+    nodes: Fleet
+    others: tuple[Fleet, ...] = ()
+    link: Link | None = None
+    """With the tier before it, for the first with devices: uplink towards the later one. None: the run's network."""
+    outages: Outages | None = None
+    """When each node fails, and when it is back, with nothing of what it knew."""
+    failing: tuple[int, ...] = ()
+    """The numbers of the nodes that do; none named: all."""
+    detect_ms: float = 1000.0
+    """How long after a node failed its peers know, in emulated time; over gRPC its connections tell."""
+
+    def __post_init__(self) -> None:
+        if any(fleet.network or fleet.schedule for fleet in self.fleets):
+            raise ValueError(
+                "tier: a link is the tier's own (link), and its nodes have no schedule of modes; set null."
+            )
+        if self.link and self.link.outages:
+            raise ValueError(
+                "tier: its link is always there; it is nodes that fail (tier.outages). Set link.outages=null."
+            )
+        if strangers := [number for number in self.failing if not 0 <= number < len(self.each)]:
+            raise ValueError(
+                f"tier: failing names node {strangers[0]} of {self.described}; there are {len(self.each)}, counted "
+                "from 0."
+            )
+        if self.failing and not self.outages:
+            raise ValueError(
+                f"tier: failing names nodes of {self.described}, and nothing says when they fail; set outages, too, or "
+                "failing=[]."
+            )
+        if not (self.detect_ms >= 0 and isfinite(self.detect_ms)):
+            raise ValueError(f"tier: detect_ms={self.detect_ms} must be 0 or more milliseconds.")
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        return (self.nodes, *self.others)
+
+    @property
+    def each(self) -> tuple[Fleet, ...]:
+        """The fleet of every node."""
+        return tuple(fleet for fleet in self.fleets for _ in range(fleet.count))
+
+    @property
+    def roomiest(self) -> Fleet:
+        """The fleet whose nodes have most memory (Eq. 5)."""
+        return max(self.fleets, key=lambda fleet: float("inf") if fleet.memory_nbytes is None else fleet.memory_nbytes)
+
+    @property
+    def described(self) -> str:
+        return " + ".join(f"{fleet.count} x {fleet.chip.name}" for fleet in self.fleets)
+
+    def cache_tokens(self, part: Architecture) -> float:
+        """Cached tokens that the node with least room holds beside its weights of `part`, of those that hold these."""
+        rooms = [room for fleet in self.fleets if (room := cache_tokens(fleet, part)) > 0]
+        return min(rooms, default=0.0)
+
+    def windows(self, number: int, stream: int) -> Iterator[Window]:
+        """(fails, is back) of the node with this number, in order, perhaps without end; luck is by its `stream` (from
+        `serving.core.keyed_random.key`).
+        """
+        fails = self.outages and (not self.failing or number in self.failing)
+        return self.outages.windows(stream) if self.outages and fails else iter(())
+
+
+def cache_tokens(fleet: Fleet, part: Architecture) -> float:
+    """Cached tokens that a node of a fleet holds beside its weights of a part of a model."""
+    if fleet.memory_nbytes is None:
+        return float("inf")
+    rest = fleet.memory_nbytes - part.weights_nbytes(fleet.precision)
+    return max(0.0, rest // part.kv_nbytes_per_token(fleet.precision))

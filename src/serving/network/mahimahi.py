@@ -1,0 +1,63 @@
+"""Mahimahi's packet-delivery traces."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from serving.network.loop import Loop
+from serving.network.trace import Trace
+from serving.workload.files import read_text
+from serving.workload.row import BrokenRowError
+
+PACKET_NBYTES = 1500
+_MBPS = PACKET_NBYTES * 8e-3
+"""Of one packet in a millisecond."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mahimahi(Trace):
+    """One line a delivery opportunity: the millisecond in which 1,500 bytes can leave; several may share one.
+
+    As in mm-link, the last time is the period (so that a 0 is at the same moment as the end of the lap before), the
+    bytes of several messages share an opportunity, and what nobody uses is lost. An opportunity's bytes leave during
+    the millisecond that ends at its time, at an even pace: a whole packet leaves when mm-link would deliver it, a
+    smaller message at most a millisecond earlier.
+    Source: Netravali et al., Mahimahi: Accurate Record-and-Replay for HTTP, USENIX ATC 2015 (LinkShell).
+    """
+
+    def read(self, path: Path) -> Loop:
+        counts, last_ms = Counter[int](), 0
+        for number, text in _numbered(path):
+            last_ms = _milliseconds(text, last_ms, f"{path} line {number}")
+            counts[last_ms] += 1
+        if not last_ms:
+            raise BrokenRowError(
+                f"{path} line {number}: the last time is 0, and it is the period; 1 ms or more is needed"
+            )
+        counts[last_ms] += counts.pop(0, 0)
+        return Loop.of_steps(_steps(counts), str(path))
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if text := line.strip():
+            yield number, text
+
+
+def _milliseconds(text: str, last_ms: int, where: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise BrokenRowError(f"{where}: found {text!r:.60}, needed is one time in whole milliseconds, as 1500")
+    if int(text) < last_ms:
+        raise BrokenRowError(f"{where}: {text} ms is before the {last_ms} ms of the line before; sort the file by time")
+    return int(text)
+
+
+def _steps(counts: Counter[int]) -> Iterator[tuple[float, float]]:
+    """(until second, Mbit/s) of packets by the millisecond that they end in; counted in order of time."""
+    before_ms = 0
+    for ms, packets in counts.items():
+        if ms - 1 > before_ms:
+            yield (ms - 1) / 1e3, 0.0
+        yield ms / 1e3, packets * _MBPS
+        before_ms = ms

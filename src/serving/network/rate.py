@@ -1,0 +1,62 @@
+"""What a direction of a link can carry, and how late: what recordings and constants have in common."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+Direction: TypeAlias = Literal["up", "down"]
+
+
+class Rate(Protocol):
+    """How fast bits leave: constant here, a recording elsewhere."""
+
+    def sent(self, nbytes: float, start: float) -> float:
+        """When the last of `nbytes` has left if the first may leave at `start`."""
+        ...
+
+    def carried(self, start: float, end: float) -> float:
+        """How many bytes can leave from `start` to `end`."""
+        ...
+
+
+class Capacity(Protocol):
+    """What one direction can carry where that is no constant; `serving.links` has the recorded ones."""
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Those of which it has something to say."""
+        ...
+
+    @property
+    def mean_mbps(self) -> float: ...
+
+    @property
+    def described(self) -> str: ...
+
+    def rate(self, direction: Direction, stream: int) -> Rate:
+        """As the device with this `stream` (from `serving.core.keyed_random.key`) meets it, in seconds of the run."""
+        ...
+
+
+class Delay(Protocol):
+    """A propagation delay that changes; `serving.links` has a recorded one."""
+
+    @property
+    def described(self) -> str: ...
+
+    def delay(self, stream: int) -> Callable[[float], float]:
+        """One-way seconds of what leaves at a second of the run, as the device with this `stream` meets it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A rate that never changes."""
+
+    mbps: float
+
+    def sent(self, nbytes: float, start: float) -> float:
+        return start + nbytes * 8e-6 / self.mbps
+
+    def carried(self, start: float, end: float) -> float:
+        return (end - start) * self.mbps / 8e-6

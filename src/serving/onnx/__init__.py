@@ -1,1 +1,0 @@
-"""The device's model as a graph: exported once, then run by onnxruntime."""

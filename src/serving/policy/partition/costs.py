@@ -1,0 +1,103 @@
+"""What each block of a model costs: f_i and m_i (Hyperion, Eq. 2 and 3) from the architecture's shape."""
+
+from dataclasses import dataclass, replace
+
+from serving.hardware.architecture import WEIGHT_BITS, Architecture, Precision
+from serving.hardware.latency import Load, load
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Per block, in order. FLOPs are one request's; bytes are what a node holds."""
+
+    prefill_flops: tuple[float, ...]
+    decode_flops: tuple[float, ...]
+    """Of all tokens after the first, which the prefill writes."""
+    weights_nbytes: tuple[float, ...]
+    kv_nbytes: tuple[float, ...]
+    """Of all sessions, each with the context that its request ends with."""
+    activation_nbytes: tuple[float, ...]
+    """Of the larger forward: one session's whole prompt, or a token of every session. The paper charges them to every
+    block (section III-A), as if all were alive at once; a node that runs its blocks in turn needs the largest alone.
+    """
+
+    @property
+    def flops(self) -> tuple[float, ...]:
+        """f_i of a whole request."""
+        return tuple(map(sum, zip(self.prefill_flops, self.decode_flops, strict=True)))
+
+    @property
+    def nbytes(self) -> tuple[float, ...]:
+        """m_i: weights, KV cache, which the paper leaves out, and activations."""
+        return tuple(map(sum, zip(self.weights_nbytes, self.kv_nbytes, self.activation_nbytes, strict=True)))
+
+
+def costs(
+    architecture: Architecture,
+    precision: Precision,
+    prompt_tokens: int,
+    new_tokens: int,
+    sessions: int = 1,
+    ends: bool = True,
+) -> Costs:
+    """Of requests with `prompt_tokens` in and `new_tokens` out, `sessions` at once.
+
+    FLOPs are two a weight and row, and the attention's for each query and key, counted as latencies are
+    (`serving.hardware.latency.load`): a block is a model of one layer. `ends`: the embedding's bytes go to the first
+    block; the head's FLOPs, bytes (with the last norm's) and logits to the last one. A matrix that both share is
+    charged to both, since they are on different nodes as soon as anything is divided. Raises ValueError for counts
+    below 1.
+    """
+    asked = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "sessions": sessions}
+    for name, value in asked.items():
+        if value < 1:
+            raise ValueError(f"partition: {name} is {value}; it must be at least 1")
+    prefill = load(1, [(0, prompt_tokens)], head_rows=1)
+    decode = load(1, [(prompt_tokens + i, 1) for i in range(new_tokens - 1)], head_rows=new_tokens - 1)
+    blocks = _blocks(architecture)
+    made = Costs(
+        prefill_flops=tuple(_flops(each, prefill) for each in blocks),
+        decode_flops=tuple(_flops(each, decode) for each in blocks),
+        weights_nbytes=tuple(each.blocks_nbytes(precision) for each in blocks),
+        kv_nbytes=tuple(
+            float(sessions * (prompt_tokens + new_tokens) * each.kv_nbytes_per_token(precision)) for each in blocks
+        ),
+        activation_nbytes=tuple(
+            float(each.activation_nbytes(max(prompt_tokens, sessions), precision, head_rows=0)) for each in blocks
+        ),
+    )
+    return _with_ends(made, architecture, precision, prefill, decode, sessions) if ends else made
+
+
+def _blocks(architecture: Architecture) -> list[Architecture]:
+    """Each layer as a model of its own; those without an MLP are the last ones, as in HAT's drafter."""
+    whole = architecture.layers - architecture.attention_only
+    block = architecture.part(1, embed=False, head=False)
+    return [replace(block, attention_only=int(layer >= whole)) for layer in range(architecture.layers)]
+
+
+def _flops(block: Architecture, load: Load) -> float:
+    return float(2 * block.matmul_parameters * load.rows + block.flops_per_interaction() * load.interactions)
+
+
+def _with_ends(
+    made: Costs, architecture: Architecture, precision: Precision, prefill: Load, decode: Load, sessions: int
+) -> Costs:
+    bits, head_flops = WEIGHT_BITS[precision], 2 * architecture.head_parameters
+    head_nbytes = architecture.head_nbytes(precision) + architecture.norm_parameters * bits / 8
+    weights = _plus(made.weights_nbytes, 0, architecture.embedding_parameters * bits / 8)
+    return replace(
+        made,
+        prefill_flops=_plus(made.prefill_flops, -1, head_flops * prefill.head_rows),
+        decode_flops=_plus(made.decode_flops, -1, head_flops * decode.head_rows),
+        weights_nbytes=_plus(weights, -1, head_nbytes),
+        activation_nbytes=_plus(
+            made.activation_nbytes, -1, architecture.activation_nbytes(0, precision, head_rows=sessions)
+        ),
+    )
+
+
+def _plus(row: tuple[float, ...], place: int, more: float) -> tuple[float, ...]:
+    changed = list(row)
+    changed[place] += more
+    return tuple(changed)

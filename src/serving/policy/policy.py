@@ -1,0 +1,120 @@
+"""A policy is a row of choices, one per slot; what does not go together is refused here, before any work."""
+
+from dataclasses import dataclass
+
+from serving.core.scores import UNTRAINED, Scorers
+from serving.policy.engine_requirements import Provision
+from serving.policy.slots.dispatch import Dispatch
+from serving.policy.slots.draft import Draft
+from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.kv_cache import KvCache
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Waiting
+from serving.policy.slots.offload import Offload, Trained
+from serving.policy.slots.payload import Exchange, Hidden
+from serving.policy.slots.placement import HERE, Placement
+from serving.policy.slots.prefill import Prefill
+from serving.policy.slots.scheduler import Scheduler
+from serving.policy.slots.verify import Tree, Verify
+
+_ANY_DEPTH = 1024
+"""A depth to ask a placement for its shape before a model is known."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    name: str
+    draft: Draft
+    offload: Offload
+    waiting: Waiting
+    early_exit: EarlyExit
+    verify: Verify
+    prefill: Prefill
+    exchange: Exchange
+    kv_cache: KvCache
+    scheduler: Scheduler
+    placement: Placement
+    dispatch: Dispatch
+    link_loss: LinkLoss
+
+    def __post_init__(self) -> None:
+        for broken, why in self._rules():
+            if broken:
+                raise ValueError(f"policy {self.name}: {why}")
+
+    def _rules(self) -> list[tuple[bool, str]]:
+        hops = self.placement.route(_ANY_DEPTH, _ANY_DEPTH)
+        drafts, reach, tree = self.draft.source == "model", self.offload.reach, isinstance(self.verify, Tree)
+        offload, draft = type(self.offload).__name__, self.draft.source
+        return [
+            (not hops and reach != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
+            (
+                reach == "none" and not drafts,
+                f"offload=never leaves the text to the device, and draft={draft} writes none",
+            ),
+            (
+                reach == "some" and not drafts,
+                f"offload={offload} decides on a draft, and draft={draft} makes none; choose draft, always or handover",
+            ),
+            (reach == "handover" and drafts, "offload=handover would throw every draft away; choose draft=none"),
+            (
+                self.waiting.steps > 0 and not drafts,
+                f"waiting={type(self.waiting).__name__} drafts ahead; draft={draft} cannot",
+            ),
+            (
+                self.early_exit.has_tail and not drafts,
+                f"early_exit leaves the tail to the device; draft={draft} cannot write it",
+            ),
+            (
+                self.link_loss.action == "local" and not drafts,
+                f"link_loss=local needs a drafter on the device, and draft={draft}; choose wait or fail",
+            ),
+            (
+                not self.kv_cache.keep and any(not hop.span.embed for hop in hops),
+                "kv_cache=none computes a session anew from its tokens, and a later hop has only hidden states",
+            ),
+            (
+                reach == "handover" and any(hop.node == HERE for hop in hops),
+                "offload=handover needs a route that does not come back to the device",
+            ),
+            (
+                (draft == "heads") != tree,
+                f"draft={draft} and verify={type(self.verify).__name__} do not go together: heads draft trees, which "
+                "only verify=tree judges, and nobody else makes any",
+            ),
+            (
+                any(hop.node == HERE for hop in hops) and not isinstance(self.exchange, Hidden),
+                "placement=u_shape sends hidden states alone; choose exchange=hidden",
+            ),
+            (
+                isinstance(self.exchange, Hidden) and bool(hops) and not any(hop.node == HERE for hop in hops),
+                "exchange=hidden needs a placement that embeds on the device (u_shape); this one wants tokens",
+            ),
+        ]
+
+    @property
+    def probes(self) -> tuple[str, ...]:
+        """Scores that the device's slots need, computed inside the drafter's forward."""
+        return tuple(sorted({*self.draft.probes, *self.offload.probes, *self.waiting.probes}))
+
+    @property
+    def scorers(self) -> Scorers:
+        """The trained ones among them."""
+        own = self.offload.scorers if isinstance(self.offload, Trained) else UNTRAINED
+        return {**self.draft.scorers, **own}
+
+    @property
+    def monitors(self) -> bool:
+        """Do decisions need to know how link and cloud fare?"""
+        return self.prefill.monitors or self.waiting.monitors
+
+    @property
+    def provision(self) -> Provision:
+        """What the engines that serve it must bring."""
+        verifies = self.verify.send and self.draft.source != "none" and self.offload.reach != "none"
+        return Provision(self.scorers, self.kv_cache.block_tokens, self.exchange.number, self.draft.medusa, verifies)
+
+    @property
+    def lossless(self) -> bool:
+        """Is every token the target's own? Then speed differs between policies, and text does not."""
+        return self.offload.reach in ("all", "handover") and self.verify.send and not self.early_exit.has_tail

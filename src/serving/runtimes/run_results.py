@@ -1,0 +1,236 @@
+"""What a run leaves behind: a Parquet row a request, its time line, its draft chunks, and what one must know to read
+them.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from serving.deployment.queries import Query
+from serving.deployment.setup import Setup
+from serving.deployment.topology import Cast
+from serving.engines.tokenizer import Tokenizer
+from serving.hardware.fleet import Fleet
+from serving.hardware.replica_packing import Packing, reported
+from serving.messages import INF, Chunk
+from serving.metrics import batch_timing
+from serving.metrics.batch_timing import Batch
+from serving.metrics.recorder import Record
+from serving.metrics.stalls import stalls
+from serving.metrics.utilisation import Occupancy
+from serving.runtimes.runtime import Runtime, Served
+from serving.workload.dataset import quality_note
+from serving.workload.metrics import Rouge1
+
+Row = dict[str, Any]
+
+
+def write(
+    out: Path,
+    setup: Setup,
+    runtime: Runtime,
+    served: Served,
+    packing: Packing | None = None,
+    batches: Sequence[Batch] = (),
+    occupancy: Occupancy | None = None,
+) -> None:
+    """Fills the artifact folder of a `serve` stage."""
+    queries, records, tokenizer = served.queries, served.records, served.tokenizer
+    cast = Cast(setup, served.layers)
+    fleets = tuple(cast.fleets.values())
+    modes = {s: m for name, own in cast.by_device(queries).items() for s, m in cast.modes(name, own).items()}
+    rows = []
+    for query in queries:
+        record = records[query.call.session]
+        row = _request(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        row["cloud_energy_j"] = _joules(cast, record)
+        rows.append(row | (_UNKNOWN_ENERGY if served.here else {}) | ({} if served.is_text else _UNJUDGED))
+    _parquet(out / "requests.parquet", rows)
+    _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
+    _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
+    expected = batch_timing.rows(batches, cast.estimator) if batches else []
+    if expected:
+        _parquet(out / "batches.parquet", expected)
+    meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing) | {
+        "estimator": batch_timing.errors(expected),
+        "tiers": occupancy.by_tier(cast, records.values()) if occupancy else {},
+    }, indent=1)  # fmt: skip
+    (out / "meta.json").write_text(meta, encoding="utf-8")
+
+
+def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str, tokenizer: Tokenizer) -> Row:
+    prompt, seen = query.prompt, record.seen_s
+    text = tokenizer.decode(record.tokens)
+    answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
+    ended_s = record.arrived_s if record.ended_s is None else record.ended_s
+    begun_s = record.arrived_s if record.begun_s is None else record.begun_s
+    stalled = stalls(record.line, INF if record.ended_s is None else record.ended_s) if record.line else None
+    own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
+    return {
+        "request": record.session,
+        "prompt_id": prompt.id,
+        "task": prompt.task,
+        "device": record.device,
+        "chip": fleet.chip.name,
+        "mode": mode,
+        "slo": query.slo.name if query.slo else None,
+        "slo_tokens_per_s": query.slo.tokens_per_s if query.slo else None,
+        "slo_ttft_s": query.slo.ttft_s if query.slo else None,
+        "ending": record.ending,
+        "finished": record.ending == "complete",
+        "prompt_tokens": record.prompt_tokens,
+        "tokens": record.tokens,
+        "text": text,
+        "origins": list(record.origins),
+        "arrived_s": record.arrived_s,
+        "begun_s": begun_s,
+        "ended_s": ended_s,
+        "seen_s": seen,
+        "ttft_s": seen[0] - record.arrived_s if seen else None,
+        "tbt_s": [b - a for a, b in pairwise(seen)],
+        "drafted": record.drafted,
+        "sent": record.sent,
+        "accepted": record.accepted,
+        "wasted": record.drafted - own,
+        "discarded": record.discarded,
+        "draft_s": record.draft_s,
+        "exited": record.exited,
+        "depth": record.depth,
+        "guesses": record.guesses,
+        "position_hits": record.position_hits,
+        "hits": record.hits,
+        "stalled_link_s": stalled.link_s if stalled else None,
+        "stalled_cloud_s": stalled.cloud_s if stalled else None,
+        "cloud_resident_s": stalled.resident_s if stalled else None,
+        "chunks": record.decided,
+        "chunks_asked": record.asked,
+        "uplink_nbytes": record.uplink_nbytes,
+        "downlink_nbytes": record.downlink_nbytes,
+        "uplink_messages": record.uplink_messages,
+        "device_busy_s": record.device_busy_s,
+        "cloud_busy_s": record.cloud_busy_s,
+        "cloud_rows": record.cloud_rows,
+        "cloud_wait_s": record.cloud_wait_s,
+        "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
+        "quality": metrics[0].score(answer, prompt) if metrics else None,
+        "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
+    }
+
+
+def _joules(cast: Cast, record: Record) -> float | None:
+    """What the cloud's nodes spent on a request; None where the power of one is unknown."""
+    spent = [cast.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
+    known = [joules for joules in spent if joules is not None]
+    return sum(known) if len(known) == len(spent) else None
+
+
+def _line(record: Record) -> Iterator[Row]:
+    for lane, begin_s, end_s, amount in record.line:
+        yield {"request": record.session, "lane": lane, "begin_s": begin_s, "end_s": end_s, "amount": amount}
+
+
+def _chunk(chunk: Chunk) -> Row:
+    means = {name: sum(values) / len(values) for name, values in chunk.scores.items() if values}
+    return {
+        "request": chunk.session,
+        "at": chunk.at,
+        "n": len(chunk.tokens),
+        "accepted": chunk.accepted,
+        "confidence": means.get("confidence"),
+        "importance": means.get("importance"),
+    }
+
+
+def _meta(
+    setup: Setup,
+    runtime: Runtime,
+    served: Served,
+    fleets: Sequence[Fleet],
+    rows: Sequence[Row],
+    packing: Packing | None,
+) -> dict[str, Any]:
+    metrics = setup.workload.dataset.metrics
+    timed = setup.pair.cloud.timing
+    factor = packing.factor(timed) if packing else reported(timed)
+    links = [fleet.network or setup.network for fleet in fleets] if setup.placed else []
+    return {
+        "policy": setup.policy.name,
+        "runtime": type(runtime).__name__.lower(),
+        "runtime_described": runtime.described,
+        "lossless": setup.policy.lossless,
+        "quality_metric": metrics[0].name if metrics and served.is_text else None,
+        "notes": [*_notes(setup), *served.notes],
+        "timing": _here(setup) if served.here else _timing(setup, fleets),
+        "links": list(dict.fromkeys(link.described for link in links)),
+        "packing_factor": asdict(factor) if factor else None,
+        "overhead": dict(served.overhead),
+        "horizon_s": max((row["ended_s"] for row in rows), default=0.0),
+        "seed": setup.seed,
+    }
+
+
+def _notes(setup: Setup) -> list[str]:
+    pair = setup.pair
+    assumed = (
+        f"the models stand for {pair.device.timing.name} and {pair.cloud.timing.name} in time, bytes and memory; "
+        "set model.device.timing and model.cloud.timing to what they are"
+    )
+    found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
+    found += [pair.device.charged, pair.cloud.charged, pair.cloud.served, pair.cloud.shared]
+    return [note for note in found if note]
+
+
+def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
+    """Which coefficients made the time of each side that the policy uses."""
+    found = {}
+    if setup.policy.draft.source == "model":
+        sources = dict.fromkeys(fleet.latency(setup.pair.device.timing).source for fleet in fleets)
+        found["device"] = "; ".join(sources)
+    if setup.placed:
+        tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
+        every = [fleet.latency(setup.pair.cloud.timing).source for tier in tiers for fleet in tier.fleets]
+        found["cloud"] = "; ".join(dict.fromkeys(every))
+    return found
+
+
+def _here(setup: Setup) -> dict[str, str]:
+    sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.placed))
+    return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
+
+
+_UNJUDGED = {"text": "", "quality": None, "rouge_1": None}
+_UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
+_LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
+_NULLABLE = {
+    "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
+    "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
+    "device_energy_j": "double", "cloud_energy_j": "double", "stalled_link_s": "double", "stalled_cloud_s": "double",
+    "cloud_resident_s": "double",
+}  # fmt: skip
+"""Columns whose type the first row may not show."""
+_COLUMNS = {
+    "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount":
+    "int64"}, "chunks.parquet": {
+        "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance":
+        "double",
+    },
+}  # fmt: skip
+
+
+def _parquet(file: Path, rows: Sequence[Row]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = list(rows[0]) if rows else list(_COLUMNS.get(file.name, {}))
+    columns = {}
+    for name in names:
+        values = [row[name] for row in rows]
+        if name in _LISTS:
+            columns[name] = pa.array(values, pa.list_(pa.type_for_alias(_LISTS[name])))
+        else:
+            kind = _NULLABLE.get(name) or _COLUMNS.get(file.name, {}).get(name)
+            columns[name] = pa.array(values, pa.type_for_alias(kind) if kind else None)
+    pq.write_table(pa.table(columns), file)

@@ -1,0 +1,131 @@
+"""Cap(tau): the largest number of devices of which at most a share epsilon are served slower than promised (WISP,
+Eq. 20).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import floor, sqrt
+from statistics import fmean, stdev
+
+from serving.studies.capacity.isotonic import crossing
+from serving.studies.capacity.load_test import Measured, Steady
+
+Evaluate = Callable[[int, int], Measured]
+"""(devices, seed) -> what was measured."""
+CLEARLY = 3.0
+"""A rate of so many epsilons needs no closer look: a run may end there."""
+
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""97.5 % quantiles for 1 to 9 degrees of freedom."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search(Steady):
+    """How capacity is searched for: under each seed on its own, as if the experiment were repeated.
+
+    The first seed begins at as many devices as `start_tokens_per_s` would serve, doubles or halves until the rate has
+    crossed `epsilon`, then bisects until the bracket is no wider than `resolution` of its upper end (or 1); each
+    further seed begins at what was found and steps outwards. The rate is noisy, and need not rise where it is measured:
+    a seed's capacity is where the rising regression through all that it measured crosses epsilon.
+    """
+
+    epsilon: float = 0.05
+    seeds: tuple[int, ...] = (0, 1, 2)
+    start_tokens_per_s: float = 512.0
+    limit: int = 1024
+    resolution: float = 0.03
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.epsilon < 1:
+            raise ValueError(f"epsilon is {self.epsilon}; it is the share of answers that may be late: 0 to below 1")
+        if not (self.start_tokens_per_s > 0 and self.limit >= 1):
+            raise ValueError(
+                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, limit={self.limit} 1 or more"
+            )
+        if not 0 <= self.resolution < 1:
+            raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
+        if not 1 <= len(set(self.seeds)) == len(self.seeds) <= len(STUDENT_T) + 1:
+            raise ValueError(f"seeds are {self.seeds}; give 1 to {len(STUDENT_T) + 1} different ones")
+
+
+@dataclass
+class Found:
+    """A capacity: by seed, and everything that was measured on the way."""
+
+    by_seed: dict[int, float] = field(default_factory=dict)
+    measured: list[Measured] = field(default_factory=list)
+    limit: int = 1024
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.by_seed.values())
+
+    @property
+    def capacity(self) -> int:
+        return floor(self.mean)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % of Student's t over the seeds; None for one."""
+        values = list(self.by_seed.values())
+        if len(values) < 2:
+            return None
+        half = STUDENT_T[len(values) - 2] * stdev(values) / sqrt(len(values))
+        return max(0.0, self.mean - half), self.mean + half
+
+    @property
+    def is_bounded(self) -> bool:
+        """Was the search stopped by its limit?"""
+        return max(self.by_seed.values()) >= self.limit
+
+
+def find(evaluate: Evaluate, search: Search, tokens_per_s: float) -> Found:
+    """The capacity for a promise of `tokens_per_s`. Raises whatever `evaluate` raises."""
+    found = Found(limit=search.limit)
+    start, factor = max(1, min(search.limit, round(search.start_tokens_per_s / tokens_per_s))), 2.0
+    for seed in search.seeds:
+        climb = _Climb(evaluate, search, seed)
+        found.by_seed[seed] = climb.capacity(start, factor)
+        found.measured += [climb.known[n] for n in sorted(climb.known)]
+        start, factor = max(1, min(search.limit, round(found.by_seed[seed]))), 1.0 + max(search.resolution, 0.01)
+    return found
+
+
+class _Climb:
+    """The search under one seed."""
+
+    def __init__(self, evaluate: Evaluate, search: Search, seed: int) -> None:
+        self._evaluate, self._search, self._seed = evaluate, search, seed
+        self.known: dict[int, Measured] = {}
+
+    def capacity(self, start: int, factor: float) -> float:
+        low, high = self._bracket(start, factor)
+        while high - low > max(1.0, self._search.resolution * high):
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._is_kept(middle) else (low, middle)
+        places = [0, *sorted(self.known)]
+        most = CLEARLY * self._search.epsilon  # a run that ended there knows no more
+        rates = [0.0, *(min(most, self.known[n].rate) for n in places[1:])]
+        weights = [1.0, *(float(sum(self.known[n].asked.values())) for n in places[1:])]
+        return crossing(places, rates, weights, self._search.epsilon)
+
+    def _bracket(self, start: int, factor: float) -> tuple[int, int]:
+        """(kept, broken), or the limit twice where even that is kept; 0 devices always are."""
+        limit, n = self._search.limit, start
+        rises = self._is_kept(n)
+        while True:
+            factor = factor if factor >= 2 else factor * factor
+            other = min(limit, max(n + 1, int(n * factor))) if rises else min(n - 1, int(n / factor))
+            if rises and n == limit:
+                return limit, limit
+            if other < 1:
+                return 0, n
+            if self._is_kept(other) != rises:
+                return (n, other) if rises else (other, n)
+            n = other
+
+    def _is_kept(self, devices: int) -> bool:
+        if devices not in self.known:
+            self.known[devices] = self._evaluate(devices, self._seed)
+        return self.known[devices].rate <= self._search.epsilon

@@ -1,1 +1,0 @@
-"""A graph network that maps requests to the nodes of a tier, trained in simulation (Hyperion, section V-A)."""

@@ -1,0 +1,100 @@
+"""The corpus stage: items of the six tasks in three splits, and the tokenizer trained on the first of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from serving.progress import Progress
+from training.embedded_pair import tokenizer
+from training.embedded_pair.tasks import SPLITS, TASKS, Item, draw
+from training.embedded_pair.world import World
+
+TOKENIZER_ITEMS = 6000
+"""Items that the tokenizer is trained on; the vocabulary saturates well before."""
+
+
+def build(
+    out: Path,
+    *,
+    progress: Progress,
+    seed: int = 0,
+    train_items: int = 24_000,
+    validation_items_per_task: int = 60,
+    test_items_per_task: int = 400,
+    shares: Mapping[str, float] | None = None,
+    vocab_size: int = 1536,
+) -> None:
+    """Write {train,validation,test}.jsonl and tokenizer/ into `out`.
+
+    `shares` are each task's weight in the training split; validation and test have the same number of every task, in
+    blocks of one of each, and no prompt twice. No item's key is in two splits.
+    Raises ValueError for an unknown task or more held-out items than a task has distinct prompts.
+    """
+    weights = _checked(DEFAULT_SHARES if shares is None else shares)
+    world = World.draw(seed)
+    rows = _mixture(train_items, weights, world, random.Random(f"train {seed}"))
+    progress(1, 4, "training items")
+    _write(out / "train.jsonl", "train", rows)
+    for done, (split, count) in enumerate((("validation", validation_items_per_task), ("test", test_items_per_task))):
+        _write(out / f"{split}.jsonl", split, _held_out(split, count, world, random.Random(f"{split} {seed}")))
+        progress(done + 2, 4, f"{split} items")
+    texts = (f"{item.prompt} {item.reference}" for item in rows[:TOKENIZER_ITEMS])
+    tokenizer.train(texts, vocab_size).save_pretrained(str(out / "tokenizer"))
+    progress(4, 4, "tokenizer")
+
+
+DEFAULT_SHARES: Mapping[str, float] = {
+    "choice": 0.24,
+    "facts": 0.08,
+    "sentiment": 0.12,
+    "summary": 0.10,
+    "context": 0.36,
+    "sort": 0.10,
+}
+
+
+def load(corpus: Path, split: str) -> list[dict[str, str]]:
+    """The rows of one split, in file order: id, task, prompt, reference, answer."""
+    if split not in SPLITS:
+        raise ValueError(f"corpus has no split {split!r}; the splits are {', '.join(SPLITS)}")
+    with (corpus / f"{split}.jsonl").open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _checked(shares: Mapping[str, float]) -> Mapping[str, float]:
+    unknown = sorted(set(shares) - set(TASKS))
+    if unknown:
+        raise ValueError(f"corpus shares name no such task: {', '.join(unknown)}; the tasks are {', '.join(TASKS)}")
+    if not shares or min(shares.values()) < 0 or sum(shares.values()) <= 0:
+        raise ValueError(f"corpus shares must be at least 0 with one above 0, got {dict(shares)}")
+    return shares
+
+
+def _mixture(count: int, shares: Mapping[str, float], world: World, rng: random.Random) -> list[Item]:
+    names, weights = list(shares), list(shares.values())
+    return [draw(task, "train", rng, world) for task in rng.choices(names, weights, k=count)]
+
+
+def _held_out(split: str, per_task: int, world: World, rng: random.Random) -> list[Item]:
+    columns = [_distinct(task, split, per_task, world, rng) for task in TASKS]
+    return [item for block in zip(*columns, strict=True) for item in block]
+
+
+def _distinct(task: str, split: str, count: int, world: World, rng: random.Random) -> list[Item]:
+    found: dict[str, Item] = {}
+    for _ in range(20 * count):
+        item = draw(task, split, rng, world)
+        found.setdefault(item.prompt, item)
+        if len(found) == count:
+            return list(found.values())
+    raise ValueError(f"task {task} has fewer than {count} distinct {split} prompts; ask for at most {len(found)}")
+
+
+def _write(path: Path, split: str, items: Iterable[Item]) -> None:
+    with path.open("w", encoding="utf-8") as lines:
+        for number, item in enumerate(items):
+            lines.write(json.dumps({"id": f"{split}-{number}", **asdict(item)}) + "\n")

@@ -1,0 +1,103 @@
+"""How well a small model drafts for a large one: on the large one's own greedy outputs, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from training.embedded_pair.tasks import content_spans
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+BATCH = 50
+
+
+@dataclass
+class Drafts:
+    """One entry for each output: what the small model would have drafted in each of its places."""
+
+    accepted: list[NDArray[np.bool_]] = field(default_factory=list)
+    """The small model's likeliest token is the large one's."""
+    confidence: list[NDArray[np.float64]] = field(default_factory=list)
+    """The probability of that likeliest token."""
+    content: list[NDArray[np.bool_]] = field(default_factory=list)
+    """The token belongs to a word that no template explains."""
+    exits: list[NDArray[np.bool_]] = field(default_factory=list)
+    """(layers, tokens): leaving after that layer gives the last layer's token."""
+
+
+@torch.no_grad()
+def draft(
+    small: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: Sequence[list[int]],
+    outputs: Sequence[list[int]],
+    done: Callable[[int], None] = lambda _: None,
+) -> Drafts:
+    """Run `small` once over each prompt and the large model's output after it (token ids)."""
+    drafts = Drafts()
+    for begin in range(0, len(prompts), BATCH):
+        pairs = list(zip(prompts[begin : begin + BATCH], outputs[begin : begin + BATCH], strict=True))
+        for (prompt, output), hidden in zip(pairs, _hidden(small, pairs), strict=True):
+            _judge(drafts, small, hidden[:, len(prompt) - 1 : len(prompt) + len(output) - 1], torch.tensor(output))
+            drafts.content.append(content_mask(tokenizer, output))
+        done(begin + len(pairs))
+    return drafts
+
+
+def _hidden(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+    """Normed hidden states (rows, layers, length, d) after each layer; right-padded, which a causal model ignores."""
+    width = max(len(prompt) + len(output) for prompt, output in pairs)
+    ids = torch.tensor([(prompt + output + [0] * width)[:width] for prompt, output in pairs])
+    *inner, last = small(ids, output_hidden_states=True).hidden_states[1:]
+    return torch.stack([*(small.model.norm(states) for states in inner), last], dim=1)
+
+
+def _judge(drafts: Drafts, small: LlamaForCausalLM, hidden: Tensor, wanted: Tensor) -> None:
+    logits = small.lm_head(hidden).float()
+    top = logits.argmax(-1)
+    drafts.accepted.append((top[-1] == wanted).numpy())
+    drafts.confidence.append(logits[-1].softmax(-1).amax(-1).double().numpy())
+    drafts.exits.append((top == top[-1]).numpy())
+
+
+def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> NDArray[np.bool_]:
+    """Which tokens of an output touch a content word; the end of sequence does not."""
+    pieces = tokenizer.batch_decode([[token] for token in output], skip_special_tokens=True)
+    ends = np.cumsum([len(piece) for piece in pieces])
+    spans = list(content_spans("".join(pieces)))
+    touched = [
+        any(begin < right and left < end for left, right in spans)
+        for begin, end in zip(ends - [len(piece) for piece in pieces], ends, strict=True)
+    ]
+    return np.array(touched, dtype=np.bool_)
+
+
+def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
+    """Area under the ROC curve: how often a positive scores above a negative, ties half; None with only one kind."""
+    negatives = np.sort(scores[~positive])
+    if not len(negatives) or len(negatives) == len(scores):
+        return None
+    below = np.searchsorted(negatives, scores[positive], side="left")
+    up_to = np.searchsorted(negatives, scores[positive], side="right")
+    return float((below + up_to).mean() / (2 * len(negatives)))
+
+
+def tokens_a_round(accepted: Sequence[NDArray[np.bool_]], drafted: int) -> float:
+    """Mean tokens that one verification settles: the accepted run of at most `drafted`, and the verifier's own."""
+    tokens = rounds = 0
+    for output in accepted:
+        place = 0
+        while place < len(output):
+            window = output[place : place + drafted]
+            place += (len(window) if window.all() else int(window.argmin())) + 1
+            rounds += 1
+        tokens += len(output)
+    return tokens / rounds if rounds else 0.0

@@ -1,0 +1,65 @@
+"""What one training step computes: next-token loss on answers, alone or beside a teacher's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from training.embedded_pair.llama import Llama
+from training.embedded_pair.muon import Muon
+from training.embedded_pair.packing import Batch
+from training.embedded_pair.recipe import Recipe
+
+
+class Lesson(LightningModule):
+    """Trains `model` by `recipe`; with a teacher, `recipe.distil_share` of the loss is its divergence from it."""
+
+    def __init__(self, model: Llama, recipe: Recipe, dtype: torch.dtype, teacher: Llama | None = None) -> None:
+        super().__init__()
+        self.model = model
+        self._recipe, self._compute = recipe, dtype
+        # In a tuple, so that the teacher's weights are neither trained nor saved with the module's.
+        self._teacher = (teacher,)
+
+    def on_fit_start(self) -> None:
+        for teacher in filter(None, self._teacher):
+            teacher.to(self.device)
+
+    def training_step(self, batch: Batch) -> Tensor:
+        return self.loss(batch)
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Weighted mean over the tokens that have a weight."""
+        mask, used = batch.mask(), batch.weights > 0
+        weights = batch.weights[used] / batch.weights.sum()
+        logits = self._logits(self.model, batch, mask, used)
+        loss = F.cross_entropy(logits, batch.targets[used], reduction="none")
+        share = self._recipe.distil_share
+        if self._teacher[0] is not None and share:
+            with torch.no_grad():
+                taught = self._logits(self._teacher[0], batch, mask, used)
+            loss = (1 - share) * loss + share * _divergence(logits, taught)
+        return (loss * weights).sum()
+
+    def _logits(self, model: Llama, batch: Batch, mask: Tensor, used: Tensor) -> Tensor:
+        return model.logits(model.hidden(batch.ids, mask, self._compute)[used])
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        matrices = [weight for block in self.model.layers() for weight in block.parameters() if weight.dim() > 1]
+        chosen = {id(weight) for weight in matrices}
+        others = [weight for weight in self.model.parameters() if id(weight) not in chosen]
+        optimizer = Muon(matrices, others, matrix_rate=self._recipe.matrix_rate, rate=self._recipe.rate)
+        factor: Callable[[int], float] = self._recipe.rate_factor
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"}}
+
+
+def _divergence(logits: Tensor, taught: Tensor) -> Tensor:
+    """KL divergence from the teacher's distribution for each token."""
+    own, theirs = F.log_softmax(logits, -1), F.log_softmax(taught, -1)
+    return F.kl_div(own, theirs, log_target=True, reduction="none").sum(-1)

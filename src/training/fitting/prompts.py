@@ -1,0 +1,20 @@
+"""Which prompts may be learned from, where others are left to be served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from serving.workload.datasets.tiny import TinyTasks
+from serving.workload.workload import Workload
+
+
+def taught(workload: Workload, times: int) -> Workload:
+    """Of the embedded pair's tasks `times` as many prompts, all of the training split; any other workload as it is.
+
+    Raises ValueError for less than one.
+    """
+    if times < 1:
+        raise ValueError(f"times is {times}; a trace has at least as many prompts as workload.profiling")
+    if not isinstance(workload.dataset, TinyTasks):
+        return workload
+    return replace(workload, dataset=replace(workload.dataset, split="train"), prompts=times * workload.prompts)

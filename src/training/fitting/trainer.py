@@ -1,0 +1,158 @@
+"""Where and how a training runs; never what it learns."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Iterator, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from lightning.pytorch import Callback, LightningModule
+
+_ACCELERATORS = ("cpu", "gpu")
+_PRECISIONS = ("auto", "bf16", "fp32")
+_ZERO = (0, 1, 2)
+DEEPSPEED = "deepspeed"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """The machine's part of a training; `conf/trainer` names it."""
+
+    accelerator: str = "cpu"
+    devices: int = 1
+    strategy: str = "auto"
+    threads: int = 0
+    """CPU threads while training; 0 means all cores that this process may use."""
+    precision: str = "auto"
+    """Of the matrix products; weights are fp32. auto: bf16 where the hardware multiplies it, else fp32."""
+    zero: int = 2
+    """With strategy=deepspeed, what ZeRO shares among `devices`. 0: nothing; 1: the optimizer's states; 2: gradients,
+    too. Optimizers that need whole weights (Muon) share nothing.
+    """
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("accelerator", _ACCELERATORS), ("precision", _PRECISIONS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"trainer.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if self.devices < 1:
+            raise ValueError(f"trainer.devices must be 1 or more, got {self.devices}")
+        if self.threads < 0:
+            raise ValueError(f"trainer.threads must be 0 (all cores) or more, got {self.threads}")
+        if self.zero not in _ZERO:
+            raise ValueError(f"trainer.zero must be one of {', '.join(map(str, _ZERO))}, got {self.zero}")
+        if self.strategy == DEEPSPEED and self.accelerator == "gpu":
+            _check_gpu()
+
+    def dtype(self) -> torch.dtype:
+        """The dtype of matrix products."""
+        import torch
+
+        if self.precision == "auto":
+            return torch.bfloat16 if self.accelerator == "gpu" or has_fast_bf16() else torch.float32
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @contextmanager
+    def using_threads(self) -> Iterator[int]:
+        """Set torch's thread count, and set it back: serving in the same process uses one."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
+        try:
+            yield torch.get_num_threads()
+        finally:
+            torch.set_num_threads(before)
+
+    def fit(self, lesson: LightningModule, loader: Sized, callbacks: Sequence[Callback], saved: Path) -> None:
+        """Run one step for each batch of `loader`, from the checkpoint `saved` on if there is one.
+
+        On the CPU strategy=deepspeed is ZeRO without Lightning, which begins anew instead.
+        """
+        if self.strategy == DEEPSPEED and self.accelerator == "cpu":
+            from training.fitting import zero
+
+            zero.fit(lesson, loader, callbacks, self.zero, self.devices)
+            return
+        from lightning.pytorch import Trainer as LightningTrainer
+
+        with _quiet(), _interruptible():
+            lightning = LightningTrainer(
+                accelerator=self.accelerator,
+                devices=self.devices,
+                strategy=self._strategy(lesson),
+                max_steps=len(loader),
+                max_epochs=-1,
+                gradient_clip_val=1.0,
+                callbacks=list(callbacks),
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                use_distributed_sampler=False,
+            )
+            lightning.fit(lesson, loader, ckpt_path=str(saved) if saved.exists() else None, weights_only=True)
+
+    def _strategy(self, lesson: LightningModule) -> Any:
+        """As Lightning wants it."""
+        if self.strategy != DEEPSPEED:
+            return self.strategy
+        from lightning.pytorch.strategies import DeepSpeedStrategy
+
+        from training.fitting import zero
+
+        return DeepSpeedStrategy(stage=zero.stage(lesson, self.zero), logging_level=logging.WARNING)
+
+
+ALL_CORES = Trainer()
+"""One process on the CPU, on every core."""
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError(
+            "trainer=deepspeed is Lightning's DeepSpeed strategy, which refuses the CPU, and torch sees no GPU here. "
+            "Set trainer.accelerator=cpu, which runs ZeRO through DeepSpeed itself, in trainer.devices processes; or "
+            "trainer=cpu, one process on all cores"
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's greetings, and without a deprecation in torch 2.13 that Lightning 2.6 walks into."""
+    log = logging.getLogger("lightning.pytorch")
+    level = log.level
+    log.setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")
+        try:
+            yield
+        finally:
+            log.setLevel(level)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning turns Ctrl-C into SystemExit and leaves SIGINT ignored; make it Ctrl-C again."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stopped:
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from stopped
+
+
+def has_fast_bf16() -> bool:
+    """Whether this CPU multiplies bf16 natively (AVX512_BF16); elsewhere bf16 is slower than fp32."""
+    import torch
+
+    return bool(torch.cpu._is_avx512_bf16_supported())

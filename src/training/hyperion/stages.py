@@ -1,0 +1,44 @@
+"""What configuration may name as a stage of dispatch: a graph network, trained in simulation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from serving.progress import Progress
+from training.fitting.trainer import ALL_CORES, Trainer
+from training.hyperion.environment import World
+from training.hyperion.recipe import Recipe
+
+
+def train_dispatcher(
+    out: Path,
+    *,
+    progress: Progress,
+    work: Path,
+    world: World,
+    recipe: Recipe = Recipe(),  # noqa: B008
+    seed: int = 0,
+    trainer: Trainer = ALL_CORES,
+) -> None:
+    """Trains GPipe's scheduler (Hyperion, section V-A) by policy gradient on made-up testbeds, and serves arrivals that
+    it does not know.
+
+    The paper gives neither architecture nor reward: these are `serving.learned.dispatch_network` and
+    `training.hyperion.rollout`. Writes dispatcher.json, dispatcher.safetensors and metrics.json. Raises ValueError,
+    with the figures, for a dispatcher that is no better than luck.
+    """
+    from training.hyperion import serving_eval, train
+
+    found = train.train(world, recipe, seed, trainer, work, progress)
+    served = serving_eval.serve(found, train.episodes(world, seed, "tested", recipe.tested), progress)
+    serving_eval.check(served)
+    made_from = {
+        "model": world.architecture.name,
+        "nodes": ", ".join(chip.name for chip in world.chips),
+        "episodes": f"{recipe.steps * recipe.episodes} of {world.tasks} tasks, each played {recipe.plays} times",
+        "seed": str(seed),
+    }
+    replace(found, metrics={**found.metrics, **served.metrics()}, made_from=made_from).save(out)
+    (out / "metrics.json").write_text(json.dumps(served.metrics(), indent=1), encoding="utf-8")

@@ -1,0 +1,57 @@
+"""CITER's router: preferences as the Bradley-Terry model sees them, a threshold for a share of the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from serving.core.scores import Side
+from serving.learned.mlp import Perceptron
+from serving.learned.router import Router
+from serving.progress import Progress
+from training.embedded_pair.draft_quality import auc
+from training.fitting.trainer import Trainer
+from training.routing.states import Split, States
+from training.wisp.mlp import MLP
+
+
+def train(
+    parts: Split, newest: States, mlp: MLP, share: float, seed: int, trainer: Trainer, progress: Progress
+) -> Router:
+    """Learns from the states of all rounds in `parts`; the threshold is of those of the `newest` round.
+
+    With rewards r_S and r_L of the two actions, P(S preferred) = sigmoid(r_S - r_L) (Bradley-Terry): one logit, and
+    the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
+    (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
+    """
+    network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
+    held_out, test = (newest.judged().of(part.asked) for part in (parts.validation, parts.test))
+    return made(network, "citer", "below", held_out, test, share, how)
+
+
+def made(
+    network: Perceptron, family: str, side: Side, held_out: States, test: States, share: float, how: Mapping[str, Any]
+) -> Router:
+    """A router whose threshold sends `share` of the held-out states, with what it does on the test states."""
+    scores = tuple(np.sort(network.chances(held_out.hidden)).tolist())
+    found = Router(network.layers, network.mean, network.deviation, side=side, family=family, scores=scores)
+    found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(share))))
+    return replace(found, metrics={**how, "share": share, "test": judged(found, test)})
+
+
+def judged(router: Router, test: States) -> dict[str, float | int | None]:
+    """How well scores tell in which states the large model is preferred."""
+    scores = router.chances(test.hidden)
+    wanted = ~test.small_preferred
+    routed = np.array([router.routes(score) for score in scores.tolist()], np.bool_)
+    return {
+        "states": len(test),
+        "large_preferred": float(wanted.mean()),
+        "auc": auc(-scores if router.side == "below" else scores, wanted),
+        "routed": float(routed.mean()),
+        "precision": float(wanted[routed].mean()) if routed.any() else None,
+        "recall": float(routed[wanted].mean()) if wanted.any() else None,
+    }

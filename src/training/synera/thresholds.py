@@ -1,0 +1,98 @@
+"""Synera's offline profiling (section 5): with every draft verified, what do confidence and importance say about it?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from serving.core.session import Session
+from serving.learned.thresholds import nearest_rank
+from serving.messages import Chunk, Exit
+from serving.policy.policy import Policy
+from serving.policy.slots.dispatch import RoundRobin
+from serving.policy.slots.draft import Draft
+from serving.policy.slots.early_exit import EarlyExit
+from serving.policy.slots.importance_offload import p_confidence
+from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import Idle
+from serving.policy.slots.payload import Tokens
+from serving.policy.slots.placement import Cloud
+from serving.policy.slots.prefill import Whole
+from serving.policy.slots.scheduler import Continuous
+from serving.policy.slots.verify import Lossless
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Every draft is verified, and both scores are computed although nothing hangs on them."""
+
+    reach: ClassVar[Literal["all"]] = "all"
+    probes: ClassVar[tuple[str, ...]] = ("confidence", "importance")
+
+    def ask(self, s: Session) -> int:  # noqa: ARG002
+        return 1
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """The drafter skips layers as it will when it is served; nothing is kept from the cloud."""
+
+    layer: Exit | None
+    has_tail: ClassVar[bool] = False
+
+    def tail(self, s: Session) -> bool:  # noqa: ARG002
+        return False
+
+
+def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
+    """The policy whose drafts are profiled: written as they will be when they are served, all else out of the way."""
+    return Policy(
+        name="profiling", draft=draft, offload=Scored(), waiting=Idle(), early_exit=Skipping(early_exit.layer),
+        verify=Lossless(),
+        prefill=Whole(), exchange=Tokens(), kv_cache=Reuse(), scheduler=Continuous(), placement=Cloud(),
+        dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
+    )  # fmt: skip
+
+
+def mean_score(chunk: Chunk, name: str) -> float:
+    values = chunk.scores[name]
+    return sum(values) / len(values)
+
+
+def cutoff(chunks: Sequence[Chunk], quantile: float) -> float:
+    """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
+    sure = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
+    return nearest_rank(sure, quantile) if sure else 1.0
+
+
+def best_cutoff(chunks: Sequence[Chunk], k: float) -> float:
+    """c_th at which P_conf filters best (Synera, section 4.2): it lets through as many as can be of the chunks that are
+    not fully accepted, and as few as can be of the others. 1 where only one kind was seen.
+    """
+    right = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
+    wrong = [mean_score(c, "confidence") for c in chunks if c.accepted != len(c.tokens)]
+    if not (right and wrong):
+        return 1.0
+
+    def parted(c_th: float) -> float:
+        through = [sum(p_confidence(c, c_th, k) for c in kind) / len(kind) for kind in (wrong, right)]
+        return through[0] - through[1]
+
+    return max((i / 1000 for i in range(1000)), key=parted)
+
+
+def acceptance(chunks: Sequence[Chunk]) -> float:
+    """alpha, from the mean number of tokens a verification yields: E = (1 - alpha^(gamma+1)) / (1 - alpha).
+
+    gamma is the longest draft, and the bonus token counts (Leviathan et al. 2023, Eq. 1). Solved by bisection.
+    """
+    if not chunks:
+        return 0.0
+    gamma = max(len(c.tokens) for c in chunks)
+    full = [c for c in chunks if len(c.tokens) == gamma]
+    mean = sum((c.accepted or 0) + 1 for c in full) / len(full)
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if sum(middle**t for t in range(gamma + 1)) < mean else (low, middle)
+    return (low + high) / 2

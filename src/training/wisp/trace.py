@@ -1,0 +1,114 @@
+"""The artifact `tokens.parquet`: every drafted token of served windows, with what became of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving.core.scores import SCORES
+from serving.messages import Chunk
+from training.wisp.windows import Ints, Names, Windows
+
+FILE = "tokens.parquet"
+HEADER = "tokens.json"
+ACCEPTED, REJECTED, AFTER = "accepted", "rejected", "after"
+"""A token's standing. rejected: the first of its window that does not stand; after: it is behind that one."""
+PLACE = ("session", "round", "position")
+COLUMNS = (*PLACE, *SCORES, "standing")
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """The columns of the file, one row a drafted token, windows and positions in order."""
+
+    session: Names
+    round: Ints
+    """Number of the window in its session, from 0."""
+    position: Ints
+    features: NDArray[np.float32]
+    """(t, 4), in the order of `serving.core.scores.SCORES`."""
+    standing: Names
+
+    def windows(self) -> Windows:
+        first = self.position == 0
+        window = np.cumsum(first) - 1
+        accepted = np.bincount(window, self.standing == ACCEPTED, int(first.sum())).astype(np.int64)
+        return Windows(self.features, window, self.position, accepted, self.session[first])
+
+
+def gather(chunks: Mapping[str, Sequence[Chunk]]) -> Tokens:
+    """The tokens of each session's judged windows.
+
+    Raises ValueError where nothing was drafted, or a window was not judged.
+    """
+    rows = [(session, i, chunk) for session, found in chunks.items() for i, chunk in enumerate(found) if chunk.tokens]
+    if not rows:
+        raise ValueError(
+            "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
+        )
+    if any(chunk.accepted is None for _, _, chunk in rows):
+        raise ValueError("a window was not judged, so that nobody knows which of its tokens stand")
+    lengths = [len(chunk.tokens) for _, _, chunk in rows]
+    return Tokens(
+        session=np.repeat(np.array([session for session, _, _ in rows]), lengths),
+        round=np.repeat(np.array([i for _, i, _ in rows], np.int64), lengths),
+        position=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
+        features=np.concatenate([_features(chunk) for _, _, chunk in rows]),
+        standing=np.concatenate([_standing(chunk) for _, _, chunk in rows]),
+    )
+
+
+def _features(chunk: Chunk) -> NDArray[np.float32]:
+    return np.array([chunk.scores[name] for name in SCORES], np.float32).T
+
+
+def _standing(chunk: Chunk) -> Names:
+    place = np.arange(len(chunk.tokens)) - (chunk.accepted or 0)
+    return np.select([place < 0, place == 0], [ACCEPTED, REJECTED], AFTER)
+
+
+def write(folder: Path, tokens: Tokens, made_from: Mapping[str, str]) -> None:
+    """Writes the table, and tokens.json with what it was made from."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {name: getattr(tokens, name) for name in PLACE}
+    columns |= {name: tokens.features[:, i] for i, name in enumerate(SCORES)}
+    table = pa.table({**columns, "standing": pa.array(tokens.standing).dictionary_encode()})
+    parquet.write_table(table, folder / FILE)
+    header = {"made_from": dict(made_from), "tokens": len(tokens.session)}
+    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+
+def read(folder: Path) -> Tokens:
+    """The table of an artifact of `training.stages.record_tokens`; raises ValueError that names a bad file."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    file = folder / FILE
+    try:
+        table = parquet.read_table(file, columns=list(COLUMNS))
+        column = {name: table[name].to_numpy() for name in COLUMNS}
+    except OSError as problem:
+        if not file.exists():
+            raise ValueError(f"there is no {file}; stage=profile makes it") from None
+        raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
+    except (pa.ArrowException, KeyError) as problem:
+        raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
+    return Tokens(
+        column["session"].astype(np.str_), column["round"], column["position"],
+        np.stack([column[name] for name in SCORES], axis=1), column["standing"].astype(np.str_),
+    )  # fmt: skip
+
+
+def made_from(folder: Path) -> dict[str, str]:
+    """What the trace was made from: pair, data, window, seed."""
+    try:
+        return dict(json.loads((folder / HEADER).read_text(encoding="utf-8"))["made_from"])
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise ValueError(f"{folder / HEADER} cannot be read ({problem!r}); profile again with stage=profile") from None
