@@ -5,8 +5,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from serving.policy.partition.balanced import Balanced
-from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.baselines import Balanced, Greedy
 from serving.policy.partition.hypsplit import HypSplit, bounds_s
 from serving.policy.partition.optimum import Optimum
 from serving.policy.partition.problem import Ends, Problem, Split

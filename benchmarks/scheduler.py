@@ -4,9 +4,8 @@ import statistics
 import time
 
 from serving.core.keyed_random import key, luck
-from serving.core.kv_accounting import Ledger
+from serving.core.kv_accounting import Ledger, Room
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import Estimator
 from serving.hardware.latency import Latency
 from serving.hardware.layer_scaling import Scale

@@ -6,7 +6,7 @@ import numpy as np
 
 from serving.hardware.latency import Latency, load
 from training.latency.timing import Run, Timing
-from training.latency.verification import FORWARDS
+from training.latency.work import FORWARDS
 
 TRUE = Latency(2e-4, 6e-8, 9e-6, 6e-3, 8, "made up", head_row_s=8e-5, head_c_s=1e-3, session_s=2e-3)
 

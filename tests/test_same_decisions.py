@@ -28,11 +28,10 @@ from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.clock import Script
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import Live
-from serving.log.decisions import compare, decisions
 from serving.log.entries import Born, Handled
 from serving.log.event_log import Journal
 from serving.log.reader import read
-from serving.log.replay import replay
+from serving.log.replay import compare, decisions, replay
 from serving.messages import (
     Command,
     Deliver,
@@ -55,8 +54,8 @@ from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
 from serving.stages import record_outcomes
 from serving.transport.client import Dialler
-from serving.transport.known import Known
 from serving.transport.server import Listener
+from serving.transport.session_ownership import Known
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))

@@ -10,7 +10,7 @@ import grpc.aio
 from serving.messages import Hop, Request, Rows, Span
 from serving.transport import encode
 from serving.transport.handshake import Hello
-from serving.transport.stream_transport import METHOD
+from serving.transport.stream import METHOD
 
 STREAMS = 8
 

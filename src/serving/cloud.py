@@ -10,13 +10,12 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from serving.deployment.context import context_tokens
-from serving.deployment.setup import Setup
+from serving.deployment.setup import Setup, context_tokens
 from serving.deployment.topology import Cast
 from serving.deployment.wiring import Chips, link
 from serving.drivers.clock import Wall
 from serving.drivers.real_time import Live
-from serving.frontend.census import Census
+from serving.frontend.health import Census
 from serving.frontend.service_options import Service, digest
 from serving.frontend.shutdown import drive, told_to_stop
 from serving.hardware.executor import BrokenError, OutageError

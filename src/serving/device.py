@@ -9,17 +9,15 @@ import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from serving.deployment.context import context_tokens
 from serving.deployment.queries import Models
-from serving.deployment.setup import Setup
+from serving.deployment.setup import Setup, context_tokens
 from serving.deployment.topology import Cast
 from serving.deployment.wiring import Chips, link
 from serving.drivers.clock import Wall
 from serving.drivers.real_time import Live
 from serving.frontend.device_gateway import DeviceGateway
-from serving.frontend.guarded import Guarded
 from serving.frontend.service_options import Service, digest
-from serving.frontend.shutdown import drive, told_to_stop
+from serving.frontend.shutdown import Guarded, drive, told_to_stop
 from serving.nodes.device import Device
 from serving.runtimes.host import Host
 

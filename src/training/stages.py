@@ -13,7 +13,7 @@ from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
 from serving.workload.workload import Workload
 from training.fitting.trainer import ALL_CORES, Trainer
-from training.latency.effort import Effort
+from training.latency.grid import Effort
 from training.wisp.families import Family
 from training.wisp.mlp import MLP
 from training.wisp.rules import Coverage, Rule
@@ -33,8 +33,8 @@ def profile_latency(
     Writes latency.json, the coefficients; profile.json, what they are made of; profile.txt, metrics.json, figures and
     chip.yaml, a chip to keep. `machine` only names it, so that outputs shared by two machines keep a profile of each.
     """
-    from training.latency.accelerator import Accelerator
     from training.latency.profile import profile_pair
+    from training.latency.timing import Accelerator
 
     profile_pair(out, progress, pair, Accelerator(accelerator), effort)
 
@@ -54,8 +54,8 @@ def profile_published(
 
     Raises ValueError, with the arithmetic, for a model that does not fit into memory.
     """
-    from training.latency.accelerator import Accelerator
     from training.latency.profile import profile_shapes
+    from training.latency.timing import Accelerator
 
     profile_shapes(out, progress, drafting, verifying, dtype, Accelerator(accelerator), effort)
 
@@ -151,8 +151,8 @@ def measure_alignment(
     import json
 
     from serving.deployment.model_loading import open_models, queries
+    from training.synera import alignment_report
     from training.synera import alignment_report as table
-    from training.synera import figures
     from training.synera.alignment import align
 
     models = open_models(device, cloud, accelerator)
@@ -160,7 +160,7 @@ def measure_alignment(
     rows = table.rows(found)
     (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(table.metrics(found, rows), indent=1), encoding="utf-8")
-    figures.draw(found, rows, out / "figures")
+    alignment_report.draw(found, rows, out / "figures")
 
 
 def measure_quality(
@@ -169,8 +169,7 @@ def measure_quality(
     """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
     import json
 
-    from training.embedded_pair.quality import measure
-    from training.embedded_pair.scorecard import scorecard
+    from training.embedded_pair.quality import measure, scorecard
 
     measure(
         out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
@@ -201,7 +200,7 @@ def record_tokens(
     from serving.outcomes.offline import play
     from serving.policy.slots.draft import Window
     from training.wisp import trace
-    from training.wisp.judging import judging_policy
+    from training.wisp.evaluation import judging_policy
 
     models = open_models(device, cloud, accelerator)
     asked = queries(workload, decoding, seed, 1, models.tokenizer)

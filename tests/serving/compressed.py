@@ -15,12 +15,12 @@ from serving.engines.torch.engine import Engine
 from serving.engines.torch.model import take_apart
 from serving.engines.torch.sampling import kept
 from serving.messages import Blob, Drafted, Forward, Generate, Hop, Request, Rows, Sampling, Span, Stop, Verdict
-from serving.transport import checks, encode, tensors
+from serving.transport import encode, errors, tensors
 from serving.transport import tandem_pb2 as pb
+from serving.transport.connection import Luggage
 from serving.transport.decode import Decoder
-from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.luggage import Luggage
+from serving.transport.session_ownership import Known
 
 VOCABULARY = 32_000
 """Llama-2's, and Synera's example in section 4.2."""
@@ -131,7 +131,7 @@ class Pair:
     def _through(self, message: Request) -> tuple[Size, Rows]:
         """The rows as the other side reads them, their tensors in that side's store."""
         frame = encode.envelope("device-0", "cloud-0", message, (self._pack, self._pack))
-        arrived, carried = self._decoder.message(checks.parsed(frame).envelope)
+        arrived, carried = self._decoder.message(errors.parsed(frame).envelope)
         self._luggage.add(carried)
         assert isinstance(arrived, Request)
         return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.rows

@@ -22,7 +22,7 @@ from serving.messages import Call, Deliver, Node, Sampling
 from serving.network.outages import Window
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Balanced
 from serving.policy.partition.division import Division
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.draft import NoDraft

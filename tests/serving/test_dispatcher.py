@@ -14,7 +14,7 @@ from fake_setup import models, queries, setup
 from serving.core.task import Task
 from serving.learned.dispatch_network import HEADER, LAYERS, NODE, TASK, WEIGHTS, Dispatcher, graph, load
 from serving.messages import INF, Backlog
-from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Balanced
 from serving.policy.partition.division import Division
 from serving.policy.slots.dispatch import HypSched, Learned
 from serving.policy.slots.placement import Tiers

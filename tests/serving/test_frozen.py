@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from fake_world import policy, world
 
-from serving.frozen import FROZEN
-from serving.messages import Request, Rows, Span, Stop
+from serving.messages import FROZEN, Request, Rows, Span, Stop
 
 SCRIPT = """
 from fake_world import policy, world
-from serving.frozen import FROZEN
+from serving.messages import FROZEN
 assert not FROZEN
 print(world(policy("{name}"), devices=2).run().log.entries)
 """

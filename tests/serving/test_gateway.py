@@ -19,8 +19,8 @@ from serving.drivers.clock import Wall
 from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
 from serving.frontend.device_gateway import DeviceGateway
-from serving.frontend.guarded import Guarded
 from serving.frontend.openai.gateway import Conversation, Piece, RefusedError
+from serving.frontend.shutdown import Guarded
 from serving.messages import Begin, Command, Event, Sampling
 from serving.nodes.device import Device
 from serving.policy.slots.kv_cache import Reuse

@@ -11,7 +11,7 @@ from serving.hardware.tier import Tier
 from serving.messages import Drop, Forward, Received, Release, Rows
 from serving.metrics.recorder import Record
 from serving.metrics.utilisation import Occupancy, under_way_s
-from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Balanced
 from serving.policy.partition.division import Division
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.placement import Tiers

@@ -28,10 +28,10 @@ def medusa(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> Medusa:
     """Heads of the large model, which begin as its own."""
     from safetensors.torch import save_file
 
-    from serving.engines.torch.heads import blank
+    from serving.engines.torch.draft_heads import blank_heads
     from serving.engines.torch.model import open_model
 
-    heads = blank(open_model(pair[1].where), 2)
+    heads = blank_heads(open_model(pair[1].where), 2)
     save_file({name: weight.clone() for name, weight in heads.state_dict().items()}, tmp_path / WEIGHTS)
     return Medusa(2, ((0,), (1,), (0, 0)), 1, str(tmp_path))
 

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from serving.drivers.simulator import Chip, Simulator
-from serving.messages import (  # fmt: skip
+from serving.messages import (
     Command,
     Drafted,
     Event,

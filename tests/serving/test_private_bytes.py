@@ -14,7 +14,7 @@ from fake_world import policy
 from serving.drivers.clock import Script
 from serving.drivers.real_time import Live
 from serving.drivers.simulator import Chip
-from serving.engines.torch import draft_heads, heads
+from serving.engines.torch import draft_heads
 from serving.engines.torch.engine import Engine
 from serving.engines.torch.model import Model, open_model
 from serving.engines.torch.tensor_store import Blobs
@@ -127,8 +127,8 @@ def chips(model: Model, p: Policy) -> tuple[OnChip, OnChip]:
     """The device's and the cloud's, each with a store of its own."""
     near, far, number = Blobs(), Blobs(), p.exchange.number
     split = len(p.placement.route(LAYERS, LAYERS)) > 1
-    proposer = heads.Proposer(heads.blank(model, 2), MEDUSA, 302) if p.draft.medusa else None
-    drafts = draft_heads.attached(model, SHALLOW, draft_heads.blank(model, SHALLOW)) if split else model
+    proposer = draft_heads.Proposer(draft_heads.blank_heads(model, 2), MEDUSA, 302) if p.draft.medusa else None
+    drafts = draft_heads.attached(model, SHALLOW, draft_heads.blank_adapter(model, SHALLOW)) if split else model
     here = Engine(model, blobs=near, number=number, heads=proposer)
     there = Engine(model.only(Span(SHALLOW, LAYERS)) if split else model, blobs=far, number=number)
     return OnChip(Engine(drafts, blobs=near), here), OnChip(there, there)

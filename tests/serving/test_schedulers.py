@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from serving.core.kv_accounting import Ledger
+from serving.core.kv_accounting import Ledger, Room
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import UNKNOWN
 from serving.messages import INF, Blob, Request, Rows, Span
 from serving.policy.slots.scheduler import Continuous, Fifo, Scheduler, StaticBatch, UpwardRank, VerificationAware

@@ -23,15 +23,14 @@ from fake_tiers import over, tiers
 from rig import LIMITS, run
 
 from serving.cloud import Cloud
-from serving.deployment.context import context_tokens
+from serving.deployment.setup import context_tokens
 from serving.deployment.topology import Cast
 from serving.device import Place
 from serving.drivers.clock import Wall
 from serving.drivers.real_time import Live
 from serving.engines.models import Model, Pair
-from serving.frontend.census import Census
-from serving.frontend.health import Health
-from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.health import Census, Health
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.service_options import Health as HealthOptions
 from serving.frontend.service_options import Service, digest
 from serving.frontend.shutdown import drive, told_to_stop

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.kv_accounting import Ledger
+from serving.core.kv_accounting import Ledger, Room
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import UNKNOWN, Estimator
 from serving.hardware.latency import Latency, load
 from serving.hardware.layer_scaling import Scale

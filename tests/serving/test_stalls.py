@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.metrics.stalls import Stalls, stalls
+from serving.metrics.utilisation import Stalls, stalls
 
 Line = list[tuple[str, float, float, int]]
 

@@ -13,9 +13,8 @@ from serving.deployment.wiring import link as connect
 from serving.hardware.testbed import Testbed as Bed
 from serving.hardware.tier import Tier
 from serving.messages import Hop, Span
-from serving.network.link import Channel, Link
+from serving.network.link import Channel, Link, Relay
 from serving.network.outages import Listed, Periodic
-from serving.network.relay import Relay
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import HypSched, RoundRobin

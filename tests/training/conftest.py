@@ -9,8 +9,8 @@ import pytest
 
 from serving.progress import silent
 from training.embedded_pair import corpus, stages
-from training.embedded_pair.recipe import Recipe
-from training.embedded_pair.sizes import Architecture
+from training.embedded_pair.llama import Architecture
+from training.embedded_pair.lm_module import Recipe
 from training.fitting.trainer import Trainer
 
 

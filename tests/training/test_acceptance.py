@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.embedded_pair import corpus, generation, tokenizer
+from training.embedded_pair import corpus, quality, tokenizer
 from training.embedded_pair.draft_quality import auc, content_mask, draft, tokens_a_round
 
 
@@ -44,10 +44,10 @@ def test_content_mask_marks_pieces_of_content_words(toy_corpus: Path) -> None:
 
 
 def test_drafts_are_those_of_one_forward_each(toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
-    large, small = (generation.load(checkpoint) for checkpoint in toy_pair)
+    large, small = (quality.load(checkpoint) for checkpoint in toy_pair)
     words, rows = tokenizer.load(toy_pair[0]), corpus.load(toy_corpus, "test")[:12]
     prompts = [row["prompt"] for row in rows]
-    ids, outputs = tokenizer.prompt_ids(words, prompts), generation.greedy(large, words, prompts, limit=6)
+    ids, outputs = tokenizer.prompt_ids(words, prompts), quality.greedy(large, words, prompts, limit=6)
     drafts = draft(small, words, ids, outputs)
     for number, (prompt, output) in enumerate(zip(ids, outputs, strict=True)):
         with torch.no_grad():

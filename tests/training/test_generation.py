@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from training.embedded_pair import corpus, generation, tokenizer
+from training.embedded_pair import corpus, quality, tokenizer
 
 
 def test_batched_outputs_equal_single_ones(toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
-    model, words = generation.load(toy_pair[0]), tokenizer.load(toy_pair[0])
+    model, words = quality.load(toy_pair[0]), tokenizer.load(toy_pair[0])
     prompts = [row["prompt"] for row in corpus.load(toy_corpus, "test")[:12]]
     finished: list[int] = []
-    together = generation.greedy(model, words, prompts, limit=8, done=finished.append)
+    together = quality.greedy(model, words, prompts, limit=8, done=finished.append)
     for prompt, output in zip(prompts, together, strict=True):
         ids = torch.tensor(tokenizer.prompt_ids(words, [prompt]))
         alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)

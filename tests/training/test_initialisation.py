@@ -5,10 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.embedded_pair.initialisation import initialise
-from training.embedded_pair.llama import Llama, _norm, _rotate, rotary
-from training.embedded_pair.sizes import Architecture
-from training.embedded_pair.start import Start
+from training.embedded_pair.initialisation import Start, initialise
+from training.embedded_pair.llama import Architecture, Llama, _norm, _rotate, rotary
 
 SIZES = Architecture(hidden_size=128, layers=2, heads=4, intermediate_size=128)
 VOCABULARY = 300

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.embedded_pair import llama
-from training.embedded_pair.sizes import Architecture
+from training.embedded_pair.llama import Architecture
 
 
 def causal(rows: int, length: int) -> torch.Tensor:

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from serving.progress import silent
 from training.embedded_pair import stages, train_loop
-from training.embedded_pair.recipe import Recipe
-from training.embedded_pair.sizes import Architecture
+from training.embedded_pair.llama import Architecture
+from training.embedded_pair.lm_module import Recipe
 from training.fitting.trainer import Trainer
 
 STEPS = 11

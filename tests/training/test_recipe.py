@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.embedded_pair.recipe import Recipe
+from training.embedded_pair.lm_module import Recipe
 
 
 def test_the_rate_rises_stays_and_falls() -> None:

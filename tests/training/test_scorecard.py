@@ -1,4 +1,4 @@
-from training.embedded_pair.scorecard import scorecard
+from training.embedded_pair.quality import scorecard
 
 REPORT = {
     "items_per_task": 7,

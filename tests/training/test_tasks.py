@@ -7,8 +7,18 @@ import sys
 
 import pytest
 
-from training.embedded_pair.tasks import SPLITS, TASKS, Item, content_spans, draw, split_of, template_words
-from training.embedded_pair.world import OBJECTS, RELATIONS, World
+from training.embedded_pair.tasks import (
+    OBJECTS,
+    RELATIONS,
+    SPLITS,
+    TASKS,
+    Item,
+    World,
+    content_spans,
+    draw,
+    split_of,
+    template_words,
+)
 
 WORLD = World.draw(0)
 
@@ -54,7 +64,7 @@ def test_a_world_knows_every_fact_and_differs_by_seed() -> None:
 def test_the_same_seed_gives_the_same_items_in_another_process() -> None:
     program = (
         "import random; from training.embedded_pair.tasks import *; "
-        "from training.embedded_pair.world import World; w = World.draw(3);"
+        "from training.embedded_pair.tasks import World; w = World.draw(3);"
         "r = random.Random(5); print([draw(t, s, r, w) for t in TASKS for s in SPLITS])"
     )
     printed = [

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifacts import atomic
+from pipeline.artifacts import fingerprint
 from pipeline.artifacts.stage import Stage
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def claim(folder: Path, stage: Stage, waiting: Callable[[str], None]) -> Iterato
     try:
         with census(folder):
             needs = [needed.key for needed in stage.ancestors.values()]
-            atomic.replace(note, json.dumps({"pid": os.getpid(), "needs": needs}))
+            fingerprint.replace(note, json.dumps({"pid": os.getpid(), "needs": needs}))
         yield
     finally:
         note.unlink(missing_ok=True)

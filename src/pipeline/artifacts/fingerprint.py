@@ -1,4 +1,7 @@
-"""What a value or a file is, as text that is the same in every process: canonical JSON, and the sha256 of contents."""
+"""What a value or a file is, as text that is the same in every process: canonical JSON, and the sha256 of contents.
+
+A file is replaced as a whole or not at all.
+"""
 
 import hashlib
 import json
@@ -8,7 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import atomic
+
+def replace(path: Path, text: str) -> None:
+    """Write `text` beside `path` and rename it into place: a reader or a crash meets the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    os.replace(beside, path)
 
 
 def canonical(value: Any, place: str = "value") -> str:
@@ -101,6 +110,6 @@ def _remember(memo: Path, known: dict[str, str]) -> None:
     paths = {stamp.split("|", 1)[0]: stamp for stamp in known}
     merged = {s: d for s, d in (_recall(memo) | known).items() if paths.get(s.split("|", 1)[0], s) == s}
     try:
-        atomic.replace(memo, json.dumps(merged, indent=0, sort_keys=True))
+        replace(memo, json.dumps(merged, indent=0, sort_keys=True))
     except OSError:
         return

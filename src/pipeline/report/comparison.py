@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.artifacts import atomic
+from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
 from pipeline.report import outcome, statistics
 from pipeline.report.job_summary import SEED
@@ -187,7 +187,7 @@ def write(rows: Sequence[Row], path: Path) -> Path:
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    atomic.replace(path, text.getvalue())
+    fingerprint.replace(path, text.getvalue())
     return path
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pipeline.report import plot_style
 from pipeline.report.plot_style import COLOURS, FAINT, INK
 from pipeline.report.records import Piece, Records, Served
-from pipeline.report.spread import percentile
+from pipeline.report.statistics import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.report import figures, mlflow_logger, outcome, stage_results, sweep
-from pipeline.report.context import JobContext
+from pipeline.report import figures, mlflow_logger, outcome, sweep
+from pipeline.report.context import JobContext, stage_metrics
 from pipeline.report.job_summary import sheet
 from pipeline.report.mlflow_logger import Logbook
-from pipeline.report.mlflow_store import guarded
+from pipeline.report.mlflow_store import guarded, masked
 from pipeline.report.outcome import Outcome
-from pipeline.report.parameters import masked
 from pipeline.report.records import Records
 from pipeline.report.summary import Summary, summarise
 from pipeline.report.table import plain, show
@@ -93,7 +92,7 @@ def failed(error: BaseException, context: JobContext, file: TextIO | None = None
 
 def _of_stages(context: JobContext) -> dict[str, float]:
     """`stage/NAME/METRIC` of what the job was made from."""
-    return {f"stage/{name}": value for one in context.stages for name, value in stage_results.metrics(one).items()}
+    return {f"stage/{name}": value for one in context.stages for name, value in stage_metrics(one).items()}
 
 
 def _draw(records: Records, folder: Path) -> tuple[Path, ...]:

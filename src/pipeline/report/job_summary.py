@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.report import statistics
 from pipeline.report.context import JobContext
 from pipeline.report.records import Records
-from pipeline.report.spread import Spread
+from pipeline.report.statistics import Spread
 from pipeline.report.summary import Summary
 from pipeline.report.table import Facts, Part, Table, number, percent, size
 

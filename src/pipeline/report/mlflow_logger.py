@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import manifest
-from pipeline.report import stage_results
+from pipeline.report import context
 from pipeline.report.context import JobContext, StageRun
-from pipeline.report.mlflow_store import Tracking
-from pipeline.report.parameters import VALUE_CHARS, flat, masked, masked_override
+from pipeline.report.mlflow_store import VALUE_CHARS, Tracking, flat, masked, masked_override
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -106,8 +105,8 @@ def _log_stage(book: Logbook, stage: StageRun, parent: str) -> None:
     if stage.kind != "serve":  # what was served lies in the job's own run
         book.files(run_id, _small(stage.path) if stage.cached else _own_files(stage.path), "artifact")
     book.end(run_id)
-    book.metrics(parent, stage_results.metrics(stage))
-    book.files(parent, stage_results.figures(stage), stage.name)
+    book.metrics(parent, context.stage_metrics(stage))
+    book.files(parent, context.stage_figures(stage), stage.name)
 
 
 def _lineage(stage: StageRun, found: manifest.Manifest | None) -> dict[str, str | None]:

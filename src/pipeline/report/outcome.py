@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.artifacts import atomic
+from pipeline.artifacts import fingerprint
 from pipeline.report.context import JobContext
-from pipeline.report.parameters import masked_override
+from pipeline.report.mlflow_store import masked_override
 
 NAME = "job.json"
 
@@ -32,7 +32,7 @@ class Outcome:
     error: str | None = None
 
     def write(self, folder: Path) -> None:
-        atomic.replace(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        fingerprint.replace(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def begun(context: JobContext) -> Outcome:

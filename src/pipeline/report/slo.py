@@ -1,10 +1,15 @@
-"""Which requests got what their class promised: a first token in time, and a token speed while writing."""
+"""Which requests got what their class promised: a first token in time, and a token speed while writing.
 
+How long what users wait for takes, by the share of them who wait no longer (HAT, section 4.2).
+"""
+
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
 from pipeline.report.records import Served
+from pipeline.report.statistics import percentile
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +43,33 @@ def by_class(requests: Sequence[Served]) -> dict[str, SloOutcome]:
 
 def _outcome(requests: Sequence[Served]) -> SloOutcome:
     return SloOutcome(len(requests), sum(not met(request) for request in requests) / len(requests))
+
+
+_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_WITHIN_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+
+
+@dataclass(frozen=True)
+class Sla:
+    """How long what a user waits for takes, by length (HAT, section 4.2): a prompt per 128 of its tokens, ten tokens of
+    an answer behind its first. By the share of them that take no longer: `p50`, `p90`; and the share within so many
+    seconds: `within_0.3`.
+    """
+
+    prefill_128_s: dict[str, float]
+    decode_10_s: dict[str, float]
+
+
+def compliance(requests: Sequence[Served]) -> Sla:
+    """Of what the users of these requests saw; empty where nobody saw a first token, or ten behind it."""
+    prefills_s = [128 * r.ttft_s / r.prompt_tokens for r in requests if r.ttft_s is not None and r.prompt_tokens]
+    decodes_s = [b - a for r in requests for a, b in zip(r.seen_s[0::10], r.seen_s[10::10], strict=False)]
+    return Sla(_by_share(prefills_s), _by_share(decodes_s))
+
+
+def _by_share(times_s: Sequence[float]) -> dict[str, float]:
+    if not times_s:
+        return {}
+    ranked = sorted(times_s)
+    within = {f"within_{limit_s:g}": bisect_right(ranked, limit_s) / len(ranked) for limit_s in _WITHIN_S}
+    return {f"p{100 * share:g}": percentile(ranked, share) for share in _SHARES} | within

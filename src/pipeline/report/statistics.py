@@ -1,8 +1,11 @@
-"""How sure a mean is: percentile bootstrap intervals of a mean and of a paired difference."""
+"""How sure a mean is: percentile bootstrap intervals of a mean and of a paired difference.
+
+How values spread: mean, median, p90, p99.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,3 +69,29 @@ def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator, resa
         for done in range(0, resamples, rows)
     ]
     return np.concatenate(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Percentiles interpolate linearly between the two nearest values."""
+
+    mean: float
+    median: float
+    p90: float
+    p99: float
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of the values that are there; None if there are none."""
+        ranked = sorted(value for value in values if value is not None)
+        if not ranked:
+            return None
+        return cls(sum(ranked) / len(ranked), *(percentile(ranked, share) for share in (0.5, 0.9, 0.99)))
+
+
+def percentile(ranked: list[float], share: float) -> float:
+    """The value below which a `share` of the ascending `ranked` lies."""
+    place = share * (len(ranked) - 1)
+    low = int(place)
+    high = min(low + 1, len(ranked) - 1)
+    return ranked[low] + (ranked[high] - ranked[low]) * (place - low)

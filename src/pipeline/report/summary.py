@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pipeline.report import division, sla, slo
-from pipeline.report.cost import CLOUD_WROTE, Cost, estimate
-from pipeline.report.division import Division
+from pipeline.report import cost, slo
+from pipeline.report.cost import CLOUD_WROTE, Cost, Division, estimate
 from pipeline.report.records import ORIGINS, Records, Served
-from pipeline.report.sla import Sla
-from pipeline.report.slo import SloOutcome
-from pipeline.report.spread import Spread
+from pipeline.report.slo import Sla, SloOutcome
+from pipeline.report.statistics import Spread
 
 
 @dataclass(frozen=True)
@@ -197,9 +195,9 @@ def summarise(records: Records) -> Summary:
         exits=_exits(requests),
         ahead=_ahead(requests),
         stalls=_stalls(requests),
-        sla=sla.compliance(requests),
+        sla=slo.compliance(requests),
         offloading=_offloading(requests, origins),
-        division=division.divided(requests),
+        division=cost.divided(requests),
         resources=_resources(requests),
         cost=estimate(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
         quality=_quality(requests),

@@ -3,29 +3,33 @@
     hydra.callbacks.sweep: {_target_: pipeline.report.sweep.SweepCallback, tracking: ${tracking}}
 
 The jobs may run in other processes and on other hosts (joblib, submitit): sweep.json and their job.json connect them.
+
+What a search found, for the report of its sweep: search.json as a table, and for MLflow.
+
+search.json: {metrics, directions, best: [number], trials: [{number, label, state, values, chosen}]}
 """
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hydra.experimental.callback import Callback
 
-from pipeline.artifacts import atomic
+from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
 from pipeline.report.context import JobContext
-from pipeline.report.mlflow_store import Tracking, guarded
-from pipeline.report.parameters import masked_override
-from pipeline.report.table import plain, show
+from pipeline.report.mlflow_store import Tracking, flat, guarded, masked_override
+from pipeline.report.table import Facts, Part, number, plain, show
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from pipeline.report.comparison import Row
-    from pipeline.report.exhibit.show import Made
+    from pipeline.report.exhibit.render import Made
     from pipeline.report.exhibit.sweep import Prepared
-    from pipeline.report.searched import Searched
 
 NAME = "sweep.json"
 FAILED = 1
@@ -114,7 +118,7 @@ def begin(folder: Path, overrides: list[str], tracking: Tracking, file: TextIO) 
             book = Logbook.open(tracking)
             run_id = book.begin(f"sweep {' '.join(overrides)}"[:250], tags={"tandem.kind": "sweep"})
             book.text(run_id, "overrides.txt", "".join(f"{one}\n" for one in overrides))
-    atomic.replace(folder / NAME, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n")
+    fingerprint.replace(folder / NAME, json.dumps({"run_id": run_id, "overrides": overrides}, indent=1) + "\n")
     return run_id
 
 
@@ -122,7 +126,7 @@ def end(folder: Path, tracking: Tracking, file: TextIO, exhibit: "Prepared | Non
     """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, the exhibit, MLflow, and the line that
     opens it.
     """
-    from pipeline.report import comparison, searched, tradeoff
+    from pipeline.report import comparison, tradeoff
 
     rows = comparison.print_table(folder, file)
     made = [comparison.write(rows, folder / "comparison.csv")]
@@ -130,10 +134,10 @@ def end(folder: Path, tracking: Tracking, file: TextIO, exhibit: "Prepared | Non
     if len(points) > 1:
         metric = next(row.outcome.quality_metric for row in rows if row.quality)
         made.append(tradeoff.draw(points, folder / "tradeoff.png", metric))
-    search = searched.read(folder)
+    search = read(folder)
     if search:
         show(search.parts(), file)
-        made.append(folder / searched.NAME)
+        made.append(folder / SEARCH_REPORT)
     shown = exhibit.show(rows, folder) if exhibit else None
     if shown:
         show(shown.parts, file)
@@ -165,3 +169,49 @@ def _log(
     book.end(run_id, failed=complete < len(rows))
     runs = [row.outcome.run_id for row in rows if row.outcome.run_id]
     print(tracking.link(book.experiment_id, runs or [run_id]), file=file, flush=True)
+
+
+SEARCH_REPORT = "search.json"
+
+
+@dataclass(frozen=True)
+class Searched:
+    """The trials of a search, earlier commands' too."""
+
+    metrics: Sequence[str]
+    directions: Sequence[str]
+    best: Sequence[int]
+    trials: Sequence[Mapping[str, Any]]
+
+    @property
+    def found(self) -> Mapping[str, Any] | None:
+        """The best trial; with several metrics there is no such thing."""
+        return next((one for one in self.trials if [one["number"]] == list(self.best)), None)
+
+    def parts(self) -> list[Part]:
+        """What is printed."""
+        complete = sum(one["state"] == "complete" for one in self.trials)
+        facts = [("searched", f"{', '.join(self.metrics)}; {complete} of {len(self.trials)} trials complete")]
+        for one in (trial for trial in self.trials if trial["number"] in self.best):
+            chosen = ", ".join(f"{key.lstrip('+')}={value}" for key, value in one["chosen"].items())
+            facts.append(("best", f"{', '.join(map(number, one['values']))} (trial {one['label']}): {chosen}"))
+        return [Facts(tuple(facts))]
+
+    def numbers(self) -> dict[str, float]:
+        """`search/METRIC` of the best trial, and how many there were."""
+        own = dict(zip(self.metrics, self.found["values"], strict=True)) if self.found else {}
+        return {"search/trials": float(len(self.trials)), **{f"search/{name}": value for name, value in own.items()}}
+
+    def parameters(self) -> dict[str, str]:
+        """`search.KEY` of the best trial."""
+        chosen = self.found["chosen"] if self.found else {}
+        return flat({f"search.{key.lstrip('+')}": value for key, value in chosen.items()})
+
+
+def read(folder: Path) -> Searched | None:
+    """What was searched in a sweep's folder; None where nothing was."""
+    try:
+        found = json.loads((folder / SEARCH_REPORT).read_text(encoding="utf-8"))
+        return Searched(**found)
+    except (OSError, ValueError, TypeError):
+        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.report import plot_style
 from pipeline.report.records import Records, Served
-from pipeline.report.spread import Spread
+from pipeline.report.statistics import Spread
 from pipeline.report.summary import summarise
 from pipeline.report.table import Facts, Part, Table, number, percent, plain
 

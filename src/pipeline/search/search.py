@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import atomic
+from pipeline.artifacts import fingerprint
 from pipeline.errors import ConfigError
 from pipeline.report import outcome
-from pipeline.report.searched import NAME as SUMMARY
+from pipeline.report.sweep import SEARCH_REPORT as SUMMARY
 from pipeline.search.objective import JobError
 from pipeline.search.study import Point, Study
 
@@ -84,7 +84,7 @@ class Search:
             "best": [point.number for point in self.study.best()],
             "trials": [self._trial(trial) for trial in self.study.trials("COMPLETE", "FAIL")],
         }
-        atomic.replace(self.folder / SUMMARY, json.dumps(node, indent=1) + "\n")
+        fingerprint.replace(self.folder / SUMMARY, json.dumps(node, indent=1) + "\n")
 
     def _trial(self, trial: Any) -> dict[str, Any]:
         point = self.study.point(trial)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from serving.engines.onnx.engine import OnnxEngine
     from serving.engines.remote.engine import RemoteEngine
     from serving.engines.tokenizer import Tokenizer
+    from serving.engines.torch.draft_heads import Proposer
     from serving.engines.torch.engine import Engine
-    from serving.engines.torch.heads import Proposer
     from serving.engines.torch.model import Model as TorchModel
     from serving.engines.torch.tensor_store import Blobs
 
@@ -155,7 +155,7 @@ class _Bench:
 
     def heads(self, target: "TorchModel") -> "Proposer | None":
         """What proposes drafts beside the target's own head, on whatever end has that."""
-        from serving.engines.torch.heads import open_heads
+        from serving.engines.torch.draft_heads import open_heads
         from serving.engines.torch.model import Absent
 
         medusa = self.provision.medusa
@@ -181,7 +181,7 @@ class _Bench:
 
     def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
         """Raises ValueError for a graph of other weights, or of a model of another shape."""
-        from serving.engines.onnx import weights
+        from serving.engines.onnx import header
         from serving.engines.onnx.engine import OnnxEngine
 
         _one_thread()
@@ -192,7 +192,7 @@ class _Bench:
                 f"the graph at {folder} was exported from {engine.header.made_from} (layers, vocabulary {found}), and "
                 f"the device's model is {device.named} ({_shape(device)}); export again with force=[device_graph]"
             )
-        if engine.header.weights != weights.digest(device):
+        if engine.header.weights != header.weights_digest(device):
             raise ValueError(
                 f"the graph at {folder} was exported from {engine.header.made_from}, whose weights are others than "
                 f"those of the device's model {device.named}; export again with force=[device_graph], or name the "
@@ -210,7 +210,7 @@ class _Bench:
     ) -> tuple[list["Engine"], Callable[[], object]]:
         """So many engines over one model that several processes share, and what ends these processes."""
         from serving.engines.tensor_parallel.engine import Leader
-        from serving.engines.tensor_parallel.opening import open_shared
+        from serving.engines.tensor_parallel.worker_group import open_shared
 
         model, team = open_shared(cloud.where, cloud.ways, dtype=cloud.dtype, accelerator=accelerator, span=span)
         try:

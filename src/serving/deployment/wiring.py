@@ -9,9 +9,8 @@ from serving.hardware.executor import Executor
 from serving.hardware.latency import Latency
 from serving.hardware.timed_executor import Halves, Timed
 from serving.messages import Event, Node
-from serving.network.link import Channel, Link
+from serving.network.link import Channel, Link, Relay
 from serving.network.rate import Direction
-from serving.network.relay import Relay
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Models, Query

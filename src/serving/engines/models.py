@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from serving.engines.remote.server import Server
-from serving.engines.tensor_parallel.ways import check_heads
-from serving.engines.torch.architectures import ARCHITECTURES
+from serving.engines.tensor_parallel.commands import check_heads
+from serving.engines.torch.model import ARCHITECTURES
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -209,10 +209,10 @@ def _check_library(quantization: str) -> None:
 
 def _check_graph(model: Model) -> None:
     """Refuses what has no graph, without loading anything."""
-    from serving.engines.onnx import refusals, requirements
+    from serving.engines.onnx import requirements
 
-    requirements.check()
-    refusals.check(model)
+    requirements.check_libraries()
+    requirements.check(model)
     if model.graph is None:
         raise ValueError(
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from serving.deployment.topology import Cast
 from serving.drivers.real_time import Pace
-from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.ui.options import Page
 from serving.transport.limits import Limits
 from serving.transport.security import Security

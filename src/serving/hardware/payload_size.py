@@ -1,4 +1,7 @@
-"""Hidden states as they cross a link: in which numbers, and how many bytes."""
+"""Hidden states as they cross a link: in which numbers, and how many bytes.
+
+How many bytes a drafter's distribution weighs on a link.
+"""
 
 from typing import Literal, TypeAlias
 
@@ -13,3 +16,18 @@ SCALE_NBYTES = 4
 def hidden_nbytes(rows: int, width: int, number: Number) -> int:
     """Of `rows` tokens' hidden states, `width` numbers each: A of HAT, Eq. 3, times the rows."""
     return rows * (width * _NBYTES[number] + (SCALE_NBYTES if number == "int8" else 0))
+
+
+PROBABILITY_NBYTES = 2
+"""fp16"""
+
+
+def entry_nbytes(vocabulary: int) -> int:
+    """Of one token that is named with its probability."""
+    return PROBABILITY_NBYTES + (2 if vocabulary <= 1 << 16 else 4)
+
+
+def odds_nbytes(kept: int, vocabulary: int) -> int:
+    """Of a distribution that names `kept` tokens, or all (0) where naming them would cost more than it saves."""
+    whole = PROBABILITY_NBYTES * vocabulary
+    return min(whole, kept * entry_nbytes(vocabulary)) if kept else whole

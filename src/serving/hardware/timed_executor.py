@@ -8,8 +8,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.executor import Executor
 from serving.hardware.latency import Latency, Load
 from serving.hardware.layer_scaling import Scale
-from serving.hardware.odds import odds_nbytes
-from serving.hardware.payload_size import Number, hidden_nbytes
+from serving.hardware.payload_size import Number, hidden_nbytes, odds_nbytes
 from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Outcome, Result, Work
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from serving.log.entries import Born, Entry, Handled, Ran, Sent
-from serving.log.trace_file import TraceFile
-from serving.log.tracks import Queues, Sessions, Verdicts
+from serving.log.tracks import Queues, Sessions, TraceFile, Verdicts
 from serving.messages import (
     INF,
     Backlog,

@@ -1,16 +1,18 @@
-"""A link between two places, and the channel of one direction of it."""
+"""A link between two places, and the channel of one direction of it.
 
-from collections.abc import Iterator
+A way over several links, as between nodes of distant tiers.
+"""
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, Protocol
 
 from serving.core.keyed_random import course, key, luck, luck_at
 from serving.core.provenance import check_sources
-from serving.network.downtime import Downtime, is_break
-from serving.network.outages import Outages, Window
+from serving.network.outages import Downtime, Outages, Window, is_break
 from serving.network.rate import Capacity, Constant, Delay, Direction, Rate
 
 _HALF_NORMAL = NormalDist()
@@ -207,3 +209,26 @@ class Channel:
         if self._uniform:
             return chance * self._jitter_ms / 1e3
         return _HALF_NORMAL.inv_cdf(0.5 + chance / 2) * self._jitter_ms / 1e3
+
+
+class _Wire(Protocol):
+    def arrive(self, nbytes: float, now: float) -> float: ...
+
+
+class Relay:
+    """A message queues for the sender's `own` wire; each of the `further` links, nobody's own, takes the time that a
+    lone message takes at its mean rate. Messages keep their order.
+    """
+
+    def __init__(self, own: _Wire, further: Sequence[tuple["Link", Direction]]) -> None:
+        self._own = own
+        self._delay_s = sum(link.seconds(0, direction) for link, direction in further)
+        self._nbyte_s = sum(link.seconds(1, direction) - link.seconds(0, direction) for link, direction in further)
+        self._arrived_s = 0.0
+
+    def arrive(self, nbytes: float, now: float) -> float:
+        """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
+        at_s = self._own.arrive(nbytes, now) + self._delay_s + nbytes * self._nbyte_s
+        if at_s < float("inf"):
+            self._arrived_s = at_s = max(at_s, self._arrived_s)
+        return at_s

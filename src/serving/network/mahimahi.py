@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.network.loop import Loop
-from serving.network.trace import Trace
+from serving.network.trace import Loop, Trace
 from serving.workload.files import read_text
 from serving.workload.row import BrokenRowError
 

@@ -1,11 +1,142 @@
-"""A link's capacity as somebody recorded it in a file."""
+"""A link's capacity as somebody recorded it in a file.
 
+A recorded capacity that begins again when it ends, and its replay from some moment on.
+
+What somebody recorded of a link in a file, entered somewhere and repeated.
+"""
+
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, Generic, Literal, TypeVar
 
-from serving.network.loop import Loop, Replay
+from serving.core.keyed_random import luck
 from serving.network.rate import Direction
-from serving.network.recording import Recording
+
+# A message that just fills what is left must not wait for more because its start was rounded: at a clock of 10^5 s
+# and 400 Mbit/s a float is wrong by a thousandth of a byte.
+_SLACK_NBYTES = 0.01
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How many bytes could have left by each moment of a recording: straight lines between (`times_s`, `nbytes`).
+
+    Both begin with 0, end with the recording's length and total, and are shared by all who replay it.
+    """
+
+    times_s: "array[float]"
+    nbytes: "array[float]"
+
+    @classmethod
+    def of_steps(cls, steps: Iterable[tuple[float, float]], source: str) -> "Loop":
+        """From a rate that changes in steps: (until second, Mbit/s) in order of time, from second 0 on.
+
+        Raises ValueError that names the `source` when nothing could have left.
+        """
+        times_s, nbytes = array("d", [0.0]), array("d", [0.0])
+        for until_s, mbps in steps:
+            nbytes.append(nbytes[-1] + (until_s - times_s[-1]) * mbps * 125_000)
+            times_s.append(until_s)
+        if not nbytes[-1] > 0:
+            raise ValueError(f"{source}: every rate is 0, no message would ever leave; a trace must carry something")
+        return cls(times_s, nbytes)
+
+    @property
+    def period_s(self) -> float:
+        return self.times_s[-1]
+
+    @property
+    def mean_mbps(self) -> float:
+        return self.nbytes[-1] / self.period_s / 125_000
+
+    def by(self, at_s: float) -> float:
+        """Bytes that could have left from second 0 of the first lap until `at_s`."""
+        times_s, nbytes = self.times_s, self.nbytes
+        lap, phase_s = divmod(at_s, times_s[-1])
+        i = min(bisect_right(times_s, phase_s), len(times_s) - 1)
+        share = (phase_s - times_s[i - 1]) / (times_s[i] - times_s[i - 1])
+        return lap * nbytes[-1] + nbytes[i - 1] + share * (nbytes[i] - nbytes[i - 1])
+
+    def when(self, amount: float) -> float:
+        """The first moment by which `amount` bytes could have left."""
+        times_s, nbytes = self.times_s, self.nbytes
+        lap, rest = divmod(max(0.0, amount - _SLACK_NBYTES), nbytes[-1])
+        i = min(bisect_right(nbytes, rest), len(nbytes) - 1)
+        share = min(1.0, (rest + _SLACK_NBYTES - nbytes[i - 1]) / (nbytes[i] - nbytes[i - 1]))
+        return lap * times_s[-1] + times_s[i - 1] + share * (times_s[i] - times_s[i - 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The loop as a `serving.network.link.Rate` for one device, `offset_s` into the recording when its clock says 0."""
+
+    loop: Loop
+    offset_s: float = 0.0
+
+    def sent(self, nbytes: float, start: float) -> float:
+        if not nbytes > 0:
+            return start
+        at_s = start + self.offset_s
+        return max(start, self.loop.when(self.loop.by(at_s) + nbytes) - self.offset_s)
+
+    def carried(self, start: float, end: float) -> float:
+        return self.loop.by(end + self.offset_s) - self.loop.by(start + self.offset_s)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording(ABC, Generic[T]):
+    """A file of one format; it is read once, when the object is made, and all devices share what it says.
+
+    Raises ValueError that names file and line when the file is not what its format promises; a path that an artifact
+    will have is not read.
+    """
+
+    path: Path | None = None
+    start: Literal["random", "begin"] = "random"
+    """Where each device enters the recording: somewhere, by its luck, or where the recording begins. All recordings of
+    one device are entered at the same share of their lengths."""
+
+    def __post_init__(self) -> None:
+        if self.start not in ("random", "begin"):
+            raise ValueError(f"network: a recording's start={self.start!r} must be random or begin.")
+        if self.path is None:
+            raise ValueError(
+                f"network: {type(self).__name__} is read from a file; set network.uplink.path=FILE, "
+                "network.downlink.path=FILE or network.delay.path=FILE, wherever path is null."
+            )
+        if isinstance(self.path, Path):
+            _ = self.content
+
+    @abstractmethod
+    def read(self, path: Path) -> T:
+        """What the file says; raises ValueError that names file and line."""
+
+    @cached_property
+    def content(self) -> T:
+        path = Path(str(self.path))
+        if not path.is_file():
+            problem = "is a folder; a recording is one file" if path.is_dir() else "does not exist"
+            raise ValueError(f"network: {path} {problem}.")
+        return self.read(path)
+
+    @property
+    def file(self) -> str:
+        """The file's name, without its folder."""
+        return Path(str(self.path)).name
+
+    def share(self, stream: int) -> float:
+        """Where the device with this `stream` (from `serving.core.keyed_random.key`) enters: a share of the length,
+        below 1.
+        """
+        return luck(stream, 0, "start of a recording") if self.start == "random" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

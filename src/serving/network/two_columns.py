@@ -6,8 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from serving.network.loop import Loop
-from serving.network.trace import Trace
+from serving.network.trace import Loop, Trace
 from serving.workload.files import read_text
 from serving.workload.row import BrokenRowError
 

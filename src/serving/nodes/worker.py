@@ -13,10 +13,9 @@ from operator import attrgetter
 from typing import Any
 
 from serving.core.ids import Numbers
-from serving.core.kv_accounting import Ledger
+from serving.core.kv_accounting import Ledger, Room
 from serving.core.link_monitor import Workload
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import UNKNOWN, Estimator
 from serving.messages import (
     HEADER_NBYTES,

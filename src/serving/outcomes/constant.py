@@ -9,11 +9,9 @@ from serving.core.keyed_random import luck
 from serving.core.scores import ACCEPT
 from serving.deployment.queries import Query
 from serving.messages import INF, Call, Exit
-from serving.outcomes.exits import check_exit
-from serving.outcomes.outcomes import Opened
+from serving.outcomes.outcomes import Opened, check_exit
 from serving.outcomes.replayed import check_tree
-from serving.outcomes.rights import Chances, Rights
-from serving.outcomes.sampled_engine import PER_POSITION, Drawn, Scored
+from serving.outcomes.sampled_engine import PER_POSITION, Chances, Drawn, Rights, Scored
 from serving.outcomes.stated_predictor import Stated
 from serving.policy.policy import Policy
 from serving.workload.workload import Asked

@@ -11,8 +11,8 @@ from serving.learned.medusa import Medusa
 from serving.messages import Exit
 from serving.metrics.recorder import Record
 from serving.outcomes import offline, store
-from serving.outcomes.asides import Overheard, asides
 from serving.outcomes.lookup import Lookup
+from serving.outcomes.teacher_forcing import Overheard, asides
 from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import RoundRobin
@@ -110,7 +110,7 @@ class TraceRecording:
         """Per position; behind asides nobody is asked."""
         if self.medusa is None:
             return []
-        from serving.engines.torch.heads import open_heads
+        from serving.engines.torch.draft_heads import open_heads
 
         model: Any = self.models.cloud
         heads = open_heads(model.model, self.medusa, len(self.models.tokenizer))

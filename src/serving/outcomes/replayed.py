@@ -10,8 +10,7 @@ from serving.core.scores import ROUTE
 from serving.deployment.queries import Query
 from serving.learned.medusa import Medusa, Ranks
 from serving.messages import INF, Call
-from serving.outcomes.exits import check_exit
-from serving.outcomes.outcomes import Opened
+from serving.outcomes.outcomes import Opened, check_exit
 from serving.outcomes.trace import Trace
 from serving.outcomes.trace_engine import Reader, Unknown
 from serving.policy.policy import Policy

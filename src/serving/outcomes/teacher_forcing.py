@@ -1,5 +1,9 @@
-"""What models would write at each position of a text that is given: teacher forcing."""
+"""What models would write at each position of a text that is given: teacher forcing.
 
+Wrong guesses on which a policy drafted ahead, so that a trace of it can say what the drafter wrote there.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,12 +11,16 @@ import torch
 
 from serving.core.scores import SCORES, UNTRAINED, Scorers
 from serving.engines.torch.draft import Chunk, Reading, write_on
-from serving.engines.torch.heads import Proposer
+from serving.engines.torch.draft_heads import Proposer
 from serving.engines.torch.model import Model
 from serving.engines.torch.model_runner import Lot, Stack
 from serving.engines.torch.sequence_cache import Slot
 from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Drafted, Exit, Generate, Stop
+from serving.hardware.latency import Load
+from serving.hardware.timed_executor import Engine
+from serving.messages import Drafted, Exit, Forward, Generate, Outcome, Stop
+from serving.outcomes.lookup import Lookup
+from serving.outcomes.trace import Recorded
 
 
 class Continuation(NamedTuple):
@@ -90,4 +98,39 @@ def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
     for i, seen in enumerate(passes[1:]):
         own: list[float] = seen[-1, -(i + 1) :].tolist()
         found += [0.0] * (i + 1 - len(own)) + own  # a sliding window shows fewer columns
+    return found
+
+
+Aside = tuple[int, int, int]
+"""(base, length, token), see `Recorded.asides`."""
+
+
+class Overheard:
+    """A drafter's engine, and by session the texts behind which it drafted ahead."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._cached: dict[str, list[int]] = defaultdict(list)
+        self.texts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+
+    def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
+        outcome, loads = self._engine.execute(work)
+        if isinstance(work, Generate) and isinstance(outcome, Drafted):
+            cached = self._cached[work.session]
+            del cached[work.start :]
+            self.texts[work.session] += [(*cached, *branch) for branch in work.branches]
+            cached += () if work.branches else (*work.feed, *outcome.tokens)
+        return outcome, loads
+
+    def drop(self, session: str, first: int | None) -> None:
+        self._engine.drop(session, first)
+
+
+def asides(lookup: Lookup, session: Recorded, texts: Sequence[tuple[int, ...]]) -> dict[Aside, tuple[int, ...]]:
+    """Where these texts leave what was recorded of their session, and each text up to and with the token that does."""
+    found: dict[Aside, tuple[int, ...]] = {}
+    for text in texts:
+        place, off = lookup.left(session, (0, 0), text)
+        if off is not None:
+            found.setdefault((*place, text[off]), text[: off + 1])
     return found

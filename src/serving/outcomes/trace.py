@@ -9,7 +9,7 @@ from serving.core.keyed_random import key, luck
 from serving.core.scores import SCORES, Scorer
 from serving.learned.medusa import Ranks
 from serving.messages import Call, Exit
-from serving.outcomes.exits import described
+from serving.outcomes.outcomes import described
 from serving.workload.prompt import Prompt
 
 TOPS = 3

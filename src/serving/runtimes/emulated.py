@@ -13,9 +13,8 @@ from serving.drivers.observer import Observer, Registrar
 from serving.drivers.simulator import Simulator
 from serving.metrics.recorder import Record, Recorder
 from serving.progress import Progress, silent
-from serving.runtimes.breaks import Breaks
 from serving.runtimes.clients import Users
-from serving.runtimes.failures import Failures
+from serving.runtimes.failures import Breaks, Failures
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Models, Query

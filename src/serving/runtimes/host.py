@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from serving.deployment.topology import Cast
 from serving.drivers.real_time import Live
 from serving.messages import Joined, Lost, Message, Miss, Request
-from serving.transport.known import Known
 from serving.transport.limits import Limits
 from serving.transport.security import Security
+from serving.transport.session_ownership import Known
 
 if TYPE_CHECKING:
     from serving.engines.torch.tensor_store import Blobs
@@ -136,7 +136,7 @@ class Host:
     async def close(self, grace_s: float = 1.0) -> None:
         await asyncio.gather(*(transport.stop(grace_s) for transport in self._transports))
 
-    # What transports say: `serving.transport.ears.Ears`.
+    # What transports say: `serving.transport.stream.Ears`.
 
     async def heard(self, sender: str, to: str, message: Message) -> None:
         """What comes before `play` waits for it, and holds up its stream; strangers are not heard."""

@@ -16,8 +16,8 @@ from serving.drivers.real_time import Live, Pace, Pacing
 from serving.metrics.overhead import Overhead
 from serving.metrics.recorder import Record, Recorder
 from serving.progress import Progress, silent
-from serving.runtimes.breaks import Breaks
 from serving.runtimes.clients import Users
+from serving.runtimes.failures import Breaks
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Models, Query

@@ -15,8 +15,8 @@ from serving.deployment.topology import Cast
 from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.clock import Wall
 from serving.drivers.real_time import Live, Pace
-from serving.runtimes.breaks import Breaks
 from serving.runtimes.clients import Users
+from serving.runtimes.failures import Breaks
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 

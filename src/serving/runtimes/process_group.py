@@ -16,7 +16,7 @@ from serving.messages import INF
 from serving.metrics.recorder import Record, Recorder
 from serving.progress import Progress
 from serving.runtimes.clients import Users
-from serving.runtimes.fate import Fate
+from serving.runtimes.failures import Fate
 from serving.runtimes.node_process import Part, play
 from serving.transport.shaping.tc import Shape
 
@@ -70,7 +70,7 @@ class Crew:
     def records(self, observers: Sequence[Observer]) -> dict[str, Record]:
         """What all journals together say, as if one driver had been watched."""
         from serving.log.entries import feed
-        from serving.log.merge import merge
+        from serving.log.reader import merge
 
         recorder = Recorder(self.cast.devices)
         for observer in (recorder, *observers):

@@ -19,8 +19,7 @@ from serving.messages import INF, Chunk
 from serving.metrics import batch_timing
 from serving.metrics.batch_timing import Batch
 from serving.metrics.recorder import Record
-from serving.metrics.stalls import stalls
-from serving.metrics.utilisation import Occupancy
+from serving.metrics.utilisation import Occupancy, stalls
 from serving.runtimes.runtime import Runtime, Served
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1

@@ -1,4 +1,7 @@
-"""The side that dials: a device."""
+"""The side that dials: a device.
+
+How long to wait before connecting again.
+"""
 
 import asyncio
 import logging
@@ -8,22 +11,40 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from serving.core.keyed_random import key
+from serving.core.keyed_random import key, luck
 from serving.messages import Message
-from serving.transport.backoff import Backoff
+from serving.transport.connection import Luggage, Reception
 from serving.transport.decode import Decoder
-from serving.transport.ears import Blobs, Ears
 from serving.transport.errors import RefusedError
 from serving.transport.handshake import Hello
-from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.luggage import Luggage
-from serving.transport.reception import Reception
 from serving.transport.security import Security
-from serving.transport.sender import Sender
-from serving.transport.session_ownership import Owners
-from serving.transport.stream import Outbox
-from serving.transport.stream_transport import ADMITTED, METHOD, converse, goodbye
+from serving.transport.session_ownership import Known, Owners
+from serving.transport.stream import ADMITTED, METHOD, Blobs, Ears, Outbox, Sender, converse, goodbye
+
+
+class Backoff:
+    """Exponential, with jitter from a seed, so that a fleet whose cloud restarts does not come back in one instant.
+
+    Args:
+        first_s, longest_s: the waits before jitter, which takes up to half away.
+        stream: from `serving.core.keyed_random.key`.
+    """
+
+    def __init__(self, first_s: float, longest_s: float, stream: int) -> None:
+        self._first_s, self._longest_s, self._stream = first_s, longest_s, stream
+        self._failures = self._attempts = 0
+
+    def next_s(self) -> float:
+        wait_s = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, 64))
+        self._failures += 1
+        self._attempts += 1
+        return wait_s * (0.5 + 0.5 * luck(self._stream, self._attempts, "reconnect"))
+
+    def reset(self) -> None:
+        """It worked: the next failure is a first one."""
+        self._failures = 0
+
 
 log = logging.getLogger(__name__)
 

@@ -1,13 +1,64 @@
-"""The connected hosts of a listener: who is there, who replaces whom, and whose message goes where."""
+"""The connected hosts of a listener: who is there, who replaces whom, and whose message goes where.
+
+What one remote host says, from bytes to the ears: parsed, checked, its tensors stored, then heard.
+
+The tensors that one remote host has in this host's store.
+"""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from serving.transport.errors import RefusedError
+from serving.messages import Blob
+from serving.transport import errors, tensors
+from serving.transport import tandem_pb2 as pb
+from serving.transport.decode import Decoder
+from serving.transport.errors import RefusedError, invalid
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
-from serving.transport.luggage import Luggage
 from serving.transport.session_ownership import Owners
-from serving.transport.stream import Outbox
+from serving.transport.stream import Blobs, Ears, Outbox
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Luggage:
+    """Bounded: beyond its share, a host's own oldest tensors go, so that one host cannot push out another's."""
+
+    def __init__(self, blobs: Blobs | None, capacity_nbytes: int) -> None:
+        self._blobs, self._capacity_nbytes = blobs, capacity_nbytes
+        self._held: dict[str, tuple[Blob, int]] = {}
+        self._nbytes = 0
+
+    def add(self, carried: list[tuple[Blob, pb.Tensor]]) -> None:
+        """Raises RefusedError for a tensor that cannot be; then none of them is kept."""
+        if self._blobs is None:
+            return
+        for blob, tensor in [(blob, _open(blob, wire)) for blob, wire in carried]:
+            _, old = self._held.pop(blob.id, (blob, 0))
+            self._held[blob.id] = blob, tensor.nbytes
+            self._nbytes += tensor.nbytes - old
+            self._blobs.add(blob, tensor)
+        while self._nbytes > self._capacity_nbytes:
+            self._forget(next(iter(self._held)))
+
+    def discard(self) -> None:
+        """The host is gone for good."""
+        for name in list(self._held):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        blob, nbytes = self._held.pop(name)
+        self._nbytes -= nbytes
+        if self._blobs is not None:
+            self._blobs.discard((blob,))
+
+
+def _open(blob: Blob, wire: pb.Tensor) -> "torch.Tensor":
+    tensor = tensors.unpack(blob.id, wire)
+    if tensor.dim() == 1 and not (bool((tensor >= 0).all()) and float(tensor.double().sum()) > 0):
+        raise invalid(f"{blob.id}: a distribution must be of shares from 0, one of them above it.")
+    return tensor
 
 
 @dataclass(eq=False)
@@ -80,3 +131,54 @@ class Desk:
 
     def find(self, node: str) -> Guest | None:
         return self._by_node.get(node)
+
+
+class Reception:
+    """
+    Args:
+        here, there: the nodes on either side.
+        owners: whose session is whose; None: nobody here asks.
+        trusted: may the other side speak of every session?
+    """
+
+    def __init__(
+        self,
+        ears: Ears,
+        decoder: Decoder,
+        luggage: Luggage,
+        here: tuple[str, ...],
+        there: tuple[str, ...],
+        owners: Owners | None,
+        trusted: bool,
+    ) -> None:
+        self._ears, self._decoder, self._luggage = ears, decoder, luggage
+        self._owners, self._trusted = owners, trusted
+        self._here, self._there = frozenset(here), frozenset(there)
+
+    async def hear(self, data: bytes) -> None:
+        """Returns when the driver has taken it. Raises RefusedError for anything out of bounds."""
+        frame = errors.parsed(data)
+        match frame.WhichOneof("kind"):
+            case "envelope":
+                await self._open(frame.envelope)
+            case "goodbye":
+                return  # the stream ends by itself
+            case _:
+                raise invalid("frame: after the Hello come Envelopes and a Goodbye.")
+
+    async def _open(self, wire: pb.Envelope) -> None:
+        if wire.sender not in self._there:
+            raise invalid("envelope.sender: it is not one of the nodes of your Hello.")
+        if wire.to not in self._here:
+            raise invalid("envelope.to: that node does not live here.")
+        message, carried = self._decoder.message(wire)
+        if self._owners is not None and self._trusted:
+            self._owners.vouched(wire.to, message)
+        elif self._owners is not None:
+            wanted, before = self._owners.admit(self._there, wire.to, message)
+            for node, release in before:
+                await self._ears.heard(wire.sender, node, release)
+            if not wanted:
+                return
+        self._luggage.add(carried)
+        await self._ears.heard(wire.sender, wire.to, message)

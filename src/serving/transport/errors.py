@@ -1,4 +1,15 @@
-"""Why a stream ended: what the other side is told, in words for people."""
+"""Why a stream ended: what the other side is told, in words for people.
+
+Bounds on what another host says. Every violation names its field, what was got and what is allowed.
+"""
+
+import re
+from collections.abc import Iterable, Sized
+from math import isfinite
+
+from google.protobuf.message import DecodeError
+
+from serving.transport.tandem_pb2 import Frame
 
 
 class RefusedError(Exception):
@@ -16,3 +27,74 @@ class RefusedError(Exception):
 
 def invalid(text: str) -> RefusedError:
     return RefusedError("INVALID_ARGUMENT", text)
+
+
+MAX_TOKEN = 2**31 - 1
+MAX_HOPS = 16
+MAX_ENDS = 256
+MAX_PROBES = 16
+MAX_LAYERS = 10_000
+
+_NAME = re.compile(r"[A-Za-z0-9._:/-]+")
+_BLOB = re.compile(r"[A-Za-z0-9._:/@-]{1,512}")
+_VERSION = re.compile(r"[A-Za-z0-9._+-]{1,64}")
+
+
+def parsed(data: bytes) -> Frame:
+    try:
+        frame: Frame = Frame.FromString(data)
+    except DecodeError:
+        raise invalid(f"frame: {len(data)} bytes are no Frame of tandem.v1.") from None
+    return frame
+
+
+def name(field: str, value: str, longest: int = 64) -> str:
+    if len(value) > longest or not _NAME.fullmatch(value):
+        raise invalid(f"{field}: {_shown(value)} must be 1 to {longest} characters of A-Z a-z 0-9 . _ : / -")
+    return value
+
+
+def blob_id(field: str, value: str) -> str:
+    if not _BLOB.fullmatch(value):
+        raise invalid(f"{field}: {_shown(value)} must be 1 to 512 characters of A-Z a-z 0-9 . _ : / @ -")
+    return value
+
+
+def version(field: str, value: str) -> str:
+    if not _VERSION.fullmatch(value):
+        raise invalid(f"{field}: {_shown(value)} is no version.")
+    return value
+
+
+def one_of(field: str, value: str, allowed: Iterable[str]) -> str:
+    if value not in allowed:
+        raise invalid(f"{field}: {_shown(value)} must be one of {', '.join(repr(each) for each in allowed)}")
+    return value
+
+
+def within(field: str, value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise invalid(f"{field}: {value} must be {low} to {high}")
+    return value
+
+
+def finite(field: str, value: float, low: float, high: float = float("inf")) -> float:
+    if not (isfinite(value) and low <= value <= high):
+        raise invalid(f"{field}: {value} must be a finite number of {low} to {high}")
+    return value
+
+
+def length(field: str, values: Sized, low: int, high: int) -> None:
+    if not low <= len(values) <= high:
+        raise invalid(f"{field}: {len(values)} entries, must be {low} to {high}")
+
+
+def integers(field: str, values: Iterable[int], low: int, high: int) -> tuple[int, ...]:
+    found = tuple(values)
+    if found and not (low <= min(found) and max(found) <= high):
+        raise invalid(f"{field}: values {min(found)} to {max(found)} must be {low} to {high}")
+    return found
+
+
+def _shown(value: str) -> str:
+    return repr(value if len(value) <= 64 else f"{value[:64]}...")

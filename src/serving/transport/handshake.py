@@ -4,7 +4,7 @@ import secrets
 from dataclasses import dataclass, field
 from importlib import metadata
 
-from serving.transport import checks
+from serving.transport import errors
 from serving.transport.encode import frame
 from serving.transport.errors import RefusedError
 from serving.transport.limits import Limits
@@ -60,7 +60,7 @@ class Hello:
 
         Raises RefusedError: INVALID_ARGUMENT for what is no Hello, FAILED_PRECONDITION for a host of another run.
         """
-        first = checks.parsed(data)
+        first = errors.parsed(data)
         if first.WhichOneof("kind") != "hello":
             raise RefusedError("INVALID_ARGUMENT", "hello: the first frame of a stream must be a Hello.")
         other = _read(first.hello, limits)
@@ -79,10 +79,10 @@ class Hello:
 
 
 def _read(wire: Wire, limits: Limits) -> Hello:
-    checks.length("hello.nodes", wire.nodes, 1, limits.nodes)
-    nodes = tuple(checks.name("hello.nodes", node) for node in wire.nodes)
+    errors.length("hello.nodes", wire.nodes, 1, limits.nodes)
+    nodes = tuple(errors.name("hello.nodes", node) for node in wire.nodes)
     if len(set(nodes)) < len(nodes):
         raise RefusedError("INVALID_ARGUMENT", "hello.nodes: a node is named twice.")
-    digest = checks.name("hello.digest", wire.digest, 128) if wire.digest else ""
-    boot = checks.name("hello.boot", wire.boot)
-    return Hello(nodes, digest, wire.tensors, boot, wire.protocol, checks.version("hello.version", wire.version))
+    digest = errors.name("hello.digest", wire.digest, 128) if wire.digest else ""
+    boot = errors.name("hello.boot", wire.boot)
+    return Hello(nodes, digest, wire.tensors, boot, wire.protocol, errors.version("hello.version", wire.version))

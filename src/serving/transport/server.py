@@ -8,20 +8,14 @@ import grpc
 import grpc.aio
 
 from serving.messages import Message
-from serving.transport.connection import Desk, Guest
+from serving.transport.connection import Desk, Guest, Luggage, Reception
 from serving.transport.decode import Decoder
-from serving.transport.ears import Blobs, Ears
 from serving.transport.errors import RefusedError
 from serving.transport.handshake import Hello
-from serving.transport.known import Known
 from serving.transport.limits import Limits
-from serving.transport.luggage import Luggage
-from serving.transport.reception import Reception
 from serving.transport.security import Security, is_loopback
-from serving.transport.sender import Sender
-from serving.transport.session_ownership import Owners
-from serving.transport.stream import Outbox
-from serving.transport.stream_transport import ADMITTED, METHOD, converse, goodbye, status
+from serving.transport.session_ownership import Known, Owners
+from serving.transport.stream import ADMITTED, METHOD, Blobs, Ears, Outbox, Sender, converse, goodbye, status
 
 log = logging.getLogger(__name__)
 

@@ -1,9 +1,12 @@
-"""Which remote node opened which session: others may not speak of it."""
+"""Which remote node opened which session: others may not speak of it.
+
+What a host knows of its run, so that it can check what others say.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.messages import Backlog, Message, Release, Request
+from serving.messages import Backlog, Hop, Message, Release, Request
 from serving.transport.errors import invalid
 
 
@@ -108,3 +111,17 @@ class Owners:
             self._away.pop(node, None)
             for session in list(self._by_owner.get(node, ())):
                 self._forget(session)
+
+
+@dataclass(frozen=True)
+class Known:
+    """None: not known here, only the general limits are checked."""
+
+    vocabulary: int | None = None
+    """Token ids are below this."""
+    hidden: int | None = None
+    """The width of hidden states."""
+    route: tuple[Hop, ...] | None = None
+    """The only route that requests may take."""
+    peers: frozenset[str] = frozenset()
+    """Nodes of other tiers: they may speak of sessions that a device opened. A name is trusted as far as the token."""

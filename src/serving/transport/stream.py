@@ -1,10 +1,28 @@
-"""Messages that wait for one host to take them; bounded, because a host may be slow or dead."""
+"""Messages that wait for one host to take them; bounded, because a host may be slow or dead.
+
+A stream in use, the same from either end.
+
+From a message to the bytes in an outbox.
+
+What a transport needs from its host: someone who listens, and the store of tensors.
+"""
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Protocol
 
+import grpc.aio
+
+from serving.messages import Blob, Message, Request
+from serving.transport import encode, tensors
+from serving.transport.encode import frame
 from serving.transport.errors import RefusedError
 from serving.transport.limits import Limits
+from serving.transport.tandem_pb2 import Frame, Goodbye
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Outbox:
@@ -68,3 +86,117 @@ class Outbox:
         data = self._waiting.popleft()
         self._nbytes -= len(data)
         return data
+
+
+METHOD = "/tandem.v1.Link/Talk"
+ADMITTED = ("tandem", "v1")
+"""Metadata with which a server says that the token is right, before anything is written."""
+
+
+async def converse(
+    read: Callable[[], Awaitable[object]],
+    write: Callable[[bytes], Awaitable[None]],
+    outbox: Outbox,
+    hear: Callable[[bytes], Awaitable[None]],
+    written: Callable[[], Awaitable[None]],
+) -> None:
+    """Hears and says until the other side ends or the outbox is closed and empty.
+
+    Args:
+        written: called when all is said; this side is over when it returns.
+
+    Raises RefusedError from `hear` or from the outbox, and whatever gRPC raises when the connection breaks.
+    """
+
+    async def listen() -> None:
+        while isinstance(data := await read(), bytes):
+            await hear(data)
+
+    async def say() -> None:
+        while (data := await outbox.take()) is not None:
+            await write(data)
+        await written()
+
+    tasks = [asyncio.ensure_future(each) for each in (listen(), say(), outbox.fault())]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in reversed([each for each in tasks if each in done]):
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def status(code: str) -> grpc.StatusCode:
+    return grpc.StatusCode[code]
+
+
+def goodbye(reason: str) -> bytes:
+    return frame(Frame(goodbye=Goodbye(reason=reason)))
+
+
+class Ears(Protocol):
+    """The driver of a host's nodes; all of it is called on the event loop."""
+
+    async def heard(self, sender: str, to: str, message: Message) -> None:
+        """A message that passed all checks. Nothing more is read from that host until this returns: back-pressure.
+        It is cancelled when the stream breaks meanwhile.
+        """
+        ...
+
+    def lost(self, nodes: tuple[str, ...]) -> None:
+        """These remote nodes cannot be reached any more; what was sent to them may never arrive."""
+        ...
+
+    def joined(self, nodes: tuple[str, ...]) -> None:
+        """These remote nodes can be reached, for the first time or again."""
+        ...
+
+
+class Blobs(Protocol):
+    """`serving.engines.torch.tensor_store.Blobs`, as far as a transport uses it."""
+
+    def add(self, blob: Blob, tensor: "torch.Tensor") -> None: ...
+
+    def get(self, blob: Blob) -> "torch.Tensor": ...
+
+    def take(self, blob: Blob) -> "torch.Tensor": ...
+
+    def discard(self, blobs: Iterable[Blob]) -> None: ...
+
+
+class Sender:
+    """
+    Args:
+        blobs: where tensors are; None: they stay here, only their ids travel.
+    """
+
+    def __init__(self, blobs: Blobs | None, limits: Limits) -> None:
+        self._blobs, self._limits = blobs, limits
+        self._packs = _packs(blobs) if blobs is not None else None
+
+    def send(self, outbox: Outbox | None, sender: str, to: str, message: Message) -> None:
+        """Drops the message, and hidden states that only it needed, where nobody takes it (None).
+
+        Raises KeyError for a tensor that is not in the store, ValueError for a message above the limit.
+        """
+        if outbox is None:
+            self._drop(message)
+            return
+        data = encode.envelope(sender, to, message, self._packs)
+        if len(data) > self._limits.message_nbytes:
+            raise ValueError(
+                f"a message of {len(data)} bytes to {to} is above limits.message_nbytes="
+                f"{self._limits.message_nbytes}; raise it on both sides, or prefill in parts (policy/prefill=parts)."
+            )
+        outbox.put(data)
+
+    def _drop(self, message: Message) -> None:
+        if self._blobs is not None and isinstance(message, Request) and message.rows.blob:
+            self._blobs.discard((message.rows.blob,))
+
+
+def _packs(blobs: Blobs) -> tuple[encode.Pack, encode.Pack]:
+    """Hidden states are asked for once; a draft's distribution again, when the question is asked again."""
+    return lambda blob: tensors.pack(blobs.take(blob)), lambda blob: tensors.pack(blobs.get(blob))

@@ -5,7 +5,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from serving.hardware.payload_size import SCALE_NBYTES
-from serving.transport import checks
+from serving.transport import errors
 from serving.transport import tandem_pb2 as pb
 from serving.transport.errors import invalid
 
@@ -47,9 +47,9 @@ def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
 
 def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
     """Type and shape, which the bytes fit."""
-    name = checks.one_of(f"{field}.dtype", wire.dtype, NAMES)
-    checks.length(f"{field}.shape", wire.shape, 1, MAX_DIMENSIONS)
-    shape = checks.integers(f"{field}.shape", wire.shape, 1, checks.MAX_TOKEN)
+    name = errors.one_of(f"{field}.dtype", wire.dtype, NAMES)
+    errors.length(f"{field}.shape", wire.shape, 1, MAX_DIMENSIONS)
+    shape = errors.integers(f"{field}.shape", wire.shape, 1, errors.MAX_TOKEN)
     nbytes = prod(shape) * ITEM_NBYTES[name]
     if len(wire.data) != nbytes:
         raise invalid(f"{field}.data: {len(wire.data)} bytes, but {list(shape)} of {name} are {nbytes}")
@@ -65,15 +65,15 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
     import numpy as np
 
     name, shape = check(field, wire)
-    checks.one_of(f"{field}: type of what names tokens", name, ("int8",))
-    checks.within(f"{field}: dimensions", len(shape), 2, 2)
+    errors.one_of(f"{field}: type of what names tokens", name, ("int8",))
+    errors.within(f"{field}: dimensions", len(shape), 2, 2)
     if shape[1] not in NAMED_NBYTES:
         raise invalid(f"{field}: {shape[1]} bytes a token, must be one of {', '.join(map(str, NAMED_NBYTES))}")
-    most = checks.MAX_TOKEN if vocabulary is None else vocabulary - 1
-    checks.within(f"{field}: tokens", shape[0], 1, most + 1)
+    most = errors.MAX_TOKEN if vocabulary is None else vocabulary - 1
+    errors.within(f"{field}: tokens", shape[0], 1, most + 1)
     entries = np.frombuffer(wire.data, [("token", f"<u{shape[1] - 2}"), ("probability", "<f2")])
     tokens, odds = entries["token"], entries["probability"]
-    checks.integers(f"{field}: tokens", (int(tokens[0]), int(tokens.max())), 0, most)
+    errors.integers(f"{field}: tokens", (int(tokens[0]), int(tokens.max())), 0, most)
     if not bool((tokens[1:] > tokens[:-1]).all()):
         raise invalid(f"{field}: tokens must be named once each, in ascending order.")
     if not bool(np.isfinite(odds).all() and (odds >= 0).all() and (odds > 0).any()):
@@ -81,8 +81,8 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
 
 
 def check_scaled(field: str, wire: pb.Tensor) -> None:
-    """Of hidden states in int8, as `serving.engines.torch.wire.as_sent` packs them: each row ends with its fp32 scale,
-    which is finite and not below 0.
+    """Of hidden states in int8, as `serving.engines.torch.forward.as_sent` packs them: each row ends with its fp32
+    scale, which is finite and not below 0.
 
     Raises RefusedError when it does not fit `check`, or is none.
     """

@@ -1,9 +1,17 @@
-"""One thing to ask a model, and what is known about a right answer."""
+"""One thing to ask a model, and what is known about a right answer.
+
+Which prompts of a data set are asked, and in which order.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
+
+from serving.core.keyed_random import key, luck
 
 Rule = Literal["equals", "ends_with", "contains"]
 
@@ -33,3 +41,28 @@ class Prompt:
         for stop in self.stop:
             text = text.partition(stop)[0]
         return text.strip()
+
+
+def select(prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, again: bool = False) -> list[Prompt]:
+    """`n` prompts after the first `skip` of a draw from every task in turn, in an order that mixes the tasks.
+
+    A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order.
+    With `again` all are asked once before any is asked a second time; else raises ValueError when there are fewer.
+    """
+    if again and skip < len(prompts):
+        once = select(prompts, min(n, len(prompts) - skip), seed, skip)
+        return [once[i % len(once)] for i in range(n)]
+    if skip + n > len(prompts):
+        asked = f"workload.prompts={n}" + (f" after {skip} that are left to others" if skip else "")
+        raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.again")
+    picked = list(islice(_in_turn(prompts, seed), skip, skip + n))
+    return sorted(picked, key=lambda prompt: luck(key(seed, prompt.id), 0, "order"))
+
+
+def _in_turn(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
+    """One prompt of each task in turn; the order inside a task is drawn."""
+    by_task: dict[str, list[Prompt]] = defaultdict(list)
+    for prompt in sorted(prompts, key=lambda prompt: (luck(key(seed, prompt.id), 0, "select"), prompt.id)):
+        by_task[prompt.task].append(prompt)
+    for turn in range(max(map(len, by_task.values()))):
+        yield from (by_task[task][turn] for task in sorted(by_task) if turn < len(by_task[task]))

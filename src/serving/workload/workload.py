@@ -10,8 +10,7 @@ from serving.workload import slo
 from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
 from serving.workload.encoding import Encoded, Template, Tokenizer, Truncate, encode
-from serving.workload.prompt import Prompt
-from serving.workload.selection import select
+from serving.workload.prompt import Prompt, select
 from serving.workload.slo import SloClass
 
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from serving.progress import Progress
 from training.embedded_pair import tokenizer
-from training.embedded_pair.tasks import SPLITS, TASKS, Item, draw
-from training.embedded_pair.world import World
+from training.embedded_pair.tasks import SPLITS, TASKS, Item, World, draw
 
 TOKENIZER_ITEMS = 6000
 """Items that the tokenizer is trained on; the vocabulary saturates well before."""

@@ -2,11 +2,14 @@
 
 The same mathematics as `transformers.LlamaForCausalLM` with tied embeddings; a test compares the logits. Inference
 uses transformers' own module: this one has no KV cache.
+
+The sizes of a model that the project trains.
 """
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,10 +17,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.embedded_pair.sizes import Architecture
-
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerFast
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The sizes of a Llama without grouped queries."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    rope_theta: float = 1000.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if value <= 0:
+                raise ValueError(f"architecture.{name} must be above 0, got {value}")
+        if self.hidden_size % (2 * self.heads):
+            raise ValueError(
+                f"architecture.hidden_size (={self.hidden_size}) must be a multiple of 2 x heads (={self.heads}): "
+                "rotary embeddings turn pairs of numbers in every head; change one of the two"
+            )
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.heads
+
 
 NORM_EPSILON = 1e-6
 MAX_POSITIONS = 512

@@ -1,8 +1,12 @@
-"""What one training step computes: next-token loss on answers, alone or beside a teacher's distribution."""
+"""What one training step computes: next-token loss on answers, alone or beside a teacher's distribution.
+
+How long and how fast a model learns.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +18,41 @@ from torch.optim.lr_scheduler import LambdaLR
 from training.embedded_pair.llama import Llama
 from training.embedded_pair.muon import Muon
 from training.embedded_pair.packing import Batch
-from training.embedded_pair.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One training; every field changes what is learnt."""
+
+    steps: int
+    rows: int = 16
+    """Packed rows a step."""
+    row_tokens: int = 128
+    rate: float = 1.5e-3
+    """Peak learning rate of embeddings and norms (AdamW)."""
+    matrix_rate: float = 0.02
+    """Peak learning rate of matrices (Muon)."""
+    warmup_steps: int = 20
+    flat_share: float = 0.4
+    """Share of the steps before the rate begins to fall, linearly, to a fiftieth."""
+    prompt_weight: float = 0.2
+    """Weight of a prompt's token in the loss; an answer's weighs 1."""
+    distil_share: float = 0.0
+    """Share of the loss that compares with the teacher's distribution, the rest with the corpus's token."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "rows", "row_tokens", "rate", "matrix_rate", "warmup_steps"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
+        for name in ("flat_share", "prompt_weight", "distil_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"recipe.{name} must be between 0 and 1, got {getattr(self, name)}")
+
+    def rate_factor(self, step: int) -> float:
+        """Share of the peak learning rate at `step`: a linear rise, flat, a linear fall."""
+        rise = min(1.0, (step + 1) / self.warmup_steps)
+        falling = (1 - step / self.steps) / max(1 - self.flat_share, 1e-9)
+        return rise * min(1.0, max(0.02, falling))
 
 
 class Lesson(LightningModule):

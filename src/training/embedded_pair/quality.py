@@ -1,26 +1,72 @@
-"""The quality stage: how good each model of the pair is, and how well the small one drafts for the large one."""
+"""The quality stage: how good each model of the pair is, and how well the small one drafts for the large one.
+
+Greedy outputs of a checkpoint on many prompts, by transformers' own `generate`.
+
+The quality stage's figures as a table.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from serving.progress import Progress
 from training.embedded_pair import corpus as corpora
-from training.embedded_pair import generation
 from training.embedded_pair import tokenizer as tokenizers
 from training.embedded_pair.draft_quality import Drafts, auc, draft, tokens_a_round
 from training.embedded_pair.tasks import TASKS
-from training.fitting import cost, machine
+from training.fitting import machine
 from training.fitting.trainer import ALL_CORES, Trainer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+BATCH = 100
+
+
+def load(checkpoint: Path) -> LlamaForCausalLM:
+    from transformers import LlamaForCausalLM
+
+    return LlamaForCausalLM.from_pretrained(str(checkpoint), dtype=torch.float32)
+
+
+@torch.no_grad()
+def greedy(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[str],
+    *,
+    limit: int = 40,
+    done: Callable[[int], None] = lambda _: None,
+) -> list[list[int]]:
+    """Each prompt's output ids, end of sequence included; `done` is told how many are finished."""
+    ids = tokenizers.prompt_ids(tokenizer, prompts)
+    # By length, so that a batch pads little.
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+    outputs: dict[int, list[int]] = {}
+    for begin in range(0, len(order), BATCH):
+        members = order[begin : begin + BATCH]
+        outputs |= zip(members, _batch(model, [ids[i] for i in members], limit), strict=True)
+        done(len(outputs))
+    return [outputs[i] for i in range(len(ids))]
+
+
+def _batch(model: LlamaForCausalLM, ids: list[list[int]], limit: int) -> list[list[int]]:
+    pad, eos = model.config.pad_token_id, model.config.eos_token_id
+    width = max(map(len, ids))
+    padded = torch.tensor([[pad] * (width - len(row)) + row for row in ids])
+    seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
+    written = model.generate(inputs=padded, attention_mask=seen, max_new_tokens=limit, do_sample=False)  # type: ignore[misc]
+    rows: list[list[int]] = cast(Tensor, written)[:, width:].tolist()
+    return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
+
 
 Row = dict[str, Any]
 
@@ -41,7 +87,7 @@ def measure(
     Raises ValueError when the corpus holds fewer test items of a task than asked for.
     """
     rows = _chosen(corpora.load(corpus, "test"), items_per_task)
-    models = {"large": generation.load(large), "small": generation.load(small)}
+    models = {"large": load(large), "small": load(small)}
     tokenizer = tokenizers.load(large)
     prompts = [row["prompt"] for row in rows]
 
@@ -50,7 +96,7 @@ def measure(
 
     with trainer.using_threads():
         outputs = {
-            name: generation.greedy(model, tokenizer, prompts, done=told(part, f"{name} model's outputs"))
+            name: greedy(model, tokenizer, prompts, done=told(part, f"{name} model's outputs"))
             for part, (name, model) in enumerate(models.items())
         }
         ids = tokenizers.prompt_ids(tokenizer, prompts)
@@ -137,7 +183,8 @@ def _share(true: NDArray[np.bool_]) -> float | None:
 def _costs(models: Mapping[str, PreTrainedModel]) -> Row:
     """Weights and one-thread milliseconds of a decoded token, and the large model's over the small one's."""
     costs: Row = {
-        name: {"weights": cost.weights(model), "decode_ms": cost.decode_ms(model)} for name, model in models.items()
+        name: {"weights": machine.weights(model), "decode_ms": machine.decode_ms(model)}
+        for name, model in models.items()
     }
     return costs | {f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("weights", "decode_ms")}
 
@@ -147,3 +194,43 @@ def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
+
+
+def scorecard(report: Mapping[str, Any]) -> str:
+    """Lines for people, from what `training.embedded_pair.quality.measure` reports."""
+    large, small = (report["models"][name] for name in ("large", "small"))
+    head = f"{report['items_per_task']} test items a task     exact match          ROUGE-1"
+    rows = [
+        _row(task, *(model[metric][task] for metric in ("exact_match", "rouge1") for model in (large, small)))
+        for task in large["exact_match"]
+    ]
+    means = [model[f"mean_{metric}"] for metric in ("exact_match", "rouge1") for model in (large, small)]
+    names = f"{'':<24}  large   small       large   small"
+    return "\n".join(
+        [head, names, *rows, _row("mean", *means), "", *_drafting_of_scorecard(report["drafting"]), *_cost(report)]
+    )
+
+
+def _row(name: str, *figures: float) -> str:
+    a, b, c, d = figures
+    return f"  {name:<22}  {a:5.3f}   {b:5.3f}       {c:5.3f}   {d:5.3f}"
+
+
+def _drafting_of_scorecard(found: Mapping[str, Any]) -> list[str]:
+    layers = ", ".join(f"{share:.2f}" for share in found["exit_agreement_by_layer"])
+    return [
+        f"greedy acceptance       {found['acceptance']:.3f} of all tokens, "
+        f"{found['acceptance_content']:.3f} of content tokens",
+        f"confidence AUC          {found['auc']:.3f} on all tokens, {found['auc_content']:.3f} on content tokens",
+        f"tokens a round          {found['tokens_a_round']:.2f} with {found['drafted']} drafted",
+        f"exit agreement          {layers} after each layer of the small model",
+    ]
+
+
+def _cost(report: Mapping[str, Any]) -> list[str]:
+    cost = report["cost"]
+    large_ms, small_ms = cost["large"]["decode_ms"], cost["small"]["decode_ms"]
+    return [
+        f"forward cost            {cost['weights_ratio']:.1f} to 1 by weights, "
+        f"{cost['decode_ms_ratio']:.1f} to 1 measured ({large_ms:.2f} and {small_ms:.2f} ms a token)",
+    ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.progress import Progress
-from training.embedded_pair.recipe import Recipe
-from training.embedded_pair.sizes import Architecture
-from training.embedded_pair.start import COPYING, Start
+from training.embedded_pair.initialisation import COPYING, Start
+from training.embedded_pair.llama import Architecture
+from training.embedded_pair.lm_module import Recipe
 from training.fitting.trainer import ALL_CORES, Trainer
 
 

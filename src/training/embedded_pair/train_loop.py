@@ -12,13 +12,10 @@ import torch
 from serving.progress import Progress
 from training.embedded_pair import corpus as corpora
 from training.embedded_pair import llama, tokenizer
-from training.embedded_pair.initialisation import initialise
-from training.embedded_pair.llama import Llama
-from training.embedded_pair.lm_module import Lesson
+from training.embedded_pair.initialisation import Start, initialise
+from training.embedded_pair.llama import Architecture, Llama
+from training.embedded_pair.lm_module import Lesson, Recipe
 from training.embedded_pair.packing import Batch, BatchLoader, pack
-from training.embedded_pair.recipe import Recipe
-from training.embedded_pair.sizes import Architecture
-from training.embedded_pair.start import Start
 from training.fitting import machine
 from training.fitting.callbacks import CHECKPOINT, Bookmark, Diary
 from training.fitting.trainer import Trainer

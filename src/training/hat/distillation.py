@@ -1,19 +1,72 @@
-"""Teaches the adapter what the target's deeper layers make of a token (HAT, section 3.4, Eq. 4)."""
+"""Teaches the adapter what the target's deeper layers make of a token (HAT, section 3.4, Eq. 4).
+
+Teaches Medusa heads to see past the target's next token (Medusa-1, Cai et al. 2024, section 2.2.1).
+
+How what is trained beside a frozen target learns: AdamW, a warm-up, a cosine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, distributed, nn
+from torch.optim.lr_scheduler import LambdaLR
 
-from serving.engines.torch.draft_heads import blank
+from serving.engines.torch.draft_heads import blank_adapter, blank_heads
 from serving.engines.torch.model import Model
-from training.hat.batches import Batch
-from training.hat.recipe import Recipe
-from training.hat.study import Study
+from training.hat.batches import Batch, Recipe, gather
+from training.hat.trace import Trace
+
+
+class Study(LightningModule):
+    """Trains `trained` by `recipe`; the loss is for those who derive from it to say. `frozen` goes where it goes."""
+
+    def __init__(self, trained: nn.Module, frozen: tuple[nn.Module, ...], recipe: Recipe) -> None:
+        super().__init__()
+        self.trained = trained
+        self._recipe = recipe
+        # In a tuple, so that the target's weights are neither trained nor saved with the module's.
+        self._frozen = frozen
+
+    def on_fit_start(self) -> None:
+        for module in self._frozen:
+            module.to(self.device)
+
+    def on_fit_end(self) -> None:
+        for module in self._frozen:
+            module.cpu()
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The weighted mean over a batch's positions."""
+        raise NotImplementedError
+
+    def agreement(self, batch: Batch) -> list[float]:
+        """Shares of the weight at which what is trained guesses the target's token, one a head."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Batch, _: int) -> Tensor:
+        return self.loss(_own(batch))
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        recipe = self._recipe
+        optimizer = torch.optim.AdamW(self.trained.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, recipe.rate_factor), "interval": "step"},
+        }
+
+
+def _own(batch: Batch) -> Batch:
+    """What this process has of a batch, where several train together."""
+    if distributed.is_available() and distributed.is_initialized():
+        return batch.share(distributed.get_rank(), distributed.get_world_size())
+    return batch
 
 
 class Distillation(Study):
@@ -49,7 +102,7 @@ class Distillation(Study):
 
 def trainable(model: Model, shallow: int) -> nn.Module:
     """A blank adapter in fp32 that can be run on whole padded texts, and differentiated."""
-    adapter = blank(model, shallow).float().requires_grad_(True).train()
+    adapter = blank_adapter(model, shallow).float().requires_grad_(True).train()
     for module in adapter.modules():
         if hasattr(module, "config"):
             config: Any = deepcopy(module.config)
@@ -65,3 +118,50 @@ def _mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
     place = torch.arange(n, device=device)
     back = place[:, None] - place
     return ((back >= 0) & (back < window))[None, None]
+
+
+RANKS = 10
+"""Of each head's guesses that a tree may be made of."""
+
+
+class Foresight(Study):
+    """`trained` are `count` heads over a frozen target; head k at position i is taught token i + 1 + k, and counts
+    `decay` to the power of k.
+    """
+
+    def __init__(self, model: Model, count: int, recipe: Recipe, decay: float) -> None:
+        super().__init__(blank_heads(model, count).float().train(), (model.norm,), recipe)
+        self._norm, self._decay = (model.norm,), decay
+
+    def loss(self, batch: Batch) -> Tensor:
+        total = torch.zeros((), device=batch.deep.device)
+        for k, (logits, tokens, weights) in enumerate(self.guesses(batch), start=1):
+            total = total + self._decay**k * (F.cross_entropy(logits, tokens, reduction="none") * weights).sum()
+        return total
+
+    def guesses(self, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each head its logits (positions, vocabulary), what it is taught there, and what those positions count."""
+        hidden = self._norm[0](batch.deep)
+        found = []
+        for k, head in enumerate(self.trained.children(), start=1):
+            tokens = batch.tokens[:, 1 + k :]
+            weights = batch.weights[:, : tokens.shape[1]]
+            used = (weights > 0) & (tokens >= 0)
+            found.append((head(hidden[:, : tokens.shape[1]][used]), tokens[used], weights[used]))
+        return found
+
+    @torch.no_grad()
+    def accuracies(self, trace: Trace, texts: Sequence[int]) -> list[list[float]]:
+        """How often each head's guess of each rank is right, over the answers of these texts."""
+        found = []
+        for logits, tokens, weights in self.guesses(gather(trace, texts, 0.0)):
+            right = (logits.topk(RANKS, -1).indices == tokens[:, None]) * weights[:, None]
+            found.append((right.sum(0) / weights.sum().clamp_min(1e-9)).tolist())
+        return found
+
+    @torch.no_grad()
+    def agreement(self, batch: Batch) -> list[float]:
+        return [
+            float(((logits.argmax(-1) == tokens) * weights).sum() / weights.sum().clamp_min(1e-9))
+            for logits, tokens, weights in self.guesses(batch)
+        ]

@@ -19,7 +19,7 @@ from serving.workload.workload import Workload
 from training.fitting.prompts import taught
 from training.fitting.trainer import ALL_CORES, Trainer
 from training.hat import serving_eval
-from training.hat.recipe import Recipe
+from training.hat.batches import Recipe
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Models, Query
@@ -47,7 +47,7 @@ def record_hidden(
     """
     from serving.deployment.model_loading import depth, open_models, queries
     from training.hat import trace
-    from training.hat.record import record
+    from training.hat.trace import record
 
     layers = UShape(shallow=shallow).kept(depth(cloud), timing.layers)
     models = open_models(cloud, cloud, accelerator)
@@ -133,8 +133,8 @@ def train_medusa(
     from serving.engines.torch.model import open_model
     from serving.learned import medusa
     from training.hat import trace, train
-    from training.hat.foresight import Foresight
-    from training.hat.tree import grow
+    from training.hat.distillation import Foresight
+    from training.hat.serving_eval import grow
 
     found = trace.read(hidden)
     split = found.split(seed)

@@ -23,7 +23,7 @@ from serving.network.link import Link
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.outcomes import Opened
 from serving.outcomes.record import target_alone
-from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Balanced
 from serving.policy.partition.division import Division
 from serving.policy.slots.dispatch import Dispatch
 from serving.policy.slots.kv_cache import Reuse

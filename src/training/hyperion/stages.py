@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.progress import Progress
 from training.fitting.trainer import ALL_CORES, Trainer
 from training.hyperion.environment import World
-from training.hyperion.recipe import Recipe
+from training.hyperion.reinforce import Recipe
 
 
 def train_dispatcher(
@@ -26,7 +26,7 @@ def train_dispatcher(
     it does not know.
 
     The paper gives neither architecture nor reward: these are `serving.learned.dispatch_network` and
-    `training.hyperion.rollout`. Writes dispatcher.json, dispatcher.safetensors and metrics.json. Raises ValueError,
+    `training.hyperion.reinforce`. Writes dispatcher.json, dispatcher.safetensors and metrics.json. Raises ValueError,
     with the figures, for a dispatcher that is no better than luck.
     """
     from training.hyperion import serving_eval, train

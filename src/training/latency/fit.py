@@ -1,18 +1,170 @@
-"""From timings to the coefficients of a latency, and how far they can be trusted."""
+"""From timings to the coefficients of a latency, and how far they can be trusted.
+
+Timings as equations: what each coefficient is multiplied with, and the seconds that came of it.
+
+Least squares: the two ways in which coefficients are found.
+
+How well coefficients tell measured times, by the measures of WISP, appendix C.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from serving.hardware.latency import COEFFICIENTS
-from training.latency.effort import FEWEST, Effort
-from training.latency.equations import Array, equations
-from training.latency.score import Score, by_category, score
-from training.latency.solve import Solve, ordinary, relative
+from serving.hardware.latency import COEFFICIENTS, Load
+from training.latency.grid import FEWEST, Effort
 from training.latency.timing import Timing
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+def equations(timings: Sequence[Timing]) -> tuple[Array, Array]:
+    """Terms, of shape (configurations, coefficients) as `COEFFICIENTS` are ordered, and median seconds."""
+    x = np.array([terms(timing.loads) for timing in timings], dtype=np.float64)
+    return x, np.array([timing.median_s for timing in timings])
+
+
+def terms(loads: Sequence[Load]) -> tuple[float, ...]:
+    """What each coefficient is multiplied with, summed over the passes of one piece of work, all of full depth."""
+    heads = [load.head_rows for load in loads if load.head_rows]
+    return (
+        sum(load.rows for load in loads),
+        sum(load.interactions for load in loads),
+        sum(load.cached for load in loads),
+        len(loads),
+        sum(heads),
+        len(heads),
+        sum(load.further for load in loads),
+        1,
+    )
+
+
+Solve: TypeAlias = Callable[[Array, Array], Array]
+"""(terms, seconds) -> coefficients; shapes (n, k), (n), (k)."""
+
+SLACK = 1e-10
+"""Of the target's length: below it a slope is rounding."""
+
+PAPER = 4
+"""Terms that WISP, Eq. 19 has, the first ones; the rest are ours."""
+
+
+def relative(x: Array, y: Array) -> Array:
+    """The coefficients >= 0 with the least squares of the relative error: what is used.
+
+    Each equation is weighted by its time, which makes a lone decode as important as a long prefill; and time is never
+    negative, however few rows there are.
+    """
+    return non_negative(x / y[:, None], np.ones(len(y)))
+
+
+def ordinary(x: Array, y: Array) -> Array:
+    """Plain least squares of the seconds on WISP's own terms, signs free: appendix C, for comparison.
+
+    Its constant is charged to each pass, which for a batch is the paper's intercept.
+    """
+    found = np.zeros(x.shape[1])
+    scale = _scale(x[:, :PAPER])
+    found[:PAPER] = np.linalg.lstsq(x[:, :PAPER] / scale, y)[0] / scale
+    return found
+
+
+def non_negative(x: Array, y: Array) -> Array:
+    """The b >= 0 with the least |x b - y|, exactly. Shapes: x (equations, columns), y (equations), b (columns).
+
+    Columns of zeros get nothing, and of equal columns the first gets all.
+    """
+    scale, columns = _scale(x), _telling(x)
+    q, r = np.linalg.qr(x / scale)  # the same problem with as few equations as columns
+    target = q.T @ y
+    found = _without_negative(r, target, columns)
+    slopes = r[:, columns].T @ (target - r @ found)
+    if slopes.max(initial=0) > SLACK * float(np.linalg.norm(target)):  # a column that was left out would still help
+        found = _best(r, target, columns)
+    return found / scale
+
+
+def _without_negative(x: Array, y: Array, columns: list[int]) -> Array:
+    """The plain solution on the columns that are left when the lowest one below 0 goes, again and again."""
+    left, found = list(columns), np.zeros(x.shape[1])
+    while left:
+        tried = np.linalg.lstsq(x[:, left], y)[0]
+        if tried.min() >= 0:
+            found[left] = tried
+            break
+        left.pop(int(tried.argmin()))
+    return found
+
+
+def _best(x: Array, y: Array, columns: list[int]) -> Array:
+    """The best of the plain solutions on every choice of columns: at the optimum those with b > 0 solve the plain
+    problem among themselves, so one of the choices is it; of seven columns there are 127.
+    """
+    best, least = np.zeros(x.shape[1]), float("inf")
+    for chosen in _choices(columns):
+        tried = np.zeros(x.shape[1])
+        tried[chosen] = np.linalg.lstsq(x[:, chosen], y)[0]
+        error = float(np.sum((x @ tried - y) ** 2))
+        if tried.min() >= 0 and error < least:
+            best, least = tried, error
+    return best
+
+
+def _scale(x: Array) -> Array:
+    norms: Array = np.linalg.norm(x, axis=0)
+    return np.where(norms > 0, norms, 1)
+
+
+def _telling(x: Array) -> list[int]:
+    """Columns that are neither nothing nor the same as one before."""
+    first = {column.tobytes(): i for i, column in reversed(list(enumerate(x.T.copy())))}
+    return sorted(i for i in first.values() if x[:, i].any())
+
+
+def _choices(columns: Sequence[int]) -> Iterator[list[int]]:
+    return map(list, chain.from_iterable(combinations(columns, n) for n in range(len(columns) + 1)))
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of `configurations` that may have been fitted on, or not."""
+
+    configurations: int
+    r2: float
+    """Coefficient of determination; may be below 0 where the mean would be the better guess."""
+    adjusted_r2: float | None
+    """For the number of coefficients; None of so few configurations that it has no meaning."""
+    rmse_s: float
+    mae_s: float
+    mape: float
+    """Mean absolute error as a share of the measured time."""
+    max_s: float
+    """The largest absolute error."""
+
+
+def score(x: Array, y: Array, b: Array) -> Score:
+    """Shapes: x (configurations, coefficients), y (configurations), b (coefficients)."""
+    off = x @ b - y
+    spread = float(np.sum((y - y.mean()) ** 2))
+    r2 = 1 - float(off @ off) / spread if spread else 0.0
+    used, n = int(np.count_nonzero(b)), len(y)
+    adjusted = 1 - (1 - r2) * (n - 1) / (n - used - 1) if n > used + 1 else None
+    absolute = np.abs(off)
+    mape, largest = float(np.mean(absolute / y)), float(absolute.max())
+    return Score(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(absolute.mean()), mape, largest)
+
+
+def by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict[str, float]:
+    """MAPE of each category that is there."""
+    off = np.abs(x @ b - y) / y
+    names = [timing.shape.category for timing in timings]
+    return {name: float(np.mean(off[[name == other for other in names]])) for name in dict.fromkeys(names)}
 
 
 @dataclass(frozen=True)

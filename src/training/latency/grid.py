@@ -1,4 +1,9 @@
-"""The configurations that a profile is made of: fixed grids and seeded draws, in WISP's five categories."""
+"""The configurations that a profile is made of: fixed grids and seeded draws, in WISP's five categories.
+
+A configuration: the shape of one piece of work that is timed.
+
+How much is measured of each model, and how the fit is tried.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,40 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from training.latency.shape import COMPUTE_DRAWN, COMPUTE_GRID, MEMORY_DRAWN, MEMORY_GRID, MIXED, Part, Shape
+COMPUTE_GRID = "compute-bound deterministic"
+MEMORY_GRID = "memory-bound deterministic"
+COMPUTE_DRAWN = "compute-bound random"
+MEMORY_DRAWN = "memory-bound random"
+MIXED = "mixed"
+CATEGORIES = (COMPUTE_GRID, MEMORY_GRID, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED)
+"""As WISP, appendix C names them."""
+
+
+class Part(NamedTuple):
+    """One session's share: `new` tokens behind `cached` ones.
+
+    `asked` is what comes of it: rows through the head in a forward, tokens written in a draft.
+    """
+
+    cached: int
+    new: int
+    asked: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`kind` is what it is in serving: a prefill, a chunk of one, a decode, a verification, a draft."""
+
+    category: str
+    kind: str
+    parts: tuple[Part, ...] = ()
+    held_out: bool = False
+    """Is it left out of the fit, to test it?"""
+
 
 CHUNK = 64
 MOST_SESSIONS, MOST_DRAFTS = 8, 8
@@ -91,3 +125,45 @@ def _interleaved(shapes: Sequence[Shape]) -> list[Shape]:
         places.append((seen[group] + 0.5) / groups[group])
         seen[group] += 1
     return [shape for _, shape in sorted(zip(places, shapes, strict=True), key=lambda pair: pair[0])]
+
+
+FEWEST = 12
+"""Configurations to fit on: two for each coefficient that every profile has. A device's has no further sessions, and a
+cloud's no second forward that would tell waking up from the constant."""
+FEWEST_HELD_OUT = 6
+
+
+@dataclass(frozen=True)
+class Effort:
+    """WISP, appendix C, by default, but for the repeats.
+
+    The paper takes the mean of 3 runs on a GPU of its own. Here the median of those of 7 counts that nobody disturbed,
+    because of three runs on a shared machine often none is left.
+    """
+
+    configurations: int = 123
+    held_out: int = 50
+    repeats: int = 7
+    warm_ups: int = 10
+    """Runs before the first that counts, over all categories. The paper warms up every configuration, whose kernels
+    its engine prepares; the engine here prepares none, and what a shape's first run costs more is reported."""
+    longest: int = 256
+    """Tokens of the longest session; longer ones are extrapolated."""
+    budget_s: float = 540.0
+    """Of all models together, fitting and plots aside; what does not fit into it is left out, and said."""
+    pause_ms: float = 0.0
+    """Idle before each run, as between two pieces of work of a served model."""
+    bootstraps: int = 1000
+    folds: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {
+            "configurations": FEWEST, "held_out": FEWEST_HELD_OUT, "repeats": 1, "warm_ups": 0, "longest": 128,
+            "pause_ms": 0, "bootstraps": 100, "folds": 2,
+        }  # fmt: skip
+        for name, allowed in least.items():
+            if (value := getattr(self, name)) < allowed:
+                raise ValueError(f"latency profile: {name}={value} must be at least {allowed}.")
+        if not self.budget_s > 0:
+            raise ValueError(f"latency profile: budget_s={self.budget_s} must be more than 0 seconds.")

@@ -1,4 +1,7 @@
-"""Verification interference: a short request that shares a batch with a long one waits for it (WISP, section 3.4)."""
+"""Verification interference: a short request that shares a batch with a long one waits for it (WISP, section 3.4).
+
+Times the batches of an interference experiment on a pair's large model.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from serving.engines.models import Pair
 from serving.hardware.latency import Latency, load
-from training.latency.shape import MIXED, Part, Shape
-from training.latency.timing import Run, Timing
+from serving.progress import Progress
+from training.latency.grid import MIXED, Part, Shape
+from training.latency.profile import VARIETY
+from training.latency.timing import Accelerator, Run, Stopwatch, Timing
+from training.latency.work import forwards
 
 SOLO_A, SOLO_B, BATCHED = "solo A", "solo B", "batched A+B"
 
@@ -106,3 +113,17 @@ def _seconds(runs: Sequence[Run]) -> list[float]:
 
 def _ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
     return [this / that for this, that in zip(these, those, strict=True)]
+
+
+def time_batches(pair: Pair, options: Interference, accelerator: str, progress: Progress) -> list[Timing]:
+    """Timings of `options.shapes()`, in rounds: every shape once a round."""
+    from serving.deployment.model_loading import open_models
+
+    models, shapes = open_models(pair.device, pair.cloud, accelerator), options.shapes()
+    vocabulary = min(VARIETY, pair.cloud.timing.vocabulary)
+    works, pause_s = forwards(models.cloud_layers), options.pause_ms / 1e3
+    watch = Stopwatch(models.cloud, works, Accelerator(accelerator), vocabulary, options.seed, pause_s=pause_s)
+    warm = (shapes * options.warm_ups)[-options.warm_ups :] if options.warm_ups else []
+    watch.warm_up(warm, 0.1 * options.budget_s)
+    runs = options.repeats * len(shapes)
+    return watch.time(shapes, options.repeats, options.budget_s, lambda done: progress(done, runs, "batches"))

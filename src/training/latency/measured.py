@@ -9,8 +9,8 @@ from statistics import median
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.latency import Latency, load
-from training.latency.effort import Effort
 from training.latency.fit import Fit, fit, plain_fit
+from training.latency.grid import Effort
 from training.latency.timing import STEADY, Timing
 
 POINT = 128

@@ -1,27 +1,46 @@
-"""The profile of this machine: how long the engine takes here, for the models of a pair or of published shapes."""
+"""The profile of this machine: how long the engine takes here, for the models of a pair or of published shapes.
+
+What it costs to hand work to another thread and hear of it: no fit of the engine holds that.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from serving.engines.models import Dtype, Pair
 from serving.hardware.architecture import Architecture
 from serving.hardware.timed_executor import Engine
 from serving.progress import Progress
-from training.latency.accelerator import Accelerator
 from training.latency.artifact import write
-from training.latency.dispatch import dispatch_s
-from training.latency.drafting import DRAFTS, drafts
-from training.latency.effort import Effort
-from training.latency.grid import Catalogue
+from training.latency.grid import Catalogue, Effort
 from training.latency.measured import Measured, Planned
 from training.latency.published import check_layers, check_room, published_engine
-from training.latency.stopwatch import Stopwatch
-from training.latency.verification import FORWARDS, forwards
-from training.latency.work import Works
+from training.latency.timing import Accelerator, Stopwatch
+from training.latency.work import DRAFTS, FORWARDS, Works, drafts, forwards
+
+HOPS = 200
+
+
+def dispatch_s() -> float:
+    """Median seconds from an asyncio loop to a worker thread and back, without any work."""
+    return asyncio.run(_hops())
+
+
+async def _hops() -> float:
+    loop, found = asyncio.get_running_loop(), []
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(HOPS):
+            began = time.perf_counter()
+            await loop.run_in_executor(pool, int)
+            found.append(time.perf_counter() - began)
+    return median(found)
+
 
 VARIETY = 256
 """Different tokens that runs are made of: any do, but padded vocabularies end early."""

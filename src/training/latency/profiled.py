@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from serving.hardware.latency import COEFFICIENTS
 from training.latency.artifact import REPORT_FILE
-from training.latency.equations import Array
+from training.latency.fit import Array
 
 PARTS = {
     "linear": ("a_s",),

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from serving.engines.models import Dtype
 from serving.hardware.architecture import Architecture, Precision
-from training.latency.accelerator import Accelerator
 from training.latency.grid import MOST_SESSIONS
+from training.latency.timing import Accelerator
 
 if TYPE_CHECKING:
     from serving.engines.torch.engine import Engine

@@ -12,32 +12,32 @@ from serving.progress import Progress
 from training.latency.interference import Interference
 
 if TYPE_CHECKING:
-    from training.latency.scores_table import Rows
+    from training.latency.tables import Rows
 
 
 def scores(out: Path, *, profile: Path) -> None:
     """Table 7: R2, adjusted R2, RMSE, MAE, MAPE and the largest error, on training and test set and in folds."""
-    from training.latency import scores_table
+    from training.latency import tables
     from training.latency.profiled import read
 
-    _write(out, scores_table.scores(read(profile)))
+    _write(out, tables.scores(read(profile)))
 
 
 def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architecture) -> None:
     """Table 12: coefficients with 95 % intervals beside the sets that `chip` has for `architecture`."""
-    from training.latency import coefficients_table
+    from training.latency import tables
     from training.latency.profiled import read
 
-    _write(out, coefficients_table.coefficients(read(profile), chip, architecture))
+    _write(out, tables.coefficients(read(profile), chip, architecture))
 
 
 def residuals(out: Path, *, profile: Path) -> None:
     """Fig. 9: predicted against measured times, and what is left over; rows.json and figures."""
-    from training.latency import errors_table, tables
+    from training.latency import tables
     from training.latency.profiled import read
 
     models = read(profile)
-    _write(out, errors_table.residuals(models))
+    _write(out, tables.residuals(models))
     tables.draw(models, out / "figures")
 
 
@@ -47,14 +47,14 @@ def regimes(out: Path, *, profile: Path, chip: Chip, architecture: Architecture,
     Groups of their own show what the chip's sets for `architecture` say of the deterministic configurations, of
     sessions of up to `longest` tokens.
     """
-    from training.latency import errors_table
+    from training.latency import tables
     from training.latency.profiled import read
-    from training.latency.verification import FORWARDS
+    from training.latency.work import FORWARDS
 
-    rows = errors_table.regimes(read(profile))
+    rows = tables.regimes(read(profile))
     for fits in chip.fitted.values():
         if latency := fits.latencies.get(architecture.name):
-            rows[f"{fits.source}, {architecture.name}"] = errors_table.implied(latency, FORWARDS, longest)
+            rows[f"{fits.source}, {architecture.name}"] = tables.implied(latency, FORWARDS, longest)
     _write(out, rows)
 
 
@@ -77,8 +77,7 @@ def interference(
     only names it, so that outputs shared by two machines keep figures of each.
     """
     from serving.hardware.latency import load_fits
-    from training.latency.interference import measured, predicted
-    from training.latency.side_by_side import time_batches
+    from training.latency.interference import measured, predicted, time_batches
 
     fits = load_fits(profile).latencies if profile else {}
     timings = time_batches(pair, here, accelerator, progress)

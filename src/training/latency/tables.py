@@ -1,18 +1,135 @@
-"""WISP, Fig. 9 of our own profile: predicted against measured times, and how errors are spread."""
+"""WISP, Fig. 9 of our own profile: predicted against measured times, and how errors are spread.
+
+Coefficients with their intervals beside those that WISP prints, and what each would mean for the chip (Table 12).
+
+What is left over of a fit: residuals of training and test set (WISP, Fig. 9), and errors by regime (Fig. 11).
+
+How good a fit is, as WISP's Table 7 says it: the paper's own fit, and the one that is used.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.latency.errors_table import ENVELOPE
-from training.latency.profiled import Profiled
+from serving.hardware.architecture import Architecture
+from serving.hardware.chip import Chip
+from serving.hardware.latency import COEFFICIENTS, Latency, load
+from serving.hardware.roofline import roofline
+from training.latency.fit import Array, score, terms
+from training.latency.grid import Catalogue, Shape
+from training.latency.profiled import Points, Profiled, components, regime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+FITS = {"Eq. 19, least squares": "ordinary_least_squares", "as used": ""}
+"""The paper's form and solution, and ours: further terms, least relative error, nothing below 0."""
+
+Rows = dict[str, dict[str, dict[str, Any]]]
+
+
+def scores(models: Sequence[Profiled]) -> Rows:
+    """Rows by model and fit: training set, test set, and what cross-validation says."""
+    return {
+        f"{model.name}: {name}": _scores(model.node[key] if key else model.node)
+        for model in models
+        for name, key in FITS.items()
+    }
+
+
+def _scores(fit: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    folds = fit["folds"]
+    rows = {"training set": dict(fit["fitted"]), "test set": dict(fit["held_out"])}
+    return {
+        **rows,
+        "cross-validation": {
+            "r2": folds["r2"],
+            "r2_deviation": folds["r2_deviation"],
+            "mape": folds["mape"],
+            "configurations": fit["fitted"]["configurations"],
+        },
+        "training minus test": {"r2": fit["fitted"]["r2"] - fit["held_out"]["r2"]},
+    }
+
+
+ENVELOPE = 0.1
+"""Relative error within which WISP, Fig. 9a has most of its samples."""
+
+
+def residuals(models: Sequence[Profiled]) -> Rows:
+    """Rows by model: the fit that is used on its training and its test set; lists have a number a configuration."""
+    return {
+        model.name: {name: _residuals(points, model.coefficients) for name, points in model.sets.items()}
+        for model in models
+    }
+
+
+def _residuals(points: Points, b: Array) -> dict[str, Any]:
+    off = points.terms @ b - points.seconds
+    relative, found = off / points.seconds, score(points.terms, points.seconds, b)
+    return {
+        "r2": found.r2,
+        "mape": np.abs(relative).tolist(),
+        "within": (np.abs(relative) <= ENVELOPE).astype(float).tolist(),
+        "bias_s": off.tolist(),
+        "bias": relative.tolist(),
+        "below": (off < 0).astype(float).tolist(),
+        "low": float(np.quantile(relative, 0.05)),
+        "high": float(np.quantile(relative, 0.95)),
+        "most_below_s": float(max(0.0, -off.min())),
+        "most_below": float(max(0.0, -relative.min())),
+    }
+
+
+def regimes(models: Sequence[Profiled]) -> Rows:
+    """Rows by model and set: errors by regime, each part's share of the prediction, which part is the largest."""
+    return {
+        f"{model.name}: {name}": {
+            kind: _errors(own, model.coefficients) | _shares(own.terms, model.coefficients)
+            for kind, own in points.by_regime().items()
+        }
+        for model in models
+        for name, points in model.sets.items()
+    }
+
+
+def _errors(points: Points, b: Array) -> dict[str, Any]:
+    off = np.abs(points.terms @ b - points.seconds)
+    return {
+        "mae_s": off.tolist(),
+        "p95_s": float(np.quantile(off, 0.95)),
+        "max_s": float(off.max()),
+        "mape": (off / points.seconds).tolist(),
+    }
+
+
+def _shares(x: Array, b: Array) -> dict[str, Any]:
+    parts = components(x, b)
+    whole = np.sum(list(parts.values()), axis=0)
+    names = list(parts)
+    largest = Counter(names[i] for i in np.argmax([parts[name] for name in names], axis=0).tolist())
+    return {
+        "configurations": len(whole),
+        **{name: (seconds / whole).tolist() for name, seconds in parts.items()},
+        "largest": ", ".join(f"{name} {count}" for name, count in largest.most_common()),
+    }
+
+
+def implied(latency: Latency, catalogue: Catalogue, longest: int) -> dict[str, dict[str, Any]]:
+    """By regime, what coefficients that somebody else printed say of the catalogue's whole grids, head left out."""
+    rows = {regime(name): [_terms(shape) for shape in grid(longest)] for name, grid in catalogue.grids.items()}
+    b = np.array([getattr(latency, name) for name in COEFFICIENTS])
+    return {kind: _shares(np.array(own, dtype=np.float64), b) for kind, own in rows.items()}
+
+
+def _terms(shape: Shape) -> tuple[float, ...]:
+    return terms([load(1, [(part.cached, part.new) for part in shape.parts])])
+
 
 _COLOURS = {"training set": "#3366cc", "test set": "#d9572b"}
 _FAINT = "#9aa5b1"
@@ -58,3 +175,50 @@ def _spread(axes: Axes, model: Profiled) -> None:
     axes.axvline(0, color=_FAINT, linewidth=1)
     axes.set(xlabel="predicted too long (+) or too short (-), %", ylabel="share of the set, %")
     axes.legend(fontsize=8, frameon=False)
+
+
+def coefficients(models: Sequence[Profiled], chip: Chip, architecture: Architecture) -> Rows:
+    """Rows by coefficient: every fitted set of the chip for that architecture, its roofline, and this profile's models.
+
+    A row is left out where the coefficient is 0 and no interval says otherwise.
+    """
+    known = {fits.source: fits.latencies.get(architecture.name) for fits in chip.fitted.values()}
+    drawn = {f"roofline of {chip.name}": roofline(chip, None, architecture, "fp16")}
+    sets = {source: latency for source, latency in (known | drawn).items() if latency}
+    found: Rows = {}
+    for name in COEFFICIENTS:
+        rows = {label: _stated(name, latency, chip, architecture) for label, latency in sets.items()}
+        rows |= {f"{model.name} here": _measured(name, model) for model in models}
+        if kept := {label: row for label, row in rows.items() if row["value_s"] or row.get("high_s")}:
+            found[name.removesuffix("_s")] = kept
+    return found
+
+
+def _measured(name: str, model: Profiled) -> dict[str, Any]:
+    low, high = model.node["intervals"][name]
+    plain = model.node["ordinary_least_squares"]["coefficients"][name]
+    return {"value_s": model.node["coefficients"][name], "low_s": low, "high_s": high, "plain_s": plain or None}
+
+
+def _stated(name: str, latency: Latency, chip: Chip, architecture: Architecture) -> dict[str, Any]:
+    """With the rate at which the chip would have to compute or read, and its share of what the datasheet says.
+
+    Of a row: the blocks' linear layers alone. Of the constant: were it nothing but the reading of the blocks' weights.
+    """
+    seconds, mode = getattr(latency, name), chip.mode(None)
+    row: dict[str, Any] = {"value_s": seconds}
+    flops = {
+        "a_s": 2 * architecture.matmul_parameters,
+        "b_compute_s": architecture.flops_per_interaction(),
+    }
+    nbytes = {
+        "b_read_s": architecture.kv_nbytes_per_token("fp16"),
+        "c_s": architecture.blocks_nbytes("fp16"),
+    }
+    if seconds and name in flops and mode.fp16_tflops:
+        row["tflops"] = flops[name] / seconds / 1e12
+        row["of_peak"] = row["tflops"] / mode.fp16_tflops
+    if seconds and name in nbytes and mode.memory_gbps:
+        row["gbps"] = nbytes[name] / seconds / 1e9
+        row["of_bandwidth"] = row["gbps"] / mode.memory_gbps
+    return row

@@ -1,13 +1,27 @@
-"""What was measured of one configuration."""
+"""What was measured of one configuration.
+
+Times an engine's work on the wall clock, and keeps what the work consisted of.
+
+The torch device that computes: what it is called, when it is done, and what room it has.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, median, pstdev
 from typing import NamedTuple
 
+import numpy as np
+
 from serving.hardware.latency import Load
-from training.latency.shape import Shape
+from serving.hardware.timed_executor import Engine
+from serving.messages import Generate
+from training.latency.grid import FEWEST, FEWEST_HELD_OUT, Shape
+from training.latency.work import Work, Works
 
 QUIET = 0.95
 STEADY = 0.05
@@ -70,3 +84,163 @@ class Timing:
             "max_s": max(counted),
             "median_s": median(counted),
         }
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """`device` is a torch device, cpu or cuda. Raises ValueError for a GPU that is not there."""
+
+    device: str
+
+    def __post_init__(self) -> None:
+        import torch
+
+        if self.is_gpu and not torch.cuda.is_available():
+            raise ValueError(f"latency profile: accelerator={self.device}, but torch sees no GPU here; use cpu.")
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    def facts(self) -> dict[str, str | int | bool]:
+        """What a measured time depends on: processor, versions, one thread, and the GPU if it computes."""
+        import torch
+
+        from training.fitting.machine import facts
+
+        found = {**facts(), "threads": 1, "device": self.device}
+        if self.is_gpu:
+            found |= {"gpu": torch.cuda.get_device_name(self.device), "cuda": str(torch.version.cuda)}
+        return found
+
+    @property
+    def name(self) -> str:
+        """The GPU's or the processor's."""
+        found = self.facts()
+        return str(found.get("gpu", found["processor"]))
+
+    def settle(self) -> None:
+        """Waits until all that was asked of a GPU is done: its work is only queued by then."""
+        import torch
+
+        if self.is_gpu:
+            torch.cuda.synchronize(self.device)
+
+    def free_nbytes(self) -> int:
+        """Memory that a model may take: the GPU's free, or what the system calls available."""
+        import gc
+
+        import torch
+
+        if self.is_gpu:
+            gc.collect()
+            torch.cuda.empty_cache()  # what torch keeps of an earlier model counts as taken
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return _available_nbytes()
+
+    def memory_nbytes(self) -> int:
+        import torch
+
+        if self.is_gpu:
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _available_nbytes() -> int:
+    path = Path("/proc/meminfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    found = (int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    return next(found, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+FIRST_SHARE = 0.3
+"""Of the budget, for the first round: the three runs of WISP, appendix C, come before any configuration more."""
+
+
+@dataclass
+class Stopwatch:
+    """Every run has sessions and random tokens of its own, so that nothing of an earlier one is reused.
+
+    WISP, appendix C found 60 % of artificial speed-up where prompts came twice.
+    """
+
+    engine: Engine
+    works: Works
+    accelerator: Accelerator
+    vocabulary: int
+    seed: int
+    clock: Callable[[], float] = time.perf_counter
+    pause_s: float = 0.0
+    """Idle before each run, as a served model is between two pieces of work: caches and clock of a processor that never
+    rests make a run some 10 % faster than one that had to wait for the network.
+    """
+    _runs: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._generator = np.random.default_rng(self.seed)
+
+    def warm_up(self, shapes: Sequence[Shape], budget_s: float) -> int:
+        """Runs that do not count: all of them, or as many as begin within the budget; how many."""
+        began = self.clock()
+        for done, shape in enumerate(shapes):
+            if done and self.clock() - began > budget_s:
+                return done
+            self._run(Timing(shape))
+        return len(shapes)
+
+    def time(self, shapes: Sequence[Shape], repeats: int, budget_s: float, told: Callable[[int], None]) -> list[Timing]:
+        """All shapes, `repeats` times over: a disturbance of the machine meets few runs of any one shape.
+
+        The budget cuts whole rounds, and the first one where it would leave no time for others. What is left is a
+        first part of `shapes`, whose order is their owner's.
+        """
+        began = self.clock()
+        timings = self._first_round(shapes, began + FIRST_SHARE * budget_s, told)
+        done, a_round_s = 1, self.clock() - began
+        while done < repeats and self.clock() + a_round_s <= began + budget_s:
+            round_began = self.clock()
+            for place, timing in enumerate(timings):
+                self._run(timing)
+                told(done * len(timings) + place + 1)
+            done, a_round_s = done + 1, self.clock() - round_began
+        return timings
+
+    def _first_round(self, shapes: Sequence[Shape], until: float, told: Callable[[int], None]) -> list[Timing]:
+        timings: list[Timing] = []
+        for shape in shapes:
+            if self.clock() > until and _is_enough(timings):
+                break
+            timings.append(Timing(shape))
+            self._run(timings[-1])
+            told(len(timings))
+        return timings
+
+    def _run(self, timing: Timing) -> None:
+        self._runs += 1
+        fills, work = self.works(timing.shape, f"run-{self._runs}", self._tokens)
+        for fill in fills:
+            self.engine.execute(fill)
+        self.accelerator.settle()
+        if self.pause_s:
+            time.sleep(self.pause_s)
+        began, had = self.clock(), time.process_time()
+        _, timing.loads = self.engine.execute(work)
+        self.accelerator.settle()
+        wall_s, processor_s = self.clock() - began, time.process_time() - had
+        timing.runs.append(Run(wall_s, None if self.accelerator.is_gpu else processor_s))
+        self._forget(work)
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        return tuple(self._generator.integers(self.vocabulary, size=count).tolist())
+
+    def _forget(self, work: Work) -> None:
+        if isinstance(work, Generate):
+            self.engine.drop(work.session, None)
+        else:
+            for rows in work.rows:
+                self.engine.drop(rows.session, work.span.first)
+
+
+def _is_enough(timings: Sequence[Timing]) -> bool:
+    held_out = sum(timing.shape.held_out for timing in timings)
+    return held_out >= FEWEST_HELD_OUT and len(timings) - held_out >= FEWEST

@@ -25,8 +25,7 @@ import numpy as np
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.latency import Load
-from training.latency.effort import FEWEST, FEWEST_HELD_OUT
-from training.latency.shape import Shape
+from training.latency.grid import FEWEST, FEWEST_HELD_OUT, Shape
 from training.latency.timing import Run, Timing
 
 NEEDED = ("model", "rows", "interactions", "cached", "latency_s")

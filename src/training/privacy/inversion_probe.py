@@ -84,7 +84,7 @@ def _places(trace: Trace, texts: Sequence[int]) -> Tensor:
 def _received(states: Tensor, number: Number) -> Tensor:
     import torch
 
-    from serving.engines.torch.wire import as_received, as_sent
+    from serving.engines.torch.forward import as_received, as_sent
 
     return as_received(as_sent(states.float(), number), torch.empty(0))
 

@@ -1,9 +1,12 @@
-"""What a router is worth when it is served: quality on prompts that nothing was learned from, beside luck's."""
+"""What a router is worth when it is served: quality on prompts that nothing was learned from, beside luck's.
+
+The policy under which trajectories are made and routers are tried.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -11,11 +14,20 @@ from serving.deployment.queries import Models, Query
 from serving.learned.router import Router
 from serving.metrics.recorder import Record
 from serving.outcomes.offline import play
+from serving.outcomes.record import target_alone
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Window
 from serving.policy.slots.offload import Never, Offload, Random
 from serving.policy.slots.routed_offload import Routed
+from serving.policy.slots.verify import Replace
 from serving.progress import Progress
 from serving.workload.metrics import Metric
-from training.routing.policy import routing
+
+
+def routing(offload: Offload) -> Policy:
+    """Device and cloud by turns, as `offload` decides token by token."""
+    return replace(target_alone(), name="routing", draft=Window(1), offload=offload, verify=Replace())
+
 
 DRAWS = 1000
 

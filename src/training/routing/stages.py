@@ -20,7 +20,7 @@ from serving.progress import Progress
 from serving.workload.workload import Workload
 from training.fitting.prompts import taught
 from training.fitting.trainer import ALL_CORES, Trainer
-from training.routing.recipe import Recipe
+from training.routing.citer import Recipe
 from training.wisp.mlp import MLP
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def record_routes(
     has. Where a data set's references are not what a model would write, the large model's own answer is one.
     """
     from serving.deployment.model_loading import open_models, queries
-    from training.routing.policy import routing
     from training.routing.record import Recorder
+    from training.routing.serving_eval import routing
     from training.routing.states import write
 
     current = routers.load(router) if router else None

@@ -8,10 +8,10 @@ import numpy as np
 
 from serving.progress import Progress, silent
 from training.fitting.trainer import Trainer
-from training.synera.estimates import Cell, auc, ratio
-from training.wisp.candidate import fitted
+from training.synera.alignment import Cell, auc, ratio
 from training.wisp.evaluation import evaluate
 from training.wisp.families import Family, Fitted
+from training.wisp.matched_recall import fitted
 from training.wisp.rules import Rule, coverage
 from training.wisp.samples import Samples, Split
 

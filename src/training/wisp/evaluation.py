@@ -1,13 +1,27 @@
-"""How well a predictor tells accepted from rejected tokens: Tables 4 and 10 of WISP, and calibration."""
+"""How well a predictor tells accepted from rejected tokens: Tables 4 and 10 of WISP, and calibration.
+
+How long a predictor takes for one token (WISP, Table 11).
+
+The policy under which drafts are traced: every window is judged, and every score of it is kept.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
+from serving.core.scores import SCORES
+from serving.core.session import Session
+from serving.policy.policy import Policy
+from serving.policy.slots.draft import Draft
+from serving.policy.slots.early_exit import EarlyExit
 from training.embedded_pair.draft_quality import auc
+from training.synera.thresholds import profiling_policy
+from training.wisp.families import Fitted
 from training.wisp.windows import Flags, Floats
 
 BINS = 10
@@ -81,3 +95,48 @@ def reliability(chances: Floats, accepted: Flags) -> list[dict[str, float]]:
         for i in range(BINS)
         if (place == i).any()
     ]
+
+
+WARM_UP = 100
+
+
+def single_sample(fitted: Fitted, features: NDArray[np.float32], trials: int = 1000) -> dict[str, float]:
+    """mean, median, std, min, max, p95, p99 in seconds of `trials` calls, after 100 that do not count.
+
+    `features` of shape (n, 4) are asked about in turn, as plain numbers, as a drafter has them.
+    """
+    rows = [tuple(map(float, row)) for row in features[: WARM_UP + trials]]
+    taken = []
+    for i in range(WARM_UP + trials):
+        began = time.perf_counter()
+        fitted.chance(rows[i % len(rows)])
+        taken.append(time.perf_counter() - began)
+    return _figures(np.array(taken[WARM_UP:]))
+
+
+def _figures(seconds: NDArray[np.float64]) -> dict[str, float]:
+    return {
+        "mean": float(seconds.mean()),
+        "median": float(np.median(seconds)),
+        "std": float(seconds.std()),
+        "min": float(seconds.min()),
+        "max": float(seconds.max()),
+        "p95": float(np.quantile(seconds, 0.95)),
+        "p99": float(np.quantile(seconds, 0.99)),
+    }
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Every draft is verified, with all that can be told from its logits."""
+
+    reach: ClassVar[Literal["all"]] = "all"
+    probes: ClassVar[tuple[str, ...]] = SCORES
+
+    def ask(self, s: Session) -> int:  # noqa: ARG002
+        return 1
+
+
+def judging_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
+    """Drafts are written as they will be when they are served, all else is out of the way."""
+    return replace(profiling_policy(draft, early_exit), offload=Judged())

@@ -1,18 +1,103 @@
-"""How the network learns: binary cross-entropy, Adam, and the best weights kept."""
+"""How the network learns: binary cross-entropy, Adam, and the best weights kept.
+
+The samples as Lightning sees them: seeded mini-batches of standardised scores.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
 from serving.progress import Progress
-from training.wisp.data import Batch
+
+Batch = tuple[Tensor, ...]
+
+
+class Labelled(Protocol):
+    """`n` rows of features, and what is to be told from each."""
+
+    @property
+    def features(self) -> NDArray[np.float32]:
+        """(n, features)"""
+        ...
+
+    @property
+    def accepted(self) -> NDArray[np.bool_]:
+        """(n,)"""
+        ...
+
+    def __len__(self) -> int: ...
+
+
+class Batches:
+    """Rows of tensors of one length in batches of `rows`, every epoch in its own seeded order; the last rows of an
+    epoch wait for another one. Without a seed all of them at once.
+    """
+
+    def __init__(self, tensors: Batch, rows: int, seed: int | None) -> None:
+        self._tensors, self._rows, self._seed = tensors, rows, seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return max(1, len(self._tensors[0]) // self._rows) if self._seed is not None else 1
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._seed is None:
+            yield self._tensors
+            return
+        chance = torch.Generator().manual_seed(self._seed * 1009 + self._epoch)
+        self._epoch += 1
+        order = torch.randperm(len(self._tensors[0]), generator=chance)
+        for i in range(len(self)):
+            rows = order[i * self._rows : (i + 1) * self._rows]
+            yield tuple(tensor[rows] for tensor in self._tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Standard:
+    """What features are standardised by."""
+
+    mean: NDArray[np.float32]
+    deviation: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, features: NDArray[np.float32]) -> Standard:
+        """Means and deviations of rows of features."""
+        mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
+        return cls(mean, np.maximum(features.std(axis=0, dtype=np.float64), 1e-6).astype(np.float32))
+
+    def tensor(self, features: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy((features - self.mean) / self.deviation)
+
+
+class TokenData(LightningDataModule):
+    """Training and validation rows of tensors; its length is the steps that `epochs` epochs have."""
+
+    def __init__(self, train: Batch, validation: Batch, rows: int, epochs: int, seed: int) -> None:
+        super().__init__()
+        self._batches = Batches(train, rows, seed)
+        self._validation = Batches(validation, rows, None)
+        self._epochs = epochs
+
+    def __len__(self) -> int:
+        return len(self._batches) * self._epochs
+
+    def train_dataloader(self) -> Batches:
+        return self._batches
+
+    def val_dataloader(self) -> Batches:
+        return self._validation
+
 
 VALIDATION = "validation_loss"
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from serving.core.scores import SCORES
-from training.synera.estimates import Cell, ratio
+from training.synera.alignment import Cell, ratio
 from training.wisp.samples import Samples
 from training.wisp.windows import Flags, Floats, Ints
 

@@ -24,7 +24,7 @@ def try_family(
     trainer: Trainer = ALL_CORES,
 ) -> None:
     """Trains one family on the trace `tokens` and judges it on validation and test: metrics.json (WISP, Table 9)."""
-    from training.wisp.candidate import measure
+    from training.wisp.matched_recall import measure
 
     _write(out, "metrics.json", measure(family, load(tokens).split(seed), seed, trainer, progress))
 
@@ -43,7 +43,7 @@ def match_recall(
     that are no shares.
     """
     from training.wisp import matched_recall
-    from training.wisp.candidate import fitted
+    from training.wisp.matched_recall import fitted
 
     wrong = [at for at in recalls if not 0 < at < 1]
     if wrong or not recalls:
@@ -71,8 +71,8 @@ def time_families(
 
     `machine` only names it, so that outputs shared by two machines keep the times of each.
     """
-    from training.wisp.candidate import fitted
-    from training.wisp.delay import single_sample
+    from training.wisp.evaluation import single_sample
+    from training.wisp.matched_recall import fitted
 
     split, rows = load(tokens).split(seed), {}
     for i, family in enumerate(families):

@@ -9,9 +9,9 @@ import numpy as np
 
 from serving.progress import Progress, silent
 from training.fitting.trainer import Trainer
-from training.synera.estimates import Cell, ratio, spearman
-from training.wisp.candidate import fitted
+from training.synera.alignment import Cell, ratio, spearman
 from training.wisp.families import Family
+from training.wisp.matched_recall import fitted
 from training.wisp.rules import at_recall
 from training.wisp.samples import Samples, Split
 from training.wisp.waste import Held, Pairs, Point, pairs, rates

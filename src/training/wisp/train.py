@@ -15,8 +15,7 @@ from serving.policy.slots.draft import Draft, RejectionPredictor, Window
 from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
 from training.fitting.trainer import Trainer
-from training.wisp.delay import single_sample
-from training.wisp.evaluation import evaluate
+from training.wisp.evaluation import evaluate, single_sample
 from training.wisp.mlp import MLP
 from training.wisp.rules import Balanced, Coverage, Recall, Rule, coverage
 from training.wisp.samples import Samples, Split
@@ -103,7 +102,7 @@ def serve(
 def _played(
     draft: Draft, models: Models, queries: Sequence[Query], early_exit: EarlyExit, seed: int, progress: Progress
 ) -> Tally:
-    from training.wisp.judging import judging_policy
+    from training.wisp.evaluation import judging_policy
 
     records = play(judging_policy(draft, early_exit), models, queries, seed, progress)
     return tally([records[query.call.session].chunks for query in queries])

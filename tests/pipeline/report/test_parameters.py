@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.report.parameters import flat, masked, masked_override
+from pipeline.report.mlflow_store import flat, masked, masked_override
 
 
 def test_leaves_by_dotted_key():

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.report.spread import Spread, percentile
+from pipeline.report.statistics import Spread, percentile
 
 
 def test_a_spread_of_known_values():

@@ -9,8 +9,8 @@ from served import drawn
 
 from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
+from pipeline.report import context
 from pipeline.report import job as report
-from pipeline.report import stage_results
 from pipeline.report.context import JobContext, StageRun
 
 PNG = b"\x89PNG\r\n"
@@ -29,12 +29,12 @@ def shown(folder: Path, text: str | None) -> StageRun:
 
 def test_numbers_are_named_by_their_stage(tmp_path):
     stage = shown(tmp_path / "a", '{"cloud/held_out/mape": 0.05, "runs": 7, "ok": true, "note": "x", "none": null}')
-    assert stage_results.metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
+    assert context.stage_metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
 
 
 @pytest.mark.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
 def test_what_is_no_metrics_shows_nothing(tmp_path, text):
-    assert stage_results.metrics(shown(tmp_path / "a", text)) == {}
+    assert context.stage_metrics(shown(tmp_path / "a", text)) == {}
 
 
 def test_a_job_logs_what_its_stages_show(tmp_path, tracking):

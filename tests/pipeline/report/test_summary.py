@@ -5,7 +5,7 @@ from served import request, write
 
 from pipeline.report.records import Records
 from pipeline.report.slo import SloOutcome
-from pipeline.report.spread import Spread
+from pipeline.report.statistics import Spread
 from pipeline.report.summary import summarise
 
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.

@@ -12,7 +12,7 @@ from serving.policy.policy import Policy
 from serving.policy.slots.draft import Window
 from serving.policy.slots.kv_cache import Reuse
 from serving.policy.slots.scheduler import Continuous
-from serving.studies.capacity.blank import Blank
+from serving.studies.capacity.cases import Blank
 from serving.workload.slo import SloClass
 from serving.workload.workload import Workload
 

@@ -1,7 +1,7 @@
 """Late verifications, and what made them late."""
 
 from serving.messages import INF, Forward, Hop, Received, Request, Rows, Span
-from serving.studies.capacity.attribution import Verification, Verifications, shares
+from serving.studies.capacity.slo_evaluation import Verification, Verifications, shares
 
 SPAN = Span(0, 1, True, True)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.studies.capacity.isotonic import crossing, rising
+from serving.studies.capacity.search import crossing, rising
 
 
 def test_neighbours_in_the_wrong_order_share_their_weighted_mean() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from endpoint.fake_gateway import FakeGateway, Loop
 
-from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.options import Endpoint
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from endpoint.tokenizers_made import byte_level
 
-from serving.frontend.openai.endpoint import Endpoint
 from serving.frontend.openai.gateway import Conversation, Piece
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.openai.server import Server, serve
 from serving.messages import Origin, Routing, Sampling
 

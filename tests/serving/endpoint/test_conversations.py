@@ -1,8 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.frontend.openai.conversations import Conversations
-from serving.frontend.openai.gateway import Conversation
+from serving.frontend.openai.gateway import Conversation, Conversations
 
 Tokens = tuple[int, ...]
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from serving.frontend.openai.endpoint import Endpoint
+from serving.frontend.openai.options import Endpoint
 
 
 @pytest.mark.parametrize(

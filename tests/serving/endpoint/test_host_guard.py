@@ -7,8 +7,8 @@ import pytest
 from endpoint.fake_gateway import Loop
 from endpoint.plain_http import JSON, request, send
 
-from serving.frontend.openai.endpoint import Endpoint
-from serving.frontend.openai.host_guard import HostGuard
+from serving.frontend.openai.access import HostGuard
+from serving.frontend.openai.options import Endpoint
 
 
 async def _inner(scope: Any, receive: Any, send: Any) -> None:

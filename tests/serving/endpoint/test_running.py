@@ -4,9 +4,8 @@ from contextlib import aclosing
 
 import pytest
 
+from serving.frontend.openai.admission import Running, StalledError, patient, while_present
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.presence import StalledError, patient, while_present
-from serving.frontend.openai.running import Running
 
 
 class Source:

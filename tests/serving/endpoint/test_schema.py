@@ -9,10 +9,8 @@ from endpoint.tokenizers_made import byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.frontend.openai.chat import Chat, plain
-from serving.frontend.openai.completions import Completions
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.request_handlers import Asked
+from serving.frontend.openai.request_handlers import Asked, Chat, Completions, plain
 from serving.frontend.openai.schema import IGNORED, NEUTRAL, parse
 from serving.messages import Sampling
 

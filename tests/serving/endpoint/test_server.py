@@ -8,8 +8,8 @@ import pytest
 from endpoint.fake_gateway import FakeGateway, Loop
 from endpoint.plain_http import JSON, Answer, asking, request, send
 
-from serving.frontend.openai.endpoint import Endpoint
-from serving.frontend.openai.protocol import Protocol
+from serving.frontend.openai.http import Protocol
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.openai.server import serve
 
 Get = Callable[[bytes], Answer]
@@ -148,7 +148,7 @@ class TestItsOwn:
         assert (found.status, found.error["code"]) == (408, "timeout")
 
     def test_who_connects_and_says_nothing_is_hung_up_on(self, made: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr("serving.frontend.openai.protocol.Protocol.headers_s", 0.05)
+        monkeypatch.setattr("serving.frontend.openai.http.Protocol.headers_s", 0.05)
         loop = made()
 
         async def silent() -> bytes:

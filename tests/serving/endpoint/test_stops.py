@@ -1,7 +1,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.frontend.openai.stops import Stops
+from serving.frontend.openai.detokenizer import Stops
 
 
 def shown(stops: tuple[str, ...], pieces: list[str]) -> str:

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from serving.engines.torch.masks import Masks
+from serving.engines.torch.model_runner import Masks
 
 
 def _allowed(mask):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from serving.engines.torch.rotary import Rotary
+from serving.engines.torch.model import Rotary
 
 
 def _both(causal, variant):

@@ -5,7 +5,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from serving.engines.torch.sampling import as_received, as_sent, distribution, draw, kept, opened, residual
-from serving.hardware.odds import odds_nbytes
+from serving.hardware.payload_size import odds_nbytes
 from serving.messages import Sampling
 
 

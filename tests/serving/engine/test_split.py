@@ -8,9 +8,8 @@ from fake_world import policy
 
 from serving.drivers.simulator import Chip, Simulator
 from serving.engines.torch import draft_heads
+from serving.engines.torch.draft_heads import Proposer, blank_heads
 from serving.engines.torch.engine import Engine
-from serving.engines.torch.heads import Proposer
-from serving.engines.torch.heads import blank as blank_heads
 from serving.engines.torch.model import open_model, take_apart
 from serving.engines.torch.model_runner import Stack
 from serving.engines.torch.tensor_store import Blobs
@@ -247,7 +246,7 @@ def plain_drafter(model, shallow, weights):
 @torch.inference_mode()
 def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, causal):
     model = take_apart(causal(variant))
-    module = random_weights(draft_heads.blank(model, shallow))
+    module = random_weights(draft_heads.blank_adapter(model, shallow))
     plain = plain_drafter(causal(variant), shallow, module.state_dict())
     engine, text, sure = Engine(draft_heads.attached(model, shallow, module)), list(PROMPT), []
     for _ in range(12):
@@ -267,7 +266,7 @@ def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, caus
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, causal):
     model = take_apart(causal(variant))
-    module = draft_heads.blank(model, 2)
+    module = draft_heads.blank_adapter(model, 2)
     here = {name: value for name, value in model.layers[2].state_dict().items() if name in module.state_dict()}
     assert here.keys() == module.state_dict().keys()
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in here.items())
@@ -376,7 +375,7 @@ def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
 def test_hat_writes_the_targets_text_with_any_adapter(variant, saved, written):
     for seed in range(2):
         route = Route(saved[variant], 1, 2)
-        module = draft_heads.blank(route.device.model, 1)
+        module = draft_heads.blank_adapter(route.device.model, 1)
         module = random_weights(module, seed) if seed else module
         drafter = Engine(draft_heads.attached(route.device.model, 1, module))
         p = policy("hat", draft=Window(5, "confidence", 0.2), placement=UShape(1, 2), prefill=InParts(5, "first"))

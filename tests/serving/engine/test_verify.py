@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chisquare
 
 from serving.core.keyed_random import key, luck
-from serving.engines.torch import verify
+from serving.engines.torch import sampling
 from serving.engines.torch.sampling import as_received, as_sent, distribution, draw
 from serving.messages import Sampling, Verdict
 
@@ -18,7 +18,7 @@ VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
     [((), (0, 4)), ((4,), (1, 5)), ((9,), (0, 4)), ((4, 5), (2, 6)), ((4, 9), (1, 5)), ((9, 5), (0, 4))],
 )
 def test_greedy_stops_at_the_first_difference(drafts, verdict):
-    assert verify.greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
+    assert sampling.greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_greedy_stops_at_the_first_difference(drafts, verdict):
     ],
 )
 def test_tree_follows_the_targets_choices(drafts, parents, choices, verdict):
-    assert verify.tree(choices, drafts, parents) == Verdict(*verdict)
+    assert sampling.tree(choices, drafts, parents) == Verdict(*verdict)
 
 
 def _tables():
@@ -84,7 +84,7 @@ def _wisp_equation_3(logits, drafts, odds, sampling, session, first):
 
 
 def test_speculative_sampling_writes_the_targets_distribution():
-    counts = _write(verify.sample)
+    counts = _write(sampling.sample)
     assert counts.sum() >= 20_000
     assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
     assert 0.01 < _p_value(counts) < 0.999
@@ -99,7 +99,7 @@ def test_a_draft_never_outside_the_targets_support():
     logits[0, 2] = -1e9
     odds = as_sent(torch.tensor([0.0, 0.0, 1.0, 0.0]))
     for session in map(str, range(50)):
-        verdict = verify.sample(logits, (2,), [odds], SAMPLING, session, 0)
+        verdict = sampling.sample(logits, (2,), [odds], SAMPLING, session, 0)
         assert verdict.accepted == 0
         assert verdict.token != 2
 
@@ -107,7 +107,7 @@ def test_a_draft_never_outside_the_targets_support():
 def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
     odds = as_sent(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     verdicts = {
-        verify.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)
+        sampling.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)
     }
     assert verdicts <= {0, 1, 2}
 
@@ -122,7 +122,7 @@ def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
     verdicts = []
     for session in map(str, range(60)):
         drafts = [draw(row, luck(key(3, session), i, "draft")) for i, row in enumerate(whole)]
-        verdict, other = (verify.sample(target, drafts, each, sampling, session, 0) for each in (sent, whole))
+        verdict, other = (sampling.sample(target, drafts, each, sampling, session, 0) for each in (sent, whole))
         assert verdict == other
         verdicts.append(verdict.accepted)
     assert {0, DRAFTS} < set(verdicts)
@@ -134,11 +134,11 @@ def test_a_padded_target_judges_by_either_form_alike():
     target = torch.zeros(2, 64)
     for session in map(str, range(20)):
         token = draw(as_sent(odds, whole=True), luck(key(3, session), 0, "draft"))
-        verdicts = [verify.sample(target, (token,), [as_sent(odds, w)], sampling, session, 0) for w in (True, False)]
+        verdicts = [sampling.sample(target, (token,), [as_sent(odds, w)], sampling, session, 0) for w in (True, False)]
         assert verdicts[0] == verdicts[1]
 
 
 def test_a_token_beyond_the_targets_vocabulary_cannot_be_judged():
     odds = as_sent(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
     with pytest.raises(ValueError, match="names tokens 70 to 70 of a vocabulary of 64"):
-        verify.sample(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)
+        sampling.sample(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)

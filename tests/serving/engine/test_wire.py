@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engines.torch.wire import as_received, as_sent
+from serving.engines.torch.forward import as_received, as_sent
 from serving.hardware.payload_size import NUMBERS, hidden_nbytes
 
 SIZES = st.sampled_from((1e-30, 1e-6, 1.0, 300.0, 6e4))

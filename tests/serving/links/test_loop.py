@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.network.loop import Loop, Replay
+from serving.network.trace import Loop, Replay
 
 STEPS = Loop.of_steps([(1.0, 8.0), (3.0, 0.0), (4.0, 16.0)], "steps")
 """1 MB in the first second, nothing for two, 2 MB in the fourth; then again."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
 from serving.network.link import Link
-from serving.network.loop import Loop, Replay
 from serving.network.mahimahi import Mahimahi
 from serving.network.outages import Listed, Periodic
+from serving.network.trace import Loop, Replay
 
 
 def link(*windows, detect_ms=1000, **options):

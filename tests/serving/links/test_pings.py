@@ -5,8 +5,7 @@ import re
 import pytest
 
 from serving.network.link import Link
-from serving.network.pings import Pings
-from serving.network.ucc_5g import UCC5G
+from serving.network.ucc_5g import UCC5G, Pings
 
 HEADER = "Timestamp,DL_bitrate,State,PINGAVG\n"
 

@@ -5,9 +5,8 @@ from math import inf
 
 import pytest
 
-from serving.network.link import Link
+from serving.network.link import Link, Relay
 from serving.network.outages import Listed
-from serving.network.relay import Relay
 
 OWN = Link(8, 8, delay_ms=10)
 """1 MB a second, 10 ms away."""

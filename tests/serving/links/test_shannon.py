@@ -6,7 +6,7 @@ import pytest
 from catalogue import fields
 
 from serving.network.link import Link
-from serving.network.shannon import Shannon
+from serving.network.rate import Shannon
 
 
 @pytest.mark.parametrize(

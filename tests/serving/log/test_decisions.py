@@ -7,8 +7,8 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.decisions import compare, decisions
 from serving.log.entries import Entry, shifted
+from serving.log.replay import compare, decisions
 from serving.messages import Deliver
 
 

@@ -9,7 +9,7 @@ from log.recorded import Later, Only, recorder, watched
 
 from serving.log.entries import Handled, Sent, feed
 from serving.log.event_log import Journal
-from serving.log.merge import merge, merged
+from serving.log.reader import merge, merged
 from serving.messages import Received, Release, Woke
 
 DEVICES = {"device-0", "device-1", "device-2"}

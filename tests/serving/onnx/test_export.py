@@ -15,13 +15,10 @@ from variants import VARIANTS, VOCABULARY
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import export as exporting
 from serving.engines.onnx import header as headers
-from serving.engines.onnx import stages
-from serving.engines.onnx.checked import check
-from serving.engines.onnx.export import export
+from serving.engines.onnx.export import check, export
 from serving.engines.onnx.header import HEADER, MODEL, ROUTER
 from serving.engines.onnx.session import Session
-from serving.engines.torch.architectures import ARCHITECTURES
-from serving.engines.torch.model import open_model
+from serving.engines.torch.model import ARCHITECTURES, open_model
 from serving.learned.mlp import sigmoid
 from serving.learned.router import Router
 
@@ -114,7 +111,8 @@ def test_a_graph_whose_route_was_a_chance_is_exported_again(exported: Path, tmp_
 
 
 def test_both_doors_export_one_graph_where_nothing_is_said() -> None:
-    assert {inspect.signature(door).parameters["graphs"].default for door in (export, stages.export_device)} == {"one"}
+    doors = (export, exporting.export_device)
+    assert {inspect.signature(door).parameters["graphs"].default for door in doors} == {"one"}
 
 
 def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, exported: Path, tmp_path: Path) -> None:
@@ -212,7 +210,7 @@ def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
     router.save(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
-    stages.export_device(out, device=checkpoint, router=tmp_path, graphs="two", int8=True)
+    exporting.export_device(out, device=checkpoint, router=tmp_path, graphs="two", int8=True)
     assert headers.load(out).graphs == "two"
     assert "in int8, beside torch" in (out / "check.txt").read_text()
     assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL, "onnx.json", ROUTER]

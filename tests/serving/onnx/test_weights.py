@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from serving.engines.models import Checkpoint
-from serving.engines.onnx import weights
+from serving.engines.onnx import header
 
 
 class Files(Checkpoint):
@@ -23,36 +23,36 @@ def made(folder: Path, **files: bytes) -> Files:
 
 
 def test_it_is_of_names_and_contents_wherever_they_lie(tmp_path: Path) -> None:
-    one = weights.digest(made(tmp_path / "a", a_safetensors=b"1234", b_safetensors=b"5", config_json=b"{}"))
-    assert weights.digest(made(tmp_path / "b", a_safetensors=b"1234", b_safetensors=b"5", other_bin=b"?")) == one
-    assert weights.digest(made(tmp_path / "c", a_safetensors=b"1235", b_safetensors=b"5")) != one
-    assert weights.digest(made(tmp_path / "d", a_safetensors=b"123", b_safetensors=b"45")) != one
-    bins = [weights.digest(made(tmp_path / name, a_bin=name.encode())) for name in "ef"]
+    one = header.weights_digest(made(tmp_path / "a", a_safetensors=b"1234", b_safetensors=b"5", config_json=b"{}"))
+    assert header.weights_digest(made(tmp_path / "b", a_safetensors=b"1234", b_safetensors=b"5", other_bin=b"?")) == one
+    assert header.weights_digest(made(tmp_path / "c", a_safetensors=b"1235", b_safetensors=b"5")) != one
+    assert header.weights_digest(made(tmp_path / "d", a_safetensors=b"123", b_safetensors=b"45")) != one
+    bins = [header.weights_digest(made(tmp_path / name, a_bin=name.encode())) for name in "ef"]
     assert bins[0] != bins[1]
-    assert weights.digest(Checkpoint(hub="a/small")) == "hub:a/small"
+    assert header.weights_digest(Checkpoint(hub="a/small")) == "hub:a/small"
 
 
 def test_files_that_are_not_written_to_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint, read, opens = made(tmp_path / "a", a_safetensors=b"1234"), list[Path](), Path.open
     monkeypatch.setattr(Path, "open", lambda self, *a, **how: read.append(self) or opens(self, *a, **how))
-    first = weights.digest(checkpoint)
-    assert weights.digest(checkpoint) == first
+    first = header.weights_digest(checkpoint)
+    assert header.weights_digest(checkpoint) == first
     assert len(read) == 1
     file = tmp_path / "a" / "a.safetensors"
     file.write_bytes(b"1235")
     os.utime(file, ns=(1, 1))
-    assert weights.digest(checkpoint) != first
+    assert header.weights_digest(checkpoint) != first
 
 
 @pytest.mark.parametrize(("at", "told"), [(0, True), (1, True), (4, False), (8, True), (9, True)])
 def test_of_large_files_the_ends_are_read(at: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "WHOLE_NBYTES", 9)
-    monkeypatch.setattr(weights, "_MIB", 2)
+    monkeypatch.setattr(header, "WHOLE_NBYTES", 9)
+    monkeypatch.setattr(header, "_MIB", 2)
     changed = bytearray(b"0123456789")
     changed[at] = 99
     one, other = (
-        weights.digest(made(tmp_path / name, a_safetensors=bytes(content)))
+        header.weights_digest(made(tmp_path / name, a_safetensors=bytes(content)))
         for name, content in (("a", b"0123456789"), ("b", changed))
     )
     assert (one != other) == told
-    assert weights.digest(made(tmp_path / "c", a_safetensors=b"01234567890")) != one
+    assert header.weights_digest(made(tmp_path / "c", a_safetensors=b"01234567890")) != one

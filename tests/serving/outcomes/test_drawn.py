@@ -14,7 +14,7 @@ from serving.hardware.latency import load
 from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
 from serving.outcomes.constant import Acceptance
 from serving.outcomes.outcomes import Opened
-from serving.outcomes.rights import Chances, Rights
+from serving.outcomes.sampled_engine import Chances, Rights
 from serving.policy.slots.draft import Window
 from serving.policy.slots.early_exit import Layers, Tail
 from serving.policy.slots.payload import Tokens, Whole

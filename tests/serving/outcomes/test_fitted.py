@@ -14,9 +14,9 @@ from serving.core.decoding import Decoding
 from serving.core.session import Session
 from serving.hardware.exit_depths import Depths, read
 from serving.messages import Drafted, Exit, Generate, Stop
-from serving.outcomes import fit, fitted, goodness
+from serving.outcomes import fit, fitted
 from serving.outcomes.fitted import Fitted
-from serving.outcomes.rights import Chances
+from serving.outcomes.sampled_engine import Chances
 from serving.policy.slots.draft import Window
 from serving.policy.slots.early_exit import Layers, Progressive
 from serving.runtimes.emulated import play
@@ -54,19 +54,19 @@ def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: Fitted) -
 def test_goodness_sees_a_bad_model(model: Fitted) -> None:
     answers = fit._drawn([[True] * 50], Chances(0.9, 0.9, 0.9), model.pools, 0)[0]
     others = fit._drawn([[True] * 50], Chances(0.4, 0.4, 0.4), model.pools, 0)[0]
-    assert goodness.compare(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
+    assert fit.compare(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
 
 
 def test_windows_begin_behind_the_last_ones_correction() -> None:
     answer = [True, True, False, True, True, True, False, False]
-    assert goodness.lengths([answer], 2) == [1 / 3, 0, 2 / 3]
-    assert goodness.lengths([answer], 9) == [0.0] * 10
+    assert fit.lengths([answer], 2) == [1 / 3, 0, 2 / 3]
+    assert fit.lengths([answer], 9) == [0.0] * 10
 
 
 def test_auc_counts_ties_half() -> None:
-    assert goodness.auc([0.1, 0.4, 0.35, 0.8], [False, False, True, True]) == 0.75
-    assert goodness.auc([0.5, 0.5], [True, False]) == 0.5
-    assert goodness.auc([0.5, 0.6], [True, True]) == 0.5
+    assert fit.auc([0.1, 0.4, 0.35, 0.8], [False, False, True, True]) == 0.75
+    assert fit.auc([0.5, 0.5], [True, False]) == 0.5
+    assert fit.auc([0.5, 0.6], [True, True]) == 0.5
 
 
 def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: Fitted) -> None:
@@ -76,7 +76,7 @@ def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: Fitte
     chunks = [chunk for record in records.values() for chunk in record.chunks]
     first = [chunk.accepted > 0 for chunk in chunks if chunk.accepted is not None]
     confidence = [chunk.scores["confidence"][0] for chunk in chunks]
-    assert goodness.auc(confidence, first) == pytest.approx(model.goodness["auc"]["trace"], abs=0.12)
+    assert fit.auc(confidence, first) == pytest.approx(model.goodness["auc"]["trace"], abs=0.12)
     mean = sum(c.accepted or 0 for c in chunks if len(c.tokens) == 4) / sum(len(c.tokens) == 4 for c in chunks)
     assert mean == pytest.approx(model.goodness["windows"]["4"]["mean"]["trace"], abs=0.35)
 

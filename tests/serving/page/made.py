@@ -17,8 +17,8 @@ from serving.deployment.queries import Models
 from serving.engines.models import Model, Pair
 from serving.frontend.service_options import Service
 from serving.frontend.ui.config import Show
+from serving.frontend.ui.device_pool import open_all
 from serving.frontend.ui.measures import Meter
-from serving.frontend.ui.models import open_all
 from serving.frontend.ui.options import Page
 from serving.frontend.ui.policy_card import Offer
 from serving.frontend.ui.server import Server

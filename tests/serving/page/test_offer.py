@@ -10,8 +10,7 @@ from page.made import offer, routed, router
 from serving.deployment.topology import Cast
 from serving.engines.remote.server import Server
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.ui.cast import NamedCast
-from serving.frontend.ui.models import shares
+from serving.frontend.ui.device_pool import NamedCast, shares
 from serving.frontend.ui.policy_card import Offer
 from serving.frontend.ui.question import question
 from serving.policy.engine_requirements import PLAIN

@@ -8,7 +8,7 @@ import pytest
 from catalogue import architecture, bed, fleet, link
 
 from serving.hardware.tier import Tier
-from serving.policy.partition.balanced import Balanced
+from serving.policy.partition.baselines import Balanced
 from serving.policy.partition.division import Division
 from serving.policy.partition.hypsplit import HypSplit
 from serving.policy.partition.optimum import Optimum

@@ -7,8 +7,7 @@ from every_split import PROBLEMS, Found, every
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from serving.policy.partition.balanced import Balanced, works
-from serving.policy.partition.baselines import Fill, Greedy
+from serving.policy.partition.baselines import Balanced, Fill, Greedy, works
 from serving.policy.partition.hypsplit import HypSplit, bounds_s
 from serving.policy.partition.optimum import Optimum
 from serving.policy.partition.problem import Problem, Split

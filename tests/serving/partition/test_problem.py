@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from serving.policy.partition.balanced import Balanced
-from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.baselines import Balanced, Greedy
 from serving.policy.partition.hypsplit import HypSplit
 from serving.policy.partition.optimum import Optimum
 from serving.policy.partition.problem import Problem, Split

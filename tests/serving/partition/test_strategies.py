@@ -2,8 +2,7 @@
 
 import pytest
 
-from serving.policy.partition.balanced import UNIT, Balanced, works
-from serving.policy.partition.baselines import Greedy
+from serving.policy.partition.baselines import UNIT, Balanced, Greedy, works
 from serving.policy.partition.hypsplit import HypSplit, bounds_s
 from serving.policy.partition.optimum import Optimum
 from serving.policy.partition.problem import Problem

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from serving.engines.remote.tokens import decode
+from serving.engines.remote.prompt_logprobs import decode
 
 Brain = Callable[[tuple[int, ...]], int]
 OWNERS = {"openai": "somebody", "vllm": "vllm", "sglang": "sglang", "llama_cpp": "llamacpp"}

@@ -12,12 +12,11 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import Clock, counting, server
 from remote.fake_server import FakeServer
 
-from serving.engines.remote.answer import by_id
 from serving.engines.remote.client import Client
-from serving.engines.remote.dialect import DIALECTS
+from serving.engines.remote.dialect import DIALECTS, by_id
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import Writer
-from serving.engines.remote.rest import WAITED
+from serving.engines.remote.retry import WAITED
 from serving.engines.tokenizer import Tokenizer
 
 KEY = "sk-the-key-of-this-test"

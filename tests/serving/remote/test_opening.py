@@ -11,8 +11,8 @@ from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 
 from serving.core.decoding import Decoding
-from serving.deployment.context import context_tokens
 from serving.deployment.model_loading import depth, open_models, open_side, spoken
+from serving.deployment.setup import context_tokens
 from serving.engines.models import Checkpoint, Model, Pair
 from serving.engines.remote.engine import RemoteEngine
 from serving.engines.remote.opening import open_remote

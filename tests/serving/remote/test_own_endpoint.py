@@ -11,8 +11,8 @@ from remote.conftest import counting, server
 
 from serving.engines.remote.opening import open_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.frontend.openai.endpoint import Endpoint
 from serving.frontend.openai.gateway import Conversation, Piece
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.openai.server import serve
 from serving.messages import Forward, Routing, Rows, Sampling, Span, Verdict
 

@@ -14,7 +14,7 @@ from serving.engines.remote.client import Client
 from serving.engines.remote.dialect import DIALECTS, Draw
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import Writer
-from serving.engines.remote.tokens import HALF, decode, encode, names
+from serving.engines.remote.prompt_logprobs import HALF, decode, encode, names
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import Verdict
 

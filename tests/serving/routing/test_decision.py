@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routing.shown import routed
 
-from serving.frontend.openai.allowed import Allowed
 from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.options import Allowed
 from serving.frontend.routing_api.decision import Decision, decide
-from serving.frontend.routing_api.handle import Handles
 from serving.frontend.routing_api.schema import Asked, Past
-from serving.frontend.routing_api.sessions import Sessions
+from serving.frontend.routing_api.sessions import Handles, Sessions
 
 TEXT = (5, 6, 7)
 ASKED = Asked(None, "the red key", " box", 3, None, (0.5, 0.0, 0.0), None, (), "s", "r", None)

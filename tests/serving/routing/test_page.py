@@ -10,9 +10,8 @@ from endpoint.fake_gateway import FakeGateway, Loop
 from endpoint.plain_http import JSON, request, send
 from routing.shown import question, routed, state
 
-from serving.frontend.openai.allowed import Allowed
-from serving.frontend.openai.endpoint import Endpoint
 from serving.frontend.openai.gateway import Piece
+from serving.frontend.openai.options import Allowed, Endpoint
 from serving.messages import Routing
 
 KEY = "the-key-of-this-test"

@@ -9,7 +9,7 @@ from fake_tiers import LAYERS, Doomed, over, tiers
 
 from serving.network.outages import Window
 from serving.runtimes import process_group as crews
-from serving.runtimes.fate import Fate
+from serving.runtimes.failures import Fate
 from serving.runtimes.grpc import Grpc
 
 

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from serving.network.link import Link
-from serving.transport.shaping.command import CommandError, run
-from serving.transport.shaping.kernel import check_machine, check_netem, may_administer, rehearse, spare
+from serving.transport.shaping.netem import CommandError, run
+from serving.transport.shaping.tc import check_machine, check_netem, may_administer, rehearse, spare
 
 LINK = Link(uplink_mbps=10, downlink_mbps=10, delay_ms=50, loss=0.01)
 ROOT = "Name:\tpython\nCapEff:\t000001fffeffffff\n"

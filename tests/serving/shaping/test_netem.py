@@ -4,9 +4,8 @@ from catalogue import fields, link, names
 from serving.network.link import Link
 from serving.network.outages import Periodic
 from serving.network.two_columns import TwoColumns
-from serving.transport.shaping.command import CommandError, run
-from serving.transport.shaping.kernel import check_machine, spare
-from serving.transport.shaping.netem import commands, common, netem, note, removal
+from serving.transport.shaping.netem import CommandError, commands, common, netem, note, removal, run
+from serving.transport.shaping.tc import check_machine, spare
 
 PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 

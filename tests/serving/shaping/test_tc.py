@@ -9,10 +9,8 @@ from itertools import count
 import pytest
 
 from serving.network.link import Link
-from serving.transport.shaping.command import CommandError, run
-from serving.transport.shaping.kernel import check_machine, check_netem
-from serving.transport.shaping.netem import HANDLE, commands, removal
-from serving.transport.shaping.tc import claimed, clear, root, shaped
+from serving.transport.shaping.netem import HANDLE, CommandError, commands, removal, run
+from serving.transport.shaping.tc import check_machine, check_netem, claimed, clear, root, shaped
 
 LINK = Link(uplink_mbps=10, downlink_mbps=20, delay_ms=50)
 CLOUD = "127.0.0.1:4711"

@@ -13,8 +13,7 @@ from dialogue import play, writing
 from variants import build
 
 from serving.engines.tensor_parallel.engine import Leader
-from serving.engines.tensor_parallel.opening import open_shared
-from serving.engines.tensor_parallel.worker_group import TeamError
+from serving.engines.tensor_parallel.worker_group import TeamError, open_shared
 from serving.engines.torch.engine import Engine
 from serving.engines.torch.kv_pool import CacheFullError
 from serving.engines.torch.model import open_model
@@ -201,16 +200,16 @@ def test_one_that_stands_still_is_given_up(saved):
 @pytest.mark.slow
 def test_one_that_cannot_begin_is_named(saved, monkeypatch):
     path = saved("llama")
-    from serving.engines.tensor_parallel import opening
+    from serving.engines.tensor_parallel import worker_group
 
-    plain = opening.loaded
+    plain = worker_group.loaded
 
     def gone(seat):
         for process in mp.active_children():
             process.kill()
         return plain(seat)
 
-    monkeypatch.setattr(opening, "loaded", gone)
+    monkeypatch.setattr(worker_group, "loaded", gone)
     with pytest.raises(TeamError, match=r"rank 1 \(process \d+\) died"):
         open_shared(path, 2)
     assert not torch.distributed.is_initialized()
@@ -219,7 +218,7 @@ def test_one_that_cannot_begin_is_named(saved, monkeypatch):
 
 LEAD = """
 import os, signal, sys
-from serving.engines.tensor_parallel.opening import open_shared
+from serving.engines.tensor_parallel.worker_group import open_shared
 if __name__ == "__main__":
     model, team = open_shared(sys.argv[1], 2)
     print(team.pids[0], flush=True)

@@ -12,7 +12,7 @@ from serving.transport.client import Dialler
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
 from serving.transport.server import Listener
-from serving.transport.stream_transport import METHOD
+from serving.transport.stream import METHOD
 
 FAST = Limits(backoff_s=0.01, backoff_max_s=0.05)
 ROUTE = (Hop("cloud", Span(0, 8, True, True)),)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from serving.messages import Backlog, Release
-from serving.transport.backoff import Backoff
+from serving.transport.client import Backoff
 from serving.transport.errors import RefusedError
 from serving.transport.limits import Limits
 from serving.transport.session_ownership import Owners

@@ -10,12 +10,11 @@ from fake_hosts import ROUTE, request
 from serving.messages import Blob, Hop, Reply, Request, Span, Verdict
 from serving.transport import encode
 from serving.transport import tandem_pb2 as pb
-from serving.transport.checks import parsed
 from serving.transport.decode import Decoder
-from serving.transport.errors import RefusedError
+from serving.transport.errors import RefusedError, parsed
 from serving.transport.handshake import Hello
-from serving.transport.known import Known
 from serving.transport.limits import Limits
+from serving.transport.session_ownership import Known
 
 KNOWN = Known(vocabulary=1000, hidden=4, route=ROUTE)
 

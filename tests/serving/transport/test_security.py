@@ -7,11 +7,10 @@ import pytest
 from certificates import certified
 from fake_hosts import FakeEars, dialling, listening, play, raw, request
 
-from serving.transport.connection import Desk, Guest
+from serving.transport.connection import Desk, Guest, Luggage
 from serving.transport.errors import RefusedError
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
-from serving.transport.luggage import Luggage
 from serving.transport.security import Security, is_loopback
 from serving.transport.server import Listener
 from serving.transport.stream import Outbox

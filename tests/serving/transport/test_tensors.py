@@ -11,10 +11,10 @@ from serving.engines.torch.tensor_store import Blobs
 from serving.messages import Blob, Hop, Request, Sampling, Span
 from serving.transport import encode, tensors
 from serving.transport import tandem_pb2 as pb
+from serving.transport.connection import Luggage
 from serving.transport.errors import RefusedError
 from serving.transport.handshake import Hello
-from serving.transport.known import Known
-from serving.transport.luggage import Luggage
+from serving.transport.session_ownership import Known
 
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 

@@ -22,10 +22,10 @@ from serving.messages import (
     Verdict,
 )
 from serving.transport import encode
-from serving.transport.checks import parsed
 from serving.transport.decode import Decoder
-from serving.transport.known import Known
+from serving.transport.errors import parsed
 from serving.transport.limits import Limits
+from serving.transport.session_ownership import Known
 
 names = st.from_regex(r"[A-Za-z0-9._:/-]{1,64}", fullmatch=True)
 ints = st.integers(0, 2**31 - 1)

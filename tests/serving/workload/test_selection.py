@@ -2,8 +2,7 @@ from collections import Counter
 
 import pytest
 
-from serving.workload.prompt import Prompt
-from serving.workload.selection import select
+from serving.workload.prompt import Prompt, select
 
 PROMPTS = [Prompt(f"{task}{number}", "?", (), task) for task in "abc" for number in range(10)]
 

@@ -16,7 +16,7 @@ from serving.progress import silent
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
 from training import stages
-from training.embedded_pair import generation, tokenizer
+from training.embedded_pair import quality, tokenizer
 from training.embedded_pair.draft_quality import draft
 from training.synera.alignment import Alignment, align, drafted_importance, judge
 from training.synera.alignment_report import BINS, TOKEN
@@ -72,9 +72,9 @@ def toy(workload: Workload, toy_pair: tuple[Path, Path]) -> Toy:
 
 
 def test_tokens_are_judged_as_one_forward_pass_of_transformers_judges_them(toy: Toy) -> None:
-    large, small = (generation.load(checkpoint) for checkpoint in toy.pair)
+    large, small = (quality.load(checkpoint) for checkpoint in toy.pair)
     words = tokenizer.load(toy.pair[0])
-    outputs = generation.greedy(large, words, toy.prompts, limit=12)
+    outputs = quality.greedy(large, words, toy.prompts, limit=12)
     known = draft(small, words, tokenizer.prompt_ids(words, toy.prompts), outputs)
     tokens = toy.found.tokens
     assert np.bincount(tokens.answer).tolist() == [len(output) for output in outputs]

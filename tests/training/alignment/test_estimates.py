@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from training.embedded_pair import draft_quality
-from training.synera.estimates import auc, highest, ratio, skewness, spearman
+from training.synera.alignment import auc, highest, ratio, skewness, spearman
 
 RNG = np.random.default_rng(7)
 ANSWERS = 60

@@ -20,9 +20,7 @@ from training.fitting.trainer import Trainer
 from training.hyperion import network, serving_eval, train
 from training.hyperion.environment import World
 from training.hyperion.network import Network
-from training.hyperion.recipe import Recipe
-from training.hyperion.reinforce import gathered
-from training.hyperion.rollout import Choice
+from training.hyperion.reinforce import Choice, Recipe, gathered
 from training.hyperion.stages import train_dispatcher
 
 TOY = Recipe(hidden=4, steps=4, episodes=1, plays=2, check_every=2, held_out=1, tested=2)

@@ -8,7 +8,7 @@ from dispatchers import soonest
 
 from serving.policy.slots.dispatch import HypSched, Learned, Random
 from training.hyperion.environment import Range, World
-from training.hyperion.rollout import Choice, Drawing, rollouts
+from training.hyperion.reinforce import Choice, Drawing, rollouts
 
 
 def test_the_same_name_draws_the_same_episode(world: World) -> None:

@@ -12,10 +12,10 @@ from serving.engines.torch.model import Model
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.hat import train
-from training.hat.best import Best
+from training.hat.batches import Recipe
 from training.hat.distillation import Distillation
-from training.hat.recipe import Recipe
 from training.hat.trace import Trace
+from training.hat.train import Best
 
 BRIEF = Recipe(steps=12, batch=8, check_every=3, patience=9)
 

@@ -11,8 +11,8 @@ from serving.engines.torch.model import Model
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.hat import train
+from training.hat.batches import Recipe
 from training.hat.distillation import Distillation
-from training.hat.recipe import Recipe
 from training.hat.trace import Trace
 
 BRIEF = Recipe(steps=40, batch=7, rate=0.1, warmup_steps=0, check_every=2, patience=2)

@@ -11,10 +11,8 @@ from serving.engines.torch.draft_heads import attached
 from serving.engines.torch.model import Model
 from serving.engines.torch.model_runner import Lot, Stack
 from serving.engines.torch.sequence_cache import Slot
-from training.hat.batches import Batch, Batches, gather
-from training.hat.distillation import Distillation, _mask
-from training.hat.foresight import Foresight
-from training.hat.recipe import Recipe
+from training.hat.batches import Batch, Batches, Recipe, gather
+from training.hat.distillation import Distillation, Foresight, _mask
 from training.hat.trace import Trace
 
 RECIPE, CPU = Recipe(steps=3), torch.device("cpu")

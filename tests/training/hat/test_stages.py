@@ -9,15 +9,14 @@ import torch
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
-from serving.engines.torch.draft_heads import drafter
-from serving.engines.torch.heads import open_heads
+from serving.engines.torch.draft_heads import drafter, open_heads
 from serving.engines.torch.model import Model
 from serving.learned import adapter, medusa
 from serving.progress import silent
 from serving.workload.workload import Workload
 from training.fitting.trainer import Trainer
 from training.hat import serving_eval
-from training.hat.recipe import Recipe
+from training.hat.batches import Recipe
 from training.hat.serving_eval import Trial, check
 from training.hat.stages import train_adapter, train_medusa
 

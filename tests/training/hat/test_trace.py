@@ -12,7 +12,7 @@ from serving.engines.torch.sequence_cache import Slot
 from serving.workload.workload import Workload
 from training.fitting.prompts import taught
 from training.hat import trace
-from training.hat.record import states
+from training.hat.trace import states
 
 
 def test_the_layers_left_make_the_deep_state_of_the_shallow_one(found: trace.Trace, model: Model) -> None:

@@ -5,7 +5,7 @@ from itertools import combinations, product
 import pytest
 
 from serving.learned.medusa import Medusa, Ranks
-from training.hat.tree import grow
+from training.hat.serving_eval import grow
 
 HEADS = [[0.5, 0.3, 0.05], [0.6, 0.1, 0.2], [0.9, 0.02, 0.01]]
 

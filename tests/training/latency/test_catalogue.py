@@ -6,10 +6,8 @@ from collections import Counter
 
 import pytest
 
-from training.latency.drafting import DRAFTS
-from training.latency.grid import FITTED, HELD_OUT, apportion
-from training.latency.shape import CATEGORIES, COMPUTE_GRID, MEMORY_GRID, MIXED
-from training.latency.verification import FORWARDS
+from training.latency.grid import CATEGORIES, COMPUTE_GRID, FITTED, HELD_OUT, MEMORY_GRID, MIXED, apportion
+from training.latency.work import DRAFTS, FORWARDS
 
 both = pytest.mark.parametrize("catalogue", [FORWARDS, DRAFTS])
 

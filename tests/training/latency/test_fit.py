@@ -10,14 +10,10 @@ from made_up import TRUE, made_up
 from scipy.optimize import nnls
 
 from serving.hardware.latency import COEFFICIENTS, Latency, load
-from training.latency.drafting import DRAFTS
-from training.latency.effort import Effort
-from training.latency.equations import equations
-from training.latency.fit import fit, plain_fit
-from training.latency.score import score
-from training.latency.shape import CATEGORIES, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED
-from training.latency.solve import non_negative, ordinary, relative
+from training.latency.fit import equations, fit, non_negative, ordinary, plain_fit, relative, score
+from training.latency.grid import CATEGORIES, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED, Effort
 from training.latency.timing import Run, Timing
+from training.latency.work import DRAFTS
 
 QUICK = Effort(bootstraps=100)
 CLOUD = tuple(name for name in COEFFICIENTS if name != "wake_s")

@@ -17,8 +17,7 @@ from serving.hardware.chip import Chip, Mode
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import COEFFICIENTS, load, load_fits
 from serving.progress import silent
-from training.latency.effort import Effort
-from training.latency.shape import CATEGORIES
+from training.latency.grid import CATEGORIES, Effort
 from training.stages import profile_latency, profile_published
 
 QUICK = Effort(configurations=20, held_out=10, repeats=2, longest=128, bootstraps=100)

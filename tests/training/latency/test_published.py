@@ -7,8 +7,8 @@ from catalogue import architecture, names
 
 from serving.hardware.architecture import Architecture
 from serving.messages import Generate, Stop
-from training.latency.accelerator import Accelerator
 from training.latency.published import check_room, published_engine, transformers_config
+from training.latency.timing import Accelerator
 
 TOYS = [
     Architecture("llama", 2, 64, 4, 2, 16, 128, 300, 0, "toy"),

@@ -14,7 +14,7 @@ from made_up import TRUE, made_up
 from serving.engines.models import Model, Pair
 from training.latency import stages
 from training.latency.artifact import write
-from training.latency.effort import Effort
+from training.latency.grid import Effort
 from training.latency.interference import Interference, label, measured
 from training.latency.measured import Measured
 from training.latency.profiled import components, read

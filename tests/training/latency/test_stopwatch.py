@@ -8,11 +8,8 @@ import pytest
 
 from serving.hardware.latency import load
 from serving.messages import Forward
-from training.latency.accelerator import Accelerator
-from training.latency.drafting import DRAFTS, drafts
-from training.latency.stopwatch import Stopwatch
-from training.latency.timing import Run, Timing
-from training.latency.verification import FORWARDS, forwards
+from training.latency.timing import Accelerator, Run, Stopwatch, Timing
+from training.latency.work import DRAFTS, FORWARDS, drafts, forwards
 
 
 class Listener:

@@ -9,7 +9,7 @@ from catalogue import architecture
 from made_up import TRUE
 
 from serving.hardware.latency import Load, load_fits
-from training.latency.effort import Effort
+from training.latency.grid import Effort
 from training.latency.timings_file import read_timings
 from training.stages import profile_from_csv
 

@@ -6,11 +6,10 @@ import pytest
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.latency import load
-from training.latency.accelerator import Accelerator
-from training.latency.drafting import drafts
+from training.latency.grid import MEMORY_DRAWN, MIXED, Part, Shape
 from training.latency.published import published_engine
-from training.latency.shape import MEMORY_DRAWN, MIXED, Part, Shape
-from training.latency.verification import forwards
+from training.latency.timing import Accelerator
+from training.latency.work import drafts, forwards
 
 TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
 

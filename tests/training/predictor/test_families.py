@@ -12,10 +12,8 @@ from training.embedded_pair.draft_quality import auc
 from training.fitting.trainer import Trainer
 from training.wisp import stages, tree_models
 from training.wisp.families import Family
-from training.wisp.forest import RandomForest
-from training.wisp.lightgbm import LightGBM
 from training.wisp.samples import Split
-from training.wisp.xgboost import XGBoost
+from training.wisp.tree_models import LightGBM, RandomForest, XGBoost
 
 LIBRARIES = {XGBoost: "xgboost", LightGBM: "lightgbm", RandomForest: "sklearn"}
 SMALL = {XGBoost: {"n_estimators": 60}, LightGBM: {"n_estimators": 60}, RandomForest: {"n_estimators": 30}}

@@ -9,8 +9,8 @@ import pytest
 
 from training.fitting.trainer import Trainer
 from training.wisp import matched_recall, stages
-from training.wisp.forest import RandomForest
 from training.wisp.mlp import MLP
+from training.wisp.tree_models import RandomForest
 
 
 def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:

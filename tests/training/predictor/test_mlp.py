@@ -16,8 +16,7 @@ from serving.policy.slots.early_exit import NoExit
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.wisp import comparison, train
-from training.wisp.mlp import MLP
-from training.wisp.network import build, layers
+from training.wisp.mlp import MLP, build, layers
 from training.wisp.rules import Coverage
 from training.wisp.samples import Samples
 

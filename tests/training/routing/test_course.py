@@ -11,9 +11,8 @@ from serving.learned.router import Router
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.routing import citer
-from training.routing.co_llm import Course
-from training.routing.deferral import marginal, weak_labels
-from training.routing.recipe import Recipe
+from training.routing.citer import Recipe
+from training.routing.co_llm import Course, marginal, weak_labels
 from training.routing.states import BY, States, joined, split
 from training.wisp.mlp import MLP
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.routing.preferences import reason, small_is_better, truths
+from training.routing.record import reason, small_is_better, truths
 from training.routing.states import By
 
 

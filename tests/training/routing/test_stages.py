@@ -17,9 +17,8 @@ from serving.progress import silent
 from serving.workload.workload import Workload
 from training.fitting.trainer import Trainer
 from training.routing import serving_eval
-from training.routing.co_llm import _padded, _texts, seen
-from training.routing.deferral import Joint, linear, marginal
-from training.routing.recipe import Recipe
+from training.routing.citer import Recipe
+from training.routing.co_llm import Joint, _padded, _texts, linear, marginal, seen
 from training.routing.stages import record_routes, train_citer, train_co_llm
 from training.routing.states import BY, States, read
 from training.wisp.mlp import MLP

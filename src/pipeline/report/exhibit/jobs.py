@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UserError
 from pipeline.report.exhibit.estimate import Draws, Estimate, pooled, resampled_sums
-from pipeline.report.exhibit.label import chosen, fill
 from pipeline.report.exhibit.measures import measure
-from pipeline.report.exhibit.rows import Cell, Line
+from pipeline.report.exhibit.rows import Cell, Line, chosen, fill
 from pipeline.report.exhibit.schema import Exhibit, Rows
 from pipeline.report.records import Served, read_requests
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from pipeline.report import division
+from pipeline.report import cost
 from pipeline.report.cost import CLOUD_WROTE
 from pipeline.report.records import Served
 from pipeline.report.slo import met
@@ -143,10 +143,10 @@ _MEASURES: Mapping[str, Measure] = {
     "resources/cloud_j_per_token": _share("cloud_energy_j", _tokens),
     **{f"resources/{name}": _mean(name) for name in _TOTALS},
     "division/device_s": _mean("device_busy_s"),
-    "division/elsewhere_s": _mean(division.apart_s),
-    "division/call_s": _share(division.apart_s, "chunks_asked"),
-    "division/device_token_s": _share("device_busy_s", division.device_tokens),
-    "division/cloud_tokens": _mean(division.cloud_tokens),
+    "division/elsewhere_s": _mean(cost.apart_s),
+    "division/call_s": _share(cost.apart_s, "chunks_asked"),
+    "division/device_token_s": _share("device_busy_s", cost.device_tokens),
+    "division/cloud_tokens": _mean(cost.cloud_tokens),
     "cost/w_verified": _share(_computed, _tokens),
     "cost/w_written": _share(_written, _tokens),
     "cost/verified_s": _cost(_computed),

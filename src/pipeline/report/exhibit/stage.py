@@ -21,9 +21,9 @@ from typing import Any
 
 from pipeline.errors import UserError
 from pipeline.report.exhibit.estimate import Estimate, of_values
+from pipeline.report.exhibit.render import make
 from pipeline.report.exhibit.rows import Cell, Line, Shown
 from pipeline.report.exhibit.schema import Exhibit, full_name
-from pipeline.report.exhibit.show import make
 from pipeline.report.table import plain
 
 NAME = "rows.json"

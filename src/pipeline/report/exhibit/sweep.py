@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ConfigError
 from pipeline.report.exhibit import measures
 from pipeline.report.exhibit.jobs import Place, choices_of, lines, place
-from pipeline.report.exhibit.label import chosen, fields
-from pipeline.report.exhibit.rows import Shown
+from pipeline.report.exhibit.render import Made, make
+from pipeline.report.exhibit.rows import Shown, chosen, fields
 from pipeline.report.exhibit.schema import Exhibit, Rows
-from pipeline.report.exhibit.show import Made, make
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 
 from serving.core.scores import IMPORTANCE, ROUTE, UNTRAINED, Scorers
-from serving.engines.onnx.cache import Cache, Slot
-from serving.engines.onnx.session import Ran, RouterGraph, Session
+from serving.engines.onnx.session import Cache, Ran, RouterGraph, Session, Slot
 from serving.engines.torch.draft import Chunk, Seen
 from serving.engines.torch.tensor_store import Blobs
 from serving.hardware.latency import Load, load

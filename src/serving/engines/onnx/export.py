@@ -1,23 +1,92 @@
-"""From a checkpoint to model.onnx, by torch's own exporter; and a router to router.onnx."""
+"""From a checkpoint to model.onnx, by torch's own exporter; and a router to router.onnx.
+
+An export is run beside torch before anybody relies on it.
+
+What configuration may name as a stage of exporting.
+"""
 
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from serving.engines.models import Checkpoint
-from serving.engines.onnx import refusals, requirements, weights
-from serving.engines.onnx.checked import check
+from serving.engines.onnx import requirements
 from serving.engines.onnx.graph import Graph, Logit
-from serving.engines.onnx.header import MODEL, ROUTER, Graphs, Header
+from serving.engines.onnx.header import MODEL, ROUTER, Graphs, Header, weights_digest
+from serving.engines.onnx.session import Ran, Session
 from serving.engines.torch.model import Model, open_model
+from serving.engines.torch.model_runner import Lot, Stack
+from serving.engines.torch.sequence_cache import Slot
 from serving.learned.router import Router
+
+LIMIT = 1e-3
+"""Of the largest difference between a logit or a number of a hidden state and torch's."""
+FEEDS = ((1, 1, 1, 5), (24, 1, 1, 1, 3), (9, 12, 1, 4))
+"""Of each sequence: how many tokens go in at once."""
+
+
+def check(model: Model, header: Header, folder: Path) -> Header:
+    """Saves the header, and the header as it is now known to be: with what was found beside torch.
+
+    Raises ValueError where a graph in fp32 differs from torch by more than 1e-3; in int8 it may, and what is told is
+    how often both choose the same token.
+    """
+    header.save(folder)
+    found = compare(model, Session(folder))
+    worst = max(found["logits"], found["hidden"])
+    if not header.int8 and not worst <= LIMIT:
+        raise ValueError(
+            f"{header.made_from} (architecture {header.architecture!r}): the exported graph differs from torch by "
+            f"{worst:.2g} (logits {found['logits']:.2g}, hidden states {found['hidden']:.2g}), and {LIMIT:g} is "
+            "allowed; serve it with model.device.backend=torch"
+        )
+    header = replace(header, checked=found)
+    header.save(folder)
+    return header
+
+
+def compare(model: Model, session: Session, seed: int = 0) -> dict[str, float]:
+    """Largest differences of logits and hidden states over all rows of a few random texts, fed in pieces, and the share
+    of rows whose likeliest token is the same.
+    """
+    pairs = [pair for feeds in FEEDS for pair in _both(model, session, feeds, seed)]
+    differing = {
+        "logits": max(_largest(ours.logits, logits) for ours, logits, _ in pairs),
+        "hidden": max(_largest(ours.hidden, hidden) for ours, _, hidden in pairs),
+    }
+    same = [(ours.logits.argmax(-1) == logits.argmax(-1)).tolist() for ours, logits, _ in pairs]
+    agreeing = [one for rows in same for one in rows]
+    return {**differing, "greedy": sum(agreeing) / len(agreeing), "rows": float(len(agreeing))}
+
+
+def _largest(ours: np.ndarray, torchs: np.ndarray) -> float:
+    return float(np.abs(ours - torchs).max())
+
+
+@torch.inference_mode()
+def _both(
+    model: Model, session: Session, feeds: tuple[int, ...], seed: int
+) -> Iterator[tuple[Ran, np.ndarray, np.ndarray]]:
+    """Of each feed what the graph says of all its rows, and torch's logits and hidden states."""
+    stack, slot, past = Stack(model, model.vocabulary), Slot(model, 0, len(model.layers)), session.empty()
+    generator = torch.Generator().manual_seed(seed)
+    for length in feeds:
+        tokens = torch.randint(model.vocabulary, (length,), generator=generator).tolist()
+        ran = session.run(tokens, range(length), past)
+        past = ran.present
+        hidden = stack.run(stack.embed(tokens), [Lot(slot, length)], 0, len(model.layers))
+        normed = stack.normed(hidden)
+        yield ran, stack.read_off(normed).numpy(), normed.numpy()
+
 
 INLINE_NBYTES = 1 << 30
 """Larger weights lie in a file beside the graph: protobuf ends at 2 GiB."""
@@ -34,8 +103,8 @@ def export(
     Raises ValueError for a checkpoint that is not computed in fp32, for a router of another model, where the exporter
     fails, and where the graph says something else than torch.
     """
-    requirements.check()
-    refusals.check(checkpoint)
+    requirements.check_libraries()
+    requirements.check(checkpoint)
     model = open_model(checkpoint.where)
     if router and router.inputs != model.hidden:
         raise ValueError(
@@ -45,7 +114,7 @@ def export(
     header = Header(
         architecture=_architecture(checkpoint), layers=len(model.layers), kv_heads=model.kv_heads,
         head_size=model.head_size, hidden=model.hidden, vocabulary=model.vocabulary, int8=int8, graphs=graphs,
-        router=router.digest if router else None, made_from=checkpoint.named, weights=weights.digest(checkpoint),
+        router=router.digest if router else None, made_from=checkpoint.named, weights=weights_digest(checkpoint),
     )  # fmt: skip
     with _explained(checkpoint, header.architecture), _quietly():
         _export_model(model, header, router if header.routes else None, out / MODEL)
@@ -167,3 +236,21 @@ def _quietly() -> Iterator[None]:
     finally:
         logging.disable(level)
         root.handlers[:] = handlers
+
+
+def export_device(
+    out: Path, *, device: Checkpoint, router: Path | None = None, graphs: Graphs = "one", int8: bool = False
+) -> None:
+    """Exports the device's model, and the policy's router where it has one; writes model.onnx, router.onnx, onnx.json
+    and what the check beside torch found.
+    """
+    from serving.learned import router as routing
+
+    header = export(device, out, routing.load(router) if router else None, graphs, int8)
+    found = header.checked
+    (out / "check.txt").write_text(
+        f"{header.made_from} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of logits "
+        f"{found['logits']:.2g}, of hidden states {found['hidden']:.2g}; {found['greedy']:.1%} of {found['rows']:.0f} "
+        "greedy tokens are the same\n",
+        encoding="utf-8",
+    )

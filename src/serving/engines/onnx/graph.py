@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from serving.engines.torch.model import Model
-from serving.engines.torch.rotary import Rotary
+from serving.engines.torch.model import Model, Rotary
 from serving.learned.mlp import Perceptron
 
 NAME = "tandem_graph"

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.rest import Rest
-from serving.engines.remote.retry import RETRIED, pause_s, retry_after_s
+from serving.engines.remote.errors import RemoteError, keep_secret, plain
+from serving.engines.remote.retry import RETRIED, Rest, pause_s, retry_after_s
 from serving.engines.remote.server import Server
-from serving.engines.remote.shown import keep_secret, plain
 
 if TYPE_CHECKING:
     from httpx2 import Response

@@ -7,7 +7,7 @@ from serving.core.keyed_random import key, luck
 from serving.engines.remote.dialect import Draw
 from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.generator import Writer
-from serving.engines.remote.refusals import Refusals
+from serving.engines.remote.retry import Refusals
 from serving.hardware.estimator import forward_load
 from serving.hardware.latency import Load
 from serving.messages import Forward, Generate, Result, Rows, Sampling, Verdict

@@ -5,12 +5,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from serving.engines.remote import prompt_logprobs
-from serving.engines.remote.answer import Answer, only_choice
 from serving.engines.remote.client import Client
-from serving.engines.remote.dialect import Dialect, Draw
-from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.shown import shown
-from serving.engines.remote.tokens import HALF, decode, encode, whole_part
+from serving.engines.remote.dialect import Answer, Dialect, Draw, only_choice
+from serving.engines.remote.errors import RemoteError, shown
+from serving.engines.remote.prompt_logprobs import HALF, decode, encode, whole_part
 from serving.messages import Verdict
 
 if TYPE_CHECKING:

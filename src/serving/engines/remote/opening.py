@@ -2,15 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-from serving.engines.remote.answer import whole_numbers
 from serving.engines.remote.client import Client
-from serving.engines.remote.dialect import DIALECTS, OWNERS, Dialect
+from serving.engines.remote.dialect import DIALECTS, OWNERS, Dialect, whole_numbers
 from serving.engines.remote.engine import RemoteEngine
-from serving.engines.remote.errors import RemoteError
+from serving.engines.remote.errors import RemoteError, hidden, plain, shown
 from serving.engines.remote.generator import Writer
+from serving.engines.remote.prompt_logprobs import HALF, decode
 from serving.engines.remote.server import Server
-from serving.engines.remote.shown import hidden, plain, shown
-from serving.engines.remote.tokens import HALF, decode
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer

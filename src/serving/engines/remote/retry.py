@@ -1,11 +1,18 @@
-"""How long to wait before a question is asked again."""
+"""How long to wait before a question is asked again.
+
+A server that failed is left alone for a moment.
+
+Questions that a server will not answer: whoever asks again hears what it said, and the server hears nothing.
+"""
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from math import isfinite
+from threading import Lock
 
+from serving.engines.remote.errors import RemoteError
 from serving.engines.remote.server import Server
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
@@ -29,3 +36,72 @@ def retry_after_s(headers: Mapping[str, str], now: datetime | None = None) -> fl
         except (TypeError, ValueError):
             return None
     return max(0.0, seconds) if isfinite(seconds) else None
+
+
+WAITED = 12
+"""Rests in a row that are waited out: by default a minute, and whoever has not come back by then is gone."""
+
+
+class Rest:
+    """
+    Args:
+        rest_s: how long it lasts.
+        waits: for a run on virtual time, in which devices ask 64 times in a moment of ours: a question that comes
+            during a rest is held back until it is over, in place of an error.
+    """
+
+    def __init__(self, rest_s: float, waits: bool, sleep: Callable[[float], None], clock: Callable[[], float]) -> None:
+        self._rest_s, self._waits, self._sleep, self._clock = rest_s, waits, sleep, clock
+        self._until_s, self._barred, self._in_a_row, self._lock = 0.0, False, 0, Lock()
+        self.why = ""
+
+    def over(self) -> bool:
+        """May it be asked now?"""
+        left_s = self._until_s - self._clock()
+        if left_s <= 0:
+            return True
+        if self._barred or not self._waits or self._in_a_row > WAITED:
+            return False
+        self._sleep(left_s)
+        return True
+
+    def begin(self, why: str, barred: bool = False) -> None:
+        """`barred`: no question will be answered with this key, so that none is worth waiting for."""
+        with self._lock:
+            now = self._clock()
+            self._in_a_row += now >= self._until_s  # several questions at once fail of one cause
+            self.why, self._barred, self._until_s = why, barred, now + self._rest_s
+
+    def answered(self) -> None:
+        self._in_a_row = 0
+
+
+_TRIES = 3
+"""Of a question whose answer cannot be used, where the server does not say that it refuses it."""
+_MOST = 1024
+"""Sessions of which one is remembered; a device asks so often in a row that older ones are over."""
+
+
+class Refusals:
+    """Of each session the last question that failed for good; a device whose question fails begins it anew, and frees
+    the session's caches first, so that these are no place for it.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Hashable, int, RemoteError]] = {}
+        self._lock = Lock()
+
+    def check(self, session: str, question: Hashable) -> None:
+        """Raises RemoteError for a question that is not asked again."""
+        known, tries, problem = self._known.get(session, (None, 0, None))
+        if problem and known == question and (problem.refused or tries >= _TRIES):
+            raise RemoteError(f"{problem} (it is not asked again)", status=problem.status)
+
+    def note(self, session: str, question: Hashable, problem: RemoteError) -> None:
+        if problem.passing:
+            return
+        with self._lock:
+            known, tries, _ = self._known.pop(session, (None, 0, None))
+            self._known[session] = question, 1 + (tries if known == question else 0), problem
+            while len(self._known) > _MOST:
+                del self._known[next(iter(self._known))]

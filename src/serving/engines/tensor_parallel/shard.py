@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from serving.engines.tensor_parallel.seat import Seat
+from serving.engines.tensor_parallel.commands import Seat
 from serving.engines.torch.model import DTYPES, Model, load, take_apart
 from serving.messages import Span
 

@@ -9,8 +9,7 @@ from multiprocessing.connection import Connection
 import torch
 from torch import distributed
 
-from serving.engines.tensor_parallel.commands import Drop, Open, Order, Pass, Share
-from serving.engines.tensor_parallel.seat import Seat
+from serving.engines.tensor_parallel.commands import Drop, Open, Order, Pass, Seat, Share
 from serving.engines.tensor_parallel.shard import leave, loaded, open_share
 from serving.engines.torch.model import Model
 from serving.engines.torch.model_runner import Lot, Stack

@@ -1,4 +1,7 @@
-"""The processes that follow: started, told what to do, listened to, ended; nobody is waited for without end."""
+"""The processes that follow: started, told what to do, listened to, ended; nobody is waited for without end.
+
+Opens a model in several processes: who cannot share it is told before any of them starts.
+"""
 
 import multiprocessing as mp
 import socket
@@ -10,14 +13,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from os import dup
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
-from serving.engines.tensor_parallel.commands import Order
-from serving.engines.tensor_parallel.seat import Seat
-from serving.engines.tensor_parallel.shard import leave
+from serving.engines.tensor_parallel.commands import PATIENCE_S, Order, Seat, check_heads
+from serving.engines.tensor_parallel.shard import leave, loaded, open_share
 from serving.engines.tensor_parallel.worker import follow
+from serving.engines.torch.model import Model, check_checkpoint
 from serving.hardware.executor import BrokenError
+from serving.messages import Span
 
 _LOADING_S = 1800.0
 """How long reading a checkpoint may take."""
@@ -174,3 +180,54 @@ def _end(followers: Sequence[_Follower]) -> None:
         each.process.kill()
         each.process.join()
         each.line.close()
+
+
+def open_shared(
+    path: str,
+    ways: int,
+    *,
+    dtype: str = "fp32",
+    accelerator: str = "cpu",
+    span: Span | None = None,
+    patience_s: float = PATIENCE_S,
+) -> tuple[Model, Team]:
+    """This process's share of a checkpoint, and the team that holds the others; of a `span` that alone.
+
+    Every process reads the whole checkpoint and keeps its share, so memory must hold `ways` copies for a moment.
+    Raises ValueError for a model that cannot be parted so, too few GPUs, or a second one in this process; TeamError
+    when a process does not come to its share.
+    """
+    check_checkpoint(path)
+    _check_here(path, ways, accelerator)
+    with TemporaryDirectory(prefix="tandem-") as folder:
+        seats = [
+            Seat(rank, ways, path, dtype, accelerator, str(Path(folder) / "meeting"), span, patience_s)
+            for rank in range(ways)
+        ]
+        team = Team(seats[1:])
+        try:
+            causal = loaded(seats[0])
+            team.loaded()
+            with team.together():
+                model = open_share(causal, seats[0])
+        except BaseException:
+            team.close()
+            raise
+    return model, team
+
+
+def _check_here(path: str, ways: int, accelerator: str) -> None:
+    import torch
+    from torch import distributed
+    from transformers import AutoConfig
+
+    check_heads(ways, AutoConfig.from_pretrained(path).to_dict(), path)
+    if distributed.is_initialized():
+        raise ValueError(
+            f"model.cloud.ways is {ways}, and this process shares a model already; close that first, or set ways=1"
+        )
+    if not accelerator.startswith("cpu") and torch.cuda.device_count() < ways:
+        raise ValueError(
+            f"model.cloud.ways is {ways}, and torch sees {torch.cuda.device_count()} GPUs here; each process needs one "
+            "of its own"
+        )

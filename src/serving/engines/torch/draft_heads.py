@@ -1,13 +1,19 @@
-"""HAT's draft model: a target's first layers, one self-attention module, the target's head (section 3.4)."""
+"""HAT's draft model: a target's first layers, one self-attention module, the target's head (section 3.4).
 
+Medusa heads: each guesses the token one place further on, from the target's last hidden state.
+"""
+
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.functional import silu
 
 from serving.engines.torch.model import Model
+from serving.learned.medusa import WEIGHTS, Medusa
 
 
 class Silent(nn.Module):
@@ -17,7 +23,7 @@ class Silent(nn.Module):
         return torch.zeros_like(hidden)
 
 
-def blank(model: Model, shallow: int) -> nn.Module:
+def blank_adapter(model: Model, shallow: int) -> nn.Module:
     """A decoder layer without its MLP, to run behind the first `shallow` layers: norm, self-attention, residual.
 
     Its weights are a copy of those of the layer that it takes the place of, or of the last one before where the model
@@ -45,9 +51,67 @@ def drafter(model: Model, shallow: int, weights: Path) -> Model:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    adapter = blank(model, shallow)
+    adapter = blank_adapter(model, shallow)
     try:
         adapter.load_state_dict(load_file(weights))
     except (OSError, SafetensorError, RuntimeError) as problem:
         raise ValueError(f"adapter {weights} does not fit {model.name} ({problem}); train it for this model") from None
     return attached(model, shallow, adapter.to(device=model.device, dtype=model.dtype).eval())
+
+
+class Head(nn.Module):
+    """A residual block and an LM head of its own (Medusa, section 2.1.1): softmax(W2 (SiLU(W1 h + b) + h))."""
+
+    def __init__(self, hidden: int, vocabulary: int) -> None:
+        super().__init__()
+        self.block = nn.Linear(hidden, hidden)
+        self.out = nn.Linear(hidden, vocabulary, bias=False)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.out(silu(self.block(hidden)) + hidden)
+        return logits
+
+
+def blank_heads(model: Model, count: int) -> nn.ModuleList:
+    """Heads that begin as the target's own: W1 is zero, W2 the target's."""
+    heads = nn.ModuleList(Head(model.hidden, model.vocabulary) for _ in range(count))
+    for head in heads:
+        assert isinstance(head, Head)
+        nn.init.zeros_(head.block.weight)
+        nn.init.zeros_(head.block.bias)
+        head.out.load_state_dict(model.head.state_dict())
+    return heads
+
+
+class Proposer:
+    """Trained heads and their tree of candidates."""
+
+    def __init__(self, heads: nn.ModuleList, medusa: Medusa, vocabulary: int) -> None:
+        self._heads, self._medusa, self._vocabulary = heads, medusa, vocabulary
+
+    def propose(self, hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens and parents of the tree that grows from the token which the target chose at this place.
+
+        `hidden` is the final hidden state of the last accepted row, norm included, of shape (hidden).
+        """
+        return self._medusa.propose(self.likeliest(hidden[None])[0]), self._medusa.parents
+
+    def likeliest(self, hidden: torch.Tensor) -> Sequence[Sequence[Sequence[int]]]:
+        """Of each row each head's likeliest tokens, as many as the tree looks at; `hidden` is (rows, hidden)."""
+        widest = self._medusa.widest
+        found = torch.stack([head(hidden)[:, : self._vocabulary].topk(widest, -1).indices for head in self._heads], 1)
+        rows: list[list[list[int]]] = found.tolist()
+        return rows
+
+
+def open_heads(model: Model, medusa: Medusa, vocabulary: int) -> Proposer:
+    """Raises ValueError that names the file when it is missing, damaged, or of another model."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    heads, weights = blank_heads(model, medusa.count), Path(medusa.folder) / WEIGHTS
+    try:
+        heads.load_state_dict(load_file(weights))
+    except (OSError, SafetensorError, RuntimeError) as problem:
+        raise ValueError(f"medusa heads {weights} do not fit {model.name} ({problem}); train them for it") from None
+    return Proposer(heads.to(device=model.device, dtype=model.dtype).eval(), medusa, vocabulary)

@@ -4,8 +4,8 @@ import torch
 
 from serving.core.scores import UNTRAINED, Scorers
 from serving.engines.torch.draft import generate
+from serving.engines.torch.draft_heads import Proposer
 from serving.engines.torch.forward import Means, forward
-from serving.engines.torch.heads import Proposer
 from serving.engines.torch.model import Model
 from serving.engines.torch.model_runner import Stack
 from serving.engines.torch.sequence_cache import Cache

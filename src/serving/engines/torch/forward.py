@@ -1,19 +1,50 @@
-"""One hop for a batch of sessions: a span of layers in one packed pass, then verdicts or hidden states."""
+"""One hop for a batch of sessions: a span of layers in one packed pass, then verdicts or hidden states.
+
+Hidden states in the form in which they cross a link, and back: rounded once, whoever carries them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from serving.engines.torch import verify
-from serving.engines.torch.heads import Proposer
+from serving.engines.torch import sampling
+from serving.engines.torch.draft_heads import Proposer
 from serving.engines.torch.model_runner import Lot, Stack
 from serving.engines.torch.sequence_cache import Cache
 from serving.engines.torch.tensor_store import Blobs
-from serving.engines.torch.wire import as_received, as_sent
 from serving.hardware.latency import Load, load
-from serving.hardware.payload_size import Number, hidden_nbytes
+from serving.hardware.payload_size import SCALE_NBYTES, Number, hidden_nbytes
 from serving.messages import HEADS, Forward, Result, Rows, Span, Verdict
+
+_TYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def as_sent(hidden: torch.Tensor, number: Number) -> torch.Tensor:
+    """Hidden states of shape (rows, width) as a tensor of its own, of the same shape.
+
+    int8 has the shape (rows, width + 4): each row's numbers, then its fp32 scale. What is too large for fp16 becomes
+    its largest number.
+    """
+    if number == "int8":
+        return _scaled(hidden.float())
+    if number == "fp16":
+        most = torch.finfo(torch.float16).max
+        return hidden.to(torch.float16, copy=True).clamp_(-most, most)
+    return hidden.to(_TYPES[number], copy=True)
+
+
+def _scaled(hidden: torch.Tensor) -> torch.Tensor:
+    scale = hidden.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny) / 127
+    return torch.cat([(hidden / scale).round().to(torch.int8), scale.contiguous().view(torch.int8)], 1)
+
+
+def as_received(sent: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Hidden states of shape (rows, width), of the type and on the device of `like`."""
+    if sent.dtype == torch.int8:
+        scale = sent[:, -SCALE_NBYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+        sent = sent[:, :-SCALE_NBYTES].float() * scale
+    return sent.to(device=like.device, dtype=like.dtype)
 
 
 @dataclass(frozen=True)
@@ -131,7 +162,7 @@ def _verdict(rows: Rows, logits: torch.Tensor, choices: Sequence[int], blobs: Bl
             raise ValueError(f"session {rows.session!r} asks for the rule 'sample' without saying how tokens are drawn")
         odds = [blobs.get(blob) for blob in rows.odds]
         first = rows.start + rows.n - rows.check
-        return verify.sample(logits.cpu(), drafts, odds, rows.sampling, rows.session, first)
+        return sampling.sample(logits.cpu(), drafts, odds, rows.sampling, rows.session, first)
     if rows.rule == "tree" and rows.parents is not None:
-        return verify.tree(choices, drafts, rows.parents)
-    return verify.greedy(choices, drafts)
+        return sampling.tree(choices, drafts, rows.parents)
+    return sampling.greedy(choices, drafts)

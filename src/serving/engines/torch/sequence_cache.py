@@ -5,10 +5,9 @@ Where a slot's blocks lie together, what it holds is a view; where not, it is ga
 
 import torch
 
-from serving.engines.torch.blocks import Table
-from serving.engines.torch.kv_pool import Budget, Pool
+from serving.engines.torch.attention import Gathered, Layers, Spread, Targets, by_layer
+from serving.engines.torch.kv_pool import Budget, Pool, Table
 from serving.engines.torch.model import Model
-from serving.engines.torch.scattered import Gathered, Layers, Spread, Targets, by_layer
 from serving.hardware.exit_depths import Depths
 
 

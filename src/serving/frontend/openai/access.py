@@ -1,13 +1,21 @@
-"""The key that clients show, asked for before anything of a request is read."""
+"""The key that clients show, asked for before anything of a request is read.
 
+Which requests are not for a server that this machine alone can reach.
+
+A request's body, as far as this endpoint reads one.
+"""
+
+import asyncio
 import hmac
 from collections.abc import Collection
 from hashlib import sha256
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.options import Door
 
 OPEN = frozenset({"/healthz", "/readyz"})
 """For orchestrators, which have no key; they tell nothing about what is asked."""
@@ -44,3 +52,56 @@ class Keyed:
             return True
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode("latin-1"), self._key)
+
+
+HERE = ("127.0.0.1", "localhost", "[::1]")
+
+
+class HostGuard:
+    """Behind a door on loopback a request must name this machine, or the door's own host: a foreign name that leads
+    here (DNS rebinding: some web site's page asks in its reader's browser) is refused with 421. Other doors are known
+    by names that nobody here can list, and let everything pass.
+    """
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
+        self._app, self._known = app, tuple(dict.fromkeys((door.url_host.lower(), *HERE)))
+        self._open = not door.loopback
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._open or scope["type"] != "http" or _named(Headers(scope=scope).get("host", "")) in self._known:
+            await self._app(scope, receive, send)
+            return
+        message = f"this server answers to {', '.join(self._known)} alone; ask it by one of these names"
+        refusal = ApiError(421, message, "misdirected_request", None, {"connection": "close"})
+        await refusal.response()(scope, receive, send)
+
+
+def _named(host: str) -> str:
+    """A Host header without its port."""
+    name, colon, port = host.rpartition(":")
+    return (name if colon and port.isdecimal() else host).lower()
+
+
+async def read(request: Request, max_nbytes: int, within_s: float) -> bytes:
+    """The bytes of a JSON body. Raises ApiError: 415 for another type, 413 above the bound, 408 when too slow."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"the body's type is {kind or 'missing'}; send application/json", "unsupported_media_type")
+    announced = request.headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced) > max_nbytes:
+        raise ApiError.too_large(max_nbytes)
+    try:
+        async with asyncio.timeout(within_s):
+            return await _bounded(request, max_nbytes)
+    except TimeoutError:
+        close = {"connection": "close"}
+        raise ApiError(408, f"the body did not arrive within {within_s:g} s", "timeout", None, close) from None
+
+
+async def _bounded(request: Request, max_nbytes: int) -> bytes:
+    found = bytearray()
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > max_nbytes:
+            raise ApiError.too_large(max_nbytes)
+    return bytes(found)

@@ -1,7 +1,20 @@
-"""Tokens to text while they come: only text that no later token can change."""
+"""Tokens to text while they come: only text that no later token can change.
+
+Stop strings: where an answer ends, and what may be shown before that is known.
+
+One answer while it is written: tokens in, text out, up to an end token, a stop string or the limit.
+"""
 
 import re
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from serving.frontend.openai.gateway import Piece
+from serving.frontend.openai.request_handlers import Finish
+from serving.messages import Origin
+
+if TYPE_CHECKING:
+    from serving.engines.tokenizer import Tokenizer
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 _HALF = "\ufffd"
@@ -51,3 +64,70 @@ def decode(hf: Any, tokens: list[int] | tuple[int, ...]) -> str:
     """The text of tokens, without special ones; spaces stay as the model wrote them."""
     text: str = hf.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
+
+
+class Stops:
+    """Text passes until a stop string is complete; no part of that string passes.
+
+    The first to be complete ends the text (of two at once, the longer), so the result is the same however the text
+    is cut into pieces.
+    """
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = stops
+        self._held = ""
+        self.met = False
+
+    def push(self, text: str) -> str:
+        """The text that is certain to stand before any stop string."""
+        if self.met:
+            return ""
+        whole, self._held = self._held + text, ""
+        found = [(at + len(stop), at) for stop in self._stops if (at := whole.find(stop)) >= 0]
+        if found:
+            self.met = True
+            return whole[: min(found)[1]]
+        passed = len(whole) - self._doubtful(whole)
+        self._held = whole[passed:]
+        return whole[:passed]
+
+    def flush(self) -> str:
+        """What was held back in vain."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _doubtful(self, text: str) -> int:
+        """The longest end of the text with which a stop string begins."""
+        longest = max(map(len, self._stops), default=1) - 1
+        lengths = range(min(longest, len(text)), 0, -1)
+        return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
+
+
+class Writing:
+    """`count` hears the origin of each token that belongs to the answer; what a stop string cuts off does not."""
+
+    def __init__(self, tokenizer: "Tokenizer", stops: tuple[str, ...], count: Callable[[Origin], None]) -> None:
+        self.tokens: list[int] = []
+        """All that the gateway delivered."""
+        self.finish: Finish | None = None
+        """Why it ended; None while it goes on."""
+        self._ends, self._decoder, self._stops, self._count = tokenizer.ends, Decoder(tokenizer.hf), Stops(stops), count
+
+    def write(self, piece: Piece) -> str:
+        """The text that a piece makes certain."""
+        self.tokens.extend(piece.tokens)
+        text = ""
+        for token, origin in zip(piece.tokens, piece.origins, strict=True):
+            self._count(origin)
+            if token not in self._ends:
+                text += self._stops.push(self._decoder.push(token))
+            if self._stops.met:
+                self.finish = "stop"
+                return text
+        return text + self._close() if piece.ending == "complete" else text
+
+    def _close(self) -> str:
+        text = self._stops.push(self._decoder.flush()) + self._stops.flush()
+        ended = self._stops.met or (bool(self.tokens) and self.tokens[-1] in self._ends)
+        self.finish = "stop" if ended else "length"
+        return text

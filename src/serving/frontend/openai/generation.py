@@ -9,13 +9,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.answers import Part
-from serving.frontend.openai.body import read
-from serving.frontend.openai.presence import StalledError, patient, while_present
-from serving.frontend.openai.reply import Reply, event
+from serving.frontend.openai.access import read
+from serving.frontend.openai.admission import StalledError, patient, while_present
+from serving.frontend.openai.answers import Part, Reply, event
+from serving.frontend.openai.metrics import Tally
 from serving.frontend.openai.request_handlers import Asked, Form
 from serving.frontend.openai.service import Service, as_api_error
-from serving.frontend.openai.tally import Tally
 
 HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 

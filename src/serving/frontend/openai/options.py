@@ -1,7 +1,12 @@
-"""Where a server of this machine listens, and what it lets in."""
+"""Where a server of this machine listens, and what it lets in.
+
+How the device's OpenAI-compatible endpoint is set up.
+
+What a server's owner allows those who ask for routes.
+"""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import ClassVar
 
@@ -67,3 +72,52 @@ class Door:
         if key == "":
             raise ValueError(f"{self.api_key_env} is set but empty; give it a key, or unset it to serve without one")
         return key
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """Raises ValueError for a value outside its range."""
+
+    low: float = 0.0
+    """A client's threshold is moved into low..high."""
+    high: float = 1.0
+    tokens: int = 16
+    """That the large model writes for one question, at most."""
+    sessions: int = 8
+    """Of all clients together, whose KV cache is kept for a next question; 0 keeps none."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low <= self.high <= 1.0:
+            raise ValueError(
+                f"service.endpoint.routing allows thresholds from {self.low} to {self.high}; give 0 <= low <= high <= 1"
+            )
+        if self.tokens < 1:
+            raise ValueError(f"service.endpoint.routing.tokens is {self.tokens}; give at least 1")
+        if self.sessions < 0:
+            raise ValueError(f"service.endpoint.routing.sessions is {self.sessions}; give 0 (none) or more")
+
+    def threshold(self, asked: float | None, own: float) -> float:
+        """What is compared with: the router's own, or what was asked for within what is allowed."""
+        return own if asked is None else min(self.high, max(self.low, asked))
+
+
+@dataclass(frozen=True)
+class Endpoint(Door):
+    """A door with what OpenAI's requests may leave open. Raises ValueError for a value outside its range."""
+
+    model: str = ""
+    """What clients call the model; empty: the name that the gateway gives."""
+    temperature: float = 1.0
+    """Of requests that name none; 1 is OpenAI's default."""
+    seed: int = 0
+    """Seeds of requests that name none are drawn from this one, by their number."""
+    conversations: int = 8
+    """Conversations whose KV cache is kept for a next turn, the one being served included; 0 keeps none."""
+    routing: Allowed = field(default_factory=Allowed)
+    """What those may do who ask for routes (/v1/route)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.temperature <= 2:
+            raise ValueError(f"{self.section}.temperature is {self.temperature}; it is 0 (greedy) to 2")
+        self._at_least(conversations=0)

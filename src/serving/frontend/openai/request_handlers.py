@@ -1,10 +1,16 @@
-"""The two kinds of request, as the rest of the endpoint sees them."""
+"""The two kinds of request, as the rest of the endpoint sees them.
+
+POST /v1/chat/completions: messages, put into words by the tokenizer's chat template or plainly.
+
+POST /v1/completions: a text, or its tokens, to be gone on with.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from serving.frontend.openai.schema import Fields, Question
+from serving.frontend.openai.errors import ApiError
+from serving.frontend.openai.schema import Fields, Question, encodable, question
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
@@ -48,3 +54,151 @@ class Form(Protocol):
     def choice(self, index: int, text: str, finish: Finish) -> Choice: ...
     def opening(self, index: int, /) -> Choice | None: ...
     def delta(self, index: int, text: str, finish: Finish | None) -> Choice: ...
+
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+"""What clients say, and what chat templates know."""
+
+Message = dict[str, str]
+
+
+class Chat:
+    """A `serving.frontend.openai.request_handlers.Form`: one list of messages, one answer."""
+
+    name, id_prefix = "chat", "chatcmpl"
+    object_name, chunk_name = "chat.completion", "chat.completion.chunk"
+    limit: int | None = None
+
+    def parse(self, fields: Fields, temperature: float, seed: int) -> Asked:
+        messages = _messages(fields.take("messages"))
+        asked = Asked(question(fields, ("max_completion_tokens", "max_tokens"), temperature, seed), messages)
+        fields.finish()
+        return asked
+
+    def encode(self, asked: Asked, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
+        messages = list(asked.inputs)
+        templated = bool(tokenizer.hf.chat_template)
+        text = _templated(messages, tokenizer) if templated else plain(messages)
+        return [tuple(tokenizer.hf(text, add_special_tokens=not templated)["input_ids"])]
+
+    def stops(self, tokenizer: "Tokenizer") -> tuple[str, ...]:
+        """A model without a template does not end its turn: it goes on with the user's."""
+        return () if tokenizer.hf.chat_template else ("\nUser:", "\nSystem:")
+
+    def choice(self, index: int, text: str, finish: Finish) -> Choice:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+
+    def opening(self, index: int) -> Choice | None:
+        return _chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
+
+    def delta(self, index: int, text: str, finish: Finish | None) -> Choice:
+        return _chunk(index, {"content": text} if text else {}, finish)
+
+
+def plain(messages: Sequence[Message]) -> str:
+    """Messages for a tokenizer without a chat template: a line `Role: text` each, and `Assistant:` at the end."""
+    lines = [f"{message['role'].capitalize()}: {message['content'].strip()}\n" for message in messages]
+    return "".join(lines) + "Assistant:"
+
+
+def _chunk(index: int, delta: dict[str, str | None], finish: Finish | None) -> Choice:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+
+
+def _templated(messages: list[Message], tokenizer: "Tokenizer") -> str:
+    from jinja2 import TemplateError
+
+    try:
+        return str(tokenizer.hf.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    except TemplateError as error:
+        raise ApiError.invalid(f"this model's chat template refuses these messages: {error}", "messages") from error
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not isinstance(value, list) or not value:
+        raise ApiError.invalid("messages is missing or empty; give a list of messages", "messages")
+    return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(value))
+
+
+def _message(value: Any, at: str) -> Message:
+    if not isinstance(value, dict):
+        raise ApiError.invalid(f"{at} is no object; give role and content", at)
+    role = value.get("role")
+    if not isinstance(role, str) or role not in ROLES:
+        raise ApiError.invalid(f"{at}.role is {role!r}; this model knows {', '.join(ROLES)}", f"{at}.role")
+    if value.get("tool_calls") or value.get("function_call"):
+        raise ApiError.unsupported(f"{at}.tool_calls", f"{at}.tool_calls is not supported here: there are no tools")
+    return {"role": ROLES[role], "content": encodable(_content(value.get("content"), at), f"{at}.content")}
+
+
+def _content(value: Any, at: str) -> str:
+    """A text, or text parts in a row."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        raise ApiError.invalid(f"{at}.content is missing; give a text or a list of text parts", f"{at}.content")
+    return "".join(_part(part, f"{at}.content[{i}]") for i, part in enumerate(value))
+
+
+def _part(value: Any, at: str) -> str:
+    if not isinstance(value, dict) or value.get("type") != "text":
+        raise ApiError.unsupported(at, f"{at} is no text part; this model reads text alone")
+    if not isinstance(value.get("text"), str):
+        raise ApiError.invalid(f"{at}.text is missing; give a text", f"{at}.text")
+    return str(value["text"])
+
+
+MAX_PROMPTS = 16
+
+
+class Completions:
+    """A `serving.frontend.openai.request_handlers.Form`: up to MAX_PROMPTS prompts, one answer each."""
+
+    name, id_prefix = "completions", "cmpl"
+    object_name = chunk_name = "text_completion"
+    limit: int | None = 16
+    """OpenAI's default."""
+
+    def parse(self, fields: Fields, temperature: float, seed: int) -> Asked:
+        prompts = _prompts(fields.take("prompt"))
+        asked = Asked(question(fields, ("max_tokens",), temperature, seed), prompts)
+        fields.finish()
+        return asked
+
+    def encode(self, asked: Asked, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
+        found = [tuple(tokenizer.hf(text)["input_ids"]) if isinstance(text, str) else text for text in asked.inputs]
+        for tokens in found:
+            if not tokens:
+                raise ApiError.invalid("the prompt has no token; give a text", "prompt")
+            strange = next((token for token in tokens if not 0 <= token < len(tokenizer)), None)
+            if strange is not None:
+                message = f"prompt has token {strange}; this model's are 0 to {len(tokenizer) - 1}"
+                raise ApiError.invalid(message, "prompt")
+        return found
+
+    def stops(self, _: "Tokenizer") -> tuple[str, ...]:
+        return ()
+
+    def choice(self, index: int, text: str, finish: Finish) -> Choice:
+        return self.delta(index, text, finish)
+
+    def opening(self, _: int) -> Choice | None:
+        return None
+
+    def delta(self, index: int, text: str, finish: Finish | None) -> Choice:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+
+
+def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
+    """A text, token ids, or a list of either."""
+    prompts = [value] if isinstance(value, str) or _ids(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _ids(p) for p in prompts):
+        raise ApiError.invalid("prompt is missing or malformed; give a text, token ids, or a list of either", "prompt")
+    if len(prompts) > MAX_PROMPTS:
+        raise ApiError.invalid(f"there are {len(prompts)} prompts; give at most {MAX_PROMPTS} at once", "prompt")
+    return tuple(encodable(p, "prompt") if isinstance(p, str) else tuple(p) for p in prompts)
+
+
+def _ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)

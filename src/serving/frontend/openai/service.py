@@ -6,18 +6,15 @@ import time
 from collections.abc import Callable
 
 from serving.core.keyed_random import key
-from serving.frontend.openai.admission import Line
+from serving.frontend.openai.admission import Line, Running
 from serving.frontend.openai.answers import Answers, Job
-from serving.frontend.openai.conversations import Conversations
-from serving.frontend.openai.endpoint import Endpoint
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.gateway import Gateway, RefusedError
+from serving.frontend.openai.gateway import Conversations, Gateway, RefusedError
 from serving.frontend.openai.metrics import Metrics
+from serving.frontend.openai.options import Endpoint
 from serving.frontend.openai.request_handlers import Asked, Form
-from serving.frontend.openai.running import Running
 from serving.frontend.openai.schema import parse
-from serving.frontend.routing_api.handle import Handles
-from serving.frontend.routing_api.sessions import Sessions
+from serving.frontend.routing_api.sessions import Handles, Sessions
 
 log = logging.getLogger(__name__)
 

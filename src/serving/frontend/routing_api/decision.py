@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from math import isfinite
 
-from serving.frontend.openai.allowed import Allowed
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.routing_api.handle import Handles
+from serving.frontend.openai.options import Allowed
 from serving.frontend.routing_api.schema import Asked, Route
+from serving.frontend.routing_api.sessions import Handles
 from serving.policy.slots.routed_offload import Routed
 
 Tokens = tuple[int, ...]

@@ -11,14 +11,14 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from serving.frontend.openai.access import CLIENT
-from serving.frontend.openai.body import read as read_body
+from serving.frontend.openai.access import read as read_body
+from serving.frontend.openai.admission import StalledError, patient, while_present
+from serving.frontend.openai.detokenizer import Writing
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.gateway import Conversation
-from serving.frontend.openai.presence import StalledError, patient, while_present
+from serving.frontend.openai.metrics import Tally
 from serving.frontend.openai.request_handlers import Finish
 from serving.frontend.openai.service import Service, as_api_error
-from serving.frontend.openai.tally import Tally
-from serving.frontend.openai.writing import Writing
 from serving.frontend.routing_api.decision import Decision, decide
 from serving.frontend.routing_api.schema import Asked, Reply, read
 from serving.messages import Origin, Routing

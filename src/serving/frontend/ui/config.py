@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from serving.deployment.context import context_tokens
-from serving.deployment.setup import Setup
+from serving.deployment.setup import Setup, context_tokens
 from serving.frontend.service_options import Service
 from serving.frontend.ui.policy_card import Offer
 from serving.hardware.replica_packing import Factor, Packing, reported

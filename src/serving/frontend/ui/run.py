@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from serving.core.scores import ROUTE
-from serving.frontend.calls import Calls, News, nameless
+from serving.frontend.device_gateway import Calls, News, nameless
 from serving.frontend.openai.detokenizer import Decoder, decode
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.ui.measures import BY_THE_CLOUD, Meter

@@ -5,13 +5,13 @@ import logging
 from contextlib import AsyncExitStack
 
 from serving.deployment.topology import Cast
+from serving.frontend.openai.admission import Running
 from serving.frontend.openai.http import Http
-from serving.frontend.openai.running import Running
 from serving.frontend.service_options import digest
 from serving.frontend.shutdown import drive, told_to_stop
 from serving.frontend.ui.app import app
 from serving.frontend.ui.config import Show
-from serving.frontend.ui.models import open_all, open_devices
+from serving.frontend.ui.device_pool import open_all, open_devices
 from serving.frontend.ui.stage import Stage
 from serving.runtimes.host import Host
 

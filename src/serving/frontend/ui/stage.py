@@ -12,16 +12,16 @@ from serving.deployment.wiring import Chips, link
 from serving.drivers.clock import Wall
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import Live
-from serving.frontend.calls import Calls
-from serving.frontend.guarded import Guarded
-from serving.frontend.ui.cast import NamedCast
+from serving.frontend.device_gateway import Calls
+from serving.frontend.shutdown import Guarded
 from serving.frontend.ui.config import Show
+from serving.frontend.ui.device_pool import NamedCast
 from serving.frontend.ui.measures import Meter
 from serving.frontend.ui.question import Question
 from serving.frontend.ui.run import Run
 from serving.frontend.ui.token_trace import Watch
 from serving.nodes.device import Device
-from serving.runtimes.breaks import Breaks
+from serving.runtimes.failures import Breaks
 from serving.runtimes.host import Host
 
 if TYPE_CHECKING:

@@ -7,12 +7,10 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from serving.policy.partition.infeasibility import refusal
-from serving.policy.partition.path import traced
-from serving.policy.partition.problem import Ends, Problem
-from serving.policy.partition.windows import between, first_within
+from serving.policy.partition.problem import Ends, Problem, between, first_within, traced
 
 if TYPE_CHECKING:
-    from serving.policy.partition.windows import Bools, Indices
+    from serving.policy.partition.problem import Bools, Indices
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from math import isfinite
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from serving.policy.partition.infeasibility import refusal
-from serving.policy.partition.path import Path, cheapest
-from serving.policy.partition.problem import Ends, Problem
-from serving.policy.partition.windows import between, held
+from serving.policy.partition.problem import Ends, Path, Problem, between, cheapest, held
 
 if TYPE_CHECKING:
-    from serving.policy.partition.windows import Floats
+    from serving.policy.partition.problem import Floats
 
 Objective: TypeAlias = Literal["latency", "throughput"]
 ROUNDING = 1e-9

@@ -1,4 +1,9 @@
-"""What a split of a model over tiers is judged by: each block's time and memory on each tier, and the links between."""
+"""What a split of a model over tiers is judged by: each block's time and memory on each tier, and the links between.
+
+All windows of consecutive blocks at once, as matrices [n, k] of blocks k .. n-1; 0 <= k, n <= N.
+
+A split as a path from no block to all of them, one step a tier.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import isfinite
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats: TypeAlias = NDArray[np.float64]
+    Bools: TypeAlias = NDArray[np.bool_]
+    Indices: TypeAlias = NDArray[np.intp]
 
 Ends: TypeAlias = tuple[int, ...]
 """p_1 .. p_T, with p_T = N (Hyperion, Eq. 6): tier j has blocks p_{j-1} .. p_j - 1, counted from 0."""
@@ -137,3 +150,63 @@ def _check_figures(name: str, row: Sequence[float]) -> None:
     for i, value in enumerate(row):
         if not (isfinite(value) and value >= 0):
             raise ValueError(f"partition: {name} has {value} in place {i}; give a finite figure, 0 or more")
+
+
+def between(sums: Sequence[float]) -> Floats:
+    """Of every window, from prefix sums; no window is right of the diagonal, where the figures mean nothing."""
+    import numpy as np
+
+    ends: Floats = np.array(sums, np.float64)
+    return ends[:, None] - ends[None, :]
+
+
+def first_within(windows: Floats, limit: float) -> Indices:
+    """[n]: the first block from which a window that ends at n stays within the limit; n where none does.
+
+    Sums only shrink as a window begins later, so all that begin behind it stay within the limit as well.
+    """
+    found: Indices = (windows <= limit).argmax(axis=1)
+    return found
+
+
+def held(problem: Problem, tier: int, empty: bool) -> Bools:
+    """Which windows a tier's memory holds (Eq. 11c); `empty`: is one of no blocks a window?"""
+    import numpy as np
+
+    forward: Bools = np.tri(problem.blocks + 1, k=0 if empty else -1, dtype=bool)
+    within: Bools = between(problem.nbyte_sums[tier]) <= problem.memory_nbytes[tier]
+    return forward & within
+
+
+class Path(NamedTuple):
+    cost: float
+    ends: Ends
+
+
+def cheapest(steps: Sequence[Floats], join: np.ufunc) -> Path | None:
+    """The path that costs least, by dynamic programming in O(T N^2); None where there is none.
+
+    `steps[j][n, k]` is what tier j costs with blocks k .. n-1, inf where it cannot have them; `join` makes a path's
+    cost of its steps': np.add or np.maximum. Of equally cheap paths the one whose last tier has most blocks, then the
+    tier before it, and so on.
+    """
+    import numpy as np
+
+    costs = np.full(len(steps[0]), np.inf)
+    costs[0] = 0.0
+    before: list[Indices] = []
+    for step in steps:
+        joined = join(costs[None, :], step)
+        before.append(joined.argmin(axis=1))
+        costs = joined.min(axis=1)
+    if costs[-1] == np.inf:
+        return None
+    return Path(float(costs[-1]), traced(before))
+
+
+def traced(before: Sequence[Indices]) -> Ends:
+    """The ends that lead to all blocks; `before[j][n]` is where tier j begins if it ends at n."""
+    ends = [len(before[0]) - 1]
+    for row in reversed(before[1:]):
+        ends.append(int(row[ends[-1]]))
+    return tuple(reversed(ends))

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from serving.core.kv_accounting import Room
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import Estimator
 
 Batch = list[tuple[Item, int]]

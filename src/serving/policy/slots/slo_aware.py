@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
+from serving.core.kv_accounting import Room
 from serving.core.queued_request import Item
-from serving.core.room import Room
 from serving.hardware.estimator import Estimator
 from serving.messages import INF
 from serving.policy.slots.scheduler import Batch

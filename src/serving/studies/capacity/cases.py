@@ -1,15 +1,57 @@
-"""What is compared: systems, on target models, under assumptions; each combination is a case."""
+"""What is compared: systems, on target models, under assumptions; each combination is a case.
+
+The same experiment with other figures, named by their paths.
+
+A data set of one blank prompt, for simulations that know tokens by their number alone.
+"""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, ClassVar, TypeVar
 
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
 from serving.outcomes.outcomes import Outcomes
 from serving.policy.policy import Policy
 from serving.studies.capacity.load_test import Steady
-from serving.studies.capacity.variation import leads, varied
+from serving.workload.dataset import Audience
+from serving.workload.metrics import Metric
+from serving.workload.prompt import Prompt
+
+T = TypeVar("T")
+
+
+def varied(node: T, changes: Mapping[str, Any]) -> T:
+    """`node`, a dataclass, with each dotted path's value replaced; every class checks its new values.
+
+    Raises LookupError for a path that leads nowhere, naming how far it went.
+    """
+    for path, value in changes.items():
+        node = _replaced(node, path.split("."), value, path)
+    return node
+
+
+def leads(node: object, path: str) -> bool:
+    """Does a path lead to a figure of this dataclass?"""
+    for name in path.split("."):
+        if not _has(node, name):
+            return False
+        node = getattr(node, name)
+    return True
+
+
+def _replaced(node: T, names: list[str], value: Any, path: str) -> T:
+    first, *rest = names
+    if not _has(node, first):
+        known = ", ".join(each.name for each in fields(node)) if is_dataclass(node) else "nothing below"
+        raise LookupError(f"there is no {path!r}: {type(node).__name__} has no {first!r}, it has {known}")
+    inner = _replaced(getattr(node, first), rest, value, path) if rest else value
+    return replace(node, **{first: inner})  # type: ignore[type-var]
+
+
+def _has(node: object, name: str) -> bool:
+    return is_dataclass(node) and any(each.name == name for each in fields(node))
+
 
 Variants = Mapping[str, Mapping[str, Any]]
 """Name -> {dotted path below setup (`policy.draft.k`), `outcomes.` or `measure.`: value}; a path that begins with
@@ -95,3 +137,18 @@ def _known(case: Case, path: str) -> bool:
 def _below(path: str) -> str:
     rest = path.rpartition(": ")[2]
     return rest if rest.startswith(("outcomes.", "measure.")) else f"setup.{rest}"
+
+
+PROMPT = Prompt("blank", "", (), "blank")
+
+
+@dataclass(frozen=True)
+class Blank:
+    """One prompt without text, asked as often as there are requests: how long it is, the outcomes say."""
+
+    name: ClassVar[str] = "blank"
+    metrics: ClassVar[tuple[Metric, ...]] = ()
+    measures_quality_of: ClassVar[Audience] = "nobody"
+
+    def prompts(self) -> list[Prompt]:
+        return [PROMPT]

@@ -1,18 +1,53 @@
-"""A steady state: so many devices, simulated for a window of time, and what was measured in it."""
+"""A steady state: so many devices, simulated for a window of time, and what was measured in it.
 
+How long a scheduler decides on each batch, in wall seconds of this machine.
+"""
+
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import ceil, isfinite
+from statistics import fmean, median
+from time import perf_counter
 
+from serving.core.kv_accounting import Room
+from serving.core.queued_request import Item
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Cast
 from serving.deployment.wiring import Chips, link, populate
 from serving.drivers.simulator import Simulator
+from serving.hardware.estimator import Estimator
 from serving.outcomes.outcomes import Opened, Outcomes
-from serving.studies.capacity.attribution import Verifications, shares
-from serving.studies.capacity.decisions import Clocked
-from serving.studies.capacity.meter import Meter
+from serving.policy.slots.scheduler import Batch, Scheduler
 from serving.studies.capacity.offered_load import Load, Loop, made
-from serving.studies.capacity.slo_evaluation import Answered, Speed
+from serving.studies.capacity.slo_evaluation import Answered, Meter, Speed, Verifications, shares
+
+
+class Clocked:
+    """A scheduler whose decisions are timed."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._pick = scheduler.pick
+        self.spent_s: list[float] = []
+        self.waiting = 0
+        """The most requests that one decision looked at."""
+
+    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
+        began = perf_counter()
+        picked = self._pick(items, now, room, estimator)
+        self.spent_s.append(perf_counter() - began)
+        self.waiting = max(self.waiting, len(items))
+        return picked
+
+    def figures(self) -> dict[str, float]:
+        """Milliseconds a decision; nothing where none was made."""
+        if not self.spent_s:
+            return {}
+        return {
+            "decision_ms": 1e3 * fmean(self.spent_s),
+            "decision_ms_median": 1e3 * median(self.spent_s),
+            "decision_ms_max": 1e3 * max(self.spent_s),
+            "waiting_max": float(self.waiting),
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

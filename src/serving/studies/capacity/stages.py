@@ -12,9 +12,8 @@ from serving.policy.policy import Policy
 from serving.progress import Progress
 from serving.runtimes.simulated import Simulated
 from serving.studies.capacity.cases import Case, cases
-from serving.studies.capacity.jobs import NUMBERS, Cell, Point, columns, interval, measured, searched
+from serving.studies.capacity.jobs import NUMBERS, Cell, Point, columns, in_all, interval, measured, searched
 from serving.studies.capacity.load_test import Steady
-from serving.studies.capacity.pool import in_all
 from serving.studies.capacity.search import Search
 from serving.workload.slo import SloClass
 

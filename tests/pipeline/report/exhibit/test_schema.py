@@ -3,7 +3,7 @@ import re
 import pytest
 
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.label import chosen, fields, fill
+from pipeline.report.exhibit.rows import chosen, fields, fill
 from pipeline.report.exhibit.schema import Claim, Column, Figure, Rows
 
 QUALITY = (Column("quality"),)

@@ -12,7 +12,7 @@ from served import drawn
 from pipeline.report import comparison, sweep
 from pipeline.report.exhibit import Exhibit
 from pipeline.report.exhibit.jobs import lines
-from pipeline.report.exhibit.marks import panels
+from pipeline.report.exhibit.plot import panels
 from pipeline.report.exhibit.rows import Shown
 from pipeline.report.exhibit.schema import Claim, Column, Figure, Relative, Rows
 from pipeline.report.exhibit.sweep import Prepared
