@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.messages import Sampling
+from serving.messages import SamplingParams
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "serving"))  # the pair, which the tests have too
 
@@ -28,24 +28,27 @@ DENSE_FP16_NBYTES, DENSE_FP32_NBYTES = 2 * 32_000, 4 * 32_000
 
 
 @dataclass(frozen=True)
-class Setting:
+class CompressionCase:
     name: str
-    sampling: Sampling | None
-    limited: bool = True
+    sampling: SamplingParams | None
+    has_limit: bool = True
     """Is the limit promised here?"""
 
 
 SETTINGS = (
-    Setting("greedy", None),
-    Setting("top-k 40", Sampling(1.0, 40, 1.0, 0)),
-    Setting("top-k 50", Sampling(1.0, 50, 1.0, 0)),
-    Setting("top-p 0.9", Sampling(1.0, 0, 0.9, 0)),
-    Setting("top-p 0.95", Sampling(1.0, 0, 0.95, 0)),
-    Setting("top-k 50, top-p 0.95", Sampling(1.0, 50, 0.95, 0)),
-    Setting("top-p 0.9 at 0.6", Sampling(0.6, 0, 0.9, 0)),
-    Setting("temperature 1", Sampling(1.0, 0, 1.0, 0), limited=False),
+    CompressionCase("greedy", None),
+    CompressionCase("top-k 40", SamplingParams(1.0, 40, 1.0, 0)),
+    CompressionCase("top-k 50", SamplingParams(1.0, 50, 1.0, 0)),
+    CompressionCase("top-p 0.9", SamplingParams(1.0, 0, 0.9, 0)),
+    CompressionCase("top-p 0.95", SamplingParams(1.0, 0, 0.95, 0)),
+    CompressionCase("top-k 50, top-p 0.95", SamplingParams(1.0, 50, 0.95, 0)),
+    CompressionCase("top-p 0.9 at 0.6", SamplingParams(0.6, 0, 0.9, 0)),
+    CompressionCase("temperature 1", SamplingParams(1.0, 0, 1.0, 0), has_limit=False),
 )
-FLAT = (Setting("top-p 0.9", Sampling(1.0, 0, 0.9, 0), False), Setting("top-p 0.95", Sampling(1.0, 0, 0.95, 0), False))
+HIGH_ENTROPY_SETTINGS = (
+    CompressionCase("top-p 0.9", SamplingParams(1.0, 0, 0.9, 0), False),
+    CompressionCase("top-p 0.95", SamplingParams(1.0, 0, 0.95, 0), False),
+)
 
 
 def main() -> bool:
@@ -55,49 +58,49 @@ def main() -> bool:
     torch.set_num_threads(1)
     print(f"compression: {SESSIONS * CHUNKS} chunks of {GAMMA} drafts a setting, vocabulary 32,000, {MBPS:g} Mbit/s")
     passed = []
-    for nats, settings in ((2.0, SETTINGS), (2.7, FLAT)):
+    for nats, settings in ((2.0, SETTINGS), (2.7, HIGH_ENTROPY_SETTINGS)):
         pair = Pair(nats)
-        passed += [measured(pair, nats, each) for each in settings]
-    alone = [ms(nbytes) for nbytes in (DENSE_FP16_NBYTES, DENSE_FP32_NBYTES)]
+        passed += [run_case(pair, nats, each) for each in settings]
+    alone = [transfer_ms(nbytes) for nbytes in (DENSE_FP16_NBYTES, DENSE_FP32_NBYTES)]
     print(f"  one whole distribution alone at {MBPS:g} Mbit/s: {alone[0]:.1f} ms in fp16, {alone[1]:.1f} ms in fp32 "
           "(paper: over 50 ms)")  # fmt: skip
     return all(passed)
 
 
-def measured(pair: "Pair", nats: float, setting: Setting) -> bool:
+def run_case(pair: "Pair", nats: float, setting: CompressionCase) -> bool:
     found = [q for number in range(SESSIONS) for q in pair.questions(number, CHUNKS, setting.sampling)]
     same = sum(first == second for q in found for first, second in [q.verdicts])
-    saved = show(nats, setting, found, same)
-    return same == len(found) and (saved >= LIMIT or not setting.limited)
+    saved = print_case(nats, setting, found, same)
+    return same == len(found) and (saved >= LIMIT or not setting.has_limit)
 
 
-def show(nats: float, setting: Setting, found: Sequence["Question"], same: int) -> float:
+def print_case(nats: float, setting: CompressionCase, found: Sequence["Question"], num_equal: int) -> float:
     """Prints a setting's figures; how much smaller all its messages are together."""
     whole, sent = mean([q.whole.nbytes for q in found]), mean([q.compressed.nbytes for q in found])
     alone = mean([q.compressed.odds_nbytes for q in found])
     entropy = mean([each for q in found for each in q.entropies])
     accepted, drafts = sum(q.verdicts[0].accepted for q in found), sum(len(q.entropies) for q in found)
-    limit = f"limit {LIMIT:.1%}" if setting.limited else "no limit"
+    limit = f"limit {LIMIT:.1%}" if setting.has_limit else "no limit"
     print(f"  {setting.name} (head for {nats} nats; drafts {entropy:.2f}): message {whole:,.0f} -> {sent:,.0f} B, "
-          f"{1 - sent / whole:.2%} smaller than in fp16 ({limit}), {1 - sent / in_fp32(found):.2%} than in fp32; "
-          f"{ms(whole):.1f} -> {ms(sent):.2f} ms")  # fmt: skip
+          f"{1 - sent / whole:.2%} smaller than in fp16 ({limit}), {1 - sent / fp32_nbytes(found):.2%} than in fp32; "
+          f"{transfer_ms(whole):.1f} -> {transfer_ms(sent):.2f} ms")  # fmt: skip
     total = mean([q.whole.odds_nbytes for q in found])
-    print(f"    distributions {alone:,.0f} of {total:,.0f} B; {named(found)}; "
-          f"{same} of {len(found)} verdicts the same, {accepted} of {drafts} drafts accepted; "
-          f"{share(found):.0%} of the messages reach {LIMIT:.1%} by themselves")  # fmt: skip
+    print(f"    distributions {alone:,.0f} of {total:,.0f} B; {format_kept_tokens(found)}; "
+          f"{num_equal} of {len(found)} verdicts the same, {accepted} of {drafts} drafts accepted; "
+          f"{share_reaching_limit(found):.0%} of the messages reach {LIMIT:.1%} by themselves")  # fmt: skip
     return 1 - sent / whole
 
 
-def in_fp32(found: Sequence["Question"]) -> float:
+def fp32_nbytes(found: Sequence["Question"]) -> float:
     """Bytes of the whole message with its probabilities in fp32: two more for each than in fp16."""
     return mean([q.whole.nbytes + q.whole.odds_nbytes for q in found])
 
 
-def share(found: Sequence["Question"]) -> float:
+def share_reaching_limit(found: Sequence["Question"]) -> float:
     return mean([q.compressed.nbytes <= (1 - LIMIT) * q.whole.nbytes for q in found])
 
 
-def named(found: Sequence["Question"]) -> str:
+def format_kept_tokens(found: Sequence["Question"]) -> str:
     kept = sorted(each for q in found for each in q.kept)
     if not kept:
         return "none sent"
@@ -109,7 +112,7 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def ms(nbytes: float) -> float:
+def transfer_ms(nbytes: float) -> float:
     """On the wire, without delay and headers."""
     return nbytes * 8 / (MBPS * 1e3)
 

@@ -14,13 +14,13 @@ def main(large: Path, corpus: Path) -> bool:
         report = api.run(cfg)
     assert report is not None
     served = {request.prompt_id: list(request.tokens) for request in report.records.requests}
-    own = _generated(large, corpus, set(served))
+    own = _reference_texts(large, corpus, set(served))
     equal = sum(own[name] == tokens for name, tokens in served.items())
     print(f"lossless: sled equals generate token for token on {equal} of {len(served)} held-out prompts")
     return equal == len(served)
 
 
-def _generated(large: Path, corpus: Path, wanted: set[str]) -> dict[str, list[int]]:
+def _reference_texts(large: Path, corpus: Path, wanted: set[str]) -> dict[str, list[int]]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,10 +28,10 @@ def _generated(large: Path, corpus: Path, wanted: set[str]) -> dict[str, list[in
 
     tokenizer = AutoTokenizer.from_pretrained(large)
     model = AutoModelForCausalLM.from_pretrained(large, dtype=torch.float32).eval()
-    return {p.id: _write(model, tokenizer, p.text) for p in TinyTasks(corpus=corpus).prompts() if p.id in wanted}
+    return {p.id: _generate(model, tokenizer, p.text) for p in TinyTasks(corpus=corpus).prompts() if p.id in wanted}
 
 
-def _write(model: Any, tokenizer: Any, text: str) -> list[int]:
+def _generate(model: Any, tokenizer: Any, text: str) -> list[int]:
     turn = [{"role": "user", "content": text}]
     asked = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     out = model.generate(**asked, max_new_tokens=LIMIT_TOKENS, do_sample=False)

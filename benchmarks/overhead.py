@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from serving.deployment.model_loading import open_models, queries
-from serving.deployment.queries import Models, Query
+from serving.deployment.model_loading import load_models, make_queries
+from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.simulator import Simulator
 from serving.hardware.timed_executor import Engine
-from serving.messages import Generate, Stop
-from serving.metrics.overhead import Overhead
+from serving.messages import DraftStopRule, DraftWork
+from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder
-from serving.runtimes.clients import Users
+from serving.runtimes.clients import WorkloadClients
 
 BUDGETS = (0.0, 0.2, 0.4, 0.8)
 PROMPTS, ROUNDS = 40, 5
@@ -39,38 +39,38 @@ PROBES: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Round:
+class OverheadRound:
     """One workload served: milliseconds per token, microseconds per batch, and ratios."""
 
     tokens: int
-    asked_share: float
+    offloaded_share: float
     device_ms: float
     forward_ms: float
     """The device's own computing per token, scores included."""
     batches: int
     batch_us: float
-    share: float
-    share_named: float
+    cloud_share: float
+    named_hardware_share: float
     """Beside the time that the same forwards take on the named hardware."""
 
 
-class Batches:
+class WorkerBatchCounter:
     """An observer that counts forwards, and the seconds that they take on the named hardware."""
 
     def __init__(self, workers: Sequence[str]) -> None:
         self._workers, self.count, self.named_s = workers, 0, 0.0
 
-    def handled(self, *_: object) -> None: ...
+    def event_handled(self, *_: object) -> None: ...
 
-    def sent(self, *_: object) -> None: ...
+    def message_sent(self, *_: object) -> None: ...
 
-    def ran(self, node: str, work: object, outcome: object, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+    def work_done(self, node: str, work: object, outcome: object, begin_s: float, end_s: float) -> None:  # noqa: ARG002
         if node in self._workers:
             self.count += 1
             self.named_s += end_s - begin_s
 
 
-def configured(budget: float, outputs: str = "outputs") -> Setup:
+def synera_setup(budget: float, outputs: str = "outputs") -> Setup:
     """The conf files' own Synera at a budget, with the artifacts that are there."""
     from pipeline import api
     from pipeline.artifacts.store import Store
@@ -83,45 +83,49 @@ def configured(budget: float, outputs: str = "outputs") -> Setup:
     return made
 
 
-def played(setup: Setup, models: Models, asked: Sequence[Query]) -> Round:
+def serve_round(setup: Setup, models: LoadedModels, asked: Sequence[Query]) -> OverheadRound:
     """As the runtime `emulated` sets the stage, with a stopwatch before it."""
-    cast = Cast(setup, models.cloud_layers)
-    users, recorder, batches = Users(asked, cast.devices), Recorder(cast.devices), Batches(cast.workers)
+    cast = Topology(setup, models.cloud_layers)
+    users, recorder, batches = (
+        WorkloadClients(asked, cast.devices),
+        Recorder(cast.devices),
+        WorkerBatchCounter(cast.workers),
+    )
     simulator = Simulator([recorder, batches])
-    overhead = Overhead(simulator)
-    populate(overhead, cast, Chips(cast, models, asked), (*cast.workers, *cast.devices))
-    link(simulator, cast)
-    simulator.on_end(partial(users.hear, post=simulator.post))
-    users.ask(simulator.post)
+    overhead = OverheadTimer(simulator)
+    add_nodes(overhead, cast, ChipFactory(cast, models, asked), (*cast.workers, *cast.devices))
+    connect_nodes(simulator, cast)
+    simulator.on_session_end(partial(users.on_session_end, post=simulator.post))
+    users.start(simulator.post)
     simulator.run()
     records = recorder.records.values()
-    tokens, chunks = sum(len(r.tokens) for r in records), sum(r.decided for r in records)
+    tokens, chunks = sum(len(r.tokens) for r in records), sum(r.num_decisions for r in records)
     found = overhead.metrics(cast.devices, cast.workers, tokens)
-    decided_s = sum(overhead.decided_s[name] for name in cast.workers)
-    forward_s = sum(overhead.computed_s[name] for name in cast.devices)
-    return Round(
+    decided_s = sum(overhead.decision_s[name] for name in cast.workers)
+    forward_s = sum(overhead.compute_s[name] for name in cast.devices)
+    return OverheadRound(
         tokens=tokens,
-        asked_share=sum(r.asked for r in records) / max(1, chunks),
+        offloaded_share=sum(r.num_offloaded for r in records) / max(1, chunks),
         device_ms=found["device_ms_per_token"],
         forward_ms=1e3 * forward_s / tokens,
         batches=batches.count,
         batch_us=1e6 * decided_s / max(1, batches.count),
-        share=found.get("cloud_share", 0.0),
-        share_named=decided_s / batches.named_s if batches.count else 0.0,
+        cloud_share=found.get("cloud_share", 0.0),
+        named_hardware_share=decided_s / batches.named_s if batches.count else 0.0,
     )
 
 
-def scored(engine: Engine, asked: Sequence[Query]) -> dict[str, list[float]]:
+def time_scores(engine: Engine, asked: Sequence[Query]) -> dict[str, list[float]]:
     """Milliseconds per drafted token of each choice of scores, for each prompt the fastest of the rounds: whoever
     shares the machine can only make one slower.
     """
     found: dict[str, list[float]] = {name: [] for name in PROBES}
     for query in asked:
-        prompt, session = query.call.prompt, query.call.session
-        engine.execute(Generate(session, 0, prompt[:-1], Stop(0)))
+        prompt, session = query.request.prompt, query.request.session
+        engine.execute(DraftWork(session, 0, prompt[:-1], DraftStopRule(0)))
         fastest = dict.fromkeys(PROBES, float("inf"))
         for round_ in range(SCORED_ROUNDS):
-            for name in sorted(PROBES, key=partial(turn, round_)):
+            for name in sorted(PROBES, key=partial(order_in_round, round_)):
                 fastest[name] = min(fastest[name], drafted_ms(engine, session, prompt, PROBES[name]))
         for name, ms in fastest.items():
             found[name].append(ms)
@@ -129,57 +133,60 @@ def scored(engine: Engine, asked: Sequence[Query]) -> dict[str, list[float]]:
     return found
 
 
-def turn(round_: int, name: str) -> int:
+def order_in_round(round_: int, name: str) -> int:
     """Another choice goes first in every round."""
     return (list(PROBES).index(name) + round_) % len(PROBES)
 
 
 def drafted_ms(engine: Engine, session: str, prompt: Sequence[int], probes: tuple[str, ...]) -> float:
-    work = Generate(session, len(prompt) - 1, tuple(prompt[-1:]), Stop(DRAFT), probes=probes)
+    work = DraftWork(session, len(prompt) - 1, tuple(prompt[-1:]), DraftStopRule(DRAFT), requested_scores=probes)
     began = time.perf_counter()
     engine.execute(work)
     return 1e3 * (time.perf_counter() - began) / DRAFT
 
 
-def told(values: Sequence[float], digits: int = 3) -> str:
+def format_range(values: Sequence[float], digits: int = 3) -> str:
     ordered = sorted(values)
     return f"{median(ordered):.{digits}f} ({ordered[0]:.{digits}f} to {ordered[-1]:.{digits}f})"
 
 
-def percent(values: Sequence[float]) -> str:
+def format_percent_range(values: Sequence[float]) -> str:
     ordered = sorted(values)
     return f"{median(ordered):.1%} ({ordered[0]:.1%} to {ordered[-1]:.1%})"
 
 
 def main() -> bool:
     """Rounds of all budgets in turn, after one that is not counted."""
-    setups = {budget: configured(budget) for budget in BUDGETS}
+    setups = {budget: synera_setup(budget) for budget in BUDGETS}
     first = setups[BUDGETS[0]]
-    models = open_models(first.pair.device, first.pair.cloud)
-    asked = queries(first.workload, first.decoding, first.seed, first.devices, models.tokenizer)
-    rounds: dict[float, list[Round]] = {budget: [] for budget in BUDGETS}
+    models = load_models(first.pair.device, first.pair.cloud)
+    asked = make_queries(first.workload, first.decoding, first.seed, first.num_devices, models.tokenizer)
+    rounds: dict[float, list[OverheadRound]] = {budget: [] for budget in BUDGETS}
     for _ in range(ROUNDS + 1):
         for budget, setup in setups.items():
-            rounds[budget].append(played(setup, models, asked))
-    passed = [show(budget, found[1:]) for budget, found in rounds.items()]
-    show_scores(scored(models.device, asked))
+            rounds[budget].append(serve_round(setup, models, asked))
+    passed = [print_round(budget, found[1:]) for budget, found in rounds.items()]
+    print_scores(time_scores(models.device, asked))
     return all(passed)
 
 
-def show(budget: float, found: Sequence[Round]) -> bool:
-    one, device_ms, share = found[0], [r.device_ms for r in found], [r.share for r in found]
-    print(f"budget {budget}: {one.asked_share:.0%} of chunks asked, {one.tokens} tokens, {one.batches} batches")
-    forward_ms = told([r.forward_ms for r in found], 2)
-    print(f"  device  {told(device_ms)} ms a token, limit {LIMIT_MS}; its forwards {forward_ms} ms a token")
+def print_round(budget: float, found: Sequence[OverheadRound]) -> bool:
+    one, device_ms, share = found[0], [r.device_ms for r in found], [r.cloud_share for r in found]
+    print(f"budget {budget}: {one.offloaded_share:.0%} of chunks asked, {one.tokens} tokens, {one.batches} batches")
+    forward_ms = format_range([r.forward_ms for r in found], 2)
+    print(f"  device  {format_range(device_ms)} ms a token, limit {LIMIT_MS}; its forwards {forward_ms} ms a token")
     if one.batches:
-        batch_us, named = told([r.batch_us for r in found], 0), percent([r.share_named for r in found])
-        print(f"  cloud   {batch_us} us a batch: {percent(share)} beside its forwards here, limit {LIMIT_SHARE:.0%}; "
+        batch_us, named = (
+            format_range([r.batch_us for r in found], 0),
+            format_percent_range([r.named_hardware_share for r in found]),
+        )
+        print(f"  cloud   {batch_us} us a batch: {format_percent_range(share)} beside its forwards here, limit {LIMIT_SHARE:.0%}; "
               f"{named} beside those of the named hardware")  # fmt: skip
     return median(device_ms) <= LIMIT_MS and median(share) <= LIMIT_SHARE
 
 
-def show_scores(found: dict[str, list[float]]) -> None:
-    print(f"drafting without scores: {told(found['no scores'])} ms a token")
+def print_scores(found: dict[str, list[float]]) -> None:
+    print(f"drafting without scores: {format_range(found['no scores'])} ms a token")
     for name in list(PROBES)[1:]:
         extra = [b - a for a, b in zip(found["no scores"], found[name], strict=True)]
         quarter = sorted(extra)[len(extra) // 4], sorted(extra)[3 * len(extra) // 4]

@@ -22,25 +22,25 @@ from statistics import median
 from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.outcomes.constant import Acceptance
-from serving.runtimes.emulated import play
+from serving.outcomes.constant import ConstantAcceptance
+from serving.runtimes.emulated import simulate
 from serving.workload.arrivals import Arrivals, ClosedLoop, Poisson
 from serving.workload.prompt import Prompt
-from serving.workload.workload import Asked
+from serving.workload.workload import WorkloadRequest
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
-OUTCOMES = Acceptance(rate=0.7, prompt_tokens=PROMPT_TOKENS)
-RUNS, TRIES = 5, 3
+OUTCOMES = ConstantAcceptance(acceptance_rate=0.7, prompt_tokens=PROMPT_TOKENS)
+RUNS, ATTEMPTS = 5, 3
 LIMIT_CONVERSATIONS = 800.0
 LIMIT_SPEED = 20.0
 LIMIT_GB = 1.0
-EVERY_S = 60.0
+REQUEST_INTERVAL_S = 60.0
 """Poisson: how often a device asks, on average."""
-_SHOWN = Prompt("p", "?", (), "made up")
+_BLANK_PROMPT = Prompt("p", "?", (), "made up")
 
 
 @cache
-def _conf() -> Setup:
+def _base_setup() -> Setup:
     from pipeline import api
     from pipeline.config.build import construct
 
@@ -51,85 +51,89 @@ def _conf() -> Setup:
 
 def testbed(devices: int, clouds: int) -> Setup:
     """The conf files' own Jetson AGX Orins, A6000s and wifi, so many of them."""
-    conf = _conf()
+    conf = _base_setup()
     cloud = replace(conf.hardware.cloud, count=clouds)
     workload = replace(conf.workload, devices=devices)
     return replace(conf, hardware=replace(conf.hardware, cloud=cloud), workload=workload)
 
 
-def asked(n: int, devices: int, arrivals: Arrivals) -> list[Query]:
+def make_queries(n: int, devices: int, arrivals: Arrivals) -> list[Query]:
     times = arrivals.times(n, devices, 0)
     wanted = [
-        Asked(i, _SHOWN, each.device, 0, each.at_s, each.think_s, PROMPT_TOKENS, NEW_TOKENS, None)
+        WorkloadRequest(i, _BLANK_PROMPT, each.device, 0, each.at_s, each.think_s, PROMPT_TOKENS, NEW_TOKENS, None)
         for i, each in enumerate(times)
     ]
-    return OUTCOMES.queries(wanted, Decoding(), 0)
+    return OUTCOMES.make_queries(wanted, Decoding(), 0)
 
 
-def steady(setup: Setup) -> Setup:
+def without_jitter(setup: Setup) -> Setup:
     """The same without jitter: a message's delay is drawn by luck no more."""
     return replace(setup, network=replace(setup.network, jitter_ms=0.0))
 
 
 def run(setup: Setup, queries: Sequence[Query], detail: bool = True) -> None:
     """Raises StalledError if a conversation does not end."""
-    play(setup, OUTCOMES.open(queries, setup.policy, 0), queries, detail=detail)
+    simulate(setup, OUTCOMES.open(queries, setup.policy, 0), queries, detail=detail)
 
 
-def speed(setup: Setup, queries: Sequence[Query], per: float, detail: bool = True) -> list[float]:
-    """`per` over the seconds of each run, sorted."""
+def measure_speed(setup: Setup, queries: Sequence[Query], amount: float, detail: bool = True) -> list[float]:
+    """`amount` over the seconds of each run, sorted."""
     found = []
     for _ in range(RUNS):
         gc.collect()
         began = time.process_time()
         run(setup, queries, detail)
-        found.append(per / (time.process_time() - began))
+        found.append(amount / (time.process_time() - began))
     return sorted(found)
 
 
-def hundred() -> float:
+def closed_loop_100() -> float:
     """Conversations a second: 100 devices in a closed loop without a pause, one cloud node.
 
     The fastest run counts, as timeit advises: whoever shares the machine can only make a run slower.
     """
-    world, queries = testbed(100, 1), asked(1000, 100, ClosedLoop())
-    plain, full = speed(steady(world), queries, 1000, detail=False), speed(world, queries, 1000)
-    print(f"100 devices: {_told(plain)} conversations/s, limit {LIMIT_CONVERSATIONS:.0f}; "
-          f"{_told(full)} with jitter, time lines and chunks")  # fmt: skip
+    world, queries = testbed(100, 1), make_queries(1000, 100, ClosedLoop())
+    plain, full = measure_speed(without_jitter(world), queries, 1000, detail=False), measure_speed(world, queries, 1000)
+    print(f"100 devices: {_format_range(plain)} conversations/s, limit {LIMIT_CONVERSATIONS:.0f}; "
+          f"{_format_range(full)} with jitter, time lines and chunks")  # fmt: skip
     return max(plain)
 
 
-def _told(found: Sequence[float]) -> str:
+def _format_range(found: Sequence[float]) -> str:
     return f"{median(found):.0f} ({found[0]:.0f} to {found[-1]:.0f})"
 
 
-def thousand() -> float:
+def poisson_1000() -> float:
     """Simulated seconds a second: 1,000 devices that ask once a minute each, four cloud nodes."""
-    found = speed(testbed(1000, 4), asked(1000, 1000, Poisson(rate_per_s=1000 / EVERY_S)), EVERY_S)
-    print(f"1,000 devices, each asking every {EVERY_S:.0f} s: {_told(found)} x real time, limit {LIMIT_SPEED:.0f} x")
+    found = measure_speed(
+        testbed(1000, 4), make_queries(1000, 1000, Poisson(rate_per_s=1000 / REQUEST_INTERVAL_S)), REQUEST_INTERVAL_S
+    )
+    print(
+        f"1,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s: {_format_range(found)} x real time, limit {LIMIT_SPEED:.0f} x"
+    )
     return median(found)
 
 
-def ten_thousand() -> float:
+def poisson_10000() -> float:
     """GB at most: 10,000 devices that ask once a minute each, forty cloud nodes, for a minute, in a process of its
     own.
     """
     told = subprocess.run([sys.executable, "-m", __spec__.name, "minute"], check=True, capture_output=True, text=True)
     seconds, gb = map(float, told.stdout.split())
-    print(f"10,000 devices, each asking every {EVERY_S:.0f} s, for a minute: {seconds:.1f} s "
-          f"({EVERY_S / seconds:.1f} x real time), {gb:.2f} GB at most, limit {LIMIT_GB} GB")  # fmt: skip
+    print(f"10,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s, for a minute: {seconds:.1f} s "
+          f"({REQUEST_INTERVAL_S / seconds:.1f} x real time), {gb:.2f} GB at most, limit {LIMIT_GB} GB")  # fmt: skip
     return gb
 
 
-def minute() -> None:
-    queries = asked(10_000, 10_000, Poisson(rate_per_s=10_000 / EVERY_S))
+def simulate_minute() -> None:
+    queries = make_queries(10_000, 10_000, Poisson(rate_per_s=10_000 / REQUEST_INTERVAL_S))
     world, began = testbed(10_000, 40), time.process_time()
     run(world, queries)
     print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 
 def profile() -> None:
-    queries, world, watch = asked(500, 100, ClosedLoop()), testbed(100, 1), cProfile.Profile()
+    queries, world, watch = make_queries(500, 100, ClosedLoop()), testbed(100, 1), cProfile.Profile()
     run(world, queries[:100])
     watch.runcall(run, world, queries)
     pstats.Stats(watch).sort_stats("tottime").print_stats(45)
@@ -137,12 +141,12 @@ def profile() -> None:
 
 def main() -> bool:
     """Retried, because a machine that does other things is slow for a while."""
-    fast = any(hundred() >= LIMIT_CONVERSATIONS for _ in range(TRIES))
-    real = any(thousand() >= LIMIT_SPEED for _ in range(TRIES))
-    small = ten_thousand() <= LIMIT_GB
+    fast = any(closed_loop_100() >= LIMIT_CONVERSATIONS for _ in range(ATTEMPTS))
+    real = any(poisson_1000() >= LIMIT_SPEED for _ in range(ATTEMPTS))
+    small = poisson_10000() <= LIMIT_GB
     return fast and real and small
 
 
 if __name__ == "__main__":
-    what = {"minute": minute, "profile": profile}.get(sys.argv[-1], main)
+    what = {"minute": simulate_minute, "profile": profile}.get(sys.argv[-1], main)
     sys.exit(0 if what() in (None, True) else 1)

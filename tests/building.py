@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from pipeline.artifacts.progress_display import Lines, Progress
+from pipeline.artifacts.progress_display import LineDisplay, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -42,10 +42,10 @@ def build(stop_at: str, stage: Stage, out: Path, work: Path, inputs: Mapping[str
 def main(root: str, stop_at: str = "") -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits it ignored
 
-    def call(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+    def call(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
         build(stop_at, stage, out, work, inputs)
 
-    path = Runner(Store(Path(root)), call, Lines(sys.stdout)).realise(graph())
+    path = Runner(Store(Path(root)), call, LineDisplay(sys.stdout)).ensure_built(graph())
     say(f"have {(path / 'result.txt').read_text()}")
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import yaml
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.chip import Chip, Mode
-from serving.hardware.fleet import Fleet, Schedule
-from serving.hardware.latency import Fits, Latency
+from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.fleet import Fleet, PowerModeSchedule
+from serving.hardware.latency import FittedLatencies, LatencyModel
 from serving.hardware.testbed import Testbed
 from serving.hardware.tier import Tier
 from serving.network.link import Link
@@ -32,13 +32,13 @@ def architecture(name: str) -> Architecture:
 
 def chip(name: str) -> Chip:
     node = fields("hardware/chip", name)
-    modes = {key: Mode(**mode) for key, mode in node.pop("modes").items()}
+    modes = {key: PowerMode(**mode) for key, mode in node.pop("modes").items()}
     node.pop("profile", None)  # a stage's artifact, which only the pipeline knows
     return Chip(modes=modes, fitted={key: fits(**set_) for key, set_ in node.pop("fitted", {}).items()}, **node)
 
 
-def fits(source: str, latencies: dict[str, dict[str, Any]]) -> Fits:
-    return Fits(source, {name: Latency(**coefficients) for name, coefficients in latencies.items()})
+def fits(source: str, latencies: dict[str, dict[str, Any]]) -> FittedLatencies:
+    return FittedLatencies(source, {name: LatencyModel(**coefficients) for name, coefficients in latencies.items()})
 
 
 def link(name: str) -> Link:
@@ -47,7 +47,7 @@ def link(name: str) -> Link:
 
 def fleet(chip_name: str, **node: Any) -> Fleet:
     if schedule := node.pop("schedule", None):
-        node["schedule"] = Schedule(**{**schedule, "modes": tuple(schedule["modes"])})
+        node["schedule"] = PowerModeSchedule(**{**schedule, "modes": tuple(schedule["modes"])})
     if network := node.pop("network", None):
         node["network"] = Link(**network)
     return Fleet(chip(chip_name), **node)

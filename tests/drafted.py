@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from training.wisp import trace
-from training.wisp.samples import Samples, load
+from training.wisp.samples import TokenSamples, load_samples
 
 
 def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: int = 0) -> Path:
@@ -15,14 +15,14 @@ def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: i
     stands = chance.random((windows, k)) < 0.8
     accepted = np.where(stands.all(1), k, stands.argmin(1))
     place = np.arange(k) - accepted[:, None]
-    standing = np.select([place < 0, place == 0], [trace.ACCEPTED, trace.REJECTED], trace.AFTER)
+    standing = np.select([place < 0, place == 0], [trace.ACCEPTED, trace.REJECTED], trace.AFTER_REJECTION)
     features = chance.normal(size=(windows, k, 4))
     features[..., 0] += 1.5 * stands
     names = np.array([f"user {i:03d}" for i in range(sessions)])
     folder.mkdir(parents=True, exist_ok=True)
     trace.write(
         folder,
-        trace.Tokens(
+        trace.TokenTrace(
             np.repeat(names, rounds * k),
             np.tile(np.repeat(np.arange(rounds), k), sessions),
             np.tile(np.arange(k), windows),
@@ -34,5 +34,5 @@ def write(folder: Path, sessions: int = 90, rounds: int = 6, k: int = 8, seed: i
     return folder
 
 
-def samples(folder: Path) -> Samples:
-    return load(write(folder))
+def samples(folder: Path) -> TokenSamples:
+    return load_samples(write(folder))

@@ -2,12 +2,12 @@
 
 import sys
 
-from pipeline.report.mlflow_store import Tracking, guarded
+from pipeline.report.mlflow_store import Tracking, tolerate_mlflow_errors
 
 
 def main(outputs: str) -> None:
     tracking = Tracking(outputs=outputs, experiment="template")
-    with guarded(tracking, print):
+    with tolerate_mlflow_errors(tracking, print):
         print(tracking.connect()[1])
 
 

@@ -34,12 +34,12 @@ def main(cfg: DictConfig) -> None:
         Path(job.runtime.output_dir), Tracking(outputs=cfg.outputs), {"policy": {"name": cfg.policy}},
         tuple(job.overrides.task), number=job.job.num, sweep=Path(job.sweep.dir),
     )  # fmt: skip
-    report.begin(context)
+    report.report_started(context)
     if cfg.policy == "bad":
-        report.failed(ValueError("there is no such thing"), context)
+        report.report_failure(ValueError("there is no such thing"), context)
     elif cfg.policy != "killed":
         with open(os.devnull, "w") as nowhere:
-            report.job(ARTIFACT, context, nowhere)
+            report.report_job(ARTIFACT, context, nowhere)
 
 
 if __name__ == "__main__":

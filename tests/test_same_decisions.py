@@ -17,45 +17,45 @@ import pytest
 import yaml
 
 from pipeline import api
-from pipeline.config.plan import arguments
-from pipeline.running.run import job_of
+from pipeline.config.plan import build_arguments
+from pipeline.running.run import create_job
 from serving.core.scores import ROUTE
-from serving.deployment.model_loading import open_models, queries
-from serving.deployment.queries import Models, Query
+from serving.deployment.model_loading import load_models, make_queries
+from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
-from serving.drivers.clock import Script
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+from serving.drivers.clock import ScriptedClock
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Live
-from serving.log.entries import Born, Handled
-from serving.log.event_log import Journal
-from serving.log.reader import read
-from serving.log.replay import compare, decisions, replay
+from serving.drivers.real_time import RealTimeDriver
+from serving.log.entries import EventHandled, NodeCreated
+from serving.log.event_log import EventLog
+from serving.log.reader import read_entries
+from serving.log.replay import decision_log, first_difference, replay
 from serving.messages import (
     Command,
-    Deliver,
-    Drafted,
+    DraftOutcome,
+    DraftWork,
+    EmitTokens,
     Event,
-    Finished,
-    Generate,
-    Lost,
     Message,
-    Received,
+    MessageReceived,
+    PeerLost,
     Request,
-    Start,
+    StartWork,
+    WorkFinished,
 )
 from serving.outcomes import replayed
-from serving.policy.slots.payload import Tokens
+from serving.policy.slots.payload import TokenPayload
 from serving.progress import silent
-from serving.runtimes.clients import Users
-from serving.runtimes.emulated import play
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.emulated import simulate
 from serving.runtimes.grpc import Grpc
 from serving.runtimes.local import Local
 from serving.stages import record_outcomes
-from serving.transport.client import Dialler
-from serving.transport.server import Listener
-from serving.transport.session_ownership import Known
+from serving.transport.client import TransportClient
+from serving.transport.server import TransportServer
+from serving.transport.session_ownership import PeerExpectations
 
 CONF = Path(__file__).parents[1] / "conf" / "policy"
 POLICIES = sorted(file.stem for file in CONF.glob("*.yaml"))
@@ -99,7 +99,7 @@ COMPOSED = {
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device=false"),
 }
 """Slots of one paper in another's policy."""
-_OUTAGES = "{_target_: serving.network.outages.Periodic, every_s: 3, for_s: 2, first_s: 1}"
+_OUTAGES = "{_target_: serving.network.outages.PeriodicOutages, every_s: 3, for_s: 2, first_s: 1}"
 OTHER_TIERS = {
     "hyperion+two": ("policy=hyperion", "hardware=hyperion_two", "workload.prompts=4"),
     "hyperion+four": ("policy=hyperion", "hardware=hyperion_four", "workload.prompts=4"),
@@ -136,14 +136,14 @@ CASES = [(name, 0.0) for name in POLICIES] + [(name, 0.8) for name in SAMPLED if
 class Log:
     """Who heard what when, and what it said."""
 
-    entries: list[Handled] = field(default_factory=list)
+    entries: list[EventHandled] = field(default_factory=list)
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
-        self.entries.append(Handled(node, now, event, tuple(commands)))
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+        self.entries.append(EventHandled(node, now, event, tuple(commands)))
 
-    def ran(self, *_: object) -> None: ...
+    def work_done(self, *_: object) -> None: ...
 
-    def sent(self, *_: object) -> None: ...
+    def message_sent(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="session")
@@ -158,11 +158,11 @@ def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
     words = (*TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
     sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
     with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
-        job = job_of(cfg)
+        job = create_job(cfg)
         plan = job.plan()
         job.run(plan.goals("profile"))
         serve = plan.serve
-        made = arguments(serve, lambda name: job.store.path(serve.inputs[name]))["setup"]
+        made = build_arguments(serve, lambda name: job.store.path(serve.inputs[name]))["setup"]
     assert isinstance(made, Setup)
     return made
 
@@ -170,18 +170,18 @@ def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
 @dataclass
 class Case:
     setup: Setup
-    models: Models
+    models: LoadedModels
     queries: list[Query]
 
-    def emulated(self) -> list[Handled]:
+    def emulated(self) -> list[EventHandled]:
         log = Log()
-        play(self.setup, self.models, self.queries, observers=[log])
+        simulate(self.setup, self.models, self.queries, observers=[log])
         return log.entries
 
-    def simulated(self, folder: Path) -> list[Handled]:
+    def simulated(self, folder: Path) -> list[EventHandled]:
         """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's."""
         pair, setup = self.setup.pair, self.setup
-        own = setup.policy if setup.policy.waiting.steps or not setup.policy.lossless else None
+        own = setup.policy if setup.policy.lookahead.max_steps or not setup.policy.lossless else None
         (folder / "out").mkdir()
         (folder / "work").mkdir()
         record_outcomes(
@@ -191,63 +191,68 @@ class Case:
             router=setup.policy.scorers.get(ROUTE),
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
-        play(setup, opened, self.queries, observers=[log])
+        simulate(setup, opened, self.queries, observers=[log])
         return log.entries
 
-    def on_the_wall(self) -> list[Handled]:
+    def on_the_wall(self) -> list[EventHandled]:
         log = Log()
-        RUNNER.run(Local("wall", shaped=False).play(self.setup, self.models, self.queries, observers=[log]))
+        RUNNER.run(Local("wall", shaped=False).run(self.setup, self.models, self.queries, observers=[log]))
         return log.entries
 
-    def live(self, through_grpc: bool = False) -> list[Handled]:
+    def live(self, through_grpc: bool = False) -> list[EventHandled]:
         log = Log()
         RUNNER.run(self._live([log], through_grpc))
         return log.entries
 
     async def _live(self, observers: Sequence[Observer], through_grpc: bool) -> None:
-        cast = Cast(self.setup, self.models.cloud_layers)
-        live, users = Live(Script(), observers, "hardware"), Users(self.queries, cast.devices)
-        populate(live, cast, Chips(cast, self.models, self.queries), (*cast.workers, *cast.devices))
-        link(live, cast)
-        live.on_deliver(lambda d, now: users.hear(d.session, now, live.post) if d.ending else None)
-        users.ask(live.post)
+        cast = Topology(self.setup, self.models.cloud_layers)
+        live, users = (
+            RealTimeDriver(ScriptedClock(), observers, "hardware"),
+            WorkloadClients(self.queries, cast.devices),
+        )
+        add_nodes(live, cast, ChipFactory(cast, self.models, self.queries), (*cast.workers, *cast.devices))
+        connect_nodes(live, cast)
+        live.on_emit(lambda d, now: users.on_session_end(d.session, now, live.post) if d.ending else None)
+        users.start(live.post)
         with_transport = transported(live, cast, self.models) if through_grpc and cast.workers else nothing()
         async for _ in with_transport:
             await asyncio.wait_for(live.run(lambda: False), 60)
         live.close()
 
-    def difference(self, log: list[Handled]) -> str | None:
+    def difference(self, log: list[EventHandled]) -> str | None:
         """Between what was said and what fresh nodes say."""
-        cast = Cast(self.setup, self.models.cloud_layers)
-        return replay([*(Born(name, 0.0) for name in (*cast.workers, *cast.devices)), *log], cast.node).difference
+        cast = Topology(self.setup, self.models.cloud_layers)
+        return replay(
+            [*(NodeCreated(name, 0.0) for name in (*cast.workers, *cast.devices)), *log], cast.create_node
+        ).difference
 
 
 async def nothing() -> Any:
     yield
 
 
-async def transported(live: Live, cast: Cast, models: Models) -> Any:
+async def transported(live: RealTimeDriver, cast: Topology, models: LoadedModels) -> Any:
     """Every message crosses a real stream over loopback, its tensors from one store to another's."""
 
     blobs = models.cloud.blobs  # type: ignore[attr-defined]
-    known = Known(len(models.tokenizer), route=cast.hops, peers=frozenset(cast.workers))
-    places = {names: Place(names, live) for names in (*cast.clouds, cast.devices)}
+    known = PeerExpectations(len(models.tokenizer), hops=cast.hops, trusted_nodes=frozenset(cast.workers))
+    places = {names: Place(names, live) for names in (*cast.cloud_processes, cast.devices)}
     at = {name: place for names, place in places.items() for name in names}
     stops: list[Any] = []
-    for names in cast.clouds:
-        listener = Listener(names, places[names], blobs, digest=cast.digest, known=known)
+    for names in cast.cloud_processes:
+        listener = TransportServer(names, places[names], blobs, config_digest=cast.digest, expectations=known)
         address = await listener.start()
         stops.append(listener.stop)
-        for dialling in (cast.devices, *((name,) for name in cast.behind(names[0]))):
+        for dialling in (cast.devices, *((name,) for name in cast.downstream_nodes(names[0]))):
             here = places[dialling]
-            dialler = Dialler(here.names, here, blobs, address, digest=cast.digest, known=known)
+            dialler = TransportClient(here.names, here, blobs, address, config_digest=cast.digest, expectations=known)
             await dialler.start()
             stops.append(dialler.stop)
             here.ways |= dict.fromkeys(names, dialler)
             places[names].ways |= dict.fromkeys(dialling, listener)
     await asyncio.wait_for(asyncio.gather(*(place.complete() for place in places.values())), 10)
     for name in at:
-        live.carry(name, lambda sender, to, message: at[sender].send(sender, to, message))
+        live.add_remote(name, lambda sender, to, message: at[sender].send(sender, to, message))
     try:
         yield
     finally:
@@ -258,7 +263,7 @@ async def transported(live: Live, cast: Cast, models: Models) -> Any:
 class Place:
     """A process's ends of its streams to the others."""
 
-    def __init__(self, names: tuple[str, ...], live: Live) -> None:
+    def __init__(self, names: tuple[str, ...], live: RealTimeDriver) -> None:
         self.names, self.live = names, live
         self.ways: dict[str, Any] = {}
         """Node -> the dialler or the listener by which it is reached."""
@@ -268,7 +273,7 @@ class Place:
     def send(self, sender: str, to: str, message: Message) -> None:
         """Stages of a pipeline share a host."""
         if to in self.names:
-            self.live.heard(to, message)
+            self.live.receive(to, message)
         else:
             self.ways[to].send(sender, to, message)
 
@@ -277,13 +282,13 @@ class Place:
             await self.changed.wait()
             self.changed.clear()
 
-    async def heard(self, sender: str, to: str, message: Message) -> None:
-        self.live.heard(to, message)
+    async def receive(self, sender: str, to: str, message: Message) -> None:
+        self.live.receive(to, message)
 
-    def lost(self, nodes: tuple[str, ...]) -> None:
+    def peers_lost(self, nodes: tuple[str, ...]) -> None:
         self.there.difference_update(nodes)
 
-    def joined(self, nodes: tuple[str, ...]) -> None:
+    def peers_restored(self, nodes: tuple[str, ...]) -> None:
         self.there.update(nodes)
         self.changed.set()
 
@@ -291,17 +296,17 @@ class Place:
 @cache
 def case(policy: str, temperature: float, outputs: Path) -> Case:
     setup = setup_of(policy, temperature, outputs)
-    models = open_models(setup.pair.device, setup.pair.cloud, provision=setup.policy.provision)
-    asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
+    models = load_models(setup.pair.device, setup.pair.cloud, requirements=setup.policy.engine_requirements)
+    asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
     return Case(setup, models, asked)
 
 
 @cache
-def reference(policy: str, temperature: float, outputs: Path) -> list[Handled]:
+def reference(policy: str, temperature: float, outputs: Path) -> list[EventHandled]:
     return case(policy, temperature, outputs).emulated()
 
 
-@pytest.mark.parametrize(("policy", "temperature"), CASES)
+@pytest.instant.parametrize(("policy", "temperature"), CASES)
 def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Path) -> None:
     one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
     assert len(expected) > 50
@@ -312,34 +317,38 @@ def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Pa
 def test_what_synera_brings_is_met(outputs: Path) -> None:
     """Drafts leave early or not at all, and guesses are drafted on."""
     log = reference("synera", 0.0, outputs)
-    works = [c.work for entry in log for c in entry.commands if isinstance(c, Start) and isinstance(c.work, Generate)]
-    drafts = [e.event.outcome for e in log if isinstance(e.event, Finished) and isinstance(e.event.outcome, Drafted)]
-    assert {share for drafted in drafts for share in drafted.depths} >= {0.5, 1.0}
+    works = [
+        c.work for entry in log for c in entry.commands if isinstance(c, StartWork) and isinstance(c.work, DraftWork)
+    ]
+    drafts = [
+        e.event.outcome for e in log if isinstance(e.event, WorkFinished) and isinstance(e.event.outcome, DraftOutcome)
+    ]
+    assert {share for drafted in drafts for share in drafted.exit_depths} >= {0.5, 1.0}
     assert any(work.branches for work in works)
 
 
-@pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])
+@pytest.instant.parametrize("policy", ["citer", "co_llm", "citer+span"])
 def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
     """Both write."""
     log = reference(policy, 0.0, outputs)
-    origins = {o for entry in log for c in entry.commands if isinstance(c, Deliver) for o in c.origins}
+    origins = {o for entry in log for c in entry.commands if isinstance(c, EmitTokens) for o in c.origins}
     assert origins == {"device", "cloud"}
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.instant.parametrize("policy", POLICIES)
 def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(tmp_path)
-    assert compare(decisions(found), decisions(reference(policy, 0.0, outputs))) is None
+    assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
 
 
-@pytest.mark.parametrize(("policy", "temperature"), CASES)
+@pytest.instant.parametrize(("policy", "temperature"), CASES)
 def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
     one = case(policy, temperature, outputs)
     assert one.difference(reference(policy, temperature, outputs)) is None
     assert one.difference(one.on_the_wall()) is None
 
 
-@pytest.mark.parametrize("policy", ["hyperion", *OTHER_TIERS])
+@pytest.instant.parametrize("policy", ["hyperion", *OTHER_TIERS])
 def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outputs: Path) -> None:
     """Several requests at once, on nodes with caches of their own, some of which are lost on the way."""
     found = written(reference(policy, 0.0, outputs))
@@ -347,12 +356,12 @@ def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outp
     assert found == written(reference("cloud_centric+four", 0.0, outputs))
 
 
-@pytest.mark.parametrize("policy", OTHER_TIERS)
+@pytest.instant.parametrize("policy", OTHER_TIERS)
 def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where hidden states are not rounded on their way: as fp16, which is what crosses, they move a token now and then
     whose luck was near the edge.
     """
-    monkeypatch.setattr(Tokens, "number", "fp32")
+    monkeypatch.setattr(TokenPayload, "number", "fp32")
     found = written(case.__wrapped__(policy, 0.8, outputs).emulated())
     assert found == written(reference("cloud_centric+four", 0.8, outputs))
     assert found != written(reference("cloud_centric+four", 0.0, outputs))
@@ -361,42 +370,47 @@ def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: 
 def test_nodes_that_fail_are_met_and_their_log_replays(outputs: Path, tmp_path: Path) -> None:
     one = case("hyperion+failures", 0.0, outputs)
     log = Log()
-    with Journal(tmp_path / "events.jsonl") as journal:
-        play(one.setup, one.models, one.queries, observers=[journal, log])
+    with EventLog(tmp_path / "events.jsonl") as journal:
+        simulate(one.setup, one.models, one.queries, observers=[journal, log])
     assert counted(log.entries) == counted(reference("hyperion+failures", 0.0, outputs))
-    lost = {entry.event.peer for entry in log.entries if isinstance(entry.event, Lost)}
+    lost = {entry.event.peer for entry in log.entries if isinstance(entry.event, PeerLost)}
     assert lost == {"nx-0", "nx-2"}
-    again = [e.event.message.round for e in log.entries if isinstance(e.event, Received) and
+    again = [e.event.message.attempt for e in log.entries if isinstance(e.event, MessageReceived) and
              isinstance(e.event.message, Request)]  # fmt: skip
     assert max(again) > 0
-    cast = Cast(one.setup, one.models.cloud_layers)
-    births = [Born(name, 0.0) for name in (*cast.workers, *cast.devices)]
-    told = [*births, *read(tmp_path / "events.jsonl")]
-    assert sum(isinstance(entry, Born) for entry in told) > len(births)
-    assert replay(told, cast.node).difference is None
+    cast = Topology(one.setup, one.models.cloud_layers)
+    births = [NodeCreated(name, 0.0) for name in (*cast.workers, *cast.devices)]
+    told = [*births, *read_entries(tmp_path / "events.jsonl")]
+    assert sum(isinstance(entry, NodeCreated) for entry in told) > len(births)
+    assert replay(told, cast.create_node).difference is None
 
 
 def test_another_policy_would_be_noticed(outputs: Path) -> None:
     log, other = reference("sled", 0.0, outputs), case("synera", 0.0, outputs)
     assert other.difference(log) is not None
-    assert compare(decisions(log), decisions(reference("synera", 0.0, outputs))) is not None
+    assert first_difference(decision_log(log), decision_log(reference("synera", 0.0, outputs))) is not None
 
 
 def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> None:
     one = case("sled", 0.0, outputs)
-    with Journal(tmp_path / "events.jsonl") as journal:
+    with EventLog(tmp_path / "events.jsonl") as journal:
         served = Grpc(shaping="none", device_processes=2).serve(one.setup, "cpu", silent, [journal])
     assert {record.ending for record in served.records.values()} == {"complete"}
     texts = {session: record.tokens for session, record in served.records.items()}
     assert texts == written(reference("sled", 0.0, outputs))
-    assert replay(read(tmp_path / "events.jsonl"), Cast(one.setup, served.layers).node).difference is None
+    assert (
+        replay(
+            read_entries(tmp_path / "events.jsonl"), Topology(one.setup, served.target_layers).create_node
+        ).difference
+        is None
+    )
 
 
 def once(first_s: float, for_s: float) -> str:
-    return f"{{_target_: serving.network.outages.Periodic, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
+    return f"{{_target_: serving.network.outages.PeriodicOutages, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path: Path) -> None:
     """Nobody else is in their tiers; the one that is started first finds the other still dead."""
     alone = "policy=cloud_centric", "workload.prompts=6"
@@ -407,29 +421,29 @@ def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path
     )  # fmt: skip
     ALONE["killed alone"] = alone
     setup = setup_of("killed", 0.0, outputs)
-    with Journal(tmp_path / "events.jsonl") as journal:
+    with EventLog(tmp_path / "events.jsonl") as journal:
         served = Grpc(shaping="none", device_processes=1).serve(setup, "cpu", silent, [journal])
     assert {record.ending for record in served.records.values()} == {"complete"}
     texts = {session: record.tokens for session, record in served.records.items()}
     assert texts == written(reference("killed alone", 0.0, outputs))
-    told = [*read(tmp_path / "events.jsonl")]
-    heard = [entry.event for entry in told if isinstance(entry, Handled) and entry.node == "device-0"]
-    assert {event.peer for event in heard if isinstance(event, Lost)} >= {"nx-0", "agx-0"}
-    cast = Cast(setup, served.layers)
-    assert {entry.node for entry in told if isinstance(entry, Born)} == {*cast.workers, *cast.devices}
-    assert replay(told, cast.node).difference is None
+    told = [*read_entries(tmp_path / "events.jsonl")]
+    heard = [entry.event for entry in told if isinstance(entry, EventHandled) and entry.node == "device-0"]
+    assert {event.peer for event in heard if isinstance(event, PeerLost)} >= {"nx-0", "agx-0"}
+    cast = Topology(setup, served.target_layers)
+    assert {entry.node for entry in told if isinstance(entry, NodeCreated)} == {*cast.workers, *cast.devices}
+    assert replay(told, cast.create_node).difference is None
 
 
-def written(log: list[Handled]) -> dict[str, list[int]]:
+def written(log: list[EventHandled]) -> dict[str, list[int]]:
     """The text of each session."""
     texts: dict[str, list[int]] = {}
     for command in (command for entry in log for command in entry.commands):
-        if isinstance(command, Deliver):
+        if isinstance(command, EmitTokens):
             texts.setdefault(command.session, []).extend(command.tokens)
     return texts
 
 
-def counted(log: list[Handled]) -> list[str]:
+def counted(log: list[EventHandled]) -> list[str]:
     """Tensors have serial numbers that go on from run to run, and a transport puts the sender before them."""
     numbers: dict[str, str] = {}
 

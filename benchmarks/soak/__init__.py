@@ -13,8 +13,8 @@ import sys
 
 def main(words: list[str]) -> bool:
     """Did everybody get an answer, and is nothing left?"""
-    from benchmarks.soak.hosts import World
-    from benchmarks.soak.soak import DEVICES, Soak
+    from benchmarks.soak.hosts import SoakConfig
+    from benchmarks.soak.soak import DEVICES, SoakRun
 
     given = dict(word.split("=", 1) for word in words if "=" in word)
     pair = None
@@ -23,8 +23,8 @@ def main(words: list[str]) -> bool:
 
         found = artifacts(given.get("outputs", "outputs"))
         pair = found["device_model"], found["cloud_model"]
-    world = World(int(given.get("seed", 0)), DEVICES, pair)
-    soak = Soak(world, float(given.get("minutes", 10)), float(given.get("every", 4)))
+    world = SoakConfig(int(given.get("seed", 0)), DEVICES, pair)
+    soak = SoakRun(world, float(given.get("minutes", 10)), float(given.get("every", 4)))
     try:
         return asyncio.run(soak.run())
     except KeyboardInterrupt:

@@ -18,13 +18,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from serving.deployment.topology import Cast
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live
-from serving.drivers.simulator import Chip
-from serving.messages import Begin, Call, Cancelled, Deliver, Message
+from serving.deployment.topology import Topology
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource
+from serving.messages import EmitTokens, GenerationRequest, Message, RequestArrived, SessionCancelled
 from serving.policy.slots.link_loss import LinkLoss
-from serving.runtimes.host import Host
+from serving.runtimes.host import NodeHost
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -32,14 +32,16 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 logging.getLogger("serving").setLevel(logging.ERROR)  # links break all the time here
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serving"))  # the fake pair, and the proxy
 
-LIMITS = Limits(keepalive_s=1.0, keepalive_timeout_s=1.0, connect_s=1.0, backoff_s=0.1, backoff_max_s=1.0, linger_s=5.0)
+LIMITS = Limits(
+    keepalive_s=1.0, keepalive_timeout_s=1.0, connect_timeout_s=1.0, backoff_s=0.1, backoff_max_s=1.0, linger_s=5.0
+)
 LINGER_S, TIMEOUT_S = 5.0, 5.0
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 12, 24
 THINK_S = 1.0
 
 
 @dataclass(frozen=True)
-class World:
+class SoakConfig:
     """What every process must know; without a pair the fake one answers."""
 
     seed: int
@@ -47,193 +49,197 @@ class World:
     pair: tuple[Path, Path] | None
     """The folders of the device's and of the cloud's model."""
 
-    def cast(self, action: Any = "wait") -> Cast:
+    def topology(self, action: Any = "wait") -> Topology:
         from benchmarks.simulation import testbed
 
         setup = testbed(self.devices, 1)
         setup = replace(setup, policy=replace(setup.policy, link_loss=LinkLoss(action)))
         if self.pair is None:
-            return Cast(setup, 8, TIMEOUT_S, LINGER_S)
-        from serving.deployment.model_loading import depth
+            return Topology(setup, 8, TIMEOUT_S, LINGER_S)
+        from serving.deployment.model_loading import num_layers
 
         device, cloud = (
             replace(m, path=p) for m, p in zip((setup.pair.device, setup.pair.cloud), self.pair, strict=True)
         )
         setup = replace(setup, pair=replace(setup.pair, device=device, cloud=cloud))
-        return Cast(setup, depth(cloud), TIMEOUT_S, LINGER_S)
+        return Topology(setup, num_layers(cloud), TIMEOUT_S, LINGER_S)
 
-    def chip(self, cast: Cast, name: str, blobs: Any) -> tuple[Chip, Any]:
+    def open_chip(self, cast: Topology, name: str, blobs: Any) -> tuple[ComputeResource, Any]:
         """A node's chip, and the engine on it."""
         if self.pair is None:
             from fake_pair import FakePair
 
-            return Chip(pair := FakePair()), pair
-        from serving.deployment.model_loading import open_side
-        from serving.deployment.wiring import Chips
+            return ComputeResource(pair := FakePair()), pair
+        from serving.deployment.model_loading import load_side
+        from serving.deployment.wiring import ChipFactory
 
-        side = "device" if name in cast.fleets else "cloud"
-        models = open_side(cast.setup, side, blobs)
-        return Chips(cast, models, ())(name), getattr(models, side)
+        side = "device" if name in cast.device_fleets else "cloud"
+        models = load_side(cast.setup, side, blobs)
+        return ChipFactory(cast, models, ())(name), getattr(models, side)
 
     def prompt(self, number: int) -> tuple[int, ...]:
         r = random.Random(f"{self.seed} {number}")
         return tuple(r.randrange(3, 500) for _ in range(PROMPT_TOKENS))
 
 
-class Place:
+class SoakNode:
     """One node on a host of its own."""
 
-    def __init__(self, world: World, name: str, action: str) -> None:
-        from serving.engines.torch.tensor_store import Blobs
+    def __init__(self, world: SoakConfig, name: str, action: str) -> None:
+        from serving.engines.torch.tensor_store import TensorStore
 
-        self.name, self.cast, self.blobs, self.errors = name, world.cast(action), Blobs(), 0
-        self.host = Host(self.cast, (name,), self.blobs, Security(), LIMITS, "soak")
-        self.live = Live(Wall(), pace="hardware", told=self._told)
-        self.node: Any = self.cast.node(name)
-        chip, self.engine = world.chip(self.cast, name, self.blobs)
-        self.live.add(name, self.node, chip)
+        self.name, self.topology, self.tensors, self.num_errors = name, world.topology(action), TensorStore(), 0
+        self.host = NodeHost(self.topology, (name,), self.tensors, Security(), LIMITS, "soak")
+        self.driver = RealTimeDriver(WallClock(), pace="hardware", on_error=self._report_error)
+        self.node: Any = self.topology.create_node(name)
+        chip, self.engine = world.open_chip(self.topology, name, self.tensors)
+        self.driver.add(name, self.node, chip)
 
-    def _told(self, problem: Exception) -> None:
-        self.errors += 1
+    def _report_error(self, problem: Exception) -> None:
+        self.num_errors += 1
         print(f"{self.name}: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
 
-    def tables(self) -> dict[str, int]:
+    def table_sizes(self) -> dict[str, int]:
         caches = getattr(self.engine, "caches", None)
-        found = {"caches": len(self.engine.cache if caches is None else caches), "blobs": len(self.blobs)}
-        if self.name in self.cast.fleets:
-            return found | {"parked": len(self.node.parked), "waiting": len(self.node.waiting)}
+        found = {"caches": len(self.engine.cache if caches is None else caches), "blobs": len(self.tensors)}
+        if self.name in self.topology.device_fleets:
+            return found | {"parked": len(self.node.idle_sessions), "waiting": len(self.node.waiting)}
         names = ("owners", "queue", "running", "text", "held", "sent", "leases", "suspects")
         return found | {
             **{name: len(getattr(self.node, name)) for name in names},
-            "newest": len(self.node.newest.keys() - self.node.released.keys()),
-            "lengths": len(self.node.ledger.lengths),
+            "newest": len(self.node.newest_attempt.keys() - self.node.released.keys()),
+            "lengths": len(self.node.kv_accounting.lengths),
         }
 
 
-class Child:
+class SoakChild:
     """A process: hears its parent on the event loop, ends with it."""
 
     def __init__(self, line: Connection) -> None:
-        self.line, self.stop = line, asyncio.Event()
-        self.places: list[Place] = []
+        self.pipe, self.stop = line, asyncio.Event()
+        self.nodes: list[SoakNode] = []
         self.repeat_until_s = 0.0
-        asyncio.get_running_loop().add_reader(line.fileno(), self._hear)
+        asyncio.get_running_loop().add_reader(line.fileno(), self._receive)
 
-    def say(self, word: str, value: Any = None) -> None:
-        self.line.send((word, value))
+    def send(self, word: str, value: Any = None) -> None:
+        self.pipe.send((word, value))
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         try:
-            word, value = self.line.recv()
+            word, value = self.pipe.recv()
         except EOFError:
             os._exit(1)  # the parent is gone
         if word == "tables":
-            self.say("tables", [place.tables() | {"errors": place.errors} for place in self.places])
+            self.send("tables", [place.table_sizes() | {"errors": place.num_errors} for place in self.nodes])
         elif word == "repeat":
             self.repeat_until_s = time.monotonic() + value
         else:
             self.stop.set()
 
 
-def cloud(world: World, address: str, line: Connection) -> None:
+def cloud(world: SoakConfig, address: str, pipe: Connection) -> None:
     _ignore_ctrl_c()
-    asyncio.run(_cloud(world, address, line))
+    asyncio.run(_cloud(world, address, pipe))
 
 
-async def _cloud(world: World, address: str, line: Connection) -> None:
-    child = Child(line)
-    place = Place(world, "cloud-0", "wait")
-    child.places.append(place)
-    child.say("listening", await place.host.listen(address))
-    place.host.play(place.live)
-    running = asyncio.create_task(place.live.run(child.stop.is_set))
+async def _cloud(world: SoakConfig, address: str, pipe: Connection) -> None:
+    child = SoakChild(pipe)
+    place = SoakNode(world, "cloud-0", "wait")
+    child.nodes.append(place)
+    child.send("listening", await place.host.listen(address))
+    place.host.start(place.driver)
+    running = asyncio.create_task(place.driver.run(child.stop.is_set))
     await child.stop.wait()
-    place.live.stir()
+    place.driver.wake_up()
     await running
     await place.host.close(0.5)
-    place.live.close()
-    child.say("done")
+    place.driver.close()
+    child.send("done")
 
 
-def devices(world: World, ways: Mapping[int, str], life: int, line: Connection) -> None:
-    """Devices of one process; `ways` says where each of them dials, `life` how often the process was started."""
+def devices(world: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
+    """Devices of one process; `addresses` says where each of them dials, `start_count` how often the process was
+    started.
+    """
     _ignore_ctrl_c()
-    asyncio.run(_devices(world, ways, life, line))
+    asyncio.run(_devices(world, addresses, start_count, pipe))
 
 
-async def _devices(world: World, ways: Mapping[int, str], life: int, line: Connection) -> None:
-    child = Child(line)
-    users = [User(world, number, way, life, child) for number, way in ways.items()]
-    await asyncio.gather(*(user.live_on() for user in users))
-    child.say("done")
+async def _devices(world: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
+    child = SoakChild(pipe)
+    users = [SoakUser(world, number, way, start_count, child) for number, way in addresses.items()]
+    await asyncio.gather(*(user.run() for user in users))
+    child.send("done")
 
 
-class User:
+class SoakUser:
     """One device and the person at it, who asks, waits for the answer, thinks, and asks again; sometimes a second
     question of the same conversation, sometimes without waiting for the end.
     """
 
-    def __init__(self, world: World, number: int, way: str, life: int, child: Child) -> None:
-        self.world, self.number, self.way, self.life, self.child = world, number, way, life, child
-        self.place = Place(world, f"device-{number}", "local" if number % 2 else "wait")
-        child.places.append(self.place)
-        self.place.live.on_deliver(self._delivered)
-        self.answer: list[Deliver] = []
-        self.over = asyncio.Event()
+    def __init__(self, world: SoakConfig, number: int, address: str, start_count: int, child: SoakChild) -> None:
+        self.world, self.number, self.address, self.start_count, self.child = world, number, address, start_count, child
+        self.node = SoakNode(world, f"device-{number}", "local" if number % 2 else "wait")
+        child.nodes.append(self.node)
+        self.node.driver.on_emit(self._on_tokens)
+        self.answer: list[EmitTokens] = []
+        self.answered = asyncio.Event()
         self._expected = ""
-        self._r = random.Random(f"user {world.seed} {number} {life}")
+        self._random = random.Random(f"user {world.seed} {number} {start_count}")
 
-    async def live_on(self) -> None:
-        place = self.place
-        await place.host.dial({"cloud-0": self.way})
-        place.host.play(place.live)
-        place.live.carry("cloud-0", self._repeating(place.live._carriers["cloud-0"]))
-        running = asyncio.create_task(place.live.run(lambda: False))
+    async def run(self) -> None:
+        place = self.node
+        await place.host.connect({"cloud-0": self.address})
+        place.host.start(place.driver)
+        place.driver.add_remote("cloud-0", self._duplicating(place.driver._transmitters["cloud-0"]))
+        running = asyncio.create_task(place.driver.run(lambda: False))
         turn = 0
         while not self.child.stop.is_set():
-            await self._question(f"d{self.number}.{self.life}.{turn}")
+            await self._ask_question(f"d{self.number}.{self.start_count}.{turn}")
             turn += 1
-            await asyncio.sleep(self._r.uniform(0, 2 * THINK_S))
+            await asyncio.sleep(self._random.uniform(0, 2 * THINK_S))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await place.host.close(0.5)
-        place.live.close()
+        place.driver.close()
 
-    async def _question(self, session: str) -> None:
-        r, number = self._r, self._r.randrange(PROMPTS)
+    async def _ask_question(self, session: str) -> None:
+        r, number = self._random, self._random.randrange(PROMPTS)
         prompt, keep = self.world.prompt(number), r.random() < 0.1
-        text = await self._ask(Call(session, prompt, NEW_TOKENS, keep=keep), session, number)
+        text = await self._ask(GenerationRequest(session, prompt, NEW_TOKENS, keep_cache=keep), session, number)
         if keep:
-            await self._ask(Call(session, (*prompt, *text, 7, 11), NEW_TOKENS, keep=True), f"{session}/2", None)
-            self._post(Cancelled(session))  # forgets the conversation
+            await self._ask(
+                GenerationRequest(session, (*prompt, *text, 7, 11), NEW_TOKENS, keep_cache=True), f"{session}/2", None
+            )
+            self._post(SessionCancelled(session))  # forgets the conversation
 
-    async def _ask(self, call: Call, label: str, number: int | None) -> tuple[int, ...]:
+    async def _ask(self, call: GenerationRequest, label: str, number: int | None) -> tuple[int, ...]:
         self.answer, self._expected = [], call.session
-        self.over.clear()
-        self.child.say("asked", (label, self.number))
+        self.answered.clear()
+        self.child.send("asked", (label, self.number))
         began = time.monotonic()
-        self._post(Begin(call))
-        if self._r.random() < 0.05:
-            await asyncio.sleep(self._r.uniform(0, 0.5))
-            self._post(Cancelled(call.session))
-        await self.over.wait()
+        self._post(RequestArrived(call))
+        if self._random.random() < 0.05:
+            await asyncio.sleep(self._random.uniform(0, 0.5))
+            self._post(SessionCancelled(call.session))
+        await self.answered.wait()
         text = tuple(token for d in self.answer for token in d.tokens)
         origins = Counter(origin for d in self.answer for origin in d.origins)
-        self.child.say("ended", (label, number, self.answer[-1].ending, text, origins, time.monotonic() - began))
+        self.child.send("ended", (label, number, self.answer[-1].ending, text, origins, time.monotonic() - began))
         return text
 
-    def _post(self, event: Begin | Cancelled) -> None:
-        self.place.live.post(self.place.live.now(), self.place.name, event)
+    def _post(self, event: RequestArrived | SessionCancelled) -> None:
+        self.node.driver.post(self.node.driver.now(), self.node.name, event)
 
-    def _delivered(self, deliver: Deliver, now: float) -> None:  # noqa: ARG002
-        if deliver.session != self._expected or self.over.is_set():
-            self.child.say("twice", deliver.session)
+    def _on_tokens(self, deliver: EmitTokens, now: float) -> None:  # noqa: ARG002
+        if deliver.session != self._expected or self.answered.is_set():
+            self.child.send("twice", deliver.session)
             return
         self.answer.append(deliver)
         if deliver.ending:
-            self.over.set()
+            self.answered.set()
 
-    def _repeating(self, carry: Any) -> Any:
+    def _duplicating(self, carry: Any) -> Any:
         def say(sender: str, to: str, message: Message) -> None:
             for _ in range(2 if time.monotonic() < self.child.repeat_until_s else 1):
                 carry(sender, to, message)

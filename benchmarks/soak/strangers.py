@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from serving.messages import Hop, Request, Rows, Span
+from serving.messages import Hop, Request, SequenceSlice, Span
 from serving.transport import encode
 from serving.transport.handshake import Hello
 from serving.transport.stream import METHOD
@@ -20,15 +20,15 @@ async def attack(address: str, r: random.Random) -> None:
     for _ in range(STREAMS):
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(5):
-                await (_noise(address, r) if r.random() < 0.25 else _stream(address, frames(r)))
+                await (_send_noise(address, r) if r.random() < 0.25 else _send_frames(address, hostile_frames(r)))
 
 
-def frames(r: random.Random) -> list[bytes]:
+def hostile_frames(r: random.Random) -> list[bytes]:
     name = f"evil-{r.randrange(1000)}"
-    hello = Hello((name,), "soak", r.random() < 0.5, boot="b").wire
-    rows = Rows(f"of-{name}", 0, 3, (1, 2, r.randrange(1 << 20)), 1, "greedy")
-    route = (Hop("cloud", Span(0, r.randrange(1, 40), embed=True, head=True)),)
-    request = encode.envelope(name, "cloud-0", Request(0, rows, route, 0, ("cloud-0",), name), None)
+    hello = Hello((name,), "soak", r.random() < 0.5, boot_id="b").encoded
+    rows = SequenceSlice(f"of-{name}", 0, 3, (1, 2, r.randrange(1 << 20)), 1, "greedy")
+    route = (Hop("cloud", Span(0, r.randrange(1, 40), embedding=True, lm_head=True)),)
+    request = encode.encode_message(name, "cloud-0", Request(0, rows, route, 0, ("cloud-0",), name), None)
     kind = r.randrange(4)
     if kind == 0:
         return [r.randbytes(r.randrange(300))]
@@ -48,7 +48,7 @@ def _mutated(r: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-async def _noise(address: str, r: random.Random) -> None:
+async def _send_noise(address: str, r: random.Random) -> None:
     host, _, port = address.rpartition(":")
     _, writer = await asyncio.open_connection(host, int(port))
     writer.write(r.randbytes(r.randrange(1, 5000)))
@@ -57,7 +57,7 @@ async def _noise(address: str, r: random.Random) -> None:
     await writer.wait_closed()
 
 
-async def _stream(address: str, said: list[bytes]) -> None:
+async def _send_frames(address: str, said: list[bytes]) -> None:
     async with grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         call: Any = channel.stream_stream(METHOD)()
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):

@@ -8,10 +8,10 @@ from benchmarks.soak.hosts import NEW_TOKENS
 
 
 @dataclass
-class Tally:
+class SoakResults:
     """`problems` is empty when the soak is passed."""
 
-    waiting: dict[str, int] = field(default_factory=dict)
+    unanswered: dict[str, int] = field(default_factory=dict)
     """Session -> its device."""
     endings: Counter[str] = field(default_factory=Counter)
     origins: Counter[str] = field(default_factory=Counter)
@@ -19,13 +19,13 @@ class Tally:
     """Prompt -> what was answered with the cloud's help alone: always the same."""
     problems: list[str] = field(default_factory=list)
     longest_s: float = 0.0
-    asked: int = 0
+    num_asked: int = 0
 
-    def note(self, word: str, value: Any) -> None:
+    def record(self, word: str, value: Any) -> None:
         match word:
             case "asked":
-                self.asked += 1
-                self.waiting[value[0]] = value[1]
+                self.num_asked += 1
+                self.unanswered[value[0]] = value[1]
             case "ended":
                 self._ended(*value)
             case "died":
@@ -39,7 +39,7 @@ class Tally:
         self.endings[ending] += 1
         self.origins += origins
         self.longest_s = max(self.longest_s, wait_s)
-        device = self.waiting.pop(session, None)
+        device = self.unanswered.pop(session, None)
         if device is None:
             self.problems.append(f"{session} ended twice")
         if ending == "failed" or (ending == "complete" and len(text) != NEW_TOKENS):
@@ -50,8 +50,8 @@ class Tally:
         if own and prompt is not None and self.texts.setdefault(prompt, text) != text:
             self.problems.append(f"{session} got another text than others who asked the same")
 
-    def lost(self, numbers: set[int]) -> None:
+    def device_lost(self, numbers: set[int]) -> None:
         """Devices were killed, and what they were asked with them."""
-        for session in [s for s, number in self.waiting.items() if number in numbers]:
-            del self.waiting[session]
+        for session in [s for s, number in self.unanswered.items() if number in numbers]:
+            del self.unanswered[session]
             self.endings["lost with its device"] += 1

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from pipeline.artifacts.stage import Stage
-    from pipeline.report.job import Report
+    from pipeline.report.job import JobReport
     from pipeline.report.records import Records
 
 
@@ -24,31 +24,31 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
     """The configuration that a command line with these overrides would have; `config_dir` is a folder of your own."""
     from hydra import compose, initialize_config_dir
 
-    from pipeline.config.arguments import conf_dir, rewritten
+    from pipeline.config.arguments import conf_dir, normalise
     from pipeline.config.compose import register_resolvers
 
     register_resolvers()
     own = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield compose("config", [*rewritten(overrides), *own])
+        yield compose("config", [*normalise(overrides), *own])
 
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
     """The stages that a command line asks for, inputs before what uses them."""
-    from pipeline.running.run import job_of
+    from pipeline.running.run import create_job
 
     with composed(*overrides) as cfg:
-        return list(job_of(cfg).plan().stages.values())
+        return list(create_job(cfg).plan().stages.values())
 
 
-def run(cfg: "DictConfig") -> "Report | None":
+def run(cfg: "DictConfig") -> "JobReport | None":
     """What `python -m pipeline` does with a configuration; None where it stops before serving."""
     from pipeline.running import run as runs
 
     return runs.run(cfg)
 
 
-def records(artifact: Path) -> "Records":
+def read_records(artifact: Path) -> "Records":
     """The records in a served artifact's folder."""
     from pipeline.report.records import Records
 

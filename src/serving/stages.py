@@ -8,16 +8,16 @@ from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
-from serving.hardware.payload_size import NUMBERS, Number
-from serving.hardware.replica_packing import Packing
-from serving.learned.medusa import Medusa
-from serving.log.recording import Recording
-from serving.metrics.batch_timing import Watch
-from serving.metrics.utilisation import Occupancy
-from serving.policy.engine_requirements import PLAIN
+from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
+from serving.hardware.replica_packing import ReplicaPacking
+from serving.learned.medusa import MedusaHeads
+from serving.log.recording import RecordingOptions
+from serving.metrics.batch_timing import BatchObserver
+from serving.metrics.utilisation import UtilisationObserver
+from serving.policy.engine_requirements import NO_REQUIREMENTS
 from serving.policy.policy import Policy
 from serving.policy.slots.early_exit import EarlyExit
-from serving.policy.slots.routed_offload import Router
+from serving.policy.slots.routed_offload import RoutingScorer
 from serving.progress import Progress
 from serving.runtimes.runtime import Runtime
 from serving.workload.workload import Workload
@@ -34,8 +34,8 @@ def serve(
     progress: Progress,
     setup: Setup,
     runtime: Runtime,
-    record: Recording | None = None,
-    packing: Packing | None = None,
+    record: RecordingOptions | None = None,
+    packing: ReplicaPacking | None = None,
     repeat: int = 0,  # noqa: ARG001
     accelerator: str = "cpu",
 ) -> None:
@@ -48,14 +48,14 @@ def serve(
     """
     from serving.runtimes import run_results
 
-    with (record or Recording()).open(out, {}) as recorded:
-        watch = Watch()
-        occupancy = Occupancy() if setup.hardware.tiers else None
-        watching: list[Observer] = [watch] if setup.placed and runtime.detail else []
+    with (record or RecordingOptions()).start(out, {}) as recorded:
+        watch = BatchObserver()
+        occupancy = UtilisationObserver() if setup.hardware.tiers else None
+        watching: list[Observer] = [watch] if setup.uses_target and runtime.detail else []
         watching += [occupancy] if occupancy else []
         served = runtime.serve(setup, accelerator, progress, (*recorded.observers, *watching))
-        recorded.note(layers=served.layers, timeout_s=served.timeout_s)
-    run_results.write(out, setup, runtime, served, packing, watch.batches, occupancy)
+        recorded.add_facts(layers=served.target_layers, timeout_s=served.timeout_s)
+    run_results.write_results(out, setup, runtime, served, packing, watch.batches, occupancy)
 
 
 def record_outcomes(
@@ -70,77 +70,88 @@ def record_outcomes(
     seed: int,
     early_exit: EarlyExit,
     policy: Policy | None = None,
-    medusa: Medusa | None = None,
-    router: Router | None = None,
-    depth: int = 8,
-    most: int = 480,
+    medusa: MedusaHeads | None = None,
+    router: RoutingScorer | None = None,
+    max_draft_len: int = 8,
+    max_prompts: int = 480,
     accelerator: str = "cpu",
 ) -> None:
     """Records what both models write at each position of each answer; writes a trace that a simulation reads.
 
-    `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under
-    `seed`. Drafts leave layers early as the policy's do, or without one as `early_exit` says; `medusa` are heads of
-    the target that propose trees of drafts, and of a `router` the score of each draft is kept. `depth` is how many
-    tokens the drafter continues from each position: the longest window that the trace answers exactly; no prompt is
-    recorded twice, and `most` of them at most: a simulation deals further requests onto them. Raises ValueError for
+    `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under `seed`.
+    Drafts leave layers early as the policy's do, or without one as `early_exit` says; `medusa` are heads of the target
+    that propose trees of drafts, and of a `router` the score of each draft is kept. `max_draft_len` is how many tokens
+    the drafter continues from each position: the longest window that the trace answers exactly; no prompt is recorded
+    twice, and `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for
     sampled text.
     """
-    from serving.deployment.model_loading import open_models, queries
+    from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes import store
-    from serving.outcomes.record import TraceRecording
+    from serving.outcomes.record import TraceRecorder
     from serving.outcomes.replayed import check_greedy
 
     check_greedy(decoding)
-    models = open_models(device, cloud, accelerator, policy.provision if policy else PLAIN)
+    models = load_models(device, cloud, accelerator, policy.engine_requirements if policy else NO_REQUIREMENTS)
     once: dict[str, Query] = {}
-    for query in queries(workload, decoding, seed, 1, models.tokenizer):
+    for query in make_queries(workload, decoding, seed, 1, models.tokenizer):
         once.setdefault(query.prompt.id, query)
-    asked = list(once.values())[:most]
-    made_from = {"pair": f"{device.named} + {cloud.named}", "data": f"{workload.dataset.name}, {len(asked)} prompts"}
-    rule = (policy.early_exit if policy else early_exit).layer
+    asked = list(once.values())[:max_prompts]
+    made_from = {
+        "pair": f"{device.display_name} + {cloud.display_name}",
+        "data": f"{workload.dataset.name}, {len(asked)} prompts",
+    }
+    rule = (policy.early_exit if policy else early_exit).layer_exit
     store.save(
-        out, TraceRecording(models, policy, seed, depth, made_from, rule, medusa, router).take(asked, work, progress)
+        out,
+        TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, router).record(
+            asked, work, progress
+        ),
     )
-    models.tokenizer.hf.save_pretrained(out / store.TOKENIZER)
+    models.tokenizer.hf.save_pretrained(out / store.TOKENIZER_DIR)
 
 
 def fit_outcomes(out: Path, *, trace: Path, seed: int = 0) -> None:
     """Fits an acceptance model to a recorded trace; writes it with its goodness of fit."""
     from serving.outcomes import fit, fitted, store
 
-    fitted.save(out, fit.fitted(store.load(trace), seed))
+    fitted.save(out, fit.fit_acceptance(store.load(trace), seed))
 
 
-def pack(out: Path, *, packing: Packing, architectures: tuple[Architecture, ...]) -> None:
+def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Architecture, ...]) -> None:
     """Packing factors of several models (Synera, Table 3); writes rows.json, a table for an exhibit."""
     import json
 
     rows = {}
     for architecture in architectures:
-        packed = packing.packed(architecture)
-        value = packed.copies / packing.packed(packing.reference).copies
+        packed = packing.best_packing(architecture)
+        value = packed.num_replicas / packing.best_packing(packing.reference).num_replicas
         rows[architecture.name] = {
-            "factor": value, "copies": packed.copies, "chips": packed.chips, "bound": packed.bound,
+            "factor": value, "copies": packed.num_replicas, "chips": packed.chips_per_replica, "bound": packed.limited_by,
         }  # fmt: skip
     (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 
-def mix(
-    out: Path, *, setup: Setup, lengths: tuple[int, ...] = (), prompt: int = 2048, chunks: tuple[int, ...] = ()
+def measure_prefill_interference(
+    out: Path,
+    *,
+    setup: Setup,
+    prompt_lengths: tuple[int, ...] = (),
+    prompt_tokens: int = 2048,
+    chunk_sizes: tuple[int, ...] = (),
 ) -> None:
-    """What prompts of these `lengths`, or one prompt in these `chunks`, cost nine sessions that decode beside them;
-    rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
+    """What prompts of these `prompt_lengths`, or one prompt in these `chunk_sizes`, cost nine sessions that decode
+    beside them; rows.json, a table for an exhibit (HAT, Fig. 1c and 1d).
     """
     import json
 
-    from serving.studies.prefill_interference import Mixing
+    from serving.studies.prefill_interference import PrefillInterference
 
-    mixing = Mixing(setup)
-    rows = mixing.by_chunk(prompt, chunks) if chunks else mixing.by_prompt(lengths)
+    mixing = PrefillInterference(setup)
+    rows = mixing.by_chunk_size(prompt_tokens, chunk_sizes) if chunk_sizes else mixing.by_prompt_length(prompt_lengths)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
 
 
-def compare_numbers(
+def compare_hidden_precisions(
     out: Path,
     *,
     progress: Progress,
@@ -148,7 +159,7 @@ def compare_numbers(
     workload: Workload,
     shallow: int,
     timing: Architecture,
-    numbers: tuple[Number, ...] = NUMBERS,
+    precisions: tuple[HiddenDtype, ...] = HIDDEN_DTYPES,
     accelerator: str = "cpu",
 ) -> None:
     """How often a split target whose hidden states travel in each of these numbers writes what the whole one writes;
@@ -156,7 +167,7 @@ def compare_numbers(
     """
     import json
 
-    from serving.studies.hidden_precision import compare
+    from serving.studies.hidden_precision import compare_precisions
 
-    rows = compare(cloud, workload, shallow, timing.layers, numbers, accelerator, progress)
+    rows = compare_precisions(cloud, workload, shallow, timing.layers, precisions, accelerator, progress)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")

@@ -5,26 +5,26 @@ from pathlib import Path
 from typing import Literal
 
 from serving.core.decoding import Decoding
-from serving.engines.models import Checkpoint, Dtype, Pair
+from serving.engines.models import Checkpoint, Dtype, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.policy.engine_requirements import Provision
+from serving.policy.engine_requirements import EngineRequirements
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
 from serving.workload.workload import Workload
-from training.fitting.trainer import ALL_CORES, Trainer
-from training.latency.grid import Effort
-from training.wisp.families import Family
+from training.fitting.trainer import CPU_TRAINER, Trainer
+from training.latency.grid import ProfilingOptions
+from training.wisp.families import PredictorFamily
 from training.wisp.mlp import MLP
-from training.wisp.rules import Coverage, Rule
+from training.wisp.rules import CoverageRule, ThresholdRule
 
 
 def profile_latency(
     out: Path,
     *,
     progress: Progress,
-    pair: Pair,
-    effort: Effort = Effort(),  # noqa: B008
+    pair: ModelPair,
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
     accelerator: str = "cpu",
     machine: str = "",  # noqa: ARG001
 ) -> None:
@@ -36,17 +36,17 @@ def profile_latency(
     from training.latency.profile import profile_pair
     from training.latency.timing import Accelerator
 
-    profile_pair(out, progress, pair, Accelerator(accelerator), effort)
+    profile_pair(out, progress, pair, Accelerator(accelerator), options)
 
 
 def profile_published(
     out: Path,
     *,
     progress: Progress,
-    drafting: tuple[Architecture, ...] = (),
-    verifying: tuple[Architecture, ...] = (),
+    draft_architectures: tuple[Architecture, ...] = (),
+    target_architectures: tuple[Architecture, ...] = (),
     dtype: Dtype = "fp16",
-    effort: Effort = Effort(),  # noqa: B008
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
     accelerator: str = "cpu",
     machine: str = "",  # noqa: ARG001
 ) -> None:
@@ -54,10 +54,12 @@ def profile_published(
 
     Raises ValueError, with the arithmetic, for a model that does not fit into memory.
     """
-    from training.latency.profile import profile_shapes
+    from training.latency.profile import profile_architectures
     from training.latency.timing import Accelerator
 
-    profile_shapes(out, progress, drafting, verifying, dtype, Accelerator(accelerator), effort)
+    profile_architectures(
+        out, progress, draft_architectures, target_architectures, dtype, Accelerator(accelerator), options
+    )
 
 
 def profile_from_csv(
@@ -65,20 +67,20 @@ def profile_from_csv(
     *,
     file: Path,
     architectures: tuple[Architecture, ...],
-    place: str,
-    effort: Effort = Effort(),  # noqa: B008
+    measured_on: str,
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
 ) -> None:
-    """Fits timings that somebody else measured, on `place`; the columns are in `training.latency.timings_file`.
+    """Fits timings that somebody else measured, on `measured_on`; the columns are in `training.latency.timings_file`.
 
-    Writes the same artifact. Of `effort` only bootstraps, folds and the seed count. Raises ValueError by line.
+    Writes the same artifact. Of `options` only bootstraps, folds and the seed count. Raises ValueError by line.
     """
-    from training.latency.artifact import write
-    from training.latency.measured import Measured
+    from training.latency.artifact import write_profile
+    from training.latency.measured import ModelProfile
     from training.latency.timings_file import read_timings
 
-    timings = read_timings(file, architectures, effort.seed)
-    measured = [Measured(each.name, each, place, effort, timings[each.name]) for each in architectures]
-    write(out, f"timings of one's own ({place})", measured, {"processor": place})
+    timings = read_timings(file, architectures, options.seed)
+    measured = [ModelProfile(each.name, each, measured_on, options, timings[each.name]) for each in architectures]
+    write_profile(out, f"timings of one's own ({measured_on})", measured, {"processor": measured_on})
 
 
 def profile_thresholds(
@@ -101,31 +103,39 @@ def profile_thresholds(
     The paper does not say how c_th becomes a number. By default it is the one at which P_conf, of steepness `k`, best
     parts fully accepted chunks from others; else the `c_quantile` of the confidence of the former.
     """
-    from serving.deployment.model_loading import open_models, queries
+    from serving.deployment.model_loading import load_models, make_queries
     from serving.learned.thresholds import Thresholds
-    from serving.outcomes.offline import play
+    from serving.outcomes.offline import run_untimed
     from serving.policy.slots.uncertainty_offload import perplexity
-    from training.synera.thresholds import acceptance, best_cutoff, cutoff, mean_score, profiling_policy
+    from training.synera.thresholds import (
+        acceptance_rate,
+        best_threshold,
+        mean_score,
+        profiling_policy,
+        quantile_threshold,
+    )
 
-    models = open_models(device, cloud, accelerator, Provision(draft.scorers))
-    asked = queries(workload, decoding, seed, 1, models.tokenizer)
-    records = play(profiling_policy(draft, early_exit), models, asked, seed, progress)
-    chunks = [chunk for query in asked for chunk in records[query.call.session].chunks]
+    models = load_models(device, cloud, accelerator, EngineRequirements(draft.scorers))
+    asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
+    records = run_untimed(profiling_policy(draft, early_exit), models, asked, seed, progress)
+    chunks = [chunk for query in asked for chunk in records[query.request.session].draft_decisions]
     if not chunks:
         raise ValueError(
             "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
         )
     Thresholds(
-        c_th=best_cutoff(chunks, k) if c_quantile is None else cutoff(chunks, c_quantile),
-        alpha=acceptance(chunks),
+        c_th=best_threshold(chunks, k) if c_quantile is None else quantile_threshold(chunks, c_quantile),
+        alpha=acceptance_rate(chunks),
         confidence=tuple(mean_score(c, "confidence") for c in chunks),
         importance=tuple(mean_score(c, "importance") for c in chunks),
-        openings=tuple(perplexity(r.chunks[0].scores["confidence"]) for r in records.values() if r.chunks),
+        first_chunk_perplexities=tuple(
+            perplexity(r.draft_decisions[0].scores["confidence"]) for r in records.values() if r.draft_decisions
+        ),
         made_from={
-            "pair": f"{device.named} + {cloud.named}",
+            "pair": f"{device.display_name} + {cloud.display_name}",
             "data": f"{workload.dataset.name}, {len(asked)} prompts",
             "draft": repr(draft),
-            "layer-wise exit": repr(early_exit.layer),
+            "layer-wise exit": repr(early_exit.layer_exit),
             "seed": str(seed),
             "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
         },
@@ -150,17 +160,17 @@ def measure_alignment(
     """
     import json
 
-    from serving.deployment.model_loading import open_models, queries
+    from serving.deployment.model_loading import load_models, make_queries
     from training.synera import alignment_report
     from training.synera import alignment_report as table
     from training.synera.alignment import align
 
-    models = open_models(device, cloud, accelerator)
-    found = align(models, queries(workload, Decoding(), seed, 1, models.tokenizer), gamma, seed, progress)
+    models = load_models(device, cloud, accelerator)
+    found = align(models, make_queries(workload, Decoding(), seed, 1, models.tokenizer), gamma, seed, progress)
     rows = table.rows(found)
     (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(table.metrics(found, rows), indent=1), encoding="utf-8")
-    alignment_report.draw(found, rows, out / "figures")
+    alignment_report.draw_figures(found, rows, out / "figures")
 
 
 def measure_quality(
@@ -169,16 +179,16 @@ def measure_quality(
     """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
     import json
 
-    from training.embedded_pair.quality import measure, scorecard
+    from training.embedded_pair.quality import measure_pair, scorecard
 
-    measure(
+    measure_pair(
         out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
     )
     report = json.loads((out / "quality.json").read_text(encoding="utf-8"))
     (out / "quality.txt").write_text(scorecard(report) + "\n", encoding="utf-8")
 
 
-def record_tokens(
+def record_token_trace(
     out: Path,
     *,
     progress: Progress,
@@ -196,21 +206,23 @@ def record_tokens(
     One row a drafted token: session, round, position, the four scores, and accepted, rejected (the first of its
     window) or after (behind that one, of no use to training, but drafted). tokens.json says what it was made from.
     """
-    from serving.deployment.model_loading import open_models, queries
-    from serving.outcomes.offline import play
-    from serving.policy.slots.draft import Window
+    from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.offline import run_untimed
+    from serving.policy.slots.draft import WindowDraft
     from training.wisp import trace
-    from training.wisp.evaluation import judging_policy
+    from training.wisp.evaluation import tracing_policy
 
-    models = open_models(device, cloud, accelerator)
-    asked = queries(workload, decoding, seed, 1, models.tokenizer)
-    records = play(judging_policy(Window(k), early_exit), models, asked, seed, progress)
-    tokens = trace.gather({query.call.session: records[query.call.session].chunks for query in asked})
+    models = load_models(device, cloud, accelerator)
+    asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
+    records = run_untimed(tracing_policy(WindowDraft(k), early_exit), models, asked, seed, progress)
+    tokens = trace.trace_from_decisions(
+        {query.request.session: records[query.request.session].draft_decisions for query in asked}
+    )
     made_from = {
-        "pair": f"{device.named} + {cloud.named}",
+        "pair": f"{device.display_name} + {cloud.display_name}",
         "data": f"{workload.dataset.name}, {len(asked)} prompts",
         "k": str(k),
-        "layer-wise exit": repr(early_exit.layer),
+        "layer-wise exit": repr(early_exit.layer_exit),
         "seed": str(seed),
     }
     trace.write(out, tokens, made_from)
@@ -220,7 +232,7 @@ def train_rejection_predictor(
     out: Path,
     *,
     progress: Progress,
-    tokens: Path,
+    token_trace: Path,
     device: Checkpoint,
     cloud: Checkpoint,
     workload: Workload,
@@ -228,51 +240,55 @@ def train_rejection_predictor(
     early_exit: EarlyExit,
     decoding: Decoding,
     mlp: MLP = MLP(),  # noqa: B008
-    rule: Rule = Coverage(),  # noqa: B008
+    rule: ThresholdRule = CoverageRule(),  # noqa: B008
     seed: int = 0,
     accelerator: str = "cpu",
-    trainer: Trainer = ALL_CORES,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains WISP's predictor on the trace `tokens`, and serves the prompts of its test part with and without it.
+    """Trains WISP's predictor on the trace `token_trace`, and serves the prompts of its test part with and without it.
 
     Writes predictor.json, predictor.safetensors and metrics.json. `workload`, `decoding` and `seed` are those of the
     trace. Raises ValueError, with the figures, for a predictor with which no larger share of the drafts is accepted.
     """
-    from serving.core.scores import ACCEPT
-    from serving.deployment.model_loading import open_models, queries
+    from serving.core.scores import ACCEPTANCE
+    from serving.deployment.model_loading import load_models, make_queries
     from training.wisp import trace, train
-    from training.wisp.samples import load
+    from training.wisp.samples import load_samples
 
-    split = load(tokens).split(seed)
+    split = load_samples(token_trace).split(seed)
     found = train.train(split, mlp, rule, seed, trainer, progress)
-    models = open_models(device, cloud, accelerator, Provision({ACCEPT: found}))
+    models = load_models(device, cloud, accelerator, EngineRequirements({ACCEPTANCE: found}))
     held_out = set(split.test.sessions.tolist())
-    asked = [q for q in queries(workload, decoding, seed, 1, models.tokenizer) if q.call.session in held_out]
+    asked = [q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.request.session in held_out]
     if len(asked) < len(held_out):
         raise ValueError("the trace was made from other prompts than this workload's; profile again with stage=profile")
-    found, _ = train.serve(found, models, asked, k, early_exit, seed, progress)
-    train.write(out, replace(found, made_from=trace.made_from(tokens) | {"split": f"by session, seed {seed}"}))
+    found, _ = train.evaluate_served(found, models, asked, k, early_exit, seed, progress)
+    train.write(out, replace(found, made_from=trace.made_from(token_trace) | {"split": f"by session, seed {seed}"}))
 
 
-def describe_tokens(out: Path, *, tokens: Path, part: Literal["counts", "acceptance", "correlation"]) -> None:
+def describe_token_trace(
+    out: Path, *, token_trace: Path, statistic: Literal["counts", "acceptance", "correlation"]
+) -> None:
     """Counts of a trace, acceptance by score or correlations, as rows.json (WISP, Table 8, Fig. 2 and 3)."""
     import json
 
     from training.wisp import sample_table
-    from training.wisp.samples import load
+    from training.wisp.samples import load_samples
 
-    (out / "rows.json").write_text(json.dumps(sample_table.rows(load(tokens), part)), encoding="utf-8")
+    (out / "rows.json").write_text(
+        json.dumps(sample_table.rows(load_samples(token_trace), statistic)), encoding="utf-8"
+    )
 
 
 def compare_predictors(
     out: Path,
     *,
     progress: Progress,
-    tokens: Path,
-    families: tuple[Family, ...],
-    rule: Rule = Coverage(),  # noqa: B008
+    token_trace: Path,
+    families: tuple[PredictorFamily, ...],
+    rule: ThresholdRule = CoverageRule(),  # noqa: B008
     seed: int = 0,
-    trainer: Trainer = ALL_CORES,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """Every family trained on one split by session, and judged at 0.5 and where `rule` puts its threshold; rows.json
     (WISP, Tables 4 and 10, Fig. 10).
@@ -280,7 +296,7 @@ def compare_predictors(
     import json
 
     from training.wisp import comparison
-    from training.wisp.samples import load
+    from training.wisp.samples import load_samples
 
-    found = comparison.rows(families, load(tokens).split(seed), rule, seed, trainer, progress)
+    found = comparison.rows(families, load_samples(token_trace).split(seed), rule, seed, trainer, progress)
     (out / "rows.json").write_text(json.dumps(found), encoding="utf-8")

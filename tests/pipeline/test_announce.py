@@ -6,46 +6,53 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.artifacts.progress_display import Announce, Bar, Lines, Pace, clock, terminal
+from pipeline.artifacts.progress_display import (
+    BarDisplay,
+    LineDisplay,
+    ProgressRate,
+    StageObserver,
+    display_for,
+    format_duration,
+)
 from pipeline.artifacts.stage import Stage
 
 STAGE = Stage("model", "training.fit", {})
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
+@pytest.instant.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
 def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text
+    assert format_duration(seconds) == text
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("pace", "done", "total", "note", "text"),
     [
-        (Pace(0, 0.0), 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),
-        (Pace(100, 0.0), 120, 500, "", "120/500 (24 %), 2/s, 3:10 left"),
-        (Pace(120, 10.0), 120, 500, "", "120/500 (24 %)"),
-        (Pace(0, 0.0), 5, 0, "rows", "5, 0.5/s, rows"),
+        (ProgressRate(0, 0.0), 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),
+        (ProgressRate(100, 0.0), 120, 500, "", "120/500 (24 %), 2/s, 3:10 left"),
+        (ProgressRate(120, 10.0), 120, 500, "", "120/500 (24 %)"),
+        (ProgressRate(0, 0.0), 5, 0, "rows", "5, 0.5/s, rows"),
     ],
     ids=["from the start", "resumed", "first call", "unknown total"],
 )
-def test_pace(pace: Pace, done: int, total: int, note: str, text: str) -> None:
-    assert pace.text(done, total, note, 10.0) == text
+def test_pace(pace: ProgressRate, done: int, total: int, note: str, text: str) -> None:
+    assert pace.describe(done, total, note, 10.0) == text
 
 
 def ticks() -> Iterator[float]:
     return iter(range(0, 1000, 4))
 
 
-def run(announce: Announce) -> None:
-    announce.stage_begin(STAGE)
+def run(announce: StageObserver) -> None:
+    announce.stage_started(STAGE)
     for done in range(1, 7):
         announce.progress(done, 6, "[loss]")
-    announce.stage_end(STAGE, 28.0)
-    announce.waiting(STAGE, "process 4711")
+    announce.stage_finished(STAGE, 28.0)
+    announce.waiting_for(STAGE, "process 4711")
 
 
 def test_lines_come_now_and_then() -> None:
     file, time = io.StringIO(), ticks()
-    run(Lines(file, every_s=10.0, now=lambda: next(time)))
+    run(LineDisplay(file, interval_s=10.0, now=lambda: next(time)))
     assert file.getvalue().splitlines() == [
         f"model: started ({STAGE.key})",
         "model: 1/6 (16 %), [loss]",
@@ -64,7 +71,7 @@ def test_bar_shows_stage_and_pace_and_leaves_plain_lines(monkeypatch: pytest.Mon
     monkeypatch.setitem(os.environ, "TERM", "xterm")
     monkeypatch.setitem(os.environ, "COLUMNS", "120")
     file, time = Tty(), ticks()
-    run(Bar(file, now=lambda: next(time)))
+    run(BarDisplay(file, now=lambda: next(time)))
     assert "model" in file.getvalue()
     assert "6/6 (100 %), 0.25/s, 0:00 left, [loss]" in file.getvalue()
     assert file.getvalue().endswith(f"waiting for {STAGE.key}, which process 4711 is building\n")
@@ -72,12 +79,12 @@ def test_bar_shows_stage_and_pace_and_leaves_plain_lines(monkeypatch: pytest.Mon
 
 def test_a_broken_stage_takes_the_bar_away() -> None:
     file = Tty()
-    bar = Bar(file)
-    bar.stage_begin(STAGE)
-    bar.stage_broken(STAGE, "failed; nothing is kept")
+    bar = BarDisplay(file)
+    bar.stage_started(STAGE)
+    bar.stage_failed(STAGE, "failed; nothing is kept")
     bar.progress(1, 2, "late")
     assert file.getvalue().endswith("model: failed; nothing is kept\n")
 
 
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines() -> None:
-    assert [type(terminal(file)) for file in (Tty(), io.StringIO())] == [Bar, Lines]
+    assert [type(display_for(file)) for file in (Tty(), io.StringIO())] == [BarDisplay, LineDisplay]

@@ -12,7 +12,7 @@ POLICIES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("written", "hydra"),
     [
         ("policy=synera", "policy=synera"),
@@ -26,17 +26,17 @@ POLICIES = [
     ],
 )
 def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
-    assert set(arguments.rewritten(["a=b", written])) == {"a=b", hydra}
+    assert set(arguments.normalise(["a=b", written])) == {"a=b", hydra}
 
 
 def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
     words = ["+method=cloud", "experiment=synera/table4", "a=b"]
-    assert arguments.rewritten(words) == ["+experiment=synera/table4", "+method=cloud", "a=b"]
+    assert arguments.normalise(words) == ["+experiment=synera/table4", "+method=cloud", "a=b"]
     split = ["--config-dir", "conf", "-m", "a=b", "--cfg=job", "+experiment=x"]
-    assert arguments.rewritten(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
+    assert arguments.normalise(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("argv", "found"),
     [
         (["policy=synera"], ["synera"]),
@@ -47,17 +47,17 @@ def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
     ],
 )
 def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
-    assert arguments.chosen(argv, "policy") == found
+    assert arguments.choices_given(argv, "policy") == found
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=compare"], ["policy=glob(*)", "-m"]]
 )
 def test_all_is_well(argv: list[str]) -> None:
-    assert arguments.misspelt(argv) is None
+    assert arguments.find_misspelling(argv) is None
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("argv", "first"),
     [
         ([], "which policy? Choose one with +policy=NAME:"),
@@ -68,21 +68,21 @@ def test_all_is_well(argv: list[str]) -> None:
     ],
 )
 def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None:
-    said = (arguments.misspelt(argv) or "").splitlines()
+    said = (arguments.find_misspelling(argv) or "").splitlines()
     assert said[0] == first
     assert [line.split()[0] for line in said[1:]] == POLICIES
     assert all(len(line.split()) > 3 for line in said[1:])
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "how", ["--config-dir={}", "--config-dir {}", "-cd {}", "hydra.searchpath=[file://{}]", "+hydra.searchpath=[{}]"]
 )
 def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "mine.yaml").write_text("# My own.\nname: mine\n")
     argv = how.format(tmp_path).split()
-    assert arguments.choices(argv, "policy")["mine"] == "My own."
-    assert arguments.misspelt([*argv, "policy=mine"]) is None
+    assert arguments.choices_available(argv, "policy")["mine"] == "My own."
+    assert arguments.find_misspelling([*argv, "policy=mine"]) is None
 
 
 def test_the_projects_own_configuration_is_found() -> None:

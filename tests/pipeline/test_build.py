@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import pytest
 
-from pipeline.config.build import Pending, Schema, construct, data_of, load
+from pipeline.config.build import ConfigSchema, PendingArtifact, construct, load, to_data
 from pipeline.errors import ConfigError
 
 
@@ -63,12 +63,12 @@ def library(target: str, name: str) -> Any:
     return {"side": 1}
 
 
-SCHEMA = Schema(lambda path: f"sha of {path.read_text()}", library)
+SCHEMA = ConfigSchema(lambda path: f"sha of {path.read_text()}", library)
 ME = __name__
 
 
 def coerced(**options: Any) -> dict[str, Any]:
-    data = SCHEMA.target({"_target_": f"{ME}.Everything", "number": 1, **options}, "top")
+    data = SCHEMA.coerce_target({"_target_": f"{ME}.Everything", "number": 1, **options}, "top")
     assert isinstance(data, dict)
     return data
 
@@ -127,7 +127,7 @@ TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", TAKEN)
+@pytest.instant.parametrize("case", TAKEN)
 def test_what_is_taken(case: str) -> None:
     options, expected = TAKEN[case]
     ((name, _),) = options.items()
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.instant.parametrize("case", REFUSED)
 def test_what_is_refused_is_named_with_its_place(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
@@ -196,19 +196,21 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
     assert coerced(file=str(other))["file"]["_content_"] == coerced(file=str(one))["file"]["_content_"]
 
 
-@pytest.mark.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
+@pytest.instant.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
 def test_a_file_that_cannot_be_read_is_named(problem: Exception, tmp_path: Path) -> None:
     def content(path: Path) -> str:
         raise problem
 
     with pytest.raises(ConfigError, match=f"^top.file: {problem}$"):
-        Schema(content, library).target({"_target_": f"{ME}.Everything", "number": 1, "file": str(tmp_path)}, "top")
+        ConfigSchema(content, library).coerce_target(
+            {"_target_": f"{ME}.Everything", "number": 1, "file": str(tmp_path)}, "top"
+        )
 
 
 def test_the_runners_arguments_are_no_options() -> None:
     with pytest.raises(ConfigError, match=r"has no option 'out'. Its options: seed.$"):
-        SCHEMA.target({"_target_": f"{ME}.stage", "out": "x"}, "s")
-    assert SCHEMA.target({"_target_": f"{ME}.stage"}, "s") == {"_target_": f"{ME}.stage", "seed": 0}
+        SCHEMA.coerce_target({"_target_": f"{ME}.stage", "out": "x"}, "s")
+    assert SCHEMA.coerce_target({"_target_": f"{ME}.stage"}, "s") == {"_target_": f"{ME}.stage", "seed": 0}
 
 
 def stage(out: Path, *, work: Path, progress: Any, seed: int = 0) -> None: ...
@@ -227,12 +229,12 @@ def test_data_becomes_objects() -> None:
 def test_an_artifact_is_its_folder_or_not_there_yet() -> None:
     data = coerced(file={"_stage_": "corpus"})
     assert construct(data, {"corpus": Path("/store/corpus")}.__getitem__).file == Path("/store/corpus")
-    assert isinstance(construct(data, None).file, Pending)
+    assert isinstance(construct(data, None).file, PendingArtifact)
 
 
 def test_what_a_function_makes_of_a_missing_artifact_is_missing_too() -> None:
     data = {"_target_": f"{ME}.shape_of", "side": {"_stage_": "corpus"}, "scale": 2}
-    assert isinstance(construct(data, None), Pending)
+    assert isinstance(construct(data, None), PendingArtifact)
 
 
 def test_a_value_that_a_class_refuses_is_said_in_its_words() -> None:
@@ -241,10 +243,10 @@ def test_a_value_that_a_class_refuses_is_said_in_its_words() -> None:
 
 
 def test_data_of_an_object_is_what_would_be_written() -> None:
-    assert data_of(Square(2.0), "x") == square(2.0)
-    assert data_of({"a": (Square(1.0), None)}, "x") == {"a": [square(1.0), None]}
+    assert to_data(Square(2.0), "x") == square(2.0)
+    assert to_data({"a": (Square(1.0), None)}, "x") == {"a": [square(1.0), None]}
     with pytest.raises(ConfigError, match=r"^x.a: object cannot be part"):
-        data_of({"a": object()}, "x")
+        to_data({"a": object()}, "x")
 
 
 def test_targets_are_found_by_their_path() -> None:

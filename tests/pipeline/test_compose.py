@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import register_resolvers, resolved
+from pipeline.config.compose import register_resolvers, resolve
 from pipeline.errors import ConfigError
 
 
@@ -23,13 +23,13 @@ def config(**change: Any) -> Any:
 
 
 def test_stages_of_all_groups_are_gathered() -> None:
-    data = resolved(config())
+    data = resolve(config())
     assert list(data["stages"]) == ["serve", "model", "thresholds"]
     assert data["stages"]["model"] == {"_target_": "x", "seed": 5}
 
 
 def test_what_describes_stages_is_no_part_of_what_is_configured() -> None:
-    data = resolved(config())
+    data = resolve(config())
     assert data["stages"]["serve"] == {"_target_": "z", "policy": {"name": "p"}, "workload": {"prompts": 3}}
     assert data["stages"]["thresholds"]["on"] == data["profiling"] == {"prompts": 3}
     assert data["model"] == {"path": {"_stage_": "model"}}
@@ -38,23 +38,23 @@ def test_what_describes_stages_is_no_part_of_what_is_configured() -> None:
 def test_two_stages_of_one_name_are_refused() -> None:
     twice = {"name": "p", "artifacts": {"serve": {"_target_": "y"}}}
     with pytest.raises(ConfigError, match=r"^policy.artifacts.serve: another stage has this name already"):
-        resolved(config(policy=twice))
+        resolve(config(policy=twice))
 
 
-@pytest.mark.parametrize("value", ["${nowhere}", "${policy.nothing}", "???"])
+@pytest.instant.parametrize("value", ["${nowhere}", "${policy.nothing}", "???"])
 def test_what_refers_to_nothing_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"^the configuration cannot be resolved: "):
-        resolved(config(extra=value))
+        resolve(config(extra=value))
 
 
 def test_groups_may_be_absent() -> None:
     cfg = config()
     del cfg["hardware"]
-    assert "hardware" not in resolved(cfg)
+    assert "hardware" not in resolve(cfg)
 
 
 def test_the_given_configuration_is_left_as_it_was() -> None:
     cfg = config()
-    resolved(cfg)
+    resolve(cfg)
     assert "stages" in cfg.model
     assert "artifacts" in cfg.policy

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts.progress_display import Silent
-from pipeline.config.library import Library
+from pipeline.artifacts.progress_display import NullObserver
+from pipeline.config.library import ConfigLibrary
 from pipeline.errors import ConfigError
 from pipeline.running.job import Job
 
@@ -18,14 +18,14 @@ STAGES = {
 
 def job(outputs: Path, force: Any = ()) -> Job:
     data = {"outputs": str(outputs), "stages": STAGES, "force": force}
-    return Job(data, Library(None, {}), Silent())  # type: ignore[arg-type]
+    return Job(data, ConfigLibrary(None, {}), NullObserver())  # type: ignore[arg-type]
 
 
 def built(one: Job) -> int:
     return len(one.run([one.plan().serve])[1])
 
 
-@pytest.mark.parametrize("force", ["serve", ["serve"]])
+@pytest.instant.parametrize("force", ["serve", ["serve"]])
 def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path)) == 1
     assert built(job(tmp_path)) == 0

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.build import Schema, construct
-from pipeline.config.plan import Plan, arguments, plan
+from pipeline.config.build import ConfigSchema, construct
+from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import ConfigError
 
 ME = __name__
@@ -29,7 +29,7 @@ def check_serve(*, setup: dict[str, Any], **_: Any) -> None:
         raise ValueError("network is 0, and there is a model to reach")
 
 
-SCHEMA = Schema(lambda path: "sha", lambda target, name: None)
+SCHEMA = ConfigSchema(lambda path: "sha", lambda target, name: None)
 
 
 def nodes(**change: Any) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,7 @@ def nodes(**change: Any) -> dict[str, dict[str, Any]]:
 
 
 def planned(**change: Any) -> Plan:
-    return plan(nodes(**change), SCHEMA)
+    return make_plan(nodes(**change), SCHEMA)
 
 
 def changed(**change: Any) -> set[str]:
@@ -77,7 +77,7 @@ def test_kinds() -> None:
         planned(corpus___kind_="fly")
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("stop", "names"),
     [
         ("train", ["corpus", "model"]),
@@ -108,7 +108,7 @@ def test_resources_reach_the_function_all_the_same() -> None:
     stage = planned().stages["model"]
     assert (stage.args, stage.resources) == ({"corpus": {"_stage_": "corpus"}, "rate": 0.1}, {"threads": 2})
     folder = {"corpus": Path("/store/corpus")}
-    assert arguments(stage, folder.__getitem__) == {"corpus": Path("/store/corpus"), "rate": 0.1, "threads": 2}
+    assert build_arguments(stage, folder.__getitem__) == {"corpus": Path("/store/corpus"), "rate": 0.1, "threads": 2}
 
 
 def test_a_circle_is_named() -> None:
@@ -116,7 +116,7 @@ def test_a_circle_is_named() -> None:
         planned(corpus={"_target_": f"{ME}.model", "corpus": {"_stage_": "model"}})
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "message"),
     [
         (
@@ -136,7 +136,7 @@ def test_what_is_refused(change: dict[str, Any], message: str) -> None:
 
 def test_a_goal_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match=r"^asked for is 'fly', which is none of: corpus"):
-        plan(nodes(), SCHEMA, ("fly",))
+        make_plan(nodes(), SCHEMA, ("fly",))
 
 
 def test_a_plan_is_plain_data_that_can_be_made_into_objects_later() -> None:

@@ -13,11 +13,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import Outcome
-from pipeline.search.objective import objective
-from pipeline.search.search import Search, checked
-from pipeline.search.space import space
-from pipeline.search.study import opened
+from pipeline.report.outcome import JobResult
+from pipeline.search.objective import create_objective
+from pipeline.search.search import SearchRunner, check_settings
+from pipeline.search.space import parse_space
+from pipeline.search.study import open_study
 
 EXPERIMENT = {
     "defaults": [{"override /policy": "synera"}, {"override /hydra/sweeper": "search"}, "_self_"],
@@ -84,9 +84,9 @@ def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Track
     client, experiment = tracking.connect()
     (parent,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
     jobs = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
-    assert sorted(one.data.params["trial"] for one in jobs) == ["1", "2", "best"]
-    (best,) = [one for one in jobs if one.data.params["trial"] == "best"]
-    assert parent.data.params["search.stages.cheap.x"] == best.data.params["stages.cheap.x"]
+    assert sorted(one.data.log_params["trial"] for one in jobs) == ["1", "2", "best"]
+    (best,) = [one for one in jobs if one.data.log_params["trial"] == "best"]
+    assert parent.data.log_params["search.stages.cheap.x"] == best.data.log_params["stages.cheap.x"]
     assert parent.data.metrics["search/stage/cheap/score"] == best.data.metrics["cheap/score"]
     assert (parent.info.status, parent.data.metrics["search/trials"]) == ("FINISHED", 3)
 
@@ -98,8 +98,8 @@ def test_a_plan_shows_one_trial_and_remembers_none(run: Run) -> None:
     assert not Path("outputs/searches/cheap/study.db").exists()
 
 
-X = space({"x": "interval(0.0,1.0)"}, ["+experiment=cheap"])
-SCORE = objective("score", "maximize")
+X = parse_space({"x": "interval(0.0,1.0)"}, ["+experiment=cheap"])
+SCORE = create_objective("score", "maximize")
 
 
 def search(folder: Path, trials: int, results: Sequence[float | str], rate: float = 0.0, at_once: int = 1) -> list[str]:
@@ -117,11 +117,11 @@ def search(folder: Path, trials: int, results: Sequence[float | str], rate: floa
             failed = isinstance(result, str)
             found = {"error": result} if failed else {"metrics": {"score": result}}
             (folder / str(number)).mkdir(exist_ok=True)
-            Outcome("failed" if failed else "complete", number, **found).write(folder / str(number))
+            JobResult("failed" if failed else "complete", number, **found).write(folder / str(number))
         return folder / str(number)
 
-    with opened(folder, X, SCORE, 0, {}) as study:
-        Search(study, launch, folder, trials, at_once, rate).run()
+    with open_study(folder, X, SCORE, 0, {}) as study:
+        SearchRunner(study, launch, folder, trials, at_once, rate).run()
     return tried
 
 
@@ -143,35 +143,35 @@ def test_a_longer_search_goes_on_with_other_points_side_by_side(tmp_path: Path) 
 
 
 def test_another_space_in_the_same_folder_is_refused_once_there_are_results(tmp_path: Path) -> None:
-    wider = space({"x": "interval(0.0,2.0)"}, ["+experiment=cheap"])
-    with opened(tmp_path, wider, SCORE, 0, {}) as study:
+    wider = parse_space({"x": "interval(0.0,2.0)"}, ["+experiment=cheap"])
+    with open_study(tmp_path, wider, SCORE, 0, {}) as study:
         study.ask()
     search(tmp_path, 1, [1.0])
-    with pytest.raises(ConfigError, match="search of another space: x was"), opened(tmp_path, wider, SCORE, 0, {}):
+    with pytest.raises(ConfigError, match="search of another space: x was"), open_study(tmp_path, wider, SCORE, 0, {}):
         raise AssertionError("it began")
 
 
 def test_a_metric_that_no_job_has_ends_the_search(tmp_path: Path) -> None:
-    with opened(tmp_path, X, objective("scoer", "maximize"), 0, {}) as study:
-        Outcome("complete", metrics={"score": 1.0}).write(tmp_path)
+    with open_study(tmp_path, X, create_objective("scoer", "maximize"), 0, {}) as study:
+        JobResult("complete", metrics={"score": 1.0}).write(tmp_path)
         with pytest.raises(ConfigError, match="the job has no metric 'scoer'; it has score"):
-            Search(study, lambda jobs, first: [tmp_path], tmp_path, 3).run()
+            SearchRunner(study, lambda jobs, first: [tmp_path], tmp_path, 3).run()
 
 
 def test_slips_are_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="direction is 'up'; allowed are maximize, minimize"):
-        objective("a", "up")
+        create_objective("a", "up")
     with pytest.raises(ConfigError, match="2 metrics and 1 directions"):
-        objective(["a", "b"], "maximize")
+        create_objective(["a", "b"], "maximize")
     with pytest.raises(ConfigError, match="n_trials is 0"):
-        checked(0, 1, 0.0)
+        check_settings(0, 1, 0.0)
     with pytest.raises(ConfigError, match="max_failure_rate is 2"):
-        checked(1, 1, 2)
-    asked = space({"x": "interval(0.0,1.0)", "k": "choice([8],[4,4])"}, [])
+        check_settings(1, 1, 2)
+    asked = parse_space({"x": "interval(0.0,1.0)", "k": "choice([8],[4,4])"}, [])
     for point, said in (({"x": 7}, "x is 7, which is outside"), ({"k": [5]}, "outside"), ({"z": 1}, "z is not searc")):
         with (
             pytest.raises(ConfigError, match=said),
-            opened(tmp_path, asked, objective("a", "maximize"), 0, {"d": point}),
+            open_study(tmp_path, asked, create_objective("a", "maximize"), 0, {"d": point}),
         ):
             raise AssertionError("it began")
 
@@ -181,8 +181,8 @@ def test_hydras_sweeps_are_distributions() -> None:
         "a": "choice([512,128],[64,32])", "b": "tag(log,interval(1e-5,1e-3))", "c": "int(interval(32,256))",
         "d": "range(1,10,4)", "e": "true,false", "f": 7,
     }  # fmt: skip
-    found = space(params, ["e=true", "+experiment=x"])
-    assert found.free == {
+    found = parse_space(params, ["e=true", "+experiment=x"])
+    assert found.searched == {
         "a": CategoricalDistribution(["[512,128]", "[64,32]"]),
         "b": FloatDistribution(1e-5, 1e-3, log=True),
         "c": IntDistribution(32, 256),
@@ -191,25 +191,25 @@ def test_hydras_sweeps_are_distributions() -> None:
     assert found.fixed == {"f": "7", "e": "True", "+experiment": "x"}
 
 
-@pytest.mark.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
+@pytest.instant.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
 def test_what_cannot_be_searched_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="Allowed are"):
-        space({}, [word])
+        parse_space({}, [word])
 
 
 def test_two_metrics_have_a_front_and_no_best(tmp_path: Path) -> None:
-    asked = space({"x": "interval(0.0,1.0)"}, [])
-    with opened(tmp_path, asked, objective(["a", "b"], ["maximize", "minimize"]), 0, {}) as study:
+    asked = parse_space({"x": "interval(0.0,1.0)"}, [])
+    with open_study(tmp_path, asked, create_objective(["a", "b"], ["maximize", "minimize"]), 0, {}) as study:
         for values in ((1.0, 1.0), (2.0, 2.0), (0.5, 1.5)):
             study.tell(study.ask().number, values)
-        assert {point.number for point in study.best()} == {0, 1}
+        assert {point.number for point in study.best_points()} == {0, 1}
 
 
 def test_one_search_at_a_time(tmp_path: Path) -> None:
-    asked, wanted = space({"x": "interval(0.0,1.0)"}, []), objective("a", "maximize")
+    asked, wanted = parse_space({"x": "interval(0.0,1.0)"}, []), create_objective("a", "maximize")
     with (
-        opened(tmp_path, asked, wanted, 0, {}),
+        open_study(tmp_path, asked, wanted, 0, {}),
         pytest.raises(ConfigError, match="another search runs"),
-        opened(tmp_path, asked, wanted, 0, {}),
+        open_study(tmp_path, asked, wanted, 0, {}),
     ):
         raise AssertionError("both have it")

@@ -37,8 +37,8 @@ class Say:
         return code, *self._capsys.readouterr()
 
 
-@pytest.mark.parametrize("word", ["--help", "-h"])
-@pytest.mark.parametrize("name", ["cloud", "device", "page"])
+@pytest.instant.parametrize("word", ["--help", "-h"])
+@pytest.instant.parametrize("name", ["cloud", "device", "page"])
 def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, name: str, word: str) -> None:
     code, out, _ = said(name, "+policy=synera", word)
     assert code == 0
@@ -50,7 +50,7 @@ def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, 
     assert "# Groups whose files" not in out
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("words", "match"),
     [
         ((), "which policy?"),
@@ -79,8 +79,8 @@ def test_a_policy_without_a_cloud_has_none_to_start_and_nothing_is_trained(tmp_p
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("option", ["--config-dir", "-cd"])
-@pytest.mark.parametrize("joined", [True, False])
+@pytest.instant.parametrize("option", ["--config-dir", "-cd"])
+@pytest.instant.parametrize("joined", [True, False])
 def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, joined: bool) -> None:
     own = tmp_path / "own"
     (own / "policy").mkdir(parents=True)
@@ -91,11 +91,11 @@ def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, j
 
 
 def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from serving.cloud import Cloud
+    from serving.cloud import CloudConfig
 
     called = []
 
-    def run(cloud: Cloud, accelerator: str = "cpu") -> None:
+    def run(cloud: CloudConfig, accelerator: str = "cpu") -> None:
         called.append((cloud, accelerator))
         raise ValueError("the address is taken")
 
@@ -137,7 +137,7 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return called[0]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("words", "policies"),
     [
         ((), ["sled", "edge_centric", "cloud_centric"]),
@@ -166,7 +166,7 @@ def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: 
 CO_LLM_JOINT = ("+policy=co_llm", "policy/offload=co_llm_joint")
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("words", "match"),
     [
         ((*CO_LLM_JOINT, "page=routing"), r"page\.policies\.co_llm would change policy\.artifacts\.routes_1 for the"),
@@ -197,9 +197,9 @@ def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_
     from pipeline.config import policy_variants
 
     words = ["+policy=citer", "service.page.port=0", "policy/offload@policy.offload=citer"]
-    assert policy_variants.without(words) == words
+    assert policy_variants.without_page_policies(words) == words
     of_page = ["+page=routing", "+policy@page.policies.a=citer", "page.policies.a.name=b"]
-    assert policy_variants.without([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
+    assert policy_variants.without_page_policies([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
         "++policy.artifacts.router_1.share=0.2"
     ]
 
@@ -209,7 +209,7 @@ def test_both_routers_stand_beside_each_other() -> None:
     from pipeline.config import policy_variants
 
     words = ("policy=edge_centric", "page=routing", "model=toy", "policy.artifacts.router_1.share=0.2")
-    with api.composed(*policy_variants.without(words)) as alone:
+    with api.composed(*policy_variants.without_page_policies(words)) as alone:
         pass
     with api.composed(*words) as cfg:
         policy_variants.check(cfg, alone)

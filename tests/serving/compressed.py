@@ -11,16 +11,28 @@ from typing import Any
 import torch
 import transformers
 
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.engines.torch.sampling import kept
-from serving.messages import Blob, Drafted, Forward, Generate, Hop, Request, Rows, Sampling, Span, Stop, Verdict
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.engines.torch.sampling import support_size
+from serving.messages import (
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    ForwardWork,
+    Hop,
+    Request,
+    SamplingParams,
+    SequenceSlice,
+    Span,
+    TensorRef,
+    Verdict,
+)
 from serving.transport import encode, errors, tensors
 from serving.transport import tandem_pb2 as pb
-from serving.transport.connection import Luggage
-from serving.transport.decode import Decoder
+from serving.transport.connection import ReceivedTensors
+from serving.transport.decode import MessageDecoder
 from serving.transport.limits import Limits
-from serving.transport.session_ownership import Known
+from serving.transport.session_ownership import PeerExpectations
 
 VOCABULARY = 32_000
 """Llama-2's, and Synera's example in section 4.2."""
@@ -61,7 +73,7 @@ def device_model(nats: float, hidden: int) -> Any:
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.inference_mode():
         logits = model(torch.stack([prompt(-1 - i) for i in range(4)])).logits.flatten(0, 1)
-        model.lm_head.weight.mul_(_scale(logits, nats))
+        model.lm_head.positive_weight.mul_(_scale(logits, nats))
     return model
 
 
@@ -96,12 +108,12 @@ class Pair:
     def __init__(self, nats: float = 2.0, hidden: int = 64, noise: float = 0.02) -> None:
         small = device_model(nats, hidden)
         large = cloud_model(small, noise)
-        self.device, self.cloud = Engine(take_apart(small)), Engine(take_apart(large))
+        self.device, self.cloud = TorchEngine(decompose(small)), TorchEngine(decompose(large))
         self._route = (Hop("cloud", Span(0, LAYERS, True, True)),)
-        self._decoder = Decoder(Limits(), Known(VOCABULARY, route=self._route), tensors=True)
-        self._luggage = Luggage(self.cloud.blobs, Limits().tensors_nbytes)
+        self._decoder = MessageDecoder(Limits(), PeerExpectations(VOCABULARY, hops=self._route), with_tensors=True)
+        self._luggage = ReceivedTensors(self.cloud.tensor_store, Limits().tensors_nbytes)
 
-    def questions(self, number: int, chunks: int, sampling: Sampling | None) -> Iterator[Question]:
+    def questions(self, number: int, chunks: int, sampling: SamplingParams | None) -> Iterator[Question]:
         """Of one session, chunk after chunk as the verdicts have it."""
         session, text = f"device-0/{number}", prompt(number).tolist()
         here = there = 0  # how long the caches are
@@ -109,32 +121,43 @@ class Pair:
             ask = partial(self._ask, session, text, here, there, round_, sampling)
             (drafted, whole, verdict), (again, compressed, second) = ask(True), ask(False)
             assert drafted.tokens == again.tokens, "the same luck must draft the same tokens"
-            named = tuple(kept(self.device.blobs.get(blob)) for blob in again.odds)
+            named = tuple(support_size(self.device.tensor_store.get(blob)) for blob in again.draft_probs)
             yield Question(again.scores["entropy"], whole, compressed, named, (verdict, second))
             here = len(text) + min(verdict.accepted, GAMMA - 1)
             there = len(text) + verdict.accepted
-            text += [*drafted.tokens[: verdict.accepted], verdict.token]
+            text += [*drafted.tokens[: verdict.accepted], verdict.next_token]
 
     def _ask(
-        self, session: str, text: list[int], here: int, there: int, round_: int, sampling: Sampling | None, whole: bool
-    ) -> tuple[Drafted, Size, Verdict]:
-        feed, stop = tuple(text[here:]), Stop(GAMMA)
-        work = Generate(session, here, feed, stop, probes=("entropy",), sampling=sampling, whole=whole)
+        self,
+        session: str,
+        text: list[int],
+        here: int,
+        there: int,
+        round_: int,
+        sampling: SamplingParams | None,
+        whole: bool,
+    ) -> tuple[DraftOutcome, Size, Verdict]:
+        feed, stop = tuple(text[here:]), DraftStopRule(GAMMA)
+        work = DraftWork(
+            session, here, feed, stop, requested_scores=("entropy",), sampling=sampling, full_draft_probs=whole
+        )
         drafted, _ = self.device.execute(work)
-        assert isinstance(drafted, Drafted)
+        assert isinstance(drafted, DraftOutcome)
         sent, rule = (*text[there:], *drafted.tokens), "sample" if sampling else "greedy"
-        rows = Rows(session, there, len(sent), sent, GAMMA, rule, sampling, odds=drafted.odds)
-        size, arrived = self._through(Request(round_, rows, self._route, 0, ("cloud-0",), "device-0", value=GAMMA))
-        (result,), _ = self.cloud.execute(Forward(self._route[0].span, (arrived,), ("last",)))
+        rows = SequenceSlice(session, there, len(sent), sent, GAMMA, rule, sampling, draft_probs=drafted.draft_probs)
+        size, arrived = self._through(
+            Request(round_, rows, self._route, 0, ("cloud-0",), "device-0", expected_tokens=GAMMA)
+        )
+        (result,), _ = self.cloud.execute(ForwardWork(self._route[0].span, (arrived,), ("last",)))
         return drafted, size, result.verdict
 
-    def _through(self, message: Request) -> tuple[Size, Rows]:
+    def _through(self, message: Request) -> tuple[Size, SequenceSlice]:
         """The rows as the other side reads them, their tensors in that side's store."""
-        frame = encode.envelope("device-0", "cloud-0", message, (self._pack, self._pack))
-        arrived, carried = self._decoder.message(errors.parsed(frame).envelope)
+        frame = encode.encode_message("device-0", "cloud-0", message, (self._pack, self._pack))
+        arrived, carried = self._decoder.message(errors.parse_frame(frame).envelope)
         self._luggage.add(carried)
         assert isinstance(arrived, Request)
-        return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.rows
+        return Size(len(frame), sum(len(tensor.data) for _, tensor in carried)), arrived.slice
 
-    def _pack(self, blob: Blob) -> pb.Tensor:
-        return tensors.pack(self.device.blobs.get(blob))
+    def _pack(self, blob: TensorRef) -> pb.Tensor:
+        return tensors.pack(self.device.tensor_store.get(blob))

@@ -5,8 +5,20 @@ in the bookkeeping becomes a wrong token, and a hole in a cache an error.
 from dataclasses import dataclass, field, replace
 
 from serving.core.scores import IMPORTANCE
-from serving.learned.medusa import Medusa
-from serving.messages import HEADS, Blob, Drafted, Forward, Generate, Outcome, Result, Rows, Span, Verdict, Work
+from serving.learned.medusa import MedusaHeads
+from serving.messages import (
+    MEDUSA_TREE,
+    DraftOutcome,
+    DraftWork,
+    ForwardWork,
+    Outcome,
+    SequenceSlice,
+    SliceOutcome,
+    Span,
+    TensorRef,
+    Verdict,
+    Work,
+)
 
 MODULUS, VOCABULARY = (1 << 61) - 1, 997
 ROW_NBYTES = 8192
@@ -49,11 +61,11 @@ class FakePair:
     caches: dict[tuple[str, int | None], list[int]] = field(default_factory=dict)
     drafts_at: dict[tuple[str, int | None], int] = field(default_factory=dict)
     """Where the drafts of a session's last forward began."""
-    medusa: Medusa | None = None
+    medusa: MedusaHeads | None = None
     rows_run: int = 0
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        if isinstance(work, Generate):
+        if isinstance(work, DraftWork):
             return self._generate(work)
         return self._forward(work)
 
@@ -85,36 +97,44 @@ class FakePair:
         del cache[start + 1 :]
         return cache
 
-    def _generate(self, work: Generate) -> tuple[Drafted, float]:
+    def _generate(self, work: DraftWork) -> tuple[DraftOutcome, float]:
         cache = self._cache(work.session, None, work.start)
         if work.branches:
             return self._branches(work, cache[-1])
-        assert work.feed or not work.stop.cap, "a model answers to a row"
-        for token in work.feed:
+        assert work.input_tokens or not work.stop_rule.max_tokens, "a model answers to a row"
+        for token in work.input_tokens:
             cache.append(extend(cache[-1], token))
         tokens: list[int] = []
-        scores: dict[str, list[float]] = {name: [] for name in work.probes}
-        if IMPORTANCE in scores and work.again:
-            before = len(cache) - 1 - (work.again if work.stop.cap else work.again - 1)
-            scores[IMPORTANCE] = [self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.again]]
+        scores: dict[str, list[float]] = {name: [] for name in work.requested_scores}
+        if IMPORTANCE in scores and work.num_adopted_drafts:
+            before = (
+                len(cache) - 1 - (work.num_adopted_drafts if work.stop_rule.max_tokens else work.num_adopted_drafts - 1)
+            )
+            scores[IMPORTANCE] = [
+                self._score(prefix, IMPORTANCE) for prefix in cache[before : before + work.num_adopted_drafts]
+            ]
         stopped, odds, tops = False, [], []
-        while len(tokens) < work.stop.cap and not stopped and not (tokens and tokens[-1] in work.ends):
+        while (
+            len(tokens) < work.stop_rule.max_tokens and not stopped and not (tokens and tokens[-1] in work.stop_tokens)
+        ):
             if tokens:
                 cache.append(extend(cache[-1], tokens[-1]))
-            stopped = bool(work.stop.score) and self._score(cache[-1], work.stop.score) < work.stop.below
-            if stopped and not work.stop.keep and len(tokens) >= work.stop.least:
+            stopped = (
+                bool(work.stop_rule.score) and self._score(cache[-1], work.stop_rule.score) < work.stop_rule.threshold
+            )
+            if stopped and not work.stop_rule.keep_last and len(tokens) >= work.stop_rule.min_tokens:
                 break
             tokens.append(self.drafter_token(cache[-1]))
             odds += _odds(work, cache[-1:])
             tops.append(self.tops(cache[-1]))
-            for name in work.probes:
+            for name in work.requested_scores:
                 scores[name].append(self._score(cache[-1], name))
-        self.rows_run += len(work.feed) + max(0, len(tokens) - 1)
+        self.rows_run += len(work.input_tokens) + max(0, len(tokens) - 1)
         seen = {k: tuple(v) for k, v in scores.items()}
-        done = Drafted(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds), (0,) * len(odds))
-        return done, self.step_s * max(1, len(tokens)) + self.row_s * len(work.feed)
+        done = DraftOutcome(tuple(tokens), seen, tuple(tops), stopped, len(cache) - 1, tuple(odds), (0,) * len(odds))
+        return done, self.step_s * max(1, len(tokens)) + self.row_s * len(work.input_tokens)
 
-    def _branches(self, work: Generate, base: int) -> tuple[Drafted, float]:
+    def _branches(self, work: DraftWork, base: int) -> tuple[DraftOutcome, float]:
         prefixes = []
         for branch in work.branches:
             prefix = base
@@ -122,42 +142,44 @@ class FakePair:
                 prefix = extend(prefix, token)
             prefixes.append(prefix)
         tokens = tuple(self.drafter_token(p) for p in prefixes)
-        seen = [name for name in work.probes if name != IMPORTANCE]
+        seen = [name for name in work.requested_scores if name != IMPORTANCE]
         scores = {name: tuple(self._score(p, name) for p in prefixes) for name in seen}
         tops = tuple(self.tops(p) for p in prefixes)
         odds = tuple(_odds(work, prefixes))
-        return Drafted(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
+        return DraftOutcome(tokens, scores, tops, False, work.start, odds, (0,) * len(odds)), self.step_s
 
-    def _forward(self, work: Forward) -> tuple[tuple[Result, ...], float]:
-        results = [self._rows(work.span, rows, out) for rows, out in zip(work.rows, work.out, strict=True)]
-        if HEADS in work.probes:
-            results = [self._with_tree(result, rows) for result, rows in zip(results, work.rows, strict=True)]
-        n = sum(rows.n for rows in work.rows)
+    def _forward(self, work: ForwardWork) -> tuple[tuple[SliceOutcome, ...], float]:
+        results = [self._rows(work.span, rows, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)]
+        if MEDUSA_TREE in work.requested_outputs:
+            results = [self._with_tree(result, rows) for result, rows in zip(results, work.slices, strict=True)]
+        n = sum(rows.num_tokens for rows in work.slices)
         self.rows_run += n
         return tuple(results), self.forward_s + self.row_s * n
 
-    def _rows(self, span: Span, rows: Rows, out: str) -> Result:
-        tokens, prefixes = (rows.tokens, []) if span.embed else self.blobs[rows.blob.id if rows.blob else ""]
-        if span.first < span.last:
-            tokens = tokens if span.embed else tokens[rows.skip : rows.skip + rows.n]
-            assert len(tokens) == rows.n, f"{rows.n} rows, but {len(tokens)} tokens or hidden states"
+    def _rows(self, span: Span, rows: SequenceSlice, out: str) -> SliceOutcome:
+        tokens, prefixes = (
+            (rows.tokens, []) if span.embedding else self.blobs[rows.hidden_states.id if rows.hidden_states else ""]
+        )
+        if span.start_layer < span.end_layer:
+            tokens = tokens if span.embedding else tokens[rows.hidden_offset : rows.hidden_offset + rows.num_tokens]
+            assert len(tokens) == rows.num_tokens, f"{rows.num_tokens} rows, but {len(tokens)} tokens or hidden states"
             prefixes = self._append(tokens, rows, span)
-        if not span.head:
+        if not span.lm_head:
             if not out:
-                return Result(None, None)
-            n = rows.n if out == "all" else rows.check + 1
-            blob = Blob(f"{span.first}/{rows.session}/{rows.start}/{len(self.blobs)}", n * ROW_NBYTES)
+                return SliceOutcome(None, None)
+            n = rows.num_tokens if out == "all" else rows.num_drafts + 1
+            blob = TensorRef(f"{span.start_layer}/{rows.session}/{rows.start}/{len(self.blobs)}", n * ROW_NBYTES)
             self.blobs[blob.id] = tokens[-n:], prefixes[-n:]
-            return Result(None, blob)
-        return Result(self._verdict(rows, prefixes) if rows.rule else None, None)
+            return SliceOutcome(None, blob)
+        return SliceOutcome(self._verdict(rows, prefixes) if rows.rule else None, None)
 
-    def _append(self, tokens: tuple[int, ...], rows: Rows, span: Span) -> list[int]:
+    def _append(self, tokens: tuple[int, ...], rows: SequenceSlice, span: Span) -> list[int]:
         """What the cache holds of these rows now."""
-        key, plain = (rows.session, span.first), rows.n - rows.check
-        if rows.keep is not None:
+        key, plain = (rows.session, span.start_layer), rows.num_tokens - rows.num_drafts
+        if rows.kept_tree_nodes is not None:
             whole, at = self.caches[key], self.drafts_at[key] + 1
-            whole[at:] = [whole[at + i] for i in rows.keep]
-        cache = self._cache(rows.session, span.first, rows.start)
+            whole[at:] = [whole[at + i] for i in rows.kept_tree_nodes]
+        cache = self._cache(rows.session, span.start_layer, rows.start)
         self.drafts_at[key] = rows.start + plain
         for i, token in enumerate(tokens):
             tree = rows.parents is not None and i >= plain
@@ -165,12 +187,12 @@ class FakePair:
             cache.append(extend(before, token))
         return cache[rows.start + 1 :]
 
-    def _verdict(self, rows: Rows, prefixes: list[int]) -> Verdict:
-        asked, drafts = prefixes[-rows.check - 1 :], rows.tokens[len(rows.tokens) - rows.check :]
-        assert len(drafts) == rows.check, "drafts to judge are not there"
-        if rows.sampling and rows.check:
-            assert [odds.id for odds in rows.odds] == [f"odds/{prefix}" for prefix in asked[:-1]]
-        parents = range(-1, rows.check - 1) if rows.parents is None else rows.parents
+    def _verdict(self, rows: SequenceSlice, prefixes: list[int]) -> Verdict:
+        asked, drafts = prefixes[-rows.num_drafts - 1 :], rows.tokens[len(rows.tokens) - rows.num_drafts :]
+        assert len(drafts) == rows.num_drafts, "drafts to judge are not there"
+        if rows.sampling and rows.num_drafts:
+            assert [odds.id for odds in rows.draft_probs] == [f"odds/{prefix}" for prefix in asked[:-1]]
+        parents = range(-1, rows.num_drafts - 1) if rows.parents is None else rows.parents
         path = [-1]
         while True:
             wanted = target_token(asked[path[-1] + 1])
@@ -180,22 +202,24 @@ class FakePair:
             path.append(stands[0])
         return Verdict(len(path) - 1, wanted, None if rows.parents is None else tuple(path[1:]))
 
-    def _with_tree(self, result: Result, rows: Rows) -> Result:
+    def _with_tree(self, result: SliceOutcome, rows: SequenceSlice) -> SliceOutcome:
         """The heads' candidates: their likeliest is right with probability `alpha`, else their second."""
         if result.verdict is None:
             return result
         assert self.medusa
-        asked = self.blobs[rows.blob.id][1][-rows.check - 1 :] if rows.blob else []
+        asked = self.blobs[rows.hidden_states.id][1][-rows.num_drafts - 1 :] if rows.hidden_states else []
         verdict, likeliest = result.verdict, []
-        prefix = extend(asked[(verdict.keep or (verdict.accepted - 1,))[-1] + 1], verdict.token)
-        for head in range(self.medusa.count):
+        prefix = extend(asked[(verdict.kept_tree_nodes or (verdict.accepted - 1,))[-1] + 1], verdict.next_token)
+        for head in range(self.medusa.num_heads):
             token, other = target_token(prefix), (target_token(prefix) + 3) % VOCABULARY
             ranks = [token, other] if chance(prefix, head) < self.alpha else [other, token]
-            likeliest.append(ranks + [(token + 5 + i) % VOCABULARY for i in range(self.medusa.widest)])
+            likeliest.append(ranks + [(token + 5 + i) % VOCABULARY for i in range(self.medusa.top_k)])
             prefix = extend(prefix, token)
-        return replace(result, verdict=replace(verdict, proposal=(self.medusa.propose(likeliest), self.medusa.parents)))
+        return replace(
+            result, verdict=replace(verdict, next_tree=(self.medusa.propose(likeliest), self.medusa.parents))
+        )
 
 
-def _odds(work: Generate, prefixes: list[int]) -> list[Blob]:
+def _odds(work: DraftWork, prefixes: list[int]) -> list[TensorRef]:
     """What a token was drawn from is known by what stood before it."""
-    return [Blob(f"odds/{prefix}", 16) for prefix in prefixes] if work.sampling or work.whole else []
+    return [TensorRef(f"odds/{prefix}", 16) for prefix in prefixes] if work.sampling or work.full_draft_probs else []

@@ -7,11 +7,11 @@ from catalogue import architecture, bed, link
 from fake_pair import FakePair
 from fake_world import policy
 
-from serving.deployment.queries import Models, Query
+from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
-from serving.engines.models import Model, Pair
-from serving.hardware.latency import Load, load
-from serving.messages import Call, Generate, Outcome, Work
+from serving.engines.models import ModelConfig, ModelPair
+from serving.hardware.latency import ForwardLoad, batch_load
+from serving.messages import DraftWork, GenerationRequest, Outcome, Work
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload
@@ -37,11 +37,11 @@ class FakeEngine:
 
     pair: FakePair = field(default_factory=FakePair)
 
-    def execute(self, work: Work) -> tuple[Outcome, tuple[Load, ...]]:
+    def execute(self, work: Work) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         outcome, _ = self.pair.execute(work)
-        if isinstance(work, Generate):
-            return outcome, (load(LAYERS, [(work.start, max(1, len(work.feed)))], 1),)
-        return outcome, (load(LAYERS, [(rows.start, rows.n) for rows in work.rows], len(work.rows)),)
+        if isinstance(work, DraftWork):
+            return outcome, (batch_load(LAYERS, [(work.start, max(1, len(work.input_tokens)))], 1),)
+        return outcome, (batch_load(LAYERS, [(rows.start, rows.num_tokens) for rows in work.slices], len(work.slices)),)
 
     def drop(self, session: str, first: int | None) -> None:
         self.pair.drop(session, first)
@@ -57,8 +57,11 @@ class Words:
         return " ".join(f"w{t}" for t in tokens)
 
 
-def pair(device: str = "tinyllama_1_1b", cloud: str = "llama2_13b") -> Pair:
-    return Pair(Model(timing=architecture(device), hub="a/small"), Model(timing=architecture(cloud), hub="a/large"))
+def pair(device: str = "tinyllama_1_1b", cloud: str = "llama2_13b") -> ModelPair:
+    return ModelPair(
+        ModelConfig(timed_architecture=architecture(device), hub="a/small"),
+        ModelConfig(timed_architecture=architecture(cloud), hub="a/large"),
+    )
 
 
 def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | None = 2, **how: Any) -> Setup:
@@ -74,13 +77,20 @@ def setup(name: str = "synera", hardware: str = "jetson_orin", devices: int | No
     )
 
 
-def models(alpha: float = 0.7) -> Models:
-    return Models(FakeEngine(FakePair(alpha)), LAYERS, FakeEngine(FakePair(alpha)), LAYERS, Words())  # type: ignore[arg-type]
+def models(alpha: float = 0.7) -> LoadedModels:
+    return LoadedModels(FakeEngine(FakePair(alpha)), LAYERS, FakeEngine(FakePair(alpha)), LAYERS, Words())  # type: ignore[arg-type]
 
 
 def queries(n: int, devices: int = 2, at_s: float | None = None, think_s: float = 0.0, limit: int = 24) -> list[Query]:
     made = Questions().prompts()
     return [
-        Query(Call(f"r{i:05d}", tuple(range(i + 1, i + 13)), limit), made[i], i % devices, at_s, think_s, None)
+        Query(
+            GenerationRequest(f"r{i:05d}", tuple(range(i + 1, i + 13)), limit),
+            made[i],
+            i % devices,
+            at_s,
+            think_s,
+            None,
+        )
         for i in range(n)
     ]

@@ -10,29 +10,29 @@ from fake_pair import FakePair, own_text
 from fake_setup import FakeEngine, Questions, Words, pair, setup
 from fake_world import Log
 
-from serving.deployment.queries import Models, Query
+from serving.deployment.queries import LoadedModels, Query
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, populate
-from serving.deployment.wiring import link as connect
-from serving.drivers.simulator import Chip, Simulator
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes
+from serving.deployment.wiring import connect_nodes as connect
+from serving.drivers.simulator import ComputeResource, Simulator
 from serving.hardware.testbed import Testbed
 from serving.hardware.tier import Tier
-from serving.messages import Call, Deliver, Node, Sampling
-from serving.network.outages import Window
+from serving.messages import EmitTokens, GenerationRequest, Node, SamplingParams
+from serving.network.outages import OutageInterval
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy.partition.baselines import Balanced
-from serving.policy.partition.division import Division
+from serving.policy.partition.baselines import GPipeSplit
+from serving.policy.partition.division import ModelPartition
 from serving.policy.slots.dispatch import HypSched
 from serving.policy.slots.draft import NoDraft
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.offload import Handover
-from serving.policy.slots.payload import Hidden
-from serving.policy.slots.placement import Tiers, UShape
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.offload import FullOffload
+from serving.policy.slots.payload import HiddenStatePayload
+from serving.policy.slots.placement import TieredPlacement, UShapedPlacement
 from serving.policy.slots.scheduler import Fifo
-from serving.runtimes.clients import Users
-from serving.runtimes.failures import Failures
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.failures import NodeFailureInjector
 
 LAYERS = 8
 CHIPS = {
@@ -43,10 +43,10 @@ NETWORK = link("lan_1gbps")
 DEVICE = fleet("jetson_agx_orin_32gb")
 
 ROWS: dict[str, dict[str, Any]] = {
-    "hyperion": {"draft": NoDraft(), "offload": Handover(), "scheduler": Fifo()},
-    "sled": {"kv_cache": Reuse()},
+    "hyperion": {"draft": NoDraft(), "offload": FullOffload(), "scheduler": Fifo()},
+    "sled": {"kv_cache": PrefixCaching()},
     "synera": {},
-    "hat": {"exchange": Hidden()},
+    "hat": {"exchange": HiddenStatePayload()},
 }
 """What is asked of the large model, which runs in tiers: its text, or verdicts."""
 
@@ -57,18 +57,21 @@ def tiers(*nodes: int, **how: Any) -> dict[str, Tier]:
     return {name: Tier(fleet(chip, count=n), **how) for n, (name, chip) in zip(nodes, CHIPS.items(), strict=False)}
 
 
-def division(found: Mapping[str, Tier], **how: Any) -> Division:
+def division(found: Mapping[str, Tier], **how: Any) -> ModelPartition:
     given = {
-        "split": Balanced(), "architecture": architecture("llama2_7b"), "tiers": found, "network": NETWORK,
+        "split": GPipeSplit(), "architecture": architecture("llama2_7b"), "tiers": found, "network": NETWORK,
         "prompt_tokens": 16, "new_tokens": 24,
     }  # fmt: skip
-    return Division(**(given | how))
+    return ModelPartition(**(given | how))
 
 
 def over(found: Mapping[str, Tier], name: str = "hyperion", devices: int = 2, **how: Any) -> Setup:
     """A policy over these tiers."""
     of = division(found)
-    placed = {"placement": UShape(division=of) if name == "hat" else Tiers(of), "dispatch": HypSched()}
+    placed = {
+        "placement": UShapedPlacement(partition=of) if name == "hat" else TieredPlacement(of),
+        "dispatch": HypSched(),
+    }
     override = ROWS[name] | placed | how.pop("override", {})
     base = "cloud_centric" if name == "hyperion" else name
     how = {"network": NETWORK, "pair": pair(cloud="llama2_7b")} | how
@@ -76,12 +79,12 @@ def over(found: Mapping[str, Tier], name: str = "hyperion", devices: int = 2, **
 
 
 @dataclass(frozen=True)
-class Doomed(Cast):
+class Doomed(Topology):
     """A cast whose nodes fail as written."""
 
-    down: Mapping[str, Sequence[Window]] = field(default_factory=dict)
+    down: Mapping[str, Sequence[OutageInterval]] = field(default_factory=dict)
 
-    def failures(self, node: str) -> Iterator[Window]:
+    def node_outages(self, node: str) -> Iterator[OutageInterval]:
         return iter(self.down.get(node, ()))
 
 
@@ -91,9 +94,9 @@ class Stage(Simulator):
     def __init__(self, observers: Sequence[Any]) -> None:
         super().__init__(observers)
         self.nodes: dict[str, Node] = {}
-        self.chips: dict[str, Chip] = {}
+        self.chips: dict[str, ComputeResource] = {}
 
-    def add(self, name: str, node: Node, chip: Chip) -> None:
+    def add(self, name: str, node: Node, chip: ComputeResource) -> None:
         super().add(name, node, chip)
         self.nodes[name], self.chips[name] = node, chip
 
@@ -102,26 +105,26 @@ class Play:
     """A setup on virtual time, as runtime `emulated` plays it, whose nodes can be looked at."""
 
     def __init__(
-        self, made: Setup, asked: Sequence[Query], down: Mapping[str, Sequence[Window]] | None = None,
+        self, made: Setup, asked: Sequence[Query], down: Mapping[str, Sequence[OutageInterval]] | None = None,
         alpha: float = 0.7, timeout_s: float = float("inf"), log: Log | None = None,
     ) -> None:  # fmt: skip
         self.cast = Doomed(made, LAYERS, timeout_s, down=down or {})
         self.asked, self.log = asked, log or Log()
         self.stage = Stage([self.log])
-        self.users = Users(asked, self.cast.devices)
+        self.users = WorkloadClients(asked, self.cast.devices)
         blobs: dict[str, Any] = {}
 
         def engine() -> FakeEngine:
             return FakeEngine(FakePair(alpha, blobs=blobs))
 
-        models = Models(engine(), LAYERS, engine(), LAYERS, Words(), engine(), another=engine)  # type: ignore[arg-type]
-        chips = Chips(self.cast, models, asked)
-        self.failures = Failures(self.cast, self.stage, chips, lambda: self.users.over)
-        populate(self.stage, self.cast, chips, (*self.cast.workers, *self.cast.devices))
+        models = LoadedModels(engine(), LAYERS, engine(), LAYERS, Words(), engine(), new_cloud_engine=engine)  # type: ignore[arg-type]
+        chips = ChipFactory(self.cast, models, asked)
+        self.failures = NodeFailureInjector(self.cast, self.stage, chips, lambda: self.users.all_ended)
+        add_nodes(self.stage, self.cast, chips, (*self.cast.workers, *self.cast.devices))
         connect(self.stage, self.cast)
-        self.stage.on_end(partial(self.users.hear, post=self.stage.post))
-        self.users.ask(self.stage.post)
-        self.failures.begin()
+        self.stage.on_session_end(partial(self.users.on_session_end, post=self.stage.post))
+        self.users.start(self.stage.post)
+        self.failures.start()
 
     def run(self, until: float = 5000.0) -> "Play":
         self.stage.run(until)
@@ -140,19 +143,19 @@ class Play:
         return self.stage.chips[name].executor._engine.pair  # type: ignore[attr-defined, no-any-return]
 
     def text(self, session: str) -> tuple[int, ...]:
-        return tuple(t for d in self.log.commands(Deliver) if d.session == session for t in d.tokens)
+        return tuple(t for d in self.log.commands(EmitTokens) if d.session == session for t in d.tokens)
 
     def endings(self) -> dict[str, str]:
-        return {d.session: d.ending for d in self.log.commands(Deliver) if d.ending}
+        return {d.session: d.ending for d in self.log.commands(EmitTokens) if d.ending}
 
 
 def queries(n: int, devices: int = 2, limit: int = 12, every_s: float | None = None, prompt: int = 12,
-            sampling: Sampling | None = None) -> list[Query]:  # fmt: skip
+            sampling: SamplingParams | None = None) -> list[Query]:  # fmt: skip
     """Open arrivals one after the other, or a closed loop on each device."""
     made = Questions().prompts()
     return [
         Query(
-            Call(f"s{i}", tuple((i * 104729 + k * 31) % 997 for k in range(prompt)), limit, sampling=sampling),
+            GenerationRequest(f"s{i}", tuple((i * 104729 + k * 31) % 997 for k in range(prompt)), limit, sampling=sampling),
             made[i % len(made)], i % devices, None if every_s is None else i * every_s, 0.0, None,
         )
         for i in range(n)
@@ -161,22 +164,22 @@ def queries(n: int, devices: int = 2, limit: int = 12, every_s: float | None = N
 
 def is_answered(play: Play) -> None:
     """Nothing is lost, and every text is the target's own."""
-    assert play.endings() == {q.call.session: "complete" for q in play.asked}
+    assert play.endings() == {q.request.session: "complete" for q in play.asked}
     for query in play.asked:
-        assert play.text(query.call.session) == own_text(query.call.prompt, query.call.limit)
+        assert play.text(query.request.session) == own_text(query.request.prompt, query.request.max_new_tokens)
 
 
 def nothing_left(play: Play) -> None:
-    heres = [device.here for device in play.devices.values() if device.here]
+    heres = [device.local_worker for device in play.devices.values() if device.local_worker]
     for worker in (*play.workers.values(), *heres):
         assert not worker.queue, worker.name
         assert not worker.running, worker.name
-        assert not worker.held, worker.name
-        assert not worker.sent, worker.name
-        assert not worker.unsent, worker.name
-        assert not worker.ledger.lengths, worker.name
-        assert not worker.ledger.used, worker.name
-        assert not len(worker.commitments), worker.name
+        assert not worker.retained_requests, worker.name
+        assert not worker.forwarded, worker.name
+        assert not worker.undeliverable, worker.name
+        assert not worker.kv_accounting.cached_lens, worker.name
+        assert not worker.kv_accounting.used_tokens, worker.name
+        assert not len(worker.reservations), worker.name
     for name in play.workers:
         assert not play.pair_of(name).caches, name
 

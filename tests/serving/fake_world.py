@@ -8,60 +8,75 @@ from fake_pair import ROW_NBYTES, FakePair
 
 from serving.deployment.wiring import Driver
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import Chip, Simulator
-from serving.learned.medusa import Medusa
+from serving.drivers.simulator import ComputeResource, Simulator
+from serving.learned.medusa import MedusaHeads
 from serving.learned.thresholds import Thresholds
-from serving.messages import INF, Begin, Call, Chunk, Command, Deliver, Event, Node, Sampling
+from serving.messages import (
+    INF,
+    Command,
+    DraftDecision,
+    EmitTokens,
+    Event,
+    GenerationRequest,
+    Node,
+    RequestArrived,
+    SamplingParams,
+)
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import RoundRobin
-from serving.policy.slots.draft import Heads, NoDraft, Window
-from serving.policy.slots.early_exit import NoExit, Progressive
-from serving.policy.slots.importance_offload import ConfidenceImportance
-from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.draft import MedusaDraft, NoDraft, WindowDraft
+from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit
+from serving.policy.slots.importance_offload import SyneraOffload
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Candidates, Idle, Parallel
-from serving.policy.slots.offload import Always, Handover, Never
-from serving.policy.slots.payload import Hidden, Nothing, Tokens
-from serving.policy.slots.placement import HERE, Cloud, DeviceOnly, UShape
-from serving.policy.slots.prefill import Balanced, Whole
-from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
-from serving.policy.slots.verify import Lossless, Tree
+from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead
+from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload
+from serving.policy.slots.payload import HiddenStatePayload, NoPayload, TokenPayload
+from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, DeviceOnlyPlacement, UShapedPlacement
+from serving.policy.slots.prefill import OverlappedPrefill, WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
+from serving.policy.slots.verify import Lossless, TreeVerify
 
 LAYERS = 8
 THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.6, 3.0))
 
-MEDUSA = Medusa(4, ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)), parameters=1)
+MEDUSA = MedusaHeads(4, ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)), num_parameters=1)
 
 _COMMON: dict[str, Any] = {
-    "draft": Window(4), "offload": Always(), "waiting": Idle(), "early_exit": NoExit(), "verify": Lossless(),
-    "prefill": Whole(), "exchange": Tokens(), "kv_cache": Reuse(), "scheduler": Continuous(), "placement": Cloud(),
+    "draft": WindowDraft(4), "offload": AlwaysOffload(), "waiting": NoLookahead(), "early_exit": NoEarlyExit(), "verify": Lossless(),
+    "prefill": WholePrefill(), "exchange": TokenPayload(), "kv_cache": PrefixCaching(), "scheduler": ContinuousBatch(), "placement": CloudPlacement(),
     "dispatch": RoundRobin(), "link_loss": LinkLoss("wait"),
 }  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
-    "edge_centric": {"draft": Window(1), "offload": Never(), "placement": DeviceOnly(), "exchange": Nothing()},
-    "cloud_centric": {"draft": NoDraft(), "offload": Handover(), "scheduler": Continuous(chunk=16)},
-    "sled": {"scheduler": StaticBatch(4, 0.01), "kv_cache": NoReuse()},
+    "edge_centric": {
+        "draft": WindowDraft(1),
+        "offload": NeverOffload(),
+        "placement": DeviceOnlyPlacement(),
+        "exchange": NoPayload(),
+    },
+    "cloud_centric": {"draft": NoDraft(), "offload": FullOffload(), "scheduler": ContinuousBatch(chunk_tokens=16)},
+    "sled": {"scheduler": StaticBatch(4, 0.01), "kv_cache": NoPrefixCaching()},
     "synera": {
-        "offload": ConfidenceImportance(0.5, THRESHOLDS),
-        "waiting": Parallel(THRESHOLDS),
-        "early_exit": Progressive(),
+        "offload": SyneraOffload(0.5, THRESHOLDS),
+        "waiting": SyneraLookahead(THRESHOLDS),
+        "early_exit": ProgressiveExit(),
         "scheduler": VerificationAware(),
         "link_loss": LinkLoss("local"),
     },
 }
 SPLIT: dict[str, dict[str, Any]] = {
     "hat": {
-        "draft": Window(12, "confidence", 0.6), "waiting": Candidates(), "prefill": Balanced(first=8),
-        "placement": UShape(), "exchange": Hidden(),
+        "draft": WindowDraft(12, "confidence", 0.6), "waiting": HATLookahead(), "prefill": OverlappedPrefill(initial_chunk_tokens=8),
+        "placement": UShapedPlacement(), "exchange": HiddenStatePayload(),
     },
     "u_shape": {
-        "draft": NoDraft(), "prefill": Whole("first"), "placement": UShape(), "exchange": Hidden(),
+        "draft": NoDraft(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(), "exchange": HiddenStatePayload(),
     },
     "u_medusa": {
-        "draft": Heads(MEDUSA), "verify": Tree(), "prefill": Whole("first"), "placement": UShape(),
-        "exchange": Hidden(),
+        "draft": MedusaDraft(MEDUSA), "verify": TreeVerify(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(),
+        "exchange": HiddenStatePayload(),
     },
 }  # fmt: skip
 
@@ -76,7 +91,7 @@ class LateWire:
     def __init__(self, delay_s: float = 0.02, nbytes_per_s: float = 2e6) -> None:
         self.delay_s, self.rate, self.free = delay_s, nbytes_per_s, 0.0
 
-    def arrive(self, nbytes: float, now: float) -> float:
+    def arrival_s(self, nbytes: float, now: float) -> float:
         self.free = max(now, self.free) + nbytes / self.rate
         return self.free + self.delay_s
 
@@ -87,12 +102,12 @@ class Log:
 
     entries: list[tuple[str, Event, float, tuple[Command, ...]]] = field(default_factory=list)
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         self.entries.append((node, event, now, tuple(commands)))
 
-    def ran(self, *_: object) -> None: ...
+    def work_done(self, *_: object) -> None: ...
 
-    def sent(self, *_: object) -> None: ...
+    def message_sent(self, *_: object) -> None: ...
 
     def commands(self, kind: type) -> list[Any]:
         return [c for _, _, _, commands in self.entries for c in commands if isinstance(c, kind)]
@@ -105,7 +120,7 @@ class World:
     make: dict[str, Callable[[], Node]]
     nodes: dict[str, Node]
     chips: dict[str, FakePair]
-    calls: list[Call]
+    calls: list[GenerationRequest]
 
     def run(self) -> "World":
         self.simulator.run()
@@ -121,13 +136,13 @@ class World:
         return {name: node for name, node in self.nodes.items() if isinstance(node, Device)}
 
     def text(self, session: str) -> tuple[int, ...]:
-        return tuple(t for d in self.log.commands(Deliver) if d.session == session for t in d.tokens)
+        return tuple(t for d in self.log.commands(EmitTokens) if d.session == session for t in d.tokens)
 
     def endings(self) -> dict[str, str]:
-        return {d.session: d.ending for d in self.log.commands(Deliver) if d.ending}
+        return {d.session: d.ending for d in self.log.commands(EmitTokens) if d.ending}
 
-    def chunks(self) -> list[Chunk]:
-        return self.log.commands(Chunk)
+    def chunks(self) -> list[DraftDecision]:
+        return self.log.commands(DraftDecision)
 
     def replays(self) -> bool:
         """Fresh nodes, the logged events: the same commands?"""
@@ -146,14 +161,14 @@ def world(
     ends: tuple[int, ...] = (),
     timeout_s: float = INF,
     capacity_tokens: float = INF,
-    sampling: Sampling | None = None,
+    sampling: SamplingParams | None = None,
     drive: Callable[[Sequence[Observer]], Driver] = Simulator,
     at_once: int = 1,
 ) -> World:
     log = Log()
     simulator = drive([log])
-    hops = p.placement.route(LAYERS, LAYERS)
-    tiers = {hop.node: (hop.node,) for hop in hops if hop.node != HERE} or {"cloud": ("cloud",)}
+    hops = p.placement.hops(LAYERS, LAYERS)
+    tiers = {hop.node: (hop.node,) for hop in hops if hop.node != DEVICE_TIER} or {"cloud": ("cloud",)}
     make: dict[str, Callable[[], Node]] = {
         tier: lambda tier=tier: Worker(tier, p, tiers, capacity_tokens=capacity_tokens)  # type: ignore[misc]
         for tier in tiers
@@ -167,7 +182,7 @@ def world(
     blobs: dict[str, Any] = {}
     chips = {name: FakePair(alpha, blobs=blobs, medusa=p.draft.medusa) for name in nodes}
     for name, node in nodes.items():
-        simulator.add(name, node, Chip(chips[name]))
+        simulator.add(name, node, ComputeResource(chips[name]))
         if name not in tiers:
             up, down = LateWire(), LateWire()
             for tier in tiers:
@@ -176,7 +191,7 @@ def world(
     for i in range(devices):
         for j in range(calls_each):
             text = tuple((seed * 7919 + i * 104729 + j * 613 + k * 31) % 997 for k in range(prompt))
-            call = Call(f"s{i}.{j}", text, limit, ends, sampling)
+            call = GenerationRequest(f"s{i}.{j}", text, limit, ends, sampling)
             calls.append(call)
-            simulator.post(i * 0.003, f"device-{i}", Begin(call))
+            simulator.post(i * 0.003, f"device-{i}", RequestArrived(call))
     return World(simulator, log, make, nodes, chips, calls)

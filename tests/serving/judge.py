@@ -20,8 +20,8 @@ class Judge:
     def digest(self) -> str:
         return repr(self)
 
-    def chance(self, features: Sequence[float]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         return float(features[0]) if self._always is None else self._always
 
-    def chances(self, features: Any) -> Any:
+    def probabilities(self, features: Any) -> Any:
         return features[:, 0] if self._always is None else 0.0 * features[:, 0] + self._always

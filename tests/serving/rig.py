@@ -12,12 +12,12 @@ from fake_setup import LAYERS, setup
 from proxy import Proxy
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live
-from serving.drivers.simulator import Chip
-from serving.messages import Begin, Call, Cancelled, Deliver, Forward, Work
-from serving.runtimes.host import Host
+from serving.deployment.topology import Topology
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource
+from serving.messages import EmitTokens, ForwardWork, GenerationRequest, RequestArrived, SessionCancelled, Work
+from serving.runtimes.host import NodeHost
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
@@ -39,7 +39,7 @@ class Gate(FakePair):
         if self.broken:
             self.broken -= 1
             raise RuntimeError("the chip is on fire")
-        if isinstance(work, Forward) and not self.ill.isdisjoint(rows.session for rows in work.rows):
+        if isinstance(work, ForwardWork) and not self.ill.isdisjoint(rows.session for rows in work.slices):
             raise RuntimeError("this one is poison")
         if self.hold:
             self.held.set()
@@ -63,25 +63,25 @@ class Hidden(dict[str, Any]):
 class Party:
     """A host with its driver, running."""
 
-    host: Host
-    live: Live
+    host: NodeHost
+    live: RealTimeDriver
     chip: Gate
     blobs: Any = None
     address: str = ""
     task: "asyncio.Task[None] | None" = None
-    delivered: list[Deliver] = field(default_factory=list)
+    delivered: list[EmitTokens] = field(default_factory=list)
 
     @property
     def node(self) -> Any:
-        return self.live._nodes[self.host.names[0]]
+        return self.live._nodes[self.host.node_names[0]]
 
-    def ask(self, call: Call) -> None:
-        self.live.post(self.live.now(), self.host.names[0], Begin(call))
+    def ask(self, call: GenerationRequest) -> None:
+        self.live.post(self.live.now(), self.host.node_names[0], RequestArrived(call))
 
     def leave(self, session: str) -> None:
-        self.live.post(self.live.now(), self.host.names[0], Cancelled(session))
+        self.live.post(self.live.now(), self.host.node_names[0], SessionCancelled(session))
 
-    async def answer(self, session: str) -> list[Deliver]:
+    async def answer(self, session: str) -> list[EmitTokens]:
         while not any(d.session == session and d.ending for d in self.delivered):
             assert self.task
             if self.task.done():
@@ -115,7 +115,7 @@ class Rig:
         **how: Any,
     ) -> None:
         self.limits, self._engines, self._blobs = limits, engines, blobs
-        self.cast = Cast(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.cast = Topology(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
         self.addresses: dict[str, str] = {}
         """Of nodes of tiers."""
         self._hidden = Hidden()
@@ -136,7 +136,7 @@ class Rig:
         """A node of a tier, where it was if it starts again."""
         party = self._party(name)
         party.address = self.addresses[name] = await party.host.listen(self.addresses.get(name, "127.0.0.1:0"))
-        await party.host.dial({other: self.addresses[other] for other in self.cast.before(name)})
+        await party.host.connect({other: self.addresses[other] for other in self.cast.upstream_nodes(name)})
         return self._run(party)
 
     async def nodes(self) -> dict[str, Party]:
@@ -146,23 +146,23 @@ class Rig:
     async def device(self, number: int, address: str = "") -> Party:
         """At the cloud of that address, or at all nodes of tiers."""
         party, there = self._party(f"device-{number}"), {"cloud-0": address} if address else self.addresses
-        await party.host.dial(there)
-        await party.host.reached(there, 10)
+        await party.host.connect(there)
+        await party.host.wait_until_reachable(there, 10)
         return self._run(party)
 
     def _party(self, name: str) -> Party:
         blobs = self._blobs()
-        host = Host(self.cast, (name,), blobs, Security(), self.limits, "digest", 997)
+        host = NodeHost(self.cast, (name,), blobs, Security(), self.limits, "digest", 997)
         chip = Gate(self._engines(name, blobs) if self._engines else None)
         chip.blobs = self._hidden
-        party = Party(host, Live(Wall(), told=lambda problem: None), chip, blobs)
-        party.live.add(name, self.cast.node(name), Chip(party.chip))
-        party.live.on_deliver(lambda deliver, now: party.delivered.append(deliver))
+        party = Party(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, blobs)
+        party.live.add(name, self.cast.create_node(name), ComputeResource(party.chip))
+        party.live.on_emit(lambda deliver, now: party.delivered.append(deliver))
         self.parties.append(party)
         return party
 
     def _run(self, party: Party) -> Party:
-        party.host.play(party.live)
+        party.host.start(party.live)
         party.task = asyncio.create_task(party.live.run(lambda: False))
         return party
 
@@ -189,15 +189,17 @@ def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     _RUNNER.run(scenario())
 
 
-def call(session: str, limit: int = 24, **how: Any) -> Call:
-    return Call(session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit, **how)
+def call(session: str, limit: int = 24, **how: Any) -> GenerationRequest:
+    return GenerationRequest(
+        session, tuple((sum(map(ord, session)) * 31 + k * 7) % 997 for k in range(12)), limit, **how
+    )
 
 
-def origins(delivered: list[Deliver]) -> set[str]:
+def origins(delivered: list[EmitTokens]) -> set[str]:
     return {origin for deliver in delivered for origin in deliver.origins}
 
 
-def delivered_once(delivered: list[Deliver]) -> bool:
+def delivered_once(delivered: list[EmitTokens]) -> bool:
     """Has every session at most one ending, and nothing after it?"""
     over: set[str] = set()
     for deliver in delivered:

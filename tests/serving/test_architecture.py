@@ -36,12 +36,12 @@ def test_every_model_of_the_papers_is_there():
     assert set(names("model/architecture")) >= PAPERS
 
 
-@pytest.mark.parametrize("name", names("model/architecture"))
+@pytest.instant.parametrize("name", names("model/architecture"))
 def test_parameter_count_is_the_published_one(name):
     shape = architecture(name)
     assert shape.name == name
     assert shape.parameters() == pytest.approx(shape.published_parameters, rel=0.02)
-    assert shape.heads * shape.head_dim == shape.hidden or name.startswith("qwen3")
+    assert shape.heads * shape.head_dim == shape.hidden_size or name.startswith("qwen3")
 
 
 def test_published_counts_that_several_public_sources_print():
@@ -67,7 +67,7 @@ def test_grouped_heads_shrink_the_cache_and_not_the_queries():
 
 def test_flops_are_two_a_multiplied_weight():
     llama = architecture("llama2_7b")
-    embedding_and_norms = llama.embedding_parameters + (2 * llama.layers + 1) * llama.hidden
+    embedding_and_norms = llama.embedding_parameters + (2 * llama.layers + 1) * llama.hidden_size
     assert llama.flops_per_token() == 2 * (llama.parameters() - embedding_and_norms)
     assert llama.flops_per_interaction() == 4 * 32 * 4096
 
@@ -76,18 +76,18 @@ def test_activations_grow_with_rows_and_with_logits():
     llama = architecture("llama2_7b")
     one, two = llama.activation_nbytes(1, "fp16"), llama.activation_nbytes(2, "fp16")
     assert two - one == (5 * 4096 + 2 * 4096 + 3 * 11008) * 2
-    assert llama.activation_nbytes(1, "fp16", head_rows=3) - one == 2 * 32000 * 4
+    assert llama.activation_nbytes(1, "fp16", head_tokens=3) - one == 2 * 32000 * 4
 
 
 def test_impossible_shapes_are_refused():
     shape = {"name": "x", "layers": 2, "hidden": 8, "heads": 4, "kv_heads": 3, "head_dim": 2, "intermediate": 16}
     with pytest.raises(ValueError, match="heads=4 is not a multiple of kv_heads=3"):
-        Architecture(**shape, vocabulary=10, published_parameters=1, source="made up")
+        Architecture(**shape, vocab_size=10, published_parameters=1, source="made up")
     with pytest.raises(ValueError, match="vocabulary=0 must be at least 1"):
-        Architecture(**{**shape, "kv_heads": 2}, vocabulary=0, published_parameters=1, source="made up")
+        Architecture(**{**shape, "kv_heads": 2}, vocab_size=0, published_parameters=1, source="made up")
 
 
-@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4.5)])
+@pytest.instant.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4.5)])
 def test_a_quantised_shape_keeps_its_embedding_and_head(quantization, bits):
     plain = architecture("tinyllama_1_1b")
     shape = plain.quantized(quantization)

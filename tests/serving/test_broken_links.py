@@ -14,13 +14,13 @@ from fake_world import ROWS
 from proxy import Proxy
 from rig import LIMITS, Party, Rig, call, delivered_once, origins, rig, run, until
 
-from serving.messages import Deliver
-from serving.policy.slots.kv_cache import Reuse
+from serving.messages import EmitTokens
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.prefill import Whole
+from serving.policy.slots.prefill import WholePrefill
 
 sys.path.insert(0, str(Path(__file__).parent / "transport"))
-QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_s=0.3)
+QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_timeout_s=0.3)
 
 
 def own(session: str, limit: int = 24) -> tuple[int, ...]:
@@ -42,8 +42,8 @@ async def in_the_middle(made: Rig, cut: str = "cut") -> tuple[Party, Party, Prox
     return cloud, device, way
 
 
-@pytest.mark.parametrize("cut", ["cut", "stall"])
-@pytest.mark.parametrize("action", ["wait", "local", "fail"])
+@pytest.instant.parametrize("cut", ["cut", "stall"])
+@pytest.instant.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) -> None:
     async def play() -> None:
         async with rig("sled", limits=QUICK, override={"link_loss": LinkLoss(action)}) as made:  # type: ignore[arg-type]
@@ -57,7 +57,7 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
             if action == "wait":
                 assert await device.text("s") == own("s")
                 assert "offline" not in origins(device.delivered)
-            await device.host.reached(["cloud-0"], 10)
+            await device.host.wait_until_reachable(["cloud-0"], 10)
             device.ask(call("t"))
             assert await device.text("t") == own("t")
             assert delivered_once(device.delivered)
@@ -65,7 +65,7 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
     run(play)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if name != "edge_centric"])
+@pytest.instant.parametrize("name", [name for name in ROWS if name != "edge_centric"])
 def test_frames_break_off_in_the_middle_again_and_again(name: str) -> None:
     async def play() -> None:
         async with rig(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as made:
@@ -79,7 +79,7 @@ def test_frames_break_off_in_the_middle_again_and_again(name: str) -> None:
                 device.ask(call(f"s{i}"))
                 text = await device.text(f"s{i}")
                 assert text == own(f"s{i}") or name == "synera"
-                await device.host.reached(["cloud-0"], 10)
+                await device.host.wait_until_reachable(["cloud-0"], 10)
                 assert way.connections >= broken
             assert way.connections > 1
             assert delivered_once(device.delivered)
@@ -146,7 +146,7 @@ def test_a_question_that_waits_for_a_cloud_can_be_cancelled() -> None:
             device.leave("s")
             assert (await device.answer("s"))[-1].ending == "cancelled"
             device.ask(call("u"))
-            await until(lambda: "u" in device.node.serving)
+            await until(lambda: "u" in device.node.active)
             device.leave("u")
             assert (await device.answer("u"))[-1].ending == "cancelled"
             way.mend()
@@ -156,10 +156,10 @@ def test_a_question_that_waits_for_a_cloud_can_be_cancelled() -> None:
     run(play)
 
 
-@pytest.mark.parametrize("action", ["wait", "local", "fail"])
+@pytest.instant.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_while_the_prompt_is_computed_first(action: str) -> None:
     async def play() -> None:
-        how = {"link_loss": LinkLoss(action), "prefill": Whole("first"), "kv_cache": Reuse()}  # type: ignore[arg-type]
+        how = {"link_loss": LinkLoss(action), "prefill": WholePrefill("first"), "kv_cache": PrefixCaching()}  # type: ignore[arg-type]
         async with rig("synera", override=how) as made:
             _, device, way = await in_the_middle(made)
             if action == "wait":
@@ -200,7 +200,7 @@ def test_what_one_session_breaks_the_others_do_not_feel() -> None:
     run(play)
 
 
-@pytest.mark.parametrize("action", ["wait", "local"])
+@pytest.instant.parametrize("action", ["wait", "local"])
 def test_a_question_too_large_to_travel_does_not_stop_the_device(action: str) -> None:
     async def play() -> None:
         limits, how = replace(LIMITS, message_nbytes=1024), {"link_loss": LinkLoss(action)}  # type: ignore[arg-type]
@@ -221,7 +221,12 @@ def test_what_is_asked_before_a_cloud_plays_waits_for_it() -> None:
             cloud = made._party("cloud-0")
             device = await made.device(0, await cloud.host.listen("127.0.0.1:0"))
             device.ask(call("s"))
-            await until(lambda: device.node.current is not None and device.node.current.s.flight is not None)
+            await until(
+                lambda: (
+                    device.node.active_requester is not None
+                    and device.node.active_requester.session.in_flight_drafts is not None
+                )
+            )
             await until(lambda: bool(cloud.host._transports[0]._desk.owners.open))  # type: ignore[attr-defined]
             made._run(cloud)
             assert await device.text("s") == own("s")
@@ -237,7 +242,7 @@ def test_strangers_say_anything_while_others_are_served() -> None:
 
     def greeted(name: str, frames: list[bytes]) -> list[bytes]:
         """As by one who knows the run."""
-        known = Hello((name,), "digest", boot="b").wire
+        known = Hello((name,), "digest", boot_id="b").encoded
         return [known if frame == hello(name) else frame for frame in frames]
 
     async def attack(address: str, frames: list[bytes]) -> None:
@@ -262,9 +267,9 @@ def test_strangers_say_anything_while_others_are_served() -> None:
                 await attack(cloud.address, greeted(name, [hello(name), theirs]))
             assert await device.text("s") == own("s", 150)
             await until(lambda: cloud.host.reachable == {"device-0"})
-            assert not cloud.node.chooser.dead - {"device-1"}
-            assert set(cloud.node.tenancy.owners) <= {"s"}
-            assert all(isinstance(each, Deliver) for each in device.delivered)
+            assert not cloud.node.node_selector.lost_nodes - {"device-1"}
+            assert set(cloud.node.session_registry.owners) <= {"s"}
+            assert all(isinstance(each, EmitTokens) for each in device.delivered)
 
     run(play)
 
@@ -278,6 +283,6 @@ def test_a_token_that_the_model_does_not_have_breaks_its_own_stream_only() -> No
             other.ask(call("t"))
             assert await other.text("t") == own("t")
             assert (await wrong.answer("s"))[-1].ending == "failed"
-            assert not cloud.node.tenancy.owners.keys() - {"t"}
+            assert not cloud.node.session_registry.owners.keys() - {"t"}
 
     run(play)

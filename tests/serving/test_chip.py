@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 from catalogue import chip, names
 
-from serving.core.provenance import evidence
-from serving.hardware.chip import Chip, Mode
+from serving.core.provenance import evidence_class
+from serving.hardware.chip import Chip, PowerMode
 
 CHIPS = names("hardware/chip")
 ORINS = {name: (128 if "nx" in name or "nano" in name else 256) for name in CHIPS if "orin" in name}
@@ -20,20 +20,20 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CHIPS)
+@pytest.instant.parametrize("name", CHIPS)
 def test_every_figure_says_where_it_comes_from(name):
     assert chip(name).name == name
     assert chip(name).unsourced() == ()
 
 
-@pytest.mark.parametrize("name", CHIPS)
+@pytest.instant.parametrize("name", CHIPS)
 def test_every_source_speaks_of_a_figure_that_is_given(name):
     made = chip(name)
     for figure in made.sources:
         assert any(getattr(owner, figure, None) is not None for owner in (made, *made.modes.values())), figure
 
 
-@pytest.mark.parametrize("name", MODES)
+@pytest.instant.parametrize("name", MODES)
 def test_jetsons_have_all_their_modes(name):
     made = chip(name)
     assert {key: mode.nvpmodel_id for key, mode in made.modes.items()} == MODES[name]
@@ -41,7 +41,7 @@ def test_jetsons_have_all_their_modes(name):
         assert None not in (mode.gpu_mhz, mode.emc_mhz, mode.cpu_cores, mode.cpu_mhz, mode.tpcs, mode.power_w)
 
 
-@pytest.mark.parametrize("name", ORINS)
+@pytest.instant.parametrize("name", ORINS)
 def test_orin_peaks_are_those_of_the_tpcs_that_are_on(name):
     for mode in chip(name).modes.values():
         sms_ghz = 2 * mode.tpcs * mode.gpu_mhz / 1000
@@ -69,19 +69,21 @@ def test_a_mode_of_another_chip_is_refused_with_the_chip_s_own():
 
 def test_a_mode_s_own_source_goes_before_the_chip_s():
     orin = chip("jetson_agx_orin_32gb")
-    assert evidence(orin.source("gpu_mhz", "MAXN")) == "measured"
-    assert evidence(orin.source("gpu_mhz", "30W")) == "datasheet"
-    assert evidence(orin.source("fp16_tflops", "30W")) == "derived"
-    assert evidence(orin.source("idle_w")) == "unverified"
+    assert evidence_class(orin.source("gpu_mhz", "MAXN")) == "measured"
+    assert evidence_class(orin.source("gpu_mhz", "30W")) == "datasheet"
+    assert evidence_class(orin.source("fp16_tflops", "30W")) == "derived"
+    assert evidence_class(orin.source("idle_w")) == "unverified"
 
 
 def test_a_figure_without_source_is_found():
-    bare = Chip("x", {"a": Mode(power_w=5, sources={"power_w": "measured: by us"}), "b": Mode(power_w=6)}, "a", 4)
+    bare = Chip(
+        "x", {"a": PowerMode(power_w=5, sources={"power_w": "measured: by us"}), "b": PowerMode(power_w=6)}, "a", 4
+    )
     assert set(bare.unsourced()) >= {"memory_gb", "b.power_w"}
     assert "a.power_w" not in bare.unsourced()
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "message"),
     [
         ({"sources": {"memory_gb": "someone told me"}}, "memory_gb: source 'someone told me' does not say what"),
@@ -93,12 +95,12 @@ def test_a_figure_without_source_is_found():
 )
 def test_impossible_chips_are_refused(change, message):
     with pytest.raises(ValueError, match=message):
-        replace(Chip("x", {"a": Mode()}, "a"), **change)
+        replace(Chip("x", {"a": PowerMode()}, "a"), **change)
 
 
 def test_impossible_modes_are_refused():
     with pytest.raises(ValueError, match="memory_gbps=0 must be more than 0"):
-        Mode(memory_gbps=0)
+        PowerMode(memory_gbps=0)
 
 
 def test_energy_is_budget_while_busy_and_idle_power_else():

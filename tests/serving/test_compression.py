@@ -3,7 +3,7 @@
 import pytest
 from compressed import GAMMA, VOCABULARY, Pair
 
-from serving.messages import Sampling
+from serving.messages import SamplingParams
 
 SESSIONS, CHUNKS = 4, 2
 
@@ -13,16 +13,16 @@ def pair() -> Pair:
     return Pair(hidden=16)
 
 
-def asked(pair: Pair, sampling: Sampling | None):
+def asked(pair: Pair, sampling: SamplingParams | None):
     return [q for number in range(SESSIONS) for q in pair.questions(number, CHUNKS, sampling)]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "sampling",
-    [None, Sampling(1.0, 40, 1.0, 5), Sampling(1.0, 0, 0.9, 5), Sampling(1.0, 50, 0.95, 5)],
+    [None, SamplingParams(1.0, 40, 1.0, 5), SamplingParams(1.0, 0, 0.9, 5), SamplingParams(1.0, 50, 0.95, 5)],
     ids=["greedy", "top-k", "top-p", "both"],
 )
-def test_messages_are_a_two_hundredth_and_verdicts_the_same(pair: Pair, sampling: Sampling | None) -> None:
+def test_messages_are_a_two_hundredth_and_verdicts_the_same(pair: Pair, sampling: SamplingParams | None) -> None:
     found = asked(pair, sampling)
     assert all(first == second for q in found for first, second in [q.verdicts])
     assert all(q.whole.odds_nbytes == GAMMA * 2 * VOCABULARY for q in found)
@@ -33,7 +33,7 @@ def test_messages_are_a_two_hundredth_and_verdicts_the_same(pair: Pair, sampling
 
 
 def test_what_is_cut_by_nothing_is_smaller_by_what_fp16_cannot_hold(pair: Pair) -> None:
-    found = asked(pair, Sampling(1.0, 0, 1.0, 5))
+    found = asked(pair, SamplingParams(1.0, 0, 1.0, 5))
     assert all(first == second for q in found for first, second in [q.verdicts])
     assert all(0 < q.compressed.odds_nbytes <= q.whole.odds_nbytes for q in found)
     assert sum(q.compressed.nbytes for q in found) > 0.005 * sum(q.whole.nbytes for q in found)

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from serving.hardware.exit_depths import Depths, read
-from serving.hardware.latency import Load, load
+from serving.hardware.exit_depths import ExitDepths, with_head_loads
+from serving.hardware.latency import ForwardLoad, batch_load
 
 LAYERS = 5
 
@@ -33,28 +33,35 @@ class Caches:
         return found
 
 
-def by_layer(loads: tuple[Load, ...]) -> list[Load]:
+def by_layer(loads: tuple[ForwardLoad, ...]) -> list[ForwardLoad]:
     return [one._replace(layers=1) for one in loads for _ in range(int(one.layers))]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.instant.parametrize("seed", range(20))
 def test_every_layer_runs_what_it_lacks(seed: int) -> None:
-    draw, ledger, caches = random.Random(seed), Depths(LAYERS), Caches()
+    draw, ledger, caches = random.Random(seed), ExitDepths(LAYERS), Caches()
     for _ in range(80):
         if draw.random() < 0.4:
             length = draw.randint(max(0, len(ledger) - draw.choice((1, 3, 100))), len(ledger))
             ledger.truncate(length)
             caches.truncate(length)
         rows, ran = draw.choice((1, 1, 1, 4)), draw.randint(1, LAYERS)
-        waiting = [ledger.waiting(layer) for layer in range(LAYERS)]
-        assert sum(waiting) == ledger.short == sum(token not in caches.layers[-1] for token in range(caches.length))
-        loads = ledger.passed(rows, ran)
-        assert by_layer(loads) == [load(1, [span]) for span in caches.passed(rows, ran)]
+        waiting = [ledger.num_suspended(layer) for layer in range(LAYERS)]
+        assert (
+            sum(waiting)
+            == ledger.num_incomplete
+            == sum(token not in caches.layers[-1] for token in range(caches.length))
+        )
+        loads = ledger.run_forward(rows, ran)
+        assert by_layer(loads) == [batch_load(1, [span]) for span in caches.passed(rows, ran)]
         assert len(ledger) == caches.length
-        assert [ledger.first_below(layer) for layer in range(LAYERS)] == [len(layer) for layer in caches.layers]
+        assert [ledger.cached_at(layer) for layer in range(LAYERS)] == [len(layer) for layer in caches.layers]
 
 
 def test_checks_in_vain_are_passes_through_the_head_alone() -> None:
-    ledger = Depths(4)
-    assert read(ledger.passed(3, 3), 1, 1) == (load(3, [(0, 3)], 1.0), Load(0.0, 0, 0, 0, 1.0))
-    assert read(ledger.passed(1, 4), 2, 0) == (load(3, [(3, 1)]), load(1, [(0, 4)], 2.0))
+    ledger = ExitDepths(4)
+    assert with_head_loads(ledger.run_forward(3, 3), 1, 1) == (
+        batch_load(3, [(0, 3)], 1.0),
+        ForwardLoad(0.0, 0, 0, 0, 1.0),
+    )
+    assert with_head_loads(ledger.run_forward(1, 4), 2, 0) == (batch_load(3, [(3, 1)]), batch_load(1, [(0, 4)], 2.0))

@@ -12,30 +12,41 @@ from dispatchers import made, soonest
 from fake_setup import models, queries, setup
 
 from serving.core.task import Task
-from serving.learned.dispatch_network import HEADER, LAYERS, NODE, TASK, WEIGHTS, Dispatcher, graph, load
-from serving.messages import INF, Backlog
-from serving.policy.partition.baselines import Balanced
-from serving.policy.partition.division import Division
-from serving.policy.slots.dispatch import HypSched, Learned
-from serving.policy.slots.placement import Tiers
+from serving.learned.dispatch_network import (
+    HEADER,
+    LAYER_NAMES,
+    NODE_FEATURES,
+    TASK_FEATURES,
+    WEIGHTS,
+    DispatchNetwork,
+    graph_features,
+    load,
+)
+from serving.messages import INF, LoadReport
+from serving.policy.partition.baselines import GPipeSplit
+from serving.policy.partition.division import ModelPartition
+from serving.policy.slots.dispatch import HypSched, LearnedDispatch
+from serving.policy.slots.placement import TieredPlacement
 from serving.policy.slots.scheduler import Fifo
-from serving.runtimes.emulated import play
+from serving.runtimes.emulated import simulate
 
 TASK_OF_8 = Task("s", 17, 8, 24, 0)
 
 
-def backlogs(queued_s: list[float], **more: Any) -> list[Backlog]:
-    return [Backlog(f"n{i}", each, more.get("row_s", 0.01), more.get("step_s", 0.1), more.get("free", INF))
+def backlogs(queued_s: list[float], **more: Any) -> list[LoadReport]:
+    return [LoadReport(f"n{i}", each, more.get("row_s", 0.01), more.get("step_s", 0.1), more.get("free", INF))
             for i, each in enumerate(queued_s)]  # fmt: skip
 
 
 def test_the_graph_says_what_waits_in_parts_of_the_task_s_own_time() -> None:
-    task, nodes = graph(TASK_OF_8, [Backlog("a", 1.92, 0.01, 0.1, 12), Backlog("b", 0.0, 0.01, 0.1, INF)])
+    task, nodes = graph_features(
+        TASK_OF_8, [LoadReport("a", 1.92, 0.01, 0.1, 12), LoadReport("b", 0.0, 0.01, 0.1, INF)]
+    )
     assert task == pytest.approx([17 / 81, 0.5, 0.5])
     own = 16 * 0.01 + 8 * 0.1
     assert nodes[0] == pytest.approx([1.92 / own, 0.8 / own, 0.16 / own, 1.92 / own + 1, 12 / 24 / 4, 0])
     assert nodes[1] == pytest.approx([0, 0.8 / own, 0.16 / own, 1, 1, 1])
-    assert (len(task), len(nodes[0])) == (len(TASK), len(NODE))
+    assert (len(task), len(nodes[0])) == (len(TASK_FEATURES), len(NODE_FEATURES))
 
 
 def test_slower_chips_look_the_same() -> None:
@@ -43,7 +54,7 @@ def test_slower_chips_look_the_same() -> None:
     assert fast == pytest.approx(slow)
 
 
-@pytest.mark.parametrize("k", [2, 3, 7, 40])
+@pytest.instant.parametrize("k", [2, 3, 7, 40])
 def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -> None:
     waiting = [0.3 * i % 1.1 for i in range(k)]
     forwards, backwards = (made(1).scores(TASK_OF_8, backlogs(each)) for each in (waiting, waiting[::-1]))
@@ -51,12 +62,12 @@ def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -
     assert forwards == pytest.approx(backwards[::-1])
 
 
-@pytest.mark.parametrize("k", range(2, 20))
+@pytest.instant.parametrize("k", range(2, 20))
 def test_equal_nodes_have_equal_scores_to_the_last_bit(k: int) -> None:
     """Else rounding would choose, and not the first of them."""
     nodes = backlogs([0.7] + [0.1] * k)
     assert len(set(made(k).scores(TASK_OF_8, nodes)[1:])) == 1
-    assert Learned(soonest()).choose(TASK_OF_8, nodes) == "n1"
+    assert LearnedDispatch(soonest()).choose(TASK_OF_8, nodes) == "n1"
 
 
 def test_nodes_that_do_not_know_their_speed_are_scored() -> None:
@@ -73,7 +84,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (found.metrics, found.made_from) == (dispatcher.metrics, dispatcher.made_from)
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.instant.parametrize(("change", "said"), [
     ({"version": 9}, "version 9"), ({"sha256": "0" * 64}, "was written for 000000000000"),
     ({"graph": {"rounds": 3}}, "its graph is"), ({"metrics": None}, "TypeError"),
 ])  # fmt: skip
@@ -87,7 +98,7 @@ def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[st
     assert "stage=train" in str(caught.value)
 
 
-@pytest.mark.parametrize("file", [HEADER, WEIGHTS])
+@pytest.instant.parametrize("file", [HEADER, WEIGHTS])
 def test_a_damaged_file_is_refused(tmp_path: Path, file: str) -> None:
     made(0).save(tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
@@ -100,35 +111,35 @@ def test_a_folder_without_a_dispatcher_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.instant.parametrize("name", LAYER_NAMES)
 def test_layers_that_do_not_fit_are_refused(name: str) -> None:
     layers = dict(made(0).layers)
     weight, bias = layers[name]
     with pytest.raises(ValueError, match="a dispatcher has layers"):
-        Dispatcher({key: layer for key, layer in layers.items() if key != name} | {"another": layers[name]})
+        DispatchNetwork({key: layer for key, layer in layers.items() if key != name} | {"another": layers[name]})
     with pytest.raises(ValueError, match=f"layer {name}|layer "):
-        Dispatcher(layers | {name: (weight[:, :-1], bias)})
+        DispatchNetwork(layers | {name: (weight[:, :-1], bias)})
     with pytest.raises(ValueError, match="not finite"):
-        Dispatcher(layers | {name: (weight * np.float32("nan"), bias)})
+        DispatchNetwork(layers | {name: (weight * np.float32("nan"), bias)})
 
 
 def test_it_drives_real_nodes_as_hypsched_does_where_it_says_the_same() -> None:
     """A network that reads nothing but the completion time, on unequal nodes of two tiers."""
     plain = bed("hyperion_two")
     slow = replace(fleet("jetson_agx_orin_32gb", mode="15W"), chip=chip("jetson_agx_orin_32gb"))
-    tiers = {name: replace(tier, others=(slow,)) for name, tier in plain.tiers.items()}
+    tiers = {name: replace(tier, other_nodes=(slow,)) for name, tier in plain.tiers.items()}
     hardware = replace(plain, tiers=tiers)
 
     def served(dispatch: Any) -> dict[str, Any]:
         one = setup(
             "cloud_centric", hardware=hardware, network=link("lan_1gbps"),
-            override={"scheduler": Fifo(), "dispatch": dispatch, "placement": Tiers(
-                Division(Balanced(), setup().pair.cloud.timing, tiers, link("lan_1gbps"), 16, 24)
+            override={"scheduler": Fifo(), "dispatch": dispatch, "placement": TieredPlacement(
+                ModelPartition(GPipeSplit(), setup().pair.cloud.timed_architecture, tiers, link("lan_1gbps"), 16, 24)
             )},
         )  # fmt: skip
-        return play(one, models(), queries(12, at_s=0.0))
+        return simulate(one, models(), queries(12, at_s=0.0))
 
-    learned, other = served(Learned(soonest())), served(Learned(made(2)))
+    learned, other = served(LearnedDispatch(soonest())), served(LearnedDispatch(made(2)))
     assert learned == served(HypSched())
     assert {record.ending for record in other.values()} == {"complete"}
     assert other != learned

@@ -8,7 +8,7 @@ import pytest
 from catalogue import architecture, chip
 
 from serving.hardware.fleet import Fleet
-from serving.hardware.latency import load
+from serving.hardware.latency import batch_load
 
 ORIN = chip("jetson_agx_orin_32gb")
 TABLE_5_J, TABLE_5_EXIT_J = 1.86, 1.62
@@ -28,11 +28,11 @@ NEEDED_MS = {"15W": 124.0, "30W": 62.0, "40W": 46.5, "MAXN": 46.5}
 def decode_s(name: str, mode: str, share: float = 1.0) -> float:
     """One token with that share of the layers, its head included."""
     model = architecture(name)
-    cached = load(share * model.layers, [(CONTEXT_TOKENS, 1)], 1.0)
+    cached = batch_load(share * model.layers, [(CONTEXT_TOKENS, 1)], 1.0)
     return Fleet(ORIN, mode=mode).latency(model).seconds(cached)
 
 
-@pytest.mark.parametrize(("name", "mode"), OURS)
+@pytest.instant.parametrize(("name", "mode"), OURS)
 def test_a_token_costs_its_time_at_the_modes_budget(name, mode):
     seconds = decode_s(name, mode)
     power_w = ORIN.mode(mode).power_w

@@ -9,13 +9,13 @@ from fake_world import ROWS
 from rig import LIMITS, Party, call, delivered_once, origins, rig, run, until
 
 from serving.messages import Message
-from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 
 REMOTE = [name for name in ROWS if name != "edge_centric"]
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@pytest.instant.parametrize("name", REMOTE)
 def test_hosts_work_together(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:
@@ -34,10 +34,10 @@ def test_hosts_work_together(name: str) -> None:
     run(play)
 
 
-@pytest.mark.parametrize("action", ["wait", "local"])
+@pytest.instant.parametrize("action", ["wait", "local"])
 def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(action: str) -> None:
     async def play() -> None:
-        async with rig("sled", override={"link_loss": LinkLoss(action), "kv_cache": Reuse()}) as made:
+        async with rig("sled", override={"link_loss": LinkLoss(action), "kv_cache": PrefixCaching()}) as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
             cloud.chip.hold = True
@@ -48,7 +48,7 @@ def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(act
                 assert len(await device.text("s")) == 24
                 assert origins(device.delivered) == {"offline"}
             await made.cloud(cloud.address)
-            await device.host.reached(["cloud-0"], 10)
+            await device.host.wait_until_reachable(["cloud-0"], 10)
             device.ask(call("t"))
             assert await device.text("t") == own_text(call("t").prompt, 24)
             if action == "wait":
@@ -69,16 +69,16 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
             await doomed.end()
             other.ask(call("t"))
             assert await other.text("t") == own_text(call("t").prompt, 24)
-            await until(lambda: not cloud.chip.caches and not cloud.node.ledger.lengths)
+            await until(lambda: not cloud.chip.caches and not cloud.node.kv_accounting.lengths)
             assert not cloud.node.queue
-            assert not cloud.node.tenancy.owners
+            assert not cloud.node.session_registry.owners
 
     run(play)
 
 
 def test_a_device_that_starts_again_asks_under_the_same_names() -> None:
     async def play() -> None:
-        async with rig("sled", timeout_s=float("inf"), override={"kv_cache": Reuse()}) as made:
+        async with rig("sled", timeout_s=float("inf"), override={"kv_cache": PrefixCaching()}) as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
             device.ask(call("over"))
@@ -104,19 +104,21 @@ def test_a_device_dies_while_the_cloud_computes_for_it() -> None:
             await asyncio.to_thread(cloud.chip.held.wait, 10)
             other.ask(call("t"))
             await doomed.end()
-            await until(lambda: cloud.host.reachable == {"device-1"} and "s" not in cloud.node.tenancy.owners)
+            await until(lambda: cloud.host.reachable == {"device-1"} and "s" not in cloud.node.session_registry.owners)
             cloud.chip.hold = False
             cloud.chip.go.set()
             assert await other.text("t") == own_text(call("t").prompt, 24)
-            await until(lambda: not cloud.chip.caches and not cloud.node.tenancy.owners and not cloud.node.running)
+            await until(
+                lambda: not cloud.chip.caches and not cloud.node.session_registry.owners and not cloud.node.running
+            )
 
     run(play)
 
 
-@pytest.mark.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
+@pytest.instant.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
 def test_a_conversation_goes_on_though(gone: str) -> None:
     async def play() -> None:
-        how = {"link_loss": LinkLoss("wait"), "kv_cache": Reuse()}
+        how = {"link_loss": LinkLoss("wait"), "kv_cache": PrefixCaching()}
         async with rig("sled", timeout_s=float("inf"), linger_s=0.02, override=how) as made:
             cloud = await made.cloud()
             way = await made.way(cloud.address)
@@ -129,7 +131,7 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
                 cloud = await made.cloud(cloud.address)
             else:
                 way.cut()
-                await until(lambda: not cloud.chip.caches and not cloud.node.tenancy.owners)
+                await until(lambda: not cloud.chip.caches and not cloud.node.session_registry.owners)
                 way.mend()
             device.delivered.clear()
             device.ask(replace(call("s", keep=True), prompt=prompt))
@@ -140,14 +142,14 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
 
 def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
     async def play() -> None:
-        limits = replace(LIMITS, sessions=2)
-        async with rig("sled", timeout_s=float("inf"), limits=limits, override={"kv_cache": Reuse()}) as made:
+        limits = replace(LIMITS, sessions_per_node=2)
+        async with rig("sled", timeout_s=float("inf"), limits=limits, override={"kv_cache": PrefixCaching()}) as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
             for session in ("a", "b", "c"):
                 device.ask(call(session, keep=True))
                 await device.answer(session)
-            assert "a" in cloud.node.tenancy.released
+            assert "a" in cloud.node.session_registry.released
             device.delivered.clear()
             device.ask(call("a", keep=True))
             assert await device.text("a") == own_text(call("a").prompt, 24)
@@ -184,7 +186,7 @@ def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
     run(play)
 
 
-@pytest.mark.parametrize("action", ["wait", "local", "fail"])
+@pytest.instant.parametrize("action", ["wait", "local", "fail"])
 def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss(action)}) as made:
@@ -201,7 +203,7 @@ def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) ->
 
 def repeat(party: Party, to: str) -> None:
     """Everything it says to `to` is said again at once, and a third time much later."""
-    carry = party.live._carriers[to]
+    carry = party.live._transmitters[to]
     past: list[tuple[str, str, Message]] = []
 
     def thrice(sender: str, to: str, message: Message) -> None:
@@ -209,4 +211,4 @@ def repeat(party: Party, to: str) -> None:
             carry(*said)
         past.append((sender, to, message))
 
-    party.live.carry(to, thrice)
+    party.live.add_remote(to, thrice)

@@ -3,30 +3,30 @@
 import pytest
 from fake_setup import models, queries, setup
 
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import Latency
-from serving.hardware.layer_scaling import Scale
-from serving.messages import Forward, Rows, Span
-from serving.metrics.batch_timing import Batch, Watch, errors, rows
-from serving.runtimes.emulated import play
+from serving.hardware.latency import LatencyModel
+from serving.hardware.layer_scaling import LayerScale
+from serving.messages import ForwardWork, SequenceSlice, Span
+from serving.metrics.batch_timing import BatchObserver, BatchTiming, batch_rows, estimator_errors
+from serving.runtimes.emulated import simulate
 
-SPAN = Span(0, 8, embed=True, head=True)
-TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), Scale(8, 8))
+SPAN = Span(0, 8, embedding=True, lm_head=True)
+TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
 
 
-def batch(n: int, took_s: float) -> Batch:
-    work = Forward(SPAN, (Rows("a", 7, n, tuple(range(n)), 0, "greedy"),), ("last",))
-    return Batch("cloud-0", work, 2.0, 2.0 + took_s)
+def batch(n: int, took_s: float) -> BatchTiming:
+    work = ForwardWork(SPAN, (SequenceSlice("a", 7, n, tuple(range(n)), 0, "greedy"),), ("last",))
+    return BatchTiming("cloud-0", work, 2.0, 2.0 + took_s)
 
 
 def test_errors_are_of_batches() -> None:
     """Expected 0.15, 0.25, 0.55 s."""
-    listed = rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], lambda _: TENTH)
+    listed = batch_rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], lambda _: TENTH)
     assert [(row["rows"], row["cached"], row["expected_s"]) for row in listed] == [
         (10, 7, pytest.approx(0.15)), (20, 7, pytest.approx(0.25)), (50, 7, pytest.approx(0.55)),
     ]  # fmt: skip
-    found = errors(listed)
+    found = estimator_errors(listed)
     assert found["batches"] == 3
     assert found["mape"] == pytest.approx((0 + 0.25 + 1 / 12) / 3)
     assert found["bias_s"] == pytest.approx(0.0)
@@ -36,15 +36,15 @@ def test_errors_are_of_batches() -> None:
 
 
 def test_without_batches_there_is_no_error() -> None:
-    assert errors([]) == {}
-    assert "r2" not in errors(rows([batch(10, 0.15)], lambda _: TENTH))
+    assert estimator_errors([]) == {}
+    assert "r2" not in estimator_errors(batch_rows([batch(10, 0.15)], lambda _: TENTH))
 
 
 def test_on_virtual_time_the_scheduler_expects_what_the_clock_takes() -> None:
-    made, watch = setup("sled"), Watch()
-    play(made, models(), queries(6), observers=[watch])
+    made, watch = setup("sled"), BatchObserver()
+    simulate(made, models(), queries(6), observers=[watch])
     assert len(watch.batches) > 10
     assert {one.node for one in watch.batches} == {"cloud-0"}
-    cast = Cast(made, models().cloud_layers)
-    biased = Estimator(cast.cloud_latency("cloud-0"), Scale(cast.scale.layers, 2 * cast.scale.depth))
-    assert errors(rows(watch.batches, lambda _: biased))["mape"] > 0.5
+    cast = Topology(made, models().cloud_layers)
+    biased = Estimator(cast.cloud_latency("cloud-0"), LayerScale(cast.scale.layers, 2 * cast.scale.timed_layers))
+    assert estimator_errors(batch_rows(watch.batches, lambda _: biased))["mape"] > 0.5

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_world import policy, world
 
-from serving.messages import FROZEN, Request, Rows, Span, Stop
+from serving.messages import FROZEN, DraftStopRule, Request, SequenceSlice, Span
 
 SCRIPT = """
 from fake_world import policy, world
@@ -19,20 +19,20 @@ print(world(policy("{name}"), devices=2).run().log.entries)
 """
 
 
-@pytest.mark.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
+@pytest.instant.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
 def test_a_message_is_not_written_to() -> None:
     with pytest.raises(FrozenInstanceError, match="cap"):
-        Stop(4).cap = 5  # type: ignore[misc]
+        DraftStopRule(4).max_tokens = 5  # type: ignore[misc]
 
 
 def test_messages_are_values_of_their_own_kind() -> None:
-    rows = Rows("s", 0, 2, (1, 2))
-    assert rows == Rows("s", 0, 2, (1, 2)) != Rows("s", 0, 2, (1, 3))
-    assert len({Span(0, 8), Span(0, 8), Span(0, 9), Stop(4)}) == 3
+    rows = SequenceSlice("s", 0, 2, (1, 2))
+    assert rows == SequenceSlice("s", 0, 2, (1, 2)) != SequenceSlice("s", 0, 2, (1, 3))
+    assert len({Span(0, 8), Span(0, 8), Span(0, 9), DraftStopRule(4)}) == 3
     assert Request(0, rows, (), 0, (), "d") != (0, rows, (), 0, (), "d")
 
 
-@pytest.mark.parametrize("name", ["synera", "cloud_centric"])
+@pytest.instant.parametrize("name", ["synera", "cloud_centric"])
 def test_unfrozen_messages_make_the_same_log(name: str) -> None:
     here = Path(__file__).parent
     environment = {**os.environ, "TANDEM_FROZEN": "0", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}

@@ -14,16 +14,16 @@ from rig import Gate, run, until
 
 from serving.core.keyed_random import key
 from serving.core.session import Session
-from serving.deployment.topology import Cast
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live
-from serving.drivers.simulator import Chip
+from serving.deployment.topology import Topology
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource
 from serving.frontend.device_gateway import DeviceGateway
-from serving.frontend.openai.gateway import Conversation, Piece, RefusedError
-from serving.frontend.shutdown import Guarded
-from serving.messages import Begin, Command, Event, Sampling
+from serving.frontend.openai.gateway import Conversation, TokenDelta, UnsupportedRequestError
+from serving.frontend.shutdown import FaultBarrier
+from serving.messages import Command, Event, RequestArrived, SamplingParams
 from serving.nodes.device import Device
-from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 
 PROMPT = tuple(range(40, 52))
@@ -35,39 +35,43 @@ class Stage:
     """`device-0` behind a gateway, and its cloud, in one process."""
 
     gateway: DeviceGateway
-    live: Live
+    live: RealTimeDriver
     node: Device
     chips: dict[str, Gate]
-    begun: list[Begin]
+    begun: list[RequestArrived]
 
     async def ask(
-        self, prompt: Tokens = PROMPT, limit: int = 12, sampling: Sampling | None = None, conversation: str = ""
-    ) -> list[Piece]:
+        self, prompt: Tokens = PROMPT, limit: int = 12, sampling: SamplingParams | None = None, conversation: str = ""
+    ) -> list[TokenDelta]:
         named = Conversation(conversation, 0) if conversation else None
-        return [piece async for piece in self.gateway.ask(prompt, limit, sampling, named)]
+        return [piece async for piece in self.gateway.generate(prompt, limit, sampling, named)]
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
-        if isinstance(event, Begin):
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
+        if isinstance(event, RequestArrived):
             self.begun.append(event)
 
-    def ran(self, *_: Any) -> None: ...
+    def work_done(self, *_: Any) -> None: ...
 
-    def sent(self, *_: Any) -> None: ...
+    def message_sent(self, *_: Any) -> None: ...
 
 
 @asynccontextmanager
 async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[Stage]:
-    cast = Cast(setup(policy, devices=1, override={"kv_cache": Reuse()} | override), LAYERS)
+    cast = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
     tokenizer: Any = FakeTokenizer()
     tokenizer.ends = ()
     gateway = DeviceGateway("device-0", cast.setup.policy, tokenizer, 100, lambda: reach)
-    node = cast.node("device-0")
+    node = cast.create_node("device-0")
     assert isinstance(node, Device)
     made = Stage(gateway, None, node, {}, [])  # type: ignore[arg-type]
-    made.live = live = Live(Wall(), [gateway, made], told=lambda problem: None)
+    made.live = live = RealTimeDriver(WallClock(), [gateway, made], on_error=lambda problem: None)
     for name in ("device-0", *cast.workers):
         made.chips[name] = Gate()
-        live.add(name, Guarded(node) if name == "device-0" else cast.node(name), Chip(made.chips[name]))
+        live.add(
+            name,
+            FaultBarrier(node) if name == "device-0" else cast.create_node(name),
+            ComputeResource(made.chips[name]),
+        )
     running = asyncio.create_task(live.run(lambda: False))
     try:
         async with asyncio.timeout(20):
@@ -81,13 +85,13 @@ async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> As
 def played(scene: Callable[[Stage], Coroutine[Any, Any, None]], policy: str = "sled", **how: Any) -> None:
     async def play() -> None:
         async with stage(policy, **how) as made:
-            made.gateway.play(made.live)
+            made.gateway.attach(made.live)
             await scene(made)
 
     run(play)
 
 
-def text(pieces: list[Piece]) -> Tokens:
+def text(pieces: list[TokenDelta]) -> Tokens:
     return tuple(token for piece in pieces for token in piece.tokens)
 
 
@@ -105,7 +109,7 @@ def test_nothing_is_asked_before_there_is_a_driver() -> None:
     async def play() -> None:
         async with stage() as s:
             assert not s.gateway.ready
-            with pytest.raises(RefusedError, match="still being loaded"):
+            with pytest.raises(UnsupportedRequestError, match="still being loaded"):
                 await s.ask()
 
     run(play)
@@ -115,9 +119,9 @@ def test_a_conversation_tells_once_what_its_cache_held() -> None:
     async def scene(s: Stage) -> None:
         first = await s.ask(conversation="c")
         second = await s.ask(PROMPT + text(first) + (7, 8), conversation="c")
-        assert sum(piece.cached for piece in first) == 0
-        assert [piece.cached for piece in second if piece.cached] == [len(PROMPT) + 12 - 1]
-        assert sum(piece.cached for piece in await s.ask(conversation="other")) == 0
+        assert sum(piece.cached_tokens for piece in first) == 0
+        assert [piece.cached_tokens for piece in second if piece.cached_tokens] == [len(PROMPT) + 12 - 1]
+        assert sum(piece.cached_tokens for piece in await s.ask(conversation="other")) == 0
 
     played(scene)
 
@@ -125,10 +129,10 @@ def test_a_conversation_tells_once_what_its_cache_held() -> None:
 def test_a_conversation_that_is_forgotten_starts_from_nothing() -> None:
     async def scene(s: Stage) -> None:
         said = text(await s.ask(conversation="c"))
-        assert len(s.node.parked) == 1
-        s.gateway.forget("c")
+        assert len(s.node.idle_sessions) == 1
+        s.gateway.release("c")
         again = await s.ask(PROMPT + said + (7,), conversation="c")
-        assert sum(piece.cached for piece in again) == 0
+        assert sum(piece.cached_tokens for piece in again) == 0
 
     played(scene)
 
@@ -136,7 +140,7 @@ def test_a_conversation_that_is_forgotten_starts_from_nothing() -> None:
 def test_without_a_conversation_nothing_is_kept() -> None:
     async def scene(s: Stage) -> None:
         await s.ask()
-        assert not s.node.parked
+        assert not s.node.idle_sessions
         await until(lambda: not any(chip.caches for chip in s.chips.values()))
 
     played(scene)
@@ -144,7 +148,7 @@ def test_without_a_conversation_nothing_is_kept() -> None:
 
 def test_closing_an_answer_early_cancels_it() -> None:
     async def scene(s: Stage) -> None:
-        async with aclosing(s.gateway.ask(PROMPT, 1000, None, None)) as pieces:
+        async with aclosing(s.gateway.generate(PROMPT, 1000, None, None)) as pieces:
             await anext(pieces)
         assert text(await s.ask()) == own_text(PROMPT, 12)  # else it would wait for a thousand tokens
         assert len(s.begun) == 2
@@ -155,11 +159,11 @@ def test_closing_an_answer_early_cancels_it() -> None:
 def test_one_seed_is_one_luck_whatever_a_session_is_called() -> None:
     async def scene(s: Stage) -> None:
         for seed, conversation in ((5, "a"), (5, ""), (6, "b")):
-            await s.ask(limit=1, sampling=Sampling(1.0, 0, 1.0, seed), conversation=conversation)
-        calls = [begin.call for begin in s.begun]
+            await s.ask(limit=1, sampling=SamplingParams(1.0, 0, 1.0, seed), conversation=conversation)
+        calls = [begin.request for begin in s.begun]
         assert len({call.session for call in calls}) == 3
         tokens = [key(call.sampling.seed, call.session) for call in calls if call.sampling]
-        decisions = [Session(call, seed=99).stream for call in calls]
+        decisions = [Session(call, seed=99).random_stream for call in calls]
         assert tokens == decisions
         assert tokens[0] == tokens[1] != tokens[2]
 
@@ -170,12 +174,12 @@ def test_greedy_requests_meet_one_luck() -> None:
     async def scene(s: Stage) -> None:
         for conversation in ("a", "b"):
             await s.ask(limit=1, conversation=conversation)
-        assert len({Session(begin.call, seed=99).stream for begin in s.begun}) == 1
+        assert len({Session(begin.request, seed=99).random_stream for begin in s.begun}) == 1
 
     played(scene, "edge_centric")
 
 
-@pytest.mark.parametrize("node", ["device-0", "cloud-0"])
+@pytest.instant.parametrize("node", ["device-0", "cloud-0"])
 def test_a_chip_that_fails_fails_one_request_at_most(node: str) -> None:
     async def scene(s: Stage) -> None:
         s.chips[node].broken = 1
@@ -223,7 +227,7 @@ def test_a_device_that_cannot_even_cancel_says_that_it_failed() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
+@pytest.instant.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
 def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
     async def scene(s: Stage) -> None:
         await s.ask()
@@ -232,11 +236,11 @@ def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
     played(scene, policy)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("policy", "action", "ready"), [("sled", "wait", False), ("sled", "local", True), ("edge_centric", "wait", True)]
 )
 def test_who_needs_its_cloud_is_not_ready_without(policy: str, action: Any, ready: bool) -> None:
     async def scene(s: Stage) -> None:
-        assert (s.gateway.cloud, s.gateway.ready) == (False, ready)
+        assert (s.gateway.cloud_reachable, s.gateway.ready) == (False, ready)
 
     played(scene, policy, reach=False, link_loss=LinkLoss(action))

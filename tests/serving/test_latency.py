@@ -4,55 +4,57 @@ from dataclasses import asdict, replace
 import pytest
 from catalogue import architecture, chip, fits
 
-from serving.hardware.latency import Latency, Load, load, load_fits
+from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load, load_fitted_latencies
 from serving.hardware.roofline import roofline
-from serving.outcomes.loads import in_one
+from serving.outcomes.loads import summed
 
-TABLE_12 = Latency(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
+TABLE_12 = LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")
 
 
 def test_a_batch_counts_as_wisp_does():
-    batch = load(64, [(0, 300), (1000, 5), (50, 1)], head_rows=7)
-    assert batch == Load(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7, further=2)
+    batch = batch_load(64, [(0, 300), (1000, 5), (50, 1)], head_tokens=7)
+    assert batch == ForwardLoad(64, 306, 300 * 300 + 1005 * 5 + 51, 1050, 7, extra_sessions=2)
 
 
 def test_seconds_are_eq_19():
-    batch = load(64, [(1000, 5)] * 4)
+    batch = batch_load(64, [(1000, 5)] * 4)
     expected = 33.14e-6 * 20 + 34.5e-9 * 4 * 1005 * 5 + 4.62e-6 * 4000 + 14.86e-3
     assert TABLE_12.seconds(batch) == pytest.approx(expected)
 
 
 def test_a_quarter_of_the_layers_takes_a_quarter_of_the_body_and_the_whole_head():
-    latency = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_row_s=1e-3, head_c_s=2e-3)
-    whole, part = Load(32, 4, 100, 50), Load(8, 4, 100, 50)
+    latency = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
+    whole, part = ForwardLoad(32, 4, 100, 50), ForwardLoad(8, 4, 100, 50)
     assert latency.seconds(part) == pytest.approx(latency.seconds(whole) / 4)
-    assert latency.seconds(part._replace(head_rows=3)) == pytest.approx(latency.seconds(part) + 5e-3)
+    assert latency.seconds(part._replace(head_tokens=3)) == pytest.approx(latency.seconds(part) + 5e-3)
 
 
 def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
-    latency = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_row_s=1e-3, head_c_s=2e-3)
-    loads = [Load(32, 4, 100, 50), Load(8, 1, 9, 8, 1), Load(0, 0, 0, 0, 2)]
-    assert latency.in_all(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
-    assert latency.in_all([Load(3, 4, 100, 50)], 32, 8) == latency.seconds(Load(12, 4, 100, 50))
-    assert latency.in_all((), 32, 8) == 0
-    alone = [Load(8, 4, 100, 50, 1), Load(8, 1, 9, 8, 1)]
-    assert latency.in_all([Load(8, 5, 109, 58, 2, forwards=2)], 32, 8) == pytest.approx(latency.in_all(alone, 32, 8))
+    latency = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
+    loads = [ForwardLoad(32, 4, 100, 50), ForwardLoad(8, 1, 9, 8, 1), ForwardLoad(0, 0, 0, 0, 2)]
+    assert latency.total_seconds(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
+    assert latency.total_seconds([ForwardLoad(3, 4, 100, 50)], 32, 8) == latency.seconds(ForwardLoad(12, 4, 100, 50))
+    assert latency.total_seconds((), 32, 8) == 0
+    alone = [ForwardLoad(8, 4, 100, 50, 1), ForwardLoad(8, 1, 9, 8, 1)]
+    assert latency.total_seconds([ForwardLoad(8, 5, 109, 58, 2, num_forwards=2)], 32, 8) == pytest.approx(
+        latency.total_seconds(alone, 32, 8)
+    )
 
 
 def test_each_further_session_and_each_piece_of_work_may_cost_something():
-    plain = Latency(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
+    plain = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
     ours = replace(plain, session_s=4e-3, wake_s=5e-3)
-    alone, batch = load(32, [(50, 2)]), load(8, [(50, 2), (9, 1), (0, 3)])
+    alone, batch = batch_load(32, [(50, 2)]), batch_load(8, [(50, 2), (9, 1), (0, 3)])
     assert ours.seconds(alone) - plain.seconds(alone) == pytest.approx(5e-3)
     assert ours.seconds(batch) - plain.seconds(batch) == pytest.approx(5e-3 + 2 * 4e-3 / 4)
-    assert ours.in_all([alone, alone], 32, 32) == pytest.approx(2 * plain.seconds(alone) + 5e-3)
-    assert ours.in_all((), 32, 32) == 0
-    assert load(32, []).further == 0
+    assert ours.total_seconds([alone, alone], 32, 32) == pytest.approx(2 * plain.seconds(alone) + 5e-3)
+    assert ours.total_seconds((), 32, 32) == 0
+    assert batch_load(32, []).extra_sessions == 0
 
 
 def test_loads_in_one_are_sums():
-    passes = [load(8, [(9, 2), (4, 1)], 3), load(8, [(11, 1), (5, 1)], 2)]
-    assert in_one(passes) == Load(8, 5, 22 + 5 + 12 + 6, 29, 5, forwards=2, further=2)
+    passes = [batch_load(8, [(9, 2), (4, 1)], 3), batch_load(8, [(11, 1), (5, 1)], 2)]
+    assert summed(passes) == ForwardLoad(8, 5, 22 + 5 + 12 + 6, 29, 5, num_forwards=2, extra_sessions=2)
 
 
 def test_roofline_from_first_principles():
@@ -60,7 +62,7 @@ def test_roofline_from_first_principles():
     latency = roofline(orin, "30W", llama, "fp16")
     flops, nbytes = 10.03e12 * 0.5, 204.7e9 * 0.6
     head = 32000 * 2048
-    assert latency.a_s + latency.head_row_s == pytest.approx(llama.flops_per_token() / flops)
+    assert latency.a_s + latency.head_token_s == pytest.approx(llama.flops_per_token() / flops)
     assert latency.b_compute_s == pytest.approx(4 * 22 * 2048 / flops)
     assert latency.b_read_s == pytest.approx(2 * 22 * 256 * 2 / nbytes)
     assert latency.head_c_s == pytest.approx(2 * head / nbytes)
@@ -71,7 +73,7 @@ def test_roofline_from_first_principles():
 
 def test_decoding_follows_bandwidth_and_prefill_follows_compute():
     llama, orin = architecture("llama2_7b"), chip("jetson_agx_orin_32gb")
-    decode, prefill = load(32, [(100, 1)], 1), load(32, [(0, 1000)], 1)
+    decode, prefill = batch_load(32, [(100, 1)], 1), batch_load(32, [(0, 1000)], 1)
     slow, fast = roofline(orin, "30W", llama, "fp16"), roofline(orin, "MAXN", llama, "fp16")
     assert slow.seconds(decode) / fast.seconds(decode) < 1.05
     assert slow.seconds(prefill) / fast.seconds(prefill) > 1.8
@@ -87,7 +89,7 @@ def test_fewer_bits_speed_decoding_and_not_arithmetic():
 def test_a_quantised_model_reads_its_blocks_faster_and_its_head_as_ever():
     llama, orin = architecture("tinyllama_1_1b"), chip("jetson_agx_orin_32gb")
     whole, small = roofline(orin, "30W", llama, "fp16"), roofline(orin, "30W", llama.quantized("nf4"), "fp16")
-    assert (small.a_s, small.head_row_s, small.head_c_s) == (whole.a_s, whole.head_row_s, whole.head_c_s)
+    assert (small.a_s, small.head_token_s, small.head_c_s) == (whole.a_s, whole.head_token_s, whole.head_c_s)
     linear = llama.matmul_parameters
     assert whole.c_s - small.c_s == pytest.approx(linear * (16 - 4.5) / 8 / (204.7e9 * 0.6))
     assert "tinyllama_1_1b_nf4, fp16" in small.source
@@ -100,14 +102,14 @@ def test_two_chips_halve_all_but_the_launch():
     assert two.c_s - a100.launch_overhead_s == pytest.approx((one.c_s - a100.launch_overhead_s) / 2)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("name", "decode", "prefill"),
     [("macbook_m1", 14.2, 108.0)],  # llama.cpp, Llama-2-7B Q4_0
 )
 def test_roofline_lies_within_a_factor_of_two_of_published_throughput(name, decode, prefill):
     latency = roofline(chip(name), None, architecture("llama2_7b"), "int4")
-    assert decode / 2 < 1 / latency.seconds(load(32, [(64, 1)], 1)) < decode * 2
-    assert prefill / 2 < 512 / latency.seconds(load(32, [(0, 512)], 1)) < prefill * 2
+    assert decode / 2 < 1 / latency.seconds(batch_load(32, [(64, 1)], 1)) < decode * 2
+    assert prefill / 2 < 512 / latency.seconds(batch_load(32, [(0, 512)], 1)) < prefill * 2
 
 
 def test_wisp_s_constant_is_below_the_time_that_reading_the_weights_takes():
@@ -124,22 +126,22 @@ def test_a_chip_without_figures_has_no_roofline():
         roofline(chip("local"), None, architecture("llama2_7b"), "fp16")
 
 
-@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])
+@pytest.instant.parametrize("value", [-1e-6, float("nan"), float("inf")])
 def test_impossible_coefficients_are_refused(value):
     with pytest.raises(ValueError, match=r"b_read_s=.* must be a finite number of seconds, 0 or more"):
-        Latency(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
+        LatencyModel(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
 
 
 def test_a_profile_comes_back_as_it_was_written(tmp_path):
     written = fits("here", {"tiny": asdict(TABLE_12)})
     (tmp_path / "latency.json").write_text(json.dumps(asdict(written)))
-    assert load_fits(tmp_path) == written == load_fits(tmp_path / "latency.json")
+    assert load_fitted_latencies(tmp_path) == written == load_fitted_latencies(tmp_path / "latency.json")
 
 
 def test_a_profile_that_is_missing_or_cut_off_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"no profile at .*latency.json. Run the profile stage"):
-        load_fits(tmp_path / "latency.json")
+        load_fitted_latencies(tmp_path / "latency.json")
     for text in ('{"source": "here", "lat', '{"source": "here"}', "[]", '{"source": "", "latencies": {"x": {"a": 1}}}'):
         (tmp_path / "latency.json").write_text(text)
         with pytest.raises(ValueError, match=r"latency.json cannot be read \(.*Delete it and profile again"):
-            load_fits(tmp_path)
+            load_fitted_latencies(tmp_path)

@@ -9,9 +9,9 @@ import pytest
 from checkpoints import made
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
-from serving.messages import Call
-from serving.nodes.session_registry import RELEASED
-from serving.policy.slots.kv_cache import Reuse
+from serving.messages import GenerationRequest
+from serving.nodes.session_registry import MAX_RELEASED
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 
 
@@ -21,16 +21,16 @@ def left_in(cloud: Party) -> dict[str, int]:
     (listener,) = cloud.host._transports
     held: dict[str, int] = {
         name: len(getattr(worker, name)) for name in ("queue", "held", "text", "sent", "running", "suspects")
-    } | {name: len(getattr(worker.tenancy, name)) for name in ("owners", "leases")}
-    assert len(worker.tenancy.released) <= RELEASED
+    } | {name: len(getattr(worker.session_registry, name)) for name in ("owners", "leases")}
+    assert len(worker.session_registry.released) <= MAX_RELEASED
     return held | {
-        "newest": len(worker.tenancy.newest.keys() - worker.tenancy.released.keys()),
-        "lengths": len(worker.ledger.lengths),
-        "drafts_from": len(worker.ledger._drafts_from),
+        "newest": len(worker.session_registry.newest_attempt.keys() - worker.session_registry.released.keys()),
+        "lengths": len(worker.kv_accounting.lengths),
+        "drafts_from": len(worker.kv_accounting._draft_starts),
         "caches": len(cloud.chip.caches),
         "events": len(cloud.live._heap),
         "transport sessions": listener._desk.owners.open,  # type: ignore[attr-defined]
-        "outboxes": sum(len(guest.outbox._waiting) for guest in listener._desk.guests),  # type: ignore[attr-defined]
+        "outboxes": sum(len(guest.outbox._waiting) for guest in listener._desk.connections),  # type: ignore[attr-defined]
     }
 
 
@@ -52,7 +52,7 @@ async def meet(made: Rig, n: int = 2) -> tuple[Party, list[Party]]:
     return cloud, [await made.device(i, cloud.address) for i in range(n)]
 
 
-@pytest.mark.parametrize("name", ["sled", "cloud_centric", "synera"])
+@pytest.instant.parametrize("name", ["sled", "cloud_centric", "synera"])
 def test_many_sessions_leave_nothing(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:
@@ -64,7 +64,7 @@ def test_many_sessions_leave_nothing(name: str) -> None:
             assert len(asyncio.all_tasks()) == tasks
             for device in devices:
                 assert not device.chip.caches
-                assert not device.node.parked
+                assert not device.node.idle_sessions
                 assert len(device.live._heap) <= 100  # one timer a session, until it is due
 
     run(play)
@@ -74,12 +74,12 @@ def test_messages_after_a_release_open_nothing() -> None:
     async def play() -> None:
         async with rig("sled") as made:
             cloud, (device,) = await meet(made, 1)
-            carry, said = device.live._carriers["cloud-0"], []
-            device.live.carry("cloud-0", lambda *what: (said.append(what), carry(*what))[1])
+            carry, said = device.live._transmitters["cloud-0"], []
+            device.live.add_remote("cloud-0", lambda *what: (said.append(what), carry(*what))[1])
             await ask_all([device], 3)
             await until(lambda: nothing(cloud))
             for _, to, message in tuple(said):
-                cloud.live.heard(to, message)
+                cloud.live.receive(to, message)
             await until(lambda: not cloud.live._heap and not cloud.node.running)
             await until(lambda: nothing(cloud))  # caches go on the chip's own thread
 
@@ -88,7 +88,7 @@ def test_messages_after_a_release_open_nothing() -> None:
 
 def test_a_release_that_was_lost_with_its_link_is_made_up_for() -> None:
     async def play() -> None:
-        how = {"link_loss": LinkLoss("local"), "kv_cache": Reuse()}
+        how = {"link_loss": LinkLoss("local"), "kv_cache": PrefixCaching()}
         async with rig("sled", linger_s=0.05, override=how) as made:
             cloud = await made.cloud()
             way = await made.way(cloud.address)
@@ -98,7 +98,7 @@ def test_a_release_that_was_lost_with_its_link_is_made_up_for() -> None:
             way.cut()
             assert sum(len(d.tokens) for d in await device.answer("s")) == 400
             way.mend()
-            await device.host.reached(["cloud-0"], 10)
+            await device.host.wait_until_reachable(["cloud-0"], 10)
             await until(lambda: nothing_but_transport(cloud))
 
     run(play)
@@ -111,31 +111,33 @@ def nothing_but_transport(cloud: Party) -> bool:
 
 def test_sessions_that_a_device_never_releases_are_bounded() -> None:
     async def play() -> None:
-        limits = replace(LIMITS, sessions=4)
-        async with rig("sled", limits=limits, override={"kv_cache": Reuse()}) as made:
+        limits = replace(LIMITS, sessions_per_node=4)
+        async with rig("sled", limits=limits, override={"kv_cache": PrefixCaching()}) as made:
             cloud, (device,) = await meet(made, 1)
-            carry = device.live._carriers["cloud-0"]
-            device.live.carry("cloud-0", lambda *what: None if type(what[2]).__name__ == "Release" else carry(*what))
+            carry = device.live._transmitters["cloud-0"]
+            device.live.add_remote(
+                "cloud-0", lambda *what: None if type(what[2]).__name__ == "Release" else carry(*what)
+            )
             await ask_all([device], 9)
-            await until(lambda: len(cloud.chip.caches) <= made.limits.sessions)
-            assert len(cloud.node.tenancy.owners) <= made.limits.sessions
-            assert len(cloud.node.ledger.lengths) <= made.limits.sessions
+            await until(lambda: len(cloud.chip.caches) <= made.limits.sessions_per_node)
+            assert len(cloud.node.session_registry.owners) <= made.limits.sessions_per_node
+            assert len(cloud.node.kv_accounting.lengths) <= made.limits.sessions_per_node
 
     run(play)
 
 
 def test_conversations_that_are_forgotten_leave_nothing() -> None:
     async def play() -> None:
-        async with rig("sled", override={"kv_cache": Reuse()}) as made:
+        async with rig("sled", override={"kv_cache": PrefixCaching()}) as made:
             cloud, (device,) = await meet(made, 1)
             for session in ("a", "b"):
                 device.ask(call(session, keep=True))
                 await device.answer(session)
-            assert set(device.node.parked) == {"a", "b"}
+            assert set(device.node.idle_sessions) == {"a", "b"}
             assert len(cloud.chip.caches) == 2
             device.leave("b")  # the one that was served last
             device.leave("a")
-            await until(lambda: nothing(cloud) and not device.node.parked and not device.chip.caches)
+            await until(lambda: nothing(cloud) and not device.node.idle_sessions and not device.chip.caches)
 
     run(play)
 
@@ -148,21 +150,21 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud_failed(
     checkpoints: dict[str, Path],
 ) -> None:
-    from serving.engines.torch.engine import Engine
-    from serving.engines.torch.model import open_model
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.engine import TorchEngine
+    from serving.engines.torch.model import load_model
+    from serving.engines.torch.tensor_store import TensorStore
 
-    models = {side: open_model(str(checkpoints[side])) for side in ("device", "cloud")}
+    models = {side: load_model(str(checkpoints[side])) for side in ("device", "cloud")}
 
-    def engine(name: str, blobs: Any) -> Engine:
-        return Engine(models[name.split("-")[0]], blobs=blobs)
+    def engine(name: str, blobs: Any) -> TorchEngine:
+        return TorchEngine(models[name.split("-")[0]], tensor_store=blobs)
 
-    def asked(session: str, limit: int = 16) -> Call:
-        return Call(session, (2, 3, 4, 5, 6), limit)
+    def asked(session: str, limit: int = 16) -> GenerationRequest:
+        return GenerationRequest(session, (2, 3, 4, 5, 6), limit)
 
     async def play() -> None:
-        how: Any = {"link_loss": LinkLoss("wait"), "kv_cache": Reuse()}
-        async with rig("sled", linger_s=0.05, engines=engine, blobs=Blobs, override=how) as at_work:
+        how: Any = {"link_loss": LinkLoss("wait"), "kv_cache": PrefixCaching()}
+        async with rig("sled", linger_s=0.05, engines=engine, blobs=TensorStore, override=how) as at_work:
             cloud = await at_work.cloud()
             way = await at_work.way(cloud.address)
             device, other = await at_work.device(0, way.address), await at_work.device(1, cloud.address)

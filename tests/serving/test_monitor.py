@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
-from serving.core.link_monitor import Average, Delay, Monitor, Rate, Workload
-from serving.messages import HEADER_NBYTES, Blob, Condition, Hop, Request, Rows, Span
+from serving.core.link_monitor import BatchTimeModel, DeviceMonitor, LinkRate, MovingAverage, NodeMonitor
+from serving.messages import HEADER_NBYTES, Hop, PathStats, Request, SequenceSlice, Span, TensorRef
 from serving.network.link import Link
 
 SECONDS = st.floats(0.001, 2.0)
@@ -22,17 +22,17 @@ PART = 64 * 8192
 
 
 def test_an_average_is_eq_1() -> None:
-    average = Average()
+    average = MovingAverage()
     assert average.value is None
     for value, wanted in ((10.0, 10.0), (20.0, 12.0), (2.0, 10.0)):
-        average.see(value)
+        average.update(value)
         assert average.value == pytest.approx(wanted)
 
 
-def fed(batches: Sequence[tuple[int, float]]) -> Delay:
-    delay = Delay()
+def fed(batches: Sequence[tuple[int, float]]) -> BatchTimeModel:
+    delay = BatchTimeModel()
     for rows, took_s in batches:
-        delay.see(rows, took_s)
+        delay.update(rows, took_s)
     return delay
 
 
@@ -40,26 +40,26 @@ def fed(batches: Sequence[tuple[int, float]]) -> Delay:
 def test_g_at_the_batch_that_was_seen_is_eq_2_and_the_line_never_falls(batches: list[tuple[int, float]]) -> None:
     rows, took_s = batches[-1]
     before, after = fed(batches[:-1]), fed(batches)
-    assert after.row_s >= 0.0
+    assert after.per_token_s >= 0.0
     assert after.base_s >= 0.0
-    assume(after.row_s > 0.0)
+    assume(after.per_token_s > 0.0)
     assume(after.base_s > 0.0)
-    assert after.at(rows) == pytest.approx(0.8 * before.at(rows) + 0.2 * took_s)
+    assert after.predict(rows) == pytest.approx(0.8 * before.predict(rows) + 0.2 * took_s)
 
 
 @given(BATCHES, st.floats(-0.5, 0.5))
 def test_no_other_line_with_that_value_is_nearer(batches: list[tuple[int, float]], turn_s: float) -> None:
     """By what it says at 256 rows more, and at none."""
     before, after = fed(batches[:-1]), fed(batches)
-    assume(after.row_s > 0.0)
+    assume(after.per_token_s > 0.0)
     assume(after.base_s > 0.0)
-    row_s = after.row_s + turn_s / 256
-    base_s = after.at(batches[-1][0]) - row_s * batches[-1][0]
+    row_s = after.per_token_s + turn_s / 256
+    base_s = after.predict(batches[-1][0]) - row_s * batches[-1][0]
 
     def away(base: float, row: float) -> float:
-        return (base - before.base_s) ** 2 + (256 * (row - before.row_s)) ** 2
+        return (base - before.base_s) ** 2 + (256 * (row - before.per_token_s)) ** 2
 
-    assert away(after.base_s, after.row_s) <= away(base_s, row_s) + 1e-12
+    assert away(after.base_s, after.per_token_s) <= away(base_s, row_s) + 1e-12
 
 
 @given(SECONDS, st.floats(0.0, 0.005), st.lists(st.integers(1, 64), min_size=1, max_size=3), st.integers(256, 1024))
@@ -68,21 +68,21 @@ def test_it_finds_the_line_that_batches_follow(base_s: float, row_s: float, few:
     """Decodes, and now and then a prompt among them."""
     delay = fed([(n, base_s + row_s * n) for _ in range(300) for n in (*few, many)])
     for n in (*few, many, 128):
-        assert delay.at(n) == pytest.approx(base_s + row_s * n, rel=0.01)
+        assert delay.predict(n) == pytest.approx(base_s + row_s * n, rel=0.01)
 
 
 def test_the_first_batch_says_nothing_of_a_slope() -> None:
-    assert fed([(100, 0.5)]) == Delay(0.5, 0.0, True)
+    assert fed([(100, 0.5)]) == BatchTimeModel(0.5, 0.0, True)
 
 
 # Rates.
 
 
-def heard(link: Link, messages: Sequence[tuple[float, int]], clock_s: float) -> Rate:
+def heard(link: Link, messages: Sequence[tuple[float, int]], clock_s: float) -> LinkRate:
     """What the receiver makes of messages (sent at, bytes), whose senders' clock is off by so much."""
-    rate, channel = Rate(), link.channel("up", key(1, "link"))
+    rate, channel = LinkRate(), link.channel("up", key(1, "link"))
     for at, nbytes in messages:
-        rate.hear(nbytes, at + clock_s, channel.arrive(nbytes, at))
+        rate.update(nbytes, at + clock_s, channel.arrival_s(nbytes, at))
     return rate
 
 
@@ -114,79 +114,79 @@ def test_a_prompt_in_equal_parts_shows_the_rate_before_anything_small_came() -> 
 
 def test_a_rate_that_changes_is_followed() -> None:
     slow, fast = (Link(uplink_mbps=mbps, downlink_mbps=1.0).channel("up", 1) for mbps in (10.0, 100.0))
-    rate = Rate()
+    rate = LinkRate()
     for i, channel in enumerate([slow] * 10 + [fast] * 30):
-        rate.hear(64, 100.0 * i, channel.arrive(64, 100.0 * i))
-        rate.hear(PART, 100.0 * i + 50, channel.arrive(PART, 100.0 * i + 50))
+        rate.update(64, 100.0 * i, channel.arrival_s(64, 100.0 * i))
+        rate.update(PART, 100.0 * i + 50, channel.arrival_s(PART, 100.0 * i + 50))
         if channel is slow:
             assert rate.mbps in (0.0, pytest.approx(10.0, rel=0.03))
     assert rate.mbps == pytest.approx(100.0, rel=0.03)
 
 
 def test_delay_and_jitter_of_small_messages_are_no_rate() -> None:
-    rate = Rate()
+    rate = LinkRate()
     assert rate.mbps == 0.0
     for i in range(20):
-        rate.hear(64 + i * 100, i * 1.0, i * 1.0 + 0.01 + 0.001 * (i % 3))
+        rate.update(64 + i * 100, i * 1.0, i * 1.0 + 0.01 + 0.001 * (i % 3))
     assert rate.mbps == 0.0
 
 
 # Who says what to whom.
 
 
-def asked(hop: int, path: tuple[str, ...], sent_s: float | None, condition: Condition | None = None) -> Request:
-    hops = (Hop("here", Span(0, 2, embed=True)), Hop("cloud", Span(2, 5)), Hop("cloud.1", Span(5, 8)))
-    rows = Rows("s", 0, 64, (), blob=Blob("b", PART))
-    return Request(0, rows, hops, hop, path, "device", sent_s=sent_s, condition=condition)
+def asked(hop: int, path: tuple[str, ...], sent_s: float | None, condition: PathStats | None = None) -> Request:
+    hops = (Hop("here", Span(0, 2, embedding=True)), Hop("cloud", Span(2, 5)), Hop("cloud.1", Span(5, 8)))
+    rows = SequenceSlice("s", 0, 64, (), hidden_states=TensorRef("b", PART))
+    return Request(0, rows, hops, hop, path, "device", sent_s=sent_s, path_stats=condition)
 
 
 def test_a_pipeline_adds_up_what_its_nodes_see() -> None:
-    first, second = Workload(), Workload()
+    first, second = NodeMonitor(), NodeMonitor()
     for rows, took_s in ((10, 0.5), (20, 0.4)):
-        first.batch(rows, took_s)
-        second.batch(3 * rows, 2 * took_s)
-    one = first.added(asked(1, ("device", "cloud"), 0.0))
-    both = second.added(asked(2, ("device", "cloud", "cloud.1"), 0.0, one))
-    assert (one.tokens, one.nodes) == (pytest.approx(12.0), 1)
-    assert (both.tokens, both.nodes) == (one.tokens, 2)  # all of them run the same batches
+        first.record_batch(rows, took_s)
+        second.record_batch(3 * rows, 2 * took_s)
+    one = first.path_stats(asked(1, ("device", "cloud"), 0.0))
+    both = second.path_stats(asked(2, ("device", "cloud", "cloud.1"), 0.0, one))
+    assert (one.mean_batch_tokens, one.num_nodes) == (pytest.approx(12.0), 1)
+    assert (both.mean_batch_tokens, both.num_nodes) == (one.mean_batch_tokens, 2)  # all of them run the same batches
     for rows in (0, 7, 300):
-        wanted = first.delay.at(rows) + second.delay.at(rows)
-        assert both.base_s + both.row_s * rows == pytest.approx(wanted)
+        wanted = first.batch_time.predict(rows) + second.batch_time.predict(rows)
+        assert both.base_s + both.per_token_s * rows == pytest.approx(wanted)
 
 
 def test_the_uplink_is_seen_where_the_device_sends_to_and_told_to_the_end() -> None:
-    link, first, second = Link(uplink_mbps=40.0, downlink_mbps=1.0, delay_ms=9.0), Workload(), Workload()
+    link, first, second = Link(uplink_mbps=40.0, downlink_mbps=1.0, delay_ms=9.0), NodeMonitor(), NodeMonitor()
     channel = link.channel("up", 1)
     for i in range(6):
         m = asked(1, ("device", "cloud"), 100.0 * i)
-        small = Request(0, Rows("s", 0, 1, ()), m.route, 1, m.path, "device", sent_s=100.0 * i)
-        first.hear(small, channel.arrive(HEADER_NBYTES, 100.0 * i))
-        first.hear(m, channel.arrive(HEADER_NBYTES + PART, 100.0 * i))
-        second.hear(asked(2, ("device", "cloud", "cloud.1"), 100.0 * i), 100.0 * i + 5)
-    assert first.added(asked(1, ("device", "cloud"), 0.0)).uplink_mbps == pytest.approx(40.0, rel=0.03)
+        small = Request(0, SequenceSlice("s", 0, 1, ()), m.hops, 1, m.path, "device", sent_s=100.0 * i)
+        first.record_request(small, channel.arrival_s(HEADER_NBYTES, 100.0 * i))
+        first.record_request(m, channel.arrival_s(HEADER_NBYTES + PART, 100.0 * i))
+        second.record_request(asked(2, ("device", "cloud", "cloud.1"), 100.0 * i), 100.0 * i + 5)
+    assert first.path_stats(asked(1, ("device", "cloud"), 0.0)).uplink_mbps == pytest.approx(40.0, rel=0.03)
     assert not second.uplinks
-    one = first.added(asked(1, ("device", "cloud"), 0.0))
-    assert second.added(asked(2, ("device", "cloud", "cloud.1"), 0.0, one)).uplink_mbps == one.uplink_mbps
+    one = first.path_stats(asked(1, ("device", "cloud"), 0.0))
+    assert second.path_stats(asked(2, ("device", "cloud", "cloud.1"), 0.0, one)).uplink_mbps == one.uplink_mbps
 
 
 def test_before_anything_was_seen_a_rate_is_not_known() -> None:
-    assert Workload().added(asked(1, ("device", "cloud"), None)) == Condition(0.0, 0.0, 0.0, 1, 0.0)
-    assert Monitor().downlink.mbps == 0.0
+    assert NodeMonitor().path_stats(asked(1, ("device", "cloud"), None)) == PathStats(0.0, 0.0, 0.0, 1, 0.0)
+    assert DeviceMonitor().downlink.mbps == 0.0
 
 
 def test_a_drafting_step_is_timed_without_what_the_chip_had_to_end_first() -> None:
-    monitor = Monitor()
-    monitor.drafted(4, 1.0, 1.4)
-    assert monitor.step.value == pytest.approx(0.1)
+    monitor = DeviceMonitor()
+    monitor.record_draft(4, 1.0, 1.4)
+    assert monitor.draft_step_s.value == pytest.approx(0.1)
     monitor.chip_free_s = 2.8
-    monitor.drafted(1, 2.0, 2.9)  # asked for at 2.0, but the chip ran a hop until 2.8
-    assert monitor.step.value == pytest.approx(0.1)
-    monitor.drafted(0, 3.0, 9.0)  # a cache was filled: no step
-    assert monitor.step.value == pytest.approx(0.1)
+    monitor.record_draft(1, 2.0, 2.9)  # asked for at 2.0, but the chip ran a hop until 2.8
+    assert monitor.draft_step_s.value == pytest.approx(0.1)
+    monitor.record_draft(0, 3.0, 9.0)  # a cache was filled: no step
+    assert monitor.draft_step_s.value == pytest.approx(0.1)
 
 
 def test_a_condition_stays_until_another_comes() -> None:
-    monitor, known = Monitor(), Condition(5.0, 0.1, 0.001, 1, 20.0)
-    monitor.heard(100, 0.0, known, 1.0)
-    monitor.heard(100, None, None, 2.0)
-    assert monitor.condition == known
+    monitor, known = DeviceMonitor(), PathStats(5.0, 0.1, 0.001, 1, 20.0)
+    monitor.record_message(100, 0.0, known, 1.0)
+    monitor.record_message(100, None, None, 2.0)
+    assert monitor.path_stats == known

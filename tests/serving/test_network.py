@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
-from serving.core.provenance import evidence
+from serving.core.provenance import evidence_class
 from serving.network.link import Channel, Link
 
 PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
@@ -34,13 +34,13 @@ def whole(name, folder):
     return Link(**node)
 
 
-@pytest.mark.parametrize("name", names("network"))
+@pytest.instant.parametrize("name", names("network"))
 def test_every_link_builds_and_sources_its_figures(name, tmp_path):
     made = whole(name, tmp_path)
     extras = ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms", *PARTS)
     given = {each for each in ("uplink_mbps", "downlink_mbps", *extras) if getattr(made, each)}
     assert set(made.sources) == given | ({"detect_ms"} if made.outages else set())
-    assert all(evidence(source) for source in made.sources.values())
+    assert all(evidence_class(source) for source in made.sources.values())
 
 
 def test_the_formats_of_traces_and_a_link_with_outages_are_promised():
@@ -55,40 +55,40 @@ def test_the_profiles_that_are_promised():
 
 
 def test_a_message_takes_its_bytes_and_the_delay():
-    assert PLAIN.channel("up", 0).arrive(1000, now=5.0) == pytest.approx(5 + 0.001 + 0.010)
-    assert PLAIN.channel("down", 0).arrive(1000, now=5.0) == pytest.approx(5 + 0.0001 + 0.010)
+    assert PLAIN.channel("up", 0).arrival_s(1000, now_s=5.0) == pytest.approx(5 + 0.001 + 0.010)
+    assert PLAIN.channel("down", 0).arrival_s(1000, now_s=5.0) == pytest.approx(5 + 0.0001 + 0.010)
 
 
 def test_synera_s_distribution_over_ten_megabits():
     """32,000 probabilities in fp16 take "over 50 ms" at 10 Mbit/s (Synera, section 4.2)."""
-    assert Link(10, 10).seconds(2 * 32000, "up") == pytest.approx(0.0512)
+    assert Link(10, 10).mean_transfer_s(2 * 32000, "up") == pytest.approx(0.0512)
 
 
 def test_messages_queue_behind_each_other_and_propagate_together():
     channel = PLAIN.channel("up", 0)
-    assert [channel.arrive(1_000_000, 0.0) for _ in range(3)] == pytest.approx([1.01, 2.01, 3.01])
-    assert channel.arrive(1_000_000, 10.0) == pytest.approx(11.01)
+    assert [channel.arrival_s(1_000_000, 0.0) for _ in range(3)] == pytest.approx([1.01, 2.01, 3.01])
+    assert channel.arrival_s(1_000_000, 10.0) == pytest.approx(11.01)
 
 
 def test_each_message_pays_for_its_headers_and_for_the_stacks():
     chatty = Link(8, 80, delay_ms=10, overhead_nbytes=1000, message_ms=2)
-    assert chatty.channel("up", 0).arrive(0, 0.0) == pytest.approx(0.001 + 0.012)
-    assert chatty.seconds(1000, "up") == pytest.approx(0.002 + 0.012)
+    assert chatty.channel("up", 0).arrival_s(0, 0.0) == pytest.approx(0.001 + 0.012)
+    assert chatty.mean_transfer_s(1000, "up") == pytest.approx(0.002 + 0.012)
 
 
-@pytest.mark.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
+@pytest.instant.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
 def test_jitter_has_its_mean_and_never_hastens(shape, mean):
     late = []
     for serial in range(2000):
         channel = Link(8, 8, jitter_ms=20, jitter_shape=shape).channel("up", key(serial, "link"))
-        late.append(channel.arrive(0, 0.0))
+        late.append(channel.arrival_s(0, 0.0))
     assert min(late) >= 0
     assert fmean(late) == pytest.approx(mean, rel=0.05)
 
 
 def test_losses_cost_timeouts_that_double_and_bytes_sent_again():
     lossy = Link(8, 8, loss=0.5, timeout_ms=200)
-    arrivals = [lossy.channel("up", key(serial, "link")).arrive(1000, 0.0) for serial in range(2000)]
+    arrivals = [lossy.channel("up", key(serial, "link")).arrival_s(1000, 0.0) for serial in range(2000)]
     for losses, share in ((0, 0.5), (1, 0.25), (2, 0.125)):
         expected = 0.001 * (1 + losses) + 0.2 * (2**losses - 1)
         hits = sum(arrival == pytest.approx(expected) for arrival in arrivals)
@@ -98,7 +98,7 @@ def test_losses_cost_timeouts_that_double_and_bytes_sent_again():
 def test_the_same_luck_for_the_same_message_whatever_its_size():
     shaky = Link(8, 8, jitter_ms=20)
     small, large = shaky.channel("up", 7), shaky.channel("up", 7)
-    assert large.arrive(1000, 0.0) - small.arrive(0, 0.0) == pytest.approx(0.001)
+    assert large.arrival_s(1000, 0.0) - small.arrival_s(0, 0.0) == pytest.approx(0.001)
 
 
 @given(st.lists(st.tuples(st.integers(0, 100_000), st.floats(0, 0.5)), min_size=2, max_size=30), st.integers(0, 2**32))
@@ -107,19 +107,19 @@ def test_messages_never_overtake_and_never_arrive_early(messages, stream):
     channel, now, last = Channel(shaky, "up", stream), 0.0, 0.0
     for nbytes, pause_s in messages:
         now += pause_s
-        arrival = channel.arrive(nbytes, now)
+        arrival = channel.arrival_s(nbytes, now)
         assert arrival >= max(last, now + nbytes * 1e-6 + 0.005 - 1e-9)
         last = arrival
 
 
-@pytest.mark.parametrize("rate", [0, -5, float("inf"), float("nan")])
-@pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps"])
+@pytest.instant.parametrize("rate", [0, -5, float("inf"), float("nan")])
+@pytest.instant.parametrize("name", ["uplink_mbps", "downlink_mbps"])
 def test_impossible_bandwidth_is_refused(name, rate):
     with pytest.raises(ValueError, match=rf"network.{name}=.* Mbit/s must be more than 0 and finite"):
         Link(**{"uplink_mbps": 1, "downlink_mbps": 1, name: rate})
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "message"),
     [
         ({"delay_ms": -1}, "network.delay_ms=-1 must be 0 or more"),
@@ -145,23 +145,23 @@ class Doubling:
         assert (direction, stream) == ("down", 7)
         return self
 
-    def sent(self, nbytes, start):
+    def departure_s(self, nbytes, start):
         return start + nbytes * 1e-6 if start < 1 else start + nbytes * 0.5e-6
 
-    def carried(self, start, end):
+    def nbytes_between(self, start, end):
         raise NotImplementedError
 
 
 def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
     made = Link(uplink_mbps=8, downlink=Doubling(), delay_ms=10, message_ms=2, overhead_nbytes=1000)
     channel = made.channel("down", 7)
-    assert [channel.arrive(999_000, 0.0), channel.arrive(999_000, 0.0)] == pytest.approx([1.012, 1.512])
-    assert made.channel("up", 7).arrive(999_000, 0.0) == pytest.approx(1.012)
-    assert made.seconds(999_000, "down") == pytest.approx(0.1 + 0.012)
+    assert [channel.arrival_s(999_000, 0.0), channel.arrival_s(999_000, 0.0)] == pytest.approx([1.012, 1.512])
+    assert made.channel("up", 7).arrival_s(999_000, 0.0) == pytest.approx(1.012)
+    assert made.mean_transfer_s(999_000, "down") == pytest.approx(0.1 + 0.012)
     assert made.described == "8 Mbit/s up, more and more down, 10 ms delay, 0 ms jitter, 0.0% lost"
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("options", "message"),
     [
         (
@@ -183,10 +183,10 @@ def test_each_direction_is_given_once_and_by_something_that_knows_it(options, me
 
 def test_the_two_directions_of_a_device_have_luck_of_their_own():
     shaky = Link(8, 8, jitter_ms=20)
-    assert shaky.channel("up", 7).arrive(0, 0.0) != shaky.channel("down", 7).arrive(0, 0.0)
+    assert shaky.channel("up", 7).arrival_s(0, 0.0) != shaky.channel("down", 7).arrival_s(0, 0.0)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1000))
 def test_what_a_constant_rate_sent_it_carried(nbytes, start):
     rate = PLAIN.rate("up")
-    assert rate.carried(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)
+    assert rate.nbytes_between(start, rate.departure_s(nbytes, start)) == pytest.approx(nbytes, abs=1)

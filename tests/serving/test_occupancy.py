@@ -4,41 +4,41 @@ import pytest
 from catalogue import architecture, fleet, link
 from fake_setup import pair, setup
 
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.hardware.fleet import GB
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 from serving.hardware.tier import Tier
-from serving.messages import Drop, Forward, Received, Release, Rows
-from serving.metrics.recorder import Record
-from serving.metrics.utilisation import Occupancy, under_way_s
-from serving.policy.partition.baselines import Balanced
-from serving.policy.partition.division import Division
+from serving.messages import DropCache, ForwardWork, MessageReceived, Release, SequenceSlice
+from serving.metrics.recorder import SessionRecord
+from serving.metrics.utilisation import UtilisationObserver, covered_s
+from serving.policy.partition.baselines import GPipeSplit
+from serving.policy.partition.division import ModelPartition
 from serving.policy.slots.dispatch import HypSched
-from serving.policy.slots.placement import Tiers
+from serving.policy.slots.placement import TieredPlacement
 
 LLAMA = architecture("llama3_8b")
 TIERS = {"near": Tier(fleet("jetson_orin_nx_16gb", count=2)), "far": Tier(fleet("jetson_agx_orin_32gb"))}
 
 
 @pytest.fixture
-def cast() -> Cast:
-    division = Division(Balanced(), LLAMA, TIERS, link("lan_1gbps"), 16, 24, ends=False)
+def cast() -> Topology:
+    division = ModelPartition(GPipeSplit(), LLAMA, TIERS, link("lan_1gbps"), 16, 24, include_embed_head=False)
     bed = Bed(device=fleet("jetson_agx_orin_32gb"), tiers=TIERS)
-    override = {"placement": Tiers(division), "dispatch": HypSched()}
-    return Cast(setup("cloud_centric", bed, 1, override=override, pair=pair(cloud="llama3_8b")), 32)
+    override = {"placement": TieredPlacement(division), "dispatch": HypSched()}
+    return Topology(setup("cloud_centric", bed, 1, override=override, pair=pair(cloud="llama3_8b")), 32)
 
 
-def ran(seen: Occupancy, node: str, session: str, start: int, n: int, begin_s: float, end_s: float) -> None:
-    work = Forward(None, (Rows(session, start, n, ()),), ("",))  # type: ignore[arg-type]
-    seen.ran(node, work, (), begin_s, end_s)
+def ran(seen: UtilisationObserver, node: str, session: str, start: int, n: int, begin_s: float, end_s: float) -> None:
+    work = ForwardWork(None, (SequenceSlice(session, start, n, ()),), ("",))  # type: ignore[arg-type]
+    seen.work_done(node, work, (), begin_s, end_s)
 
 
-def record(session: str, arrived_s: float, ended_s: float | None) -> Record:
-    return Record(session, "device-0", 16, arrived_s, ended_s=ended_s)
+def record(session: str, arrived_s: float, ended_s: float | None) -> SessionRecord:
+    return SessionRecord(session, "device-0", 16, arrived_s, ended_s=ended_s)
 
 
-def test_busy_is_a_share_of_the_time_in_which_anything_was_under_way(cast: Cast) -> None:
-    seen = Occupancy()
+def test_busy_is_a_share_of_the_time_in_which_anything_was_under_way(cast: Topology) -> None:
+    seen = UtilisationObserver()
     ran(seen, "near-0", "a", 0, 16, 0.0, 1.0)
     ran(seen, "near-1", "b", 0, 16, 2.0, 2.5)
     ran(seen, "far-0", "a", 0, 16, 1.0, 3.0)
@@ -49,40 +49,40 @@ def test_busy_is_a_share_of_the_time_in_which_anything_was_under_way(cast: Cast)
     assert (found["near"]["blocks"], found["far"]["blocks"]) == (16, 16)
 
 
-def test_memory_is_weights_and_the_fullest_caches(cast: Cast) -> None:
-    seen = Occupancy()
+def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
+    seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 100, 0, 1)
     ran(seen, "far-0", "b", 0, 50, 1, 2)
-    seen.handled("far-0", Received(Release("a")), 2, ())
+    seen.event_handled("far-0", MessageReceived(Release("a")), 2, ())
     ran(seen, "far-0", "b", 50, 20, 2, 3)
-    part = LLAMA.part(16, embed=False, head=True)
+    part = LLAMA.part(16, embedding=False, lm_head=True)
     wanted = (part.weights_nbytes("fp16") + 150 * part.kv_nbytes_per_token("fp16")) / (32 * GB)
     assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory"] == pytest.approx(wanted)
-    first = LLAMA.part(16, embed=True, head=False).weights_nbytes("fp16") / (16 * GB)
+    first = LLAMA.part(16, embedding=True, lm_head=False).weights_nbytes("fp16") / (16 * GB)
     assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory"] == pytest.approx(first)
 
 
-def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Cast) -> None:
-    seen = Occupancy()
+def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Topology) -> None:
+    seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 100, 0, 1)
-    seen.handled("far-0", Received(Release("b")), 1, (Drop("a", 16),))
+    seen.event_handled("far-0", MessageReceived(Release("b")), 1, (DropCache("a", 16),))
     ran(seen, "far-0", "b", 0, 60, 1, 2)
-    seen.born("far-0", 3.0)
+    seen.node_created("far-0", 3.0)
     ran(seen, "far-0", "c", 0, 70, 4, 5)
-    assert seen.most_tokens["far-0"] == 100
+    assert seen.peak_cache_tokens["far-0"] == 100
 
 
-def test_rolled_back_rows_are_not_counted_twice(cast: Cast) -> None:
-    seen = Occupancy()
+def test_rolled_back_rows_are_not_counted_twice(cast: Topology) -> None:
+    seen = UtilisationObserver()
     ran(seen, "far-0", "a", 0, 10, 0, 1)
     ran(seen, "far-0", "a", 6, 4, 1, 2)
-    assert seen.most_tokens["far-0"] == 10
+    assert seen.peak_cache_tokens["far-0"] == 10
 
 
-def test_where_nothing_ended_nothing_is_said_of_busy(cast: Cast) -> None:
-    assert "busy" not in Occupancy().by_tier(cast, [record("a", 0, None)])["near"]
+def test_where_nothing_ended_nothing_is_said_of_busy(cast: Topology) -> None:
+    assert "busy" not in UtilisationObserver().by_tier(cast, [record("a", 0, None)])["near"]
 
 
 def test_time_under_way_counts_once_what_overlaps() -> None:
-    assert under_way_s([(0, 2), (1, 3), (5, 6), (5.5, None)]) == 4
-    assert under_way_s([]) == 0
+    assert covered_s([(0, 2), (1, 3), (5, 6), (5.5, None)]) == 4
+    assert covered_s([]) == 0

@@ -5,14 +5,14 @@ from pathlib import Path
 import checkpoints
 import pytest
 
-from serving.deployment.model_loading import open_models
+from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint
-from serving.learned.medusa import WEIGHTS, Medusa
-from serving.messages import HEADS, Drafted, Forward, Generate, Rows, Span, Stop
-from serving.policy.engine_requirements import Provision
+from serving.learned.medusa import WEIGHTS, MedusaHeads
+from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
+from serving.policy.engine_requirements import EngineRequirements
 
-WHOLE = Span(0, 3, embed=True, head=True)
-ASKED = Rows("s", 0, 3, (2, 3, 4), 0, "tree")
+WHOLE = Span(0, 3, embedding=True, lm_head=True)
+ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "tree")
 
 
 @pytest.fixture
@@ -24,26 +24,26 @@ def pair(tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
 
 
 @pytest.fixture
-def medusa(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> Medusa:
+def medusa(pair: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> MedusaHeads:
     """Heads of the large model, which begin as its own."""
     from safetensors.torch import save_file
 
-    from serving.engines.torch.draft_heads import blank_heads
-    from serving.engines.torch.model import open_model
+    from serving.engines.torch.draft_heads import init_medusa_heads
+    from serving.engines.torch.model import load_model
 
-    heads = blank_heads(open_model(pair[1].where), 2)
+    heads = init_medusa_heads(load_model(pair[1].name_or_path), 2)
     save_file({name: weight.clone() for name, weight in heads.state_dict().items()}, tmp_path / WEIGHTS)
-    return Medusa(2, ((0,), (1,), (0, 0)), 1, str(tmp_path))
+    return MedusaHeads(2, ((0,), (1,), (0, 0)), 1, str(tmp_path))
 
 
 def test_heads_of_the_target_propose_wherever_it_ends_and_leave_the_drafter_alone(
-    pair: tuple[Checkpoint, Checkpoint], medusa: Medusa
+    pair: tuple[Checkpoint, Checkpoint], medusa: MedusaHeads
 ) -> None:
-    models = open_models(*pair, provision=Provision(medusa=medusa))
-    for engine in (models.cloud, models.here):
-        outcome, _ = engine.execute(Forward(WHOLE, (ASKED,), ("last",), (HEADS,)))
+    models = load_models(*pair, requirements=EngineRequirements(medusa=medusa))
+    for engine in (models.cloud, models.device_target):
+        outcome, _ = engine.execute(ForwardWork(WHOLE, (ASKED,), ("last",), (MEDUSA_TREE,)))
         (result,) = outcome  # type: ignore[misc]
-        assert result.verdict.proposal[1] == (-1, -1, 0)
-    drafted, _ = models.device.execute(Generate("s", 0, (2, 3), Stop(3)))
-    assert isinstance(drafted, Drafted)
+        assert result.verdict.next_tree[1] == (-1, -1, 0)
+    drafted, _ = models.device.execute(DraftWork("s", 0, (2, 3), DraftStopRule(3)))
+    assert isinstance(drafted, DraftOutcome)
     assert len(drafted.tokens) == 3

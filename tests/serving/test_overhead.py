@@ -5,33 +5,33 @@ from itertools import count
 
 import pytest
 
-from serving.drivers.simulator import Chip, Simulator
+from serving.drivers.simulator import ComputeResource, Simulator
 from serving.messages import (
     Command,
-    Drafted,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
     Event,
-    Finished,
-    Forward,
-    Generate,
+    ForwardWork,
+    MessageReceived,
     Outcome,
-    Received,
     Release,
-    Result,
-    Rows,
-    Send,
+    SendMessage,
+    SequenceSlice,
+    SetTimer,
+    SliceOutcome,
     Span,
-    Start,
-    Stop,
+    StartWork,
+    TimerFired,
     Verdict,
-    Wake,
-    Woke,
     Work,
+    WorkFinished,
 )
 from serving.metrics import overhead
-from serving.metrics.overhead import Overhead
+from serving.metrics.overhead import OverheadTimer
 
-ROWS = Rows("s", 0, 1, (1,), 0, "greedy")
-DRAFT, FORWARD = Generate("s", 0, (1,), Stop(1)), Forward(Span(0, 1, True, True), (ROWS,), ("last",))
+ROWS = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
+DRAFT, FORWARD = DraftWork("s", 0, (1,), DraftStopRule(1)), ForwardWork(Span(0, 1, True, True), (ROWS,), ("last",))
 
 
 class Draws:
@@ -42,9 +42,9 @@ class Draws:
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
         self.heard.append(event)
-        if isinstance(event, Woke):
-            return [Start(1, DRAFT)]
-        return [Send("cloud-0", Release("s"), 8)] if isinstance(event, Finished) else []
+        if isinstance(event, TimerFired):
+            return [StartWork(1, DRAFT)]
+        return [SendMessage("cloud-0", Release("s"), 8)] if isinstance(event, WorkFinished) else []
 
 
 class Asks:
@@ -54,9 +54,9 @@ class Asks:
         self.left = 2
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
-        if isinstance(event, Received | Finished) and self.left:
+        if isinstance(event, MessageReceived | WorkFinished) and self.left:
             self.left -= 1
-            return [Start(1, FORWARD), Wake(now + 1, 1)]
+            return [StartWork(1, FORWARD), SetTimer(now + 1, 1)]
         return []
 
 
@@ -65,40 +65,40 @@ class Answers:
         self.dropped: list[tuple[str, int | None]] = []
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        if isinstance(work, Generate):
-            return Drafted((1,), {}, ((1,),), False, 1), 0.5
-        return (Result(Verdict(0, 1), None),), 0.25
+        if isinstance(work, DraftWork):
+            return DraftOutcome((1,), {}, ((1,),), False, 1), 0.5
+        return (SliceOutcome(Verdict(0, 1), None),), 0.25
 
     def drop(self, session: str, first: int | None) -> None:
         self.dropped.append((session, first))
 
 
 @pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[Overhead, Simulator, Draws]:
+def watched(monkeypatch: pytest.MonkeyPatch) -> tuple[OverheadTimer, Simulator, Draws]:
     monkeypatch.setattr(overhead, "perf_counter", count().__next__)
     simulator, device = Simulator(), Draws()
-    made = Overhead(simulator)
-    made.add("device-0", device, Chip(Answers()))
-    made.add("cloud-0", Asks(), Chip(Answers()))
-    made.post(0.0, "device-0", Woke(0))
+    made = OverheadTimer(simulator)
+    made.add("device-0", device, ComputeResource(Answers()))
+    made.add("cloud-0", Asks(), ComputeResource(Answers()))
+    made.post(0.0, "device-0", TimerFired(0))
     simulator.run()
     return made, simulator, device
 
 
-def test_every_event_and_every_work_is_counted(watched: tuple[Overhead, Simulator, Draws]) -> None:
+def test_every_event_and_every_work_is_counted(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
     made, simulator, device = watched
-    assert [type(event) for event in device.heard] == [Woke, Finished]
+    assert [type(event) for event in device.heard] == [TimerFired, WorkFinished]
     assert simulator.now == 1.75  # half a second's draft, a quarter's forward, and a second until the last wake
-    assert made.decided_s == {"device-0": 2, "cloud-0": 5}  # Received, then Finished and Woke twice each
-    assert made.computed_s == {"device-0": 1, "cloud-0": 2}
+    assert made.decision_s == {"device-0": 2, "cloud-0": 5}  # Received, then Finished and Woke twice each
+    assert made.compute_s == {"device-0": 1, "cloud-0": 2}
 
 
-def test_metrics(watched: tuple[Overhead, Simulator, Draws]) -> None:
+def test_metrics(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
     made, _, _ = watched
     assert made.metrics(["device-0"], ["cloud-0"], 4) == {"device_ms_per_token": 500.0, "cloud_share": 2.5}
 
 
-def test_without_a_cloud_there_is_no_share(watched: tuple[Overhead, Simulator, Draws]) -> None:
+def test_without_a_cloud_there_is_no_share(watched: tuple[OverheadTimer, Simulator, Draws]) -> None:
     made, _, _ = watched
     assert made.metrics(["device-0"], [], 0) == {"device_ms_per_token": 2000.0}
 
@@ -107,7 +107,7 @@ def test_caches_are_dropped_as_before() -> None:
     executor, added = Answers(), {}
 
     class Stage:
-        def add(self, name: str, node: object, chip: Chip) -> None:
+        def add(self, name: str, node: object, chip: ComputeResource) -> None:
             added[name] = chip
 
         def connect(self, a: str, b: str, wire: object) -> None:
@@ -115,7 +115,7 @@ def test_caches_are_dropped_as_before() -> None:
 
         def post(self, at: float, node: str, event: object) -> None: ...
 
-    made, chip = Overhead(Stage()), Chip(executor)
+    made, chip = OverheadTimer(Stage()), ComputeResource(executor)
     made.add("cloud-0", Asks(), chip)
     made.connect("a", "b", "wire")
     added["cloud-0"].executor.drop("s", 0)

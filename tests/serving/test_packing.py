@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import GB, Fleet
-from serving.hardware.replica_packing import REPORTED, Demand, Packing
+from serving.hardware.replica_packing import REPORTED_FACTORS, ReplicaDemand, ReplicaPacking
 
 A6000 = chip("rtx_a6000")
 LLAMA2_70B = architecture("llama2_70b")
@@ -20,29 +20,35 @@ OURS = {
 """Figures of docs/synera.md: derived, on 8 RTX A6000."""
 
 
-def packing(count: int = 8, reference: Architecture = LLAMA2_70B, figure="derived", every_s=60.0, **more) -> Packing:
-    return Packing(Fleet(A6000, count=count), reference, figure, Demand(every_s=every_s), **more)
+def packing(
+    count: int = 8, reference: Architecture = LLAMA2_70B, figure="derived", every_s=60.0, **more
+) -> ReplicaPacking:
+    return ReplicaPacking(
+        Fleet(A6000, count=count), reference, figure, ReplicaDemand(request_interval_s=every_s), **more
+    )
 
 
-def alone(count: int = 1, every_s: float = 60.0) -> Packing:
+def alone(count: int = 1, every_s: float = 60.0) -> ReplicaPacking:
     """A cluster too small for the usual reference."""
     return packing(count, architecture("tinyllama_1_1b"), every_s=every_s)
 
 
-@pytest.mark.parametrize("name", REPORTED)
+@pytest.instant.parametrize("name", REPORTED_FACTORS)
 def test_derived_factors_lie_near_table_3(name):
     found = packing().factor(architecture(name))
     assert found is not None
     assert found.value == OURS[name]
-    assert found.value == pytest.approx(REPORTED[name], rel=0.25)
+    assert found.value == pytest.approx(REPORTED_FACTORS[name], rel=0.25)
     assert "8 rtx_a6000 in fp16, bound by memory" in found.source
 
 
 def test_on_average_they_lie_nearer_than_the_ratio_of_weights():
     def off(values: dict[str, float]) -> float:
-        return sum(abs(values[name] / reported - 1) for name, reported in REPORTED.items()) / (len(REPORTED) - 1)
+        return sum(abs(values[name] / reported - 1) for name, reported in REPORTED_FACTORS.items()) / (
+            len(REPORTED_FACTORS) - 1
+        )
 
-    weights = {name: LLAMA2_70B.parameters() / architecture(name).parameters() for name in REPORTED}
+    weights = {name: LLAMA2_70B.parameters() / architecture(name).parameters() for name in REPORTED_FACTORS}
     assert off(OURS) == pytest.approx(0.113, abs=0.001)
     assert off(weights) == pytest.approx(0.185, abs=0.001)
 
@@ -51,21 +57,21 @@ def test_memory_holds_weights_cache_and_one_forward():
     model = architecture("llama2_13b")
     copy = model.weights_nbytes("fp16") + 1024 * model.kv_nbytes_per_token("fp16")
     copy += model.activation_nbytes(960, "fp16")
-    packed = packing().packed(model)
-    assert (packed.copies, packed.chips, packed.bound) == (8 * 48 * GB // copy, 8, "memory")
+    packed = packing().best_packing(model)
+    assert (packed.num_replicas, packed.chips_per_replica, packed.limited_by) == (8 * 48 * GB // copy, 8, "memory")
 
 
 def test_a_model_is_split_only_as_its_heads_divide():
     assert architecture("falcon_7b").heads == 71
-    assert packing().packed(architecture("falcon_7b")).chips == 1
-    assert alone(9).packed(architecture("llama2_13b")).chips == 1  # 40 heads do not divide by 3 or 9
+    assert packing().best_packing(architecture("falcon_7b")).chips_per_replica == 1
+    assert alone(9).best_packing(architecture("llama2_13b")).chips_per_replica == 1  # 40 heads do not divide by 3 or 9
 
 
 @given(every_s=st.floats(0.5, 100.0), name=st.sampled_from(["tinyllama_1_1b", "llama2_7b", "llama2_13b"]))
 def test_one_copy_more_would_be_a_tenth_slower(every_s, name):
     """The rule, worked out the other way round from what a request takes."""
     model, made = architecture(name), alone(every_s=every_s)
-    packed = made.packed(model)
+    packed = made.best_packing(model)
     latency, overhead_s = made.cluster.latency(model), 64 * A6000.launch_overhead_s
     alone_s = made.demand.seconds(latency)
 
@@ -73,20 +79,22 @@ def test_one_copy_more_would_be_a_tenth_slower(every_s, name):
         busy = (copies - 1) * (alone_s - overhead_s) / every_s
         return (overhead_s + (alone_s - overhead_s) / (1 - busy)) / alone_s - 1 if busy < 1 else float("inf")
 
-    assert slowdown(packed.copies) <= 0.1 + 1e-9
-    if packed.bound == "latency":
-        assert slowdown(packed.copies + 1) > 0.1 - 1e-9
+    assert slowdown(packed.num_replicas) <= 0.1 + 1e-9
+    if packed.limited_by == "latency":
+        assert slowdown(packed.num_replicas + 1) > 0.1 - 1e-9
 
 
 def test_copies_that_never_pause_get_a_chip_each():
     busy = packing(every_s=0.001)
-    assert [busy.packed(architecture(name)).copies for name in ("llama_160m", "llama2_7b", "llama2_70b")] == [8, 8, 2]
+    assert [
+        busy.best_packing(architecture(name)).num_replicas for name in ("llama_160m", "llama2_7b", "llama2_70b")
+    ] == [8, 8, 2]
 
 
 def test_a_request_is_its_prefill_and_its_decodes():
-    model, demand = architecture("tinyllama_1_1b"), Demand(prompt_tokens=100, new_tokens=3)
+    model, demand = architecture("tinyllama_1_1b"), ReplicaDemand(prompt_tokens=100, new_tokens=3)
     latency = Fleet(A6000).latency(model)
-    heads = 3 * (latency.head_row_s + latency.head_c_s)
+    heads = 3 * (latency.head_token_s + latency.head_c_s)
     rows, interactions, cached = 100 + 1 + 1, 100 * 100 + 101 + 102, 100 + 101
     body = latency.a_s * rows + latency.b_compute_s * interactions + latency.b_read_s * cached + 3 * latency.c_s
     assert demand.seconds(latency) == pytest.approx(heads + body)
@@ -112,7 +120,7 @@ def test_every_architecture_of_the_catalogue_has_one():
     assert all(made.factor(architecture(name)) for name in names("model/architecture"))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "said"),
     [
         ({"figure": "guessed"}, r"packing\.figure is 'guessed'; use one of reported, derived"),
@@ -127,12 +135,12 @@ def test_what_cannot_be(change, said):
 
 def test_what_a_cluster_must_tell():
     with pytest.raises(ValueError, match="the memory of rtx_a6000 is not known"):
-        Packing(Fleet(replace(A6000, memory_gb=None, sources={})), LLAMA2_70B)
+        ReplicaPacking(Fleet(replace(A6000, memory_gb=None, sources={})), LLAMA2_70B)
     with pytest.raises(ValueError, match=r"packing\.cluster: timing=wisp_table_12 times one chip only; set roofline"):
-        Packing(Fleet(chip("a100_80gb"), count=8, timing="wisp_table_12"), LLAMA2_70B)
+        ReplicaPacking(Fleet(chip("a100_80gb"), count=8, timing="wisp_table_12"), LLAMA2_70B)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "said"),
     [
         ({"prompt_tokens": 0}, "prompt_tokens=0 must be at least 1"),
@@ -142,4 +150,4 @@ def test_what_a_cluster_must_tell():
 )
 def test_what_nobody_can_ask(change, said):
     with pytest.raises(ValueError, match=said):
-        Demand(**change)
+        ReplicaDemand(**change)

@@ -13,8 +13,8 @@ from catalogue import CONF, architecture
 from checkpoints import tokenizer_json
 
 from serving.engines import models
-from serving.engines.models import Checkpoint, Model, Pair
-from serving.engines.remote.server import Server
+from serving.engines.models import Checkpoint, ModelConfig, ModelPair
+from serving.engines.remote.server import RemoteServer
 
 TIMING = architecture("tinyllama_1_1b")
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
@@ -31,26 +31,26 @@ def test_a_model_is_somewhere() -> None:
     with pytest.raises(
         ValueError, match=r"neither path nor hub says where .* set model.device.path and model.cloud.path"
     ):
-        Model(timing=TIMING)
+        ModelConfig(timed_architecture=TIMING)
 
 
 def test_a_checkpoint_is_at_one_place(tmp_path: Path) -> None:
     here = folder(tmp_path / "a")
     with pytest.raises(ValueError, match="set path=null to take the Hub's"):
-        Model(timing=TIMING, path=here, hub="some/model")
-    assert Model(timing=TIMING, path=here).where == str(here)
-    assert Model(timing=TIMING, hub="some/model").where == "some/model"
+        ModelConfig(timed_architecture=TIMING, path=here, hub="some/model")
+    assert ModelConfig(timed_architecture=TIMING, path=here).name_or_path == str(here)
+    assert ModelConfig(timed_architecture=TIMING, hub="some/model").name_or_path == "some/model"
 
 
 def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no config.json; give the directory of a Hugging Face checkpoint"):
-        Model(timing=TIMING, path=tmp_path)
+        ModelConfig(timed_architecture=TIMING, path=tmp_path)
 
 
-@pytest.mark.parametrize("names", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], ["ViTModel"]])
+@pytest.instant.parametrize("names", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], ["ViTModel"]])
 def test_what_is_no_causal_lm_is_refused(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(ValueError, match=f"holds {names[0]}, which is not a causal LM"):
-        Model(timing=TIMING, path=folder(tmp_path / "a", {"architectures": names}))
+        ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", {"architectures": names}))
 
 
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
@@ -58,49 +58,56 @@ def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
     for text in ('{"architectures": [', "[]"):
         (here / "config.json").write_text(text)
         with pytest.raises(ValueError, match=r"config.json is damaged \(.*\); fetch or train the checkpoint again"):
-            Model(timing=TIMING, path=here)
+            ModelConfig(timed_architecture=TIMING, path=here)
 
 
 def test_two_tokenizers_are_no_pair(tmp_path: Path) -> None:
-    one = Model(timing=TIMING, path=folder(tmp_path / "a", tokenizer=tokenizer_json("a b c")))
-    other = Model(timing=TIMING, path=folder(tmp_path / "b", tokenizer=tokenizer_json("a b d")))
+    one = ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", tokenizer=tokenizer_json("a b c")))
+    other = ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "b", tokenizer=tokenizer_json("a b d")))
     with pytest.raises(ValueError, match=r"tokenizers of .* differ: token \d is 'c' in the one and 'd' in the other"):
-        Pair(one, other)
+        ModelPair(one, other)
 
 
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4}
 
 
-@pytest.mark.parametrize("ways", [2, 4])
+@pytest.instant.parametrize("ways", [2, 4])
 def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
-    assert Model(timing=TIMING, path=folder(tmp_path / "a", HEADS), ways=ways).ways == ways
-    note = Model(timing=TIMING, hub="some/model", ways=ways).shared
+    assert (
+        ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways).tensor_parallel
+        == ways
+    )
+    note = ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=ways).tensor_parallel_note
     assert f"shared by {ways} processes here, which says nothing of the hardware" in str(note)
-    assert Model(timing=TIMING, hub="some/model").shared is None
+    assert ModelConfig(timed_architecture=TIMING, hub="some/model").tensor_parallel_note is None
 
 
-@pytest.mark.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
+@pytest.instant.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, what: str) -> None:
     with pytest.raises(ValueError, match=rf"model.cloud.ways is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
-        Model(timing=TIMING, path=folder(tmp_path / "a", HEADS), ways=ways)
+        ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways)
 
 
-@pytest.mark.usefixtures("library")
+@pytest.instant.usefixtures("library")
 def test_what_several_processes_cannot_share_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.cloud.ways is 0; it is a number of processes, 1 or more"):
-        Model(timing=TIMING, hub="some/model", ways=0)
+        ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=0)
     with pytest.raises(ValueError, match="parts no weights in nf4; set ways=1, or quantization=none"):
-        Model(timing=TIMING, hub="some/model", ways=2, quantization="nf4")
+        ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=2, quantization="nf4")
     with pytest.raises(ValueError, match="server runs the model elsewhere; set ways=1, or server=null"):
-        Model(timing=TIMING, ways=2, server=Server(base_url="http://127.0.0.1:1/v1", model="m"))
-    here = Model(timing=TIMING, hub="some/model", ways=2)
+        ModelConfig(
+            timed_architecture=TIMING,
+            tensor_parallel=2,
+            server=RemoteServer(base_url="http://127.0.0.1:1/v1", model="m"),
+        )
+    here = ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=2)
     with pytest.raises(ValueError, match=r"a device's model runs in one process; set model.device.ways=1"):
-        Pair(here, here)
+        ModelPair(here, here)
 
 
 def test_one_tokenizer_makes_a_pair(tmp_path: Path) -> None:
-    a, b = (Model(timing=TIMING, path=folder(tmp_path / name)) for name in "ab")
-    assert Pair(a, b).device.where != Pair(a, b).cloud.where
+    a, b = (ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / name)) for name in "ab")
+    assert ModelPair(a, b).device.name_or_path != ModelPair(a, b).cloud.name_or_path
 
 
 @pytest.fixture
@@ -111,27 +118,27 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "find_spec", lambda _: None)
-    assert Model(timing=TIMING, hub="some/model").charged is None
+    assert ModelConfig(timed_architecture=TIMING, hub="some/model").quantization_note is None
     with pytest.raises(
         ValueError, match=r"nf4 needs bitsandbytes and accelerate, .* install tandem-llm\[quantization\]"
     ):
-        Model(timing=TIMING, hub="some/model", quantization="nf4")
+        ModelConfig(timed_architecture=TIMING, hub="some/model", quantization="nf4")
 
 
-@pytest.mark.usefixtures("library")
+@pytest.instant.usefixtures("library")
 def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
     here = folder(tmp_path / "a", {**LLAMA, "quantization_config": {"quant_method": "awq"}})
-    assert Model(timing=TIMING, path=here).timing == TIMING
+    assert ModelConfig(timed_architecture=TIMING, path=here).timed_architecture == TIMING
     with pytest.raises(ValueError, match="is quantised already; set quantization=none"):
-        Model(timing=TIMING, path=here, quantization="int8")
+        ModelConfig(timed_architecture=TIMING, path=here, quantization="int8")
 
 
-@pytest.mark.usefixtures("library")
+@pytest.instant.usefixtures("library")
 def test_a_quantised_model_stands_for_a_quantised_architecture() -> None:
-    model = Model(timing=TIMING, hub="some/model", quantization="nf4")
-    assert (model.timing.name, model.timing.quantization) == ("tinyllama_1_1b_nf4", "nf4")
-    assert "stored and read in 4.5 bits a weight" in str(model.charged)
-    again = Model(timing=model.timing, hub="some/model", quantization="nf4")
+    model = ModelConfig(timed_architecture=TIMING, hub="some/model", quantization="nf4")
+    assert (model.timed_architecture.name, model.timed_architecture.quantization) == ("tinyllama_1_1b_nf4", "nf4")
+    assert "stored and read in 4.5 bits a weight" in str(model.quantization_note)
+    again = ModelConfig(timed_architecture=model.timed_architecture, hub="some/model", quantization="nf4")
     assert again == model
 
 
@@ -159,5 +166,5 @@ def checkpoints(file: Path) -> Iterator[dict[str, Any]]:
 def test_a_checkpoint_is_named_without_the_path_to_it(tmp_path: Path) -> None:
     (tmp_path / "device_model").mkdir()
     made = folder(tmp_path / "device_model" / "0a1b")
-    assert Checkpoint(path=made).named == "device_model/0a1b"
-    assert Checkpoint(hub="org/name").named == "org/name"
+    assert Checkpoint(path=made).display_name == "device_model/0a1b"
+    assert Checkpoint(hub="org/name").display_name == "org/name"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving.learned.rejection_predictor import HEADER, WEIGHTS, Predictor, load
+from serving.learned.rejection_predictor import HEADER, WEIGHTS, RejectionPredictor, load
 
 
-def made(*hidden: int, threshold: float = 0.5) -> Predictor:
+def made(*hidden: int, threshold: float = 0.5) -> RejectionPredictor:
     draw = np.random.default_rng(3)
     widths = (4, *hidden, 1)
     layers = [
@@ -20,31 +20,35 @@ def made(*hidden: int, threshold: float = 0.5) -> Predictor:
         for a, b in pairwise(widths)
     ]
     mean, deviation = np.array([0.9, 0.8, 0.4, 2.0], np.float32), np.array([0.1, 0.2, 0.5, 0.4], np.float32)
-    return Predictor(tuple(layers), mean, deviation, threshold, 0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
+    return RejectionPredictor(tuple(layers), mean, deviation, threshold, 0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
 
 
 def test_a_chance_is_what_the_layers_say() -> None:
     predictor, scores = made(3, 2), np.array([0.7, 0.5, 1.1, 2.2])
-    x = (scores - predictor.mean) / predictor.deviation
+    x = (scores - predictor.mean) / predictor.std
     for weight, bias in predictor.layers[:-1]:
         x = np.maximum(weight @ x + bias, 0)
     weight, bias = predictor.layers[-1]
     expected = 1 / (1 + np.exp(-float((weight @ x + bias)[0])))
-    assert predictor.chance(scores.tolist()) == pytest.approx(expected, rel=1e-4)
+    assert predictor.probability(scores.tolist()) == pytest.approx(expected, rel=1e-4)
 
 
 def test_many_at_once_are_as_one_by_one() -> None:
     predictor = made(16, 8)
     rows = np.random.default_rng(0).random((50, 4)).astype(np.float32)
-    assert predictor.chances(rows) == pytest.approx([predictor.chance(row.tolist()) for row in rows], abs=1e-6)
-    assert predictor.chances(rows[:0]).shape == (0,)
+    assert predictor.probabilities(rows) == pytest.approx(
+        [predictor.probability(row.tolist()) for row in rows], abs=1e-6
+    )
+    assert predictor.probabilities(rows[:0]).shape == (0,)
 
 
 def test_no_logit_is_too_large() -> None:
     weight = np.full((1, 4), 1e6, np.float32)
-    predictor = Predictor(((weight, np.zeros(1, np.float32)),), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5)
-    assert predictor.chance([-1.0] * 4) == pytest.approx(0.0)
-    assert predictor.chance([1.0] * 4) == 1.0
+    predictor = RejectionPredictor(
+        ((weight, np.zeros(1, np.float32)),), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5
+    )
+    assert predictor.probability([-1.0] * 4) == pytest.approx(0.0)
+    assert predictor.probability([1.0] * 4) == 1.0
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
@@ -52,13 +56,18 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     predictor.save(tmp_path)
     found = load(tmp_path)
     assert repr(found) == repr(predictor) == f"predictor 8-4 {predictor.digest[:12]} at 0.8"
-    assert found.chance([0.5] * 4) == predictor.chance([0.5] * 4)
-    assert (found.acceptance, found.rule, found.metrics, found.made_from) == (0.75, "a rule", {"fpr": 0.1}, {"k": "8"})
+    assert found.probability([0.5] * 4) == predictor.probability([0.5] * 4)
+    assert (found.acceptance, found.threshold_rule, found.metrics, found.made_from) == (
+        0.75,
+        "a rule",
+        {"fpr": 0.1},
+        {"k": "8"},
+    )
 
 
 def test_processes_know_it_by_its_weights_and_threshold() -> None:
     predictor = made(8)
-    predictor.chance([0.5] * 4)
+    predictor.probability([0.5] * 4)
     assert repr(pickle.loads(pickle.dumps(predictor))) == repr(predictor)
     (weight, bias), last = predictor.layers
     assert replace(predictor, layers=((weight + 1e-3, bias), last)).digest != predictor.digest
@@ -74,7 +83,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", [HEADER, WEIGHTS])
+@pytest.instant.parametrize("name", [HEADER, WEIGHTS])
 def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
     made(4).save(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
@@ -82,7 +91,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
         load(tmp_path)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("field", "value", "said"),
     [
         ("features", ["confidence"], "it reads"),
@@ -107,4 +116,4 @@ def test_layers_that_do_not_fit_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match="weights of shape"):
         replace(predictor, layers=(made(5).layers[0], predictor.layers[1]))
     with pytest.raises(ValueError, match="deviation is not above 0"):
-        replace(predictor, deviation=np.zeros(4, np.float32))
+        replace(predictor, std=np.zeros(4, np.float32))

@@ -11,37 +11,48 @@ import pytest
 import torch
 from fake_world import policy
 
-from serving.drivers.clock import Script
-from serving.drivers.real_time import Live
-from serving.drivers.simulator import Chip
+from serving.drivers.clock import ScriptedClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource
 from serving.engines.torch import draft_heads
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import Model, open_model
-from serving.engines.torch.tensor_store import Blobs
-from serving.learned.medusa import Medusa
-from serving.messages import Begin, Call, Deliver, Forward, Generate, Message, Outcome, Rows, Span, Work
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import DecomposedModel, load_model
+from serving.engines.torch.tensor_store import TensorStore
+from serving.learned.medusa import MedusaHeads
+from serving.messages import (
+    DraftWork,
+    EmitTokens,
+    ForwardWork,
+    GenerationRequest,
+    Message,
+    Outcome,
+    RequestArrived,
+    SequenceSlice,
+    Span,
+    Work,
+)
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import Heads, Window
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.payload import Hidden
-from serving.policy.slots.placement import UShape
-from serving.policy.slots.prefill import Parts
+from serving.policy.slots.draft import MedusaDraft, WindowDraft
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.payload import HiddenStatePayload
+from serving.policy.slots.placement import UShapedPlacement
+from serving.policy.slots.prefill import ChunkedPrefill
 from serving.transport import tandem_pb2 as pb
-from serving.transport.client import Dialler
-from serving.transport.server import Listener
+from serving.transport.client import TransportClient
+from serving.transport.server import TransportServer
 
 RUNNER = asyncio.Runner()
 """One loop for all: gRPC's poller may lose events of a new loop while those of a closed one come in."""
 LAYERS, SHALLOW, LIMIT = 4, 1, 16
 PROMPT = tuple(range(130, 290, 7))
 ENDS = (1, 301)
-MEDUSA = Medusa(2, ((0,), (1,), (0, 0), (0, 1)), 1)
+MEDUSA = MedusaHeads(2, ((0,), (1,), (0, 0), (0, 1)), 1)
 PRIVATE = {
-    "hat": {"draft": Window(4, "confidence", 0.001), "prefill": Parts(8, "first")},
+    "hat": {"draft": WindowDraft(4, "confidence", 0.001), "prefill": ChunkedPrefill(8, "first")},
     "u_shape": {},
-    "u_medusa": {"draft": Heads(MEDUSA)},
+    "u_medusa": {"draft": MedusaDraft(MEDUSA)},
 }
 NUMBERS = ("fp32", "fp16", "bf16", "int8")
 
@@ -69,36 +80,36 @@ class Context:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    async def read(self) -> Any:
+    async def parse(self) -> Any:
         data = await self._context.read()
         if isinstance(data, bytes):
             self._heard.up.append(data)
         return data
 
-    async def write(self, data: bytes) -> None:
+    async def completion_request(self, data: bytes) -> None:
         self._heard.down.append(data)
         await self._context.write(data)
 
 
-class Eavesdropper(Listener):
+class Eavesdropper(TransportServer):
     heard: Overheard
 
-    async def _talk(self, request: Any, context: Any) -> None:
-        await super()._talk(request, Context(context, self.heard))
+    async def _handle_stream(self, request: Any, context: Any) -> None:
+        await super()._handle_stream(request, Context(context, self.heard))
 
 
 @dataclass
 class Ears:
-    live: Live
+    live: RealTimeDriver
     met: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def heard(self, sender: str, to: str, message: Message) -> None:
-        self.live.heard(to, message)
+    async def receive(self, sender: str, to: str, message: Message) -> None:
+        self.live.receive(to, message)
 
-    def lost(self, nodes: tuple[str, ...]) -> None:
+    def peers_lost(self, nodes: tuple[str, ...]) -> None:
         self.met.clear()
 
-    def joined(self, nodes: tuple[str, ...]) -> None:
+    def peers_restored(self, nodes: tuple[str, ...]) -> None:
         self.met.set()
 
 
@@ -106,55 +117,59 @@ class Ears:
 class OnChip:
     """The drafter's engine and the target's, on one chip; how long things take does not matter."""
 
-    drafter: Engine
-    target: Engine
+    drafter: TorchEngine
+    target: TorchEngine
 
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        return (self.drafter if isinstance(work, Generate) else self.target).execute(work)[0], 0.01
+        return (self.drafter if isinstance(work, DraftWork) else self.target).execute(work)[0], 0.01
 
     def drop(self, session: str, first: int | None) -> None:
         (self.drafter if first is None else self.target).drop(session, first)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def model(tmp_path_factory: pytest.TempPathFactory) -> DecomposedModel:
     torch.set_num_threads(1)
     path: Path = tmp_path_factory.mktemp("private")
-    return open_model(checkpoints.save(path, " ".join(f"w{i}" for i in range(300)), LAYERS))
+    return load_model(checkpoints.save(path, " ".join(f"w{i}" for i in range(300)), LAYERS))
 
 
-def chips(model: Model, p: Policy) -> tuple[OnChip, OnChip]:
+def chips(model: DecomposedModel, p: Policy) -> tuple[OnChip, OnChip]:
     """The device's and the cloud's, each with a store of its own."""
-    near, far, number = Blobs(), Blobs(), p.exchange.number
-    split = len(p.placement.route(LAYERS, LAYERS)) > 1
-    proposer = draft_heads.Proposer(draft_heads.blank_heads(model, 2), MEDUSA, 302) if p.draft.medusa else None
-    drafts = draft_heads.attached(model, SHALLOW, draft_heads.blank_adapter(model, SHALLOW)) if split else model
-    here = Engine(model, blobs=near, number=number, heads=proposer)
-    there = Engine(model.only(Span(SHALLOW, LAYERS)) if split else model, blobs=far, number=number)
-    return OnChip(Engine(drafts, blobs=near), here), OnChip(there, there)
+    near, far, number = TensorStore(), TensorStore(), p.payload.hidden_dtype
+    split = len(p.placement.hops(LAYERS, LAYERS)) > 1
+    proposer = (
+        draft_heads.MedusaProposer(draft_heads.init_medusa_heads(model, 2), MEDUSA, 302) if p.draft.medusa else None
+    )
+    drafts = draft_heads.attach_adapter(model, SHALLOW, draft_heads.init_adapter(model, SHALLOW)) if split else model
+    here = TorchEngine(model, tensor_store=near, hidden_dtype=number, proposer=proposer)
+    there = TorchEngine(
+        model.restricted_to(Span(SHALLOW, LAYERS)) if split else model, tensor_store=far, hidden_dtype=number
+    )
+    return OnChip(TorchEngine(drafts, tensor_store=near), here), OnChip(there, there)
 
 
-async def spoken(model: Model, p: Policy) -> Overheard:
+async def spoken(model: DecomposedModel, p: Policy) -> Overheard:
     """A call over a real stream."""
-    live, near, far = Live(Script(), pace="hardware"), *chips(model, p)
-    hops, tiers, heard = p.placement.route(LAYERS, LAYERS), {"cloud": ("cloud",)}, Overheard()
-    live.add("device", Device("device", p, hops, tiers, 0, row_nbytes=64), Chip(near))
-    live.add("cloud", Worker("cloud", p, tiers), Chip(far))
+    live, near, far = RealTimeDriver(ScriptedClock(), pace="hardware"), *chips(model, p)
+    hops, tiers, heard = p.placement.hops(LAYERS, LAYERS), {"cloud": ("cloud",)}, Overheard()
+    live.add("device", Device("device", p, hops, tiers, 0, hidden_nbytes=64), ComputeResource(near))
+    live.add("cloud", Worker("cloud", p, tiers), ComputeResource(far))
 
-    def deliver(d: Deliver, _: float) -> None:
+    def deliver(d: EmitTokens, _: float) -> None:
         heard.text += d.tokens
 
-    live.on_deliver(deliver)
+    live.on_emit(deliver)
     here, there = Ears(live), Ears(live)
-    listener = Eavesdropper(("cloud",), there, far.target.blobs)
+    listener = Eavesdropper(("cloud",), there, far.target.tensor_store)
     listener.heard = heard
-    dialler = Dialler(("device",), here, near.target.blobs, await listener.start())
+    dialler = TransportClient(("device",), here, near.target.tensor_store, await listener.start())
     await dialler.start()
     await asyncio.wait_for(asyncio.gather(here.met.wait(), there.met.wait()), 10)
-    live.carry("cloud", dialler.send)
-    live.carry("device", listener.send)
+    live.add_remote("cloud", dialler.send)
+    live.add_remote("device", listener.send)
     try:
-        live.post(0.0, "device", Begin(Call("s", PROMPT, LIMIT, ENDS)))
+        live.post(0.0, "device", RequestArrived(GenerationRequest("s", PROMPT, LIMIT, ENDS)))
         await asyncio.wait_for(live.run(lambda: False), 10)
     finally:
         live.close()
@@ -163,9 +178,14 @@ async def spoken(model: Model, p: Policy) -> Overheard:
     return heard
 
 
-def overheard(model: Model, name: str, number: Any = "fp32", **override: Any) -> Overheard:
+def overheard(model: DecomposedModel, name: str, number: Any = "fp32", **override: Any) -> Overheard:
     if name in PRIVATE:
-        override = {"placement": UShape(SHALLOW), "exchange": Hidden(number), **PRIVATE[name], **override}
+        override = {
+            "placement": UShapedPlacement(SHALLOW),
+            "exchange": HiddenStatePayload(number),
+            **PRIVATE[name],
+            **override,
+        }
     return RUNNER.run(spoken(model, policy(name, **override)))
 
 
@@ -183,20 +203,20 @@ def traces(heard: Overheard, tokens: tuple[int, ...]) -> Iterator[bytes]:
         yield from (form for form in forms if any(form in data for data in said))
 
 
-def own_text(model: Model) -> tuple[int, ...]:
-    engine, text = Engine(model), list(PROMPT)
+def own_text(model: DecomposedModel) -> tuple[int, ...]:
+    engine, text = TorchEngine(model), list(PROMPT)
     at = 0
     while len(text) < len(PROMPT) + LIMIT and text[-1] not in ENDS:
-        rows = Rows("own", at, len(text) - at, tuple(text[at:]), 0, "greedy")
-        ((result,), _), at = engine.execute(Forward(Span(0, LAYERS, True, True), (rows,), ("last",))), len(text)
+        rows = SequenceSlice("own", at, len(text) - at, tuple(text[at:]), 0, "greedy")
+        ((result,), _), at = engine.execute(ForwardWork(Span(0, LAYERS, True, True), (rows,), ("last",))), len(text)
         assert result.verdict
         text.append(result.verdict.token)
     return tuple(text[len(PROMPT) :])
 
 
-@pytest.mark.parametrize("number", NUMBERS)
-@pytest.mark.parametrize("name", PRIVATE)
-def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: Model) -> None:
+@pytest.instant.parametrize("number", NUMBERS)
+@pytest.instant.parametrize("name", PRIVATE)
+def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: DecomposedModel) -> None:
     heard = overheard(model, name, number)
     said = heard.envelopes
     assert {envelope.WhichOneof("message") for envelope in said} == {"request", "release"}
@@ -212,8 +232,8 @@ def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: Model
         assert tuple(heard.text) == own_text(model)
 
 
-def test_where_tokens_travel_they_are_noticed(model: Model) -> None:
-    heard = overheard(model, "sled", kv_cache=Reuse(), draft=Window(2))
+def test_where_tokens_travel_they_are_noticed(model: DecomposedModel) -> None:
+    heard = overheard(model, "sled", kv_cache=PrefixCaching(), draft=WindowDraft(2))
     said = heard.envelopes
     assert any(envelope.request.rows.tokens for envelope in said)
     assert any(envelope.request.ends for envelope in said)

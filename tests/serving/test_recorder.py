@@ -6,24 +6,24 @@ import pytest
 from fake_world import ROWS, Log, World, policy, world
 
 from serving.messages import (
-    Begin,
-    Call,
-    Cancelled,
-    Chunk,
-    Deliver,
-    Forward,
-    Generate,
-    Received,
+    DraftDecision,
+    DraftWork,
+    EmitTokens,
+    ForwardWork,
+    GenerationRequest,
+    MessageReceived,
     Release,
     Request,
-    Rows,
-    Send,
-    Start,
+    RequestArrived,
+    SendMessage,
+    SequenceSlice,
+    SessionCancelled,
+    StartWork,
 )
-from serving.metrics.recorder import Record, Recorder, origins
+from serving.metrics.recorder import Recorder, SessionRecord, count_origins
 
 
-def recorded(name: str, **how: Any) -> tuple[World, dict[str, Record]]:
+def recorded(name: str, **how: Any) -> tuple[World, dict[str, SessionRecord]]:
     """A run whose simulator tells a recorder beside the log."""
     w = world(policy(name), **how)
     recorder = Recorder([n for n in w.nodes if n != "cloud"])
@@ -32,62 +32,64 @@ def recorded(name: str, **how: Any) -> tuple[World, dict[str, Record]]:
     return w, recorder.records
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
     w, records = recorded(name, devices=2, calls_each=2, limit=30)
     for call in w.calls:
         record = records[call.session]
-        seen = [now for _, _, now, c in w.log.entries for d in c if isinstance(d, Deliver) and d.session == call.session
+        seen = [now for _, _, now, c in w.log.entries for d in c if isinstance(d, EmitTokens) and d.session == call.session
                 for _ in d.tokens]  # fmt: skip
         assert tuple(record.tokens) == w.text(call.session)
-        assert record.seen_s == seen == sorted(seen)
-        assert len(record.origins) == len(record.tokens) == sum(origins(record).values())
+        assert record.token_times_s == seen == sorted(seen)
+        assert len(record.origins) == len(record.tokens) == sum(count_origins(record).values())
         assert record.ending == "complete"
-        assert record.begun_s is not None
+        assert record.started_s is not None
         assert record.ended_s is not None
-        assert record.arrived_s <= record.begun_s <= seen[0] <= seen[-1] <= record.ended_s
+        assert record.arrived_s <= record.started_s <= seen[0] <= seen[-1] <= record.ended_s
 
 
 def test_a_call_waits_for_the_one_before_it() -> None:
     _, records = recorded("edge_centric", devices=1, calls_each=2)
     first, second = records["s0.0"], records["s0.1"]
-    assert (second.arrived_s, second.begun_s) == (0.0, first.ended_s)
+    assert (second.arrived_s, second.started_s) == (0.0, first.ended_s)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_bytes_and_busy_seconds_add_up(name: str) -> None:
     w, records = recorded(name, devices=3, limit=30)
-    ups = [(s.message, s.nbytes) for n, _, _, c in w.log.entries if n != "cloud" for s in c if isinstance(s, Send)]
-    downs = [s.nbytes for n, _, _, c in w.log.entries if n == "cloud" for s in c if isinstance(s, Send)]
+    ups = [
+        (s.message, s.nbytes) for n, _, _, c in w.log.entries if n != "cloud" for s in c if isinstance(s, SendMessage)
+    ]
+    downs = [s.nbytes for n, _, _, c in w.log.entries if n == "cloud" for s in c if isinstance(s, SendMessage)]
     assert sum(r.uplink_nbytes for r in records.values()) == sum(n for _, n in ups)
     assert sum(r.downlink_nbytes for r in records.values()) == sum(downs)
     assert sum(r.uplink_messages for r in records.values()) == len(ups)
-    works = [s.work for s in w.log.commands(Start)]
-    rows = sum(rows.n for work in works if isinstance(work, Forward) for rows in work.rows)
-    assert sum(r.cloud_rows for r in records.values()) == rows == w.chips["cloud"].rows_run
-    batches = [work for work in works if isinstance(work, Forward)]
+    works = [s.work for s in w.log.commands(StartWork)]
+    rows = sum(rows.num_tokens for work in works if isinstance(work, ForwardWork) for rows in work.slices)
+    assert sum(r.cloud_forward_tokens for r in records.values()) == rows == w.chips["cloud"].rows_run
+    batches = [work for work in works if isinstance(work, ForwardWork)]
     assert sum(r.cloud_busy_s for r in records.values()) == pytest.approx(0.015 * len(batches) + 2e-4 * rows)
     for record in records.values():
-        drafting = [end - begin for lane, begin, end, _ in record.line if lane == "draft"]
+        drafting = [end - begin for lane, begin, end, _ in record.timeline if lane == "draft"]
         assert record.device_busy_s == pytest.approx(sum(drafting))
 
 
 def test_drafted_tokens_are_those_of_the_drafter() -> None:
     _, records = recorded("sled", limit=30)
     for record in records.values():
-        sent = sum(len(c.tokens) for c in record.chunks)
-        accepted = sum(c.accepted or 0 for c in record.chunks)
+        sent = sum(len(c.tokens) for c in record.draft_decisions)
+        accepted = sum(c.accepted or 0 for c in record.draft_decisions)
         assert record.drafted == sent
-        assert origins(record)["accepted"] == accepted
+        assert count_origins(record)["accepted"] == accepted
 
 
 def test_a_batch_is_shared_out_by_rows() -> None:
     recorder = Recorder(["d"])
-    recorder.records = {name: Record(name, "d", 1, 0.0) for name in "ab"}
-    rows = tuple(Rows(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
-    recorder.ran("cloud", Forward(None, rows, ("last",) * 2), (), 1.0, 2.0)  # type: ignore[arg-type]
+    recorder.records = {name: SessionRecord(name, "d", 1, 0.0) for name in "ab"}
+    rows = tuple(SequenceSlice(name, 0, n, (), rule="greedy") for name, n in (("a", 1), ("b", 3)))
+    recorder.work_done("cloud", ForwardWork(None, rows, ("last",) * 2), (), 1.0, 2.0)  # type: ignore[arg-type]
     assert [recorder.records[n].cloud_busy_s for n in "ab"] == [0.25, 0.75]
-    assert [recorder.records[n].line[0][0] for n in "ab"] == ["decode", "prefill"]
+    assert [recorder.records[n].timeline[0][0] for n in "ab"] == ["decode", "prefill"]
 
 
 def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
@@ -99,18 +101,18 @@ def test_waiting_in_the_cloud_ends_when_the_batch_begins() -> None:
             continue
         message = getattr(event, "message", None)
         if isinstance(message, Request):
-            since[message.rows.session] = now
+            since[message.slice.session] = now
         for start in commands:
-            if isinstance(start, Start) and isinstance(start.work, Forward):
-                for rows in start.work.rows:
+            if isinstance(start, StartWork) and isinstance(start.work, ForwardWork):
+                for rows in start.work.slices:
                     waited[rows.session] += now - since[rows.session]
-    assert {n: r.cloud_wait_s for n, r in records.items()} == pytest.approx(waited)
-    assert all(r.cloud_wait_s > 0 for r in records.values())
+    assert {n: r.cloud_queue_s for n, r in records.items()} == pytest.approx(waited)
+    assert all(r.cloud_queue_s > 0 for r in records.values())
 
 
 def test_every_piece_of_the_time_line_has_a_lane_and_does_not_end_before_it_begins() -> None:
     _, records = recorded("synera", limit=40)
-    pieces = [piece for r in records.values() for piece in r.line]
+    pieces = [piece for r in records.values() for piece in r.timeline]
     assert {lane for lane, *_ in pieces} == {"draft", "uplink", "downlink", "queue", "verify"}
     assert all(begin <= end for _, begin, end, _ in pieces)
 
@@ -119,49 +121,49 @@ def test_who_left_before_his_turn_never_began() -> None:
     w = world(policy("edge_centric"), devices=1, calls_each=2)
     recorder = Recorder(["device-0"])
     w.simulator._observers = (Log(), recorder)
-    w.simulator.post(0.0, "device-0", Cancelled("s0.1"))
+    w.simulator.post(0.0, "device-0", SessionCancelled("s0.1"))
     w.run()
     record = recorder.records["s0.1"]
-    assert (record.ending, record.begun_s, record.tokens) == ("cancelled", None, [])
+    assert (record.ending, record.started_s, record.tokens) == ("cancelled", None, [])
 
 
 def test_chunks_are_kept_in_order() -> None:
     w, records = recorded("synera", limit=40)
     for session, record in records.items():
-        assert record.chunks == [c for c in w.log.commands(Chunk) if c.session == session]
-        assert [c.at for c in record.chunks] == sorted(c.at for c in record.chunks)
-    assert not [s for s in w.log.commands(Start) if isinstance(s.work, Generate) and s.work.session not in records]
+        assert record.draft_decisions == [c for c in w.log.commands(DraftDecision) if c.session == session]
+        assert [c.position for c in record.draft_decisions] == sorted(c.position for c in record.draft_decisions)
+    assert not [s for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork) and s.work.session not in records]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: str) -> None:
     w = world(policy(name), limit=30)
     names = [n for n in w.nodes if n != "cloud"]
     whole, brief = Recorder(names), Recorder(names, detail=False)
     w.simulator._observers = (whole, brief)
     w.run()
-    assert any(r.line for r in whole.records.values())
+    assert any(r.timeline for r in whole.records.values())
     for record in whole.records.values():
-        record.line.clear()
-        record.chunks.clear()
+        record.timeline.clear()
+        record.draft_decisions.clear()
     assert brief.records == whole.records
 
 
 def test_what_is_forgotten_waits_nowhere_though_it_still_arrives() -> None:
     recorder = Recorder(["d"])
-    asks = Received(Request(0, Rows("a", 0, 1, (5,), rule="greedy"), (), 0, ("cloud",), "d"))
-    recorder.handled("d", Begin(Call("a", (5,), 8)), 0.0, ())
-    recorder.handled("cloud", asks, 1.0, ())
-    desk = recorder._desks["cloud"]
-    assert (desk.since_s, desk.arrived) == ({"a": 1.0}, {"a"})
+    asks = MessageReceived(Request(0, SequenceSlice("a", 0, 1, (5,), rule="greedy"), (), 0, ("cloud",), "d"))
+    recorder.event_handled("d", RequestArrived(GenerationRequest("a", (5,), 8)), 0.0, ())
+    recorder.event_handled("cloud", asks, 1.0, ())
+    desk = recorder._workers["cloud"]
+    assert (desk.waiting_since_s, desk.arrived) == ({"a": 1.0}, {"a"})
     recorder.forget("a")
-    recorder.handled("cloud", asks, 2.0, ())
-    assert (desk.since_s, desk.arrived, recorder.records) == ({}, set(), {})
+    recorder.event_handled("cloud", asks, 2.0, ())
+    assert (desk.waiting_since_s, desk.arrived, recorder.records) == ({}, set(), {})
 
 
 def test_what_never_arrives_is_paid_for_and_has_no_place_on_the_time_line() -> None:
     recorder = Recorder(["d"])
-    recorder.records = {"a": Record("a", "d", 1, 0.0)}
-    recorder.sent("d", "cloud", Release("a"), 16, 1.0, float("inf"))
+    recorder.records = {"a": SessionRecord("a", "d", 1, 0.0)}
+    recorder.message_sent("d", "cloud", Release("a"), 16, 1.0, float("inf"))
     record = recorder.records["a"]
-    assert (record.uplink_nbytes, record.uplink_messages, record.line) == (16, 1, [])
+    assert (record.uplink_nbytes, record.uplink_messages, record.timeline) == (16, 1, [])

@@ -7,21 +7,21 @@ import pyarrow.parquet as pq
 import pytest
 from fake_setup import LAYERS, Words, models, queries, setup
 
-from serving.metrics.recorder import Record
-from serving.runtimes.emulated import Emulated, play
-from serving.runtimes.run_results import write
-from serving.runtimes.runtime import Served
+from serving.metrics.recorder import SessionRecord
+from serving.runtimes.emulated import Emulated, simulate
+from serving.runtimes.run_results import write_results
+from serving.runtimes.runtime import RunResult
 
 
 @pytest.fixture(params=["edge_centric", "cloud_centric", "synera"])
-def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Record]]:
+def written(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, SessionRecord]]:
     made, asked = setup(request.param), queries(5)
-    records = play(made, models(), asked)
-    write(tmp_path, made, Emulated(), Served(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    records = simulate(made, models(), asked)
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     return tmp_path, records
 
 
-def test_a_row_a_request(written: tuple[Path, dict[str, Record]]) -> None:
+def test_a_row_a_request(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     folder, records = written
     rows = pq.read_table(folder / "requests.parquet").to_pylist()
     assert [row["request"] for row in rows] == [f"r{i:05d}" for i in range(5)]
@@ -29,16 +29,16 @@ def test_a_row_a_request(written: tuple[Path, dict[str, Record]]) -> None:
         record = records[row["request"]]
         assert row["tokens"] == record.tokens
         assert row["text"] == Words().decode(record.tokens)
-        assert row["ttft_s"] == record.seen_s[0] - record.arrived_s
+        assert row["ttft_s"] == record.token_times_s[0] - record.arrived_s
         assert len(row["tbt_s"]) == len(record.tokens) - 1
-        assert sum(row["tbt_s"]) == pytest.approx(record.seen_s[-1] - record.seen_s[0])
+        assert sum(row["tbt_s"]) == pytest.approx(record.token_times_s[-1] - record.token_times_s[0])
         assert row["sent"] >= row["accepted"]
         assert row["wasted"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
         assert row["quality"] == 0.0
         assert row["device_energy_j"] >= 0
 
 
-def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Record]]) -> None:
+def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     schema = pq.read_schema(written[0] / "requests.parquet")
     assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "wasted")} == {
         "slo": "string", "slo_ttft_s": "double", "ttft_s": "double", "tokens": "list<element: int32>",
@@ -54,7 +54,7 @@ def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, Rec
     ]
 
 
-def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]) -> None:
+def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     meta = json.loads((written[0] / "meta.json").read_text())
     assert meta["runtime"] == "emulated"
     if meta["policy"] == "cloud_centric":
@@ -67,8 +67,8 @@ def test_what_one_must_know_to_read_them(written: tuple[Path, dict[str, Record]]
 
 def test_without_time_lines_stalls_are_unknown_and_not_zero(tmp_path: Path) -> None:
     made, asked = setup("synera"), queries(3)
-    records = play(made, models(), asked, detail=False)
-    write(tmp_path, made, Emulated(), Served(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
+    records = simulate(made, models(), asked, detail=False)
+    write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
     columns = ["stalled_link_s", "stalled_cloud_s", "cloud_resident_s"]
     rows = pq.read_table(tmp_path / "requests.parquet", columns=columns).to_pylist()
     assert rows == [dict.fromkeys(columns)] * 3

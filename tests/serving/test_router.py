@@ -8,31 +8,31 @@ import numpy as np
 import pytest
 from routers import made
 
-from serving.core.scores import Side
-from serving.learned.router import HEADER, WEIGHTS, Router, load
+from serving.core.scores import ThresholdSide
+from serving.learned.router import HEADER, WEIGHTS, TokenRouter, load
 
 SCORES = tuple(i / 10 for i in range(10))
 
 
-@pytest.mark.parametrize(("side", "score", "routed"), [
+@pytest.instant.parametrize(("side", "score", "routed"), [
     ("below", 0.39, True), ("below", 0.4, False), ("below", 0.41, False),
     ("above", 0.39, False), ("above", 0.4, False), ("above", 0.41, True),
 ])  # fmt: skip
-def test_the_side_says_which_scores_are_routed(side: Side, score: float, routed: bool) -> None:
+def test_the_side_says_which_scores_are_routed(side: ThresholdSide, score: float, routed: bool) -> None:
     assert made(4, 0.4, side).routes(score) is routed
     assert made(4, 0.9, side).routes(score, 0.4) is routed
 
 
-@pytest.mark.parametrize("side", ["below", "above"])
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
-def test_a_share_of_the_held_out_scores_is_routed(side: Side, share: float) -> None:
+@pytest.instant.parametrize("side", ["below", "above"])
+@pytest.instant.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
+def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: float) -> None:
     router = made(4, side=side, scores=(0.05, *SCORES[1:]))
     at = router.threshold_for(share)
-    assert sum(router.routes(score, at) for score in router.scores) == round(10 * share)
+    assert sum(router.routes(score, at) for score in router.heldout_scores) == round(10 * share)
 
 
-@pytest.mark.parametrize("side", ["below", "above"])
-def test_a_share_of_nothing_routes_nothing_that_may_come(side: Side) -> None:
+@pytest.instant.parametrize("side", ["below", "above"])
+def test_a_share_of_nothing_routes_nothing_that_may_come(side: ThresholdSide) -> None:
     router = made(4, side=side, scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
 
@@ -41,16 +41,20 @@ def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
     assert made(4, 0.3).threshold_for(0.9) == 0.3
 
 
-@pytest.mark.parametrize("side", ["below", "above"])
-def test_what_is_saved_is_loaded(tmp_path: Path, side: Side) -> None:
+@pytest.instant.parametrize("side", ["below", "above"])
+def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
     router = made(8, 0.7, side, scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"})
     router.save(tmp_path)
     found = load(tmp_path)
     assert repr(found) == repr(router) == f"co_llm router linear {router.digest[:12]}, {side} 0.7"
     assert json.loads((tmp_path / HEADER).read_text())["routed"] == side
     x = np.linspace(-1, 1, 8)
-    assert found.chance(x) == router.chance(x)
-    assert (found.scores, found.metrics, found.made_from) == (router.scores, router.metrics, router.made_from)
+    assert found.probability(x) == router.probability(x)
+    assert (found.heldout_scores, found.metrics, found.made_from) == (
+        router.heldout_scores,
+        router.metrics,
+        router.made_from,
+    )
 
 
 def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     assert [load(tmp_path).routes(score) for score in (0.6, 0.8)] == [False, True]
 
 
-@pytest.mark.parametrize(("change", "said"), [
+@pytest.instant.parametrize(("change", "said"), [
     ({"routed": "left"}, "'left'"), ({"threshold": 1.5}, "1.5"), ({"version": 9}, "version 9"),
     ({"sha256": "0" * 64}, "was written for 000000000000"), ({"layers": [1, 1]}, "1.weight"),
 ])  # fmt: skip
@@ -84,6 +88,6 @@ def test_a_missing_or_cut_off_artifact_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_threshold_must_be_one() -> None:
-    router: Router = made(4)
+    router: TokenRouter = made(4)
     with pytest.raises(ValueError, match="scores lie between 0 and 1"):
         replace(router, threshold=-0.1)

@@ -22,22 +22,22 @@ from fake_setup import LAYERS, setup
 from fake_tiers import over, tiers
 from rig import LIMITS, run
 
-from serving.cloud import Cloud
+from serving.cloud import CloudConfig
 from serving.deployment.setup import context_tokens
-from serving.deployment.topology import Cast
-from serving.device import Place
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live
-from serving.engines.models import Model, Pair
-from serving.frontend.health import Census, Health
-from serving.frontend.openai.options import Endpoint
-from serving.frontend.service_options import Health as HealthOptions
-from serving.frontend.service_options import Service, digest
-from serving.frontend.shutdown import drive, told_to_stop
-from serving.messages import Forward, Received, Release, Request, Rows, Span
+from serving.deployment.topology import Topology
+from serving.device import DeviceConfig
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.engines.models import ModelConfig, ModelPair
+from serving.frontend.health import CloudStats, HealthServer
+from serving.frontend.openai.options import EndpointOptions
+from serving.frontend.service_options import HealthOptions as HealthOptions
+from serving.frontend.service_options import ServiceOptions, deployment_digest
+from serving.frontend.shutdown import run_until_stopped, stop_signal
+from serving.messages import ForwardWork, MessageReceived, Release, Request, SequenceSlice, Span
 from serving.nodes.worker import Worker
-from serving.policy.slots.kv_cache import Reuse
-from serving.runtimes.host import Host
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
 
 TOKEN, KEY = "the-token-of-this-test", "the-key-of-this-test"
@@ -138,13 +138,13 @@ def _streamed(client: openai.OpenAI, messages: list[Any]) -> tuple[str, Any]:
         stream_options={"include_usage": True},
     )  # fmt: skip
     chunks = list(stream)
-    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks[-1].usage
+    return "".join(c.choices[0].delta_choice.content or "" for c in chunks if c.choices), chunks[-1].usage
 
 
 def _one_seed_one_text(client: openai.OpenAI) -> None:
     def text(seed: int) -> str:
         answer = client.completions.create(model="sled", prompt="the red key", max_tokens=16, seed=seed)
-        assert {"accepted", "bonus", "corrected"} & set(answer.tandem["origins"])  # type: ignore[attr-defined]
+        assert {"accepted", "bonus", "corrected"} & set(answer.extension["origins"])  # type: ignore[attr-defined]
         return answer.choices[0].text
 
     assert text(3) == text(3) != text(4)
@@ -164,24 +164,24 @@ def _stopped_in_the_middle(client: openai.OpenAI, device: Process) -> None:
 
 def test_a_cloud_without_work_is_refused() -> None:
     with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
-        Cloud(setup("edge_centric"), Service())
+        CloudConfig(setup("edge_centric"), ServiceOptions())
 
 
 def test_a_device_that_the_testbed_does_not_have_is_refused() -> None:
-    Place(setup(devices=3), Service(device=2))
+    DeviceConfig(setup(devices=3), ServiceOptions(device=2))
     with pytest.raises(ValueError, match=r"service.device is 3, but the testbed has 3"):
-        Place(setup(devices=3), Service(device=3))
+        DeviceConfig(setup(devices=3), ServiceOptions(device=3))
 
 
 def test_a_token_that_anybody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
-    afar = Service(cloud="10.0.0.1:7070")
-    for side in (Cloud, Place):
+    afar = ServiceOptions(cloud="10.0.0.1:7070")
+    for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match="no TLS") as told:
             side(setup(), afar)
         assert TOKEN not in str(told.value)
-    Cloud(setup(), Service())
-    Place(setup("edge_centric"), afar)  # says nothing to anybody
+    CloudConfig(setup(), ServiceOptions())
+    DeviceConfig(setup("edge_centric"), afar)  # says nothing to anybody
 
 
 NODES = {"nano-0": "127.0.0.1:7001", "nano-1": "127.0.0.1:7002", "nx-0": "127.0.0.1:7003"}
@@ -189,16 +189,16 @@ NODES = {"nano-0": "127.0.0.1:7001", "nano-1": "127.0.0.1:7002", "nx-0": "127.0.
 
 def test_each_node_of_a_tier_is_a_cloud_of_its_own_that_says_which() -> None:
     made = over(tiers(2, 1))
-    cast = Cast(made, LAYERS)
+    cast = Topology(made, LAYERS)
     for node in NODES:
-        service = Service(nodes=NODES, node=node)
-        Cloud(made, service)
-        assert service.place(cast) == (node,)
-    Place(made, Service(nodes=NODES))
-    assert Service(nodes=NODES).addresses(cast) == NODES
+        service = ServiceOptions(nodes=NODES, node=node)
+        CloudConfig(made, service)
+        assert service.local_nodes(cast) == (node,)
+    DeviceConfig(made, ServiceOptions(nodes=NODES))
+    assert ServiceOptions(nodes=NODES).addresses(cast) == NODES
     for node in (None, "nano", "agx-0", "device-0"):
         with pytest.raises(ValueError, match=rf"service.node is {node!r}; say which .* is: nano-0, nano-1, nx-0"):
-            Cloud(made, Service(nodes=NODES, node=node))
+            CloudConfig(made, ServiceOptions(nodes=NODES, node=node))
 
 
 WRONG_NODES = {
@@ -208,29 +208,29 @@ WRONG_NODES = {
 }
 
 
-@pytest.mark.parametrize("match", WRONG_NODES)
+@pytest.instant.parametrize("match", WRONG_NODES)
 def test_where_nodes_listen_is_said_of_each_and_of_no_other(match: str) -> None:
     """By both sides, before anything is trained."""
-    service = Service(nodes=WRONG_NODES[match], node="nano-0")
-    for side in (Cloud, Place):
+    service = ServiceOptions(nodes=WRONG_NODES[match], node="nano-0")
+    for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match=match):
             side(over(tiers(2, 1)), service)
 
 
 def test_nodes_of_a_testbed_without_tiers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"service.nodes names nano-0; .* are none, because it has no tiers"):
-        Cloud(setup(), Service(nodes={"nano-0": "127.0.0.1:7001"}))
+        CloudConfig(setup(), ServiceOptions(nodes={"nano-0": "127.0.0.1:7001"}))
 
 
 def test_a_nodes_address_is_one() -> None:
     with pytest.raises(ValueError, match=r"service.nodes.nano-0 is 'nowhere'; give host:port"):
-        Service(nodes={"nano-0": "nowhere"})
+        ServiceOptions(nodes={"nano-0": "nowhere"})
 
 
 def test_a_token_that_anybody_could_read_between_tiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
-    afar = Service(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
-    for side in (Cloud, Place):
+    afar = ServiceOptions(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
+    for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match="no TLS") as told:
             side(over(tiers(2, 1)), afar)
         assert TOKEN not in str(told.value)
@@ -239,10 +239,10 @@ def test_a_token_that_anybody_could_read_between_tiers_is_refused(monkeypatch: p
 def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_API_KEY", " ")
     with pytest.raises(ValueError, match="set but empty"):
-        Place(setup(), Service())
+        DeviceConfig(setup(), ServiceOptions())
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("wrong", "match"),
     [
         ({"cloud": "nowhere"}, "give host:port"),
@@ -251,12 +251,12 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"timeout_s": 0.0}, "more than 0"),
         ({"context_tokens": 1}, "at least 2"),
         ({"grace_s": -1.0}, "0 or more"),
-        ({"endpoint": Endpoint(conversations=65)}, "service.limits.sessions"),
+        ({"endpoint": EndpointOptions(cached_conversations=65)}, "service.limits.sessions"),
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Service(**wrong)
+        ServiceOptions(**wrong)
 
 
 def test_a_health_port_out_of_range_is_refused() -> None:
@@ -268,25 +268,26 @@ def test_a_health_port_out_of_range_is_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def real(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     models = made(tmp_path_factory.mktemp("models"))
     timing = setup().pair
-    return Pair(
-        Model(path=models["device"], timing=timing.device.timing),
-        Model(path=models["cloud"], timing=timing.cloud.timing),
+    return ModelPair(
+        ModelConfig(path=models["device"], timed_architecture=timing.device.timed_architecture),
+        ModelConfig(path=models["cloud"], timed_architecture=timing.cloud.timed_architecture),
     )
 
 
-def test_a_conversation_is_as_long_as_models_and_cache_allow(real: Pair) -> None:
+def test_a_conversation_is_as_long_as_models_and_cache_allow(real: ModelPair) -> None:
     assert context_tokens(setup("sled", pair=real)) == 512
     assert context_tokens(setup("sled", pair=real), 100) == 100
     assert context_tokens(setup("edge_centric", pair=real)) == 512
     assert (
-        context_tokens(setup("cloud_centric", pair=real, override={"kv_cache": Reuse(capacity_tokens=90)})) == 80
+        context_tokens(setup("cloud_centric", pair=real, override={"kv_cache": PrefixCaching(capacity_tokens=90)}))
+        == 80
     )  # whole blocks
 
 
-def test_a_longer_one_is_refused_with_the_reason(real: Pair) -> None:
+def test_a_longer_one_is_refused_with_the_reason(real: ModelPair) -> None:
     with pytest.raises(ValueError, match="is 513, and the device's model takes 512"):
         context_tokens(setup("sled", pair=real), 513)
 
@@ -295,22 +296,24 @@ def test_a_longer_one_is_refused_with_the_reason(real: Pair) -> None:
 
 
 def test_both_sides_must_mean_the_same() -> None:
-    names = {digest(Cast(each, LAYERS)) for each in (setup("sled"), setup("synera"), setup("sled", devices=3))} | {
-        digest(Cast(setup("sled"), 4))
-    }
+    names = {
+        deployment_digest(Topology(each, LAYERS)) for each in (setup("sled"), setup("synera"), setup("sled", devices=3))
+    } | {deployment_digest(Topology(setup("sled"), 4))}
     assert len(names) == 4
-    assert digest(Cast(setup("sled"), LAYERS)) == digest(Cast(replace(setup("sled"), seed=9), LAYERS))
-    assert digest(Cast(setup("sled"), LAYERS)).startswith("sled/2-devices-")
+    assert deployment_digest(Topology(setup("sled"), LAYERS)) == deployment_digest(
+        Topology(replace(setup("sled"), seed=9), LAYERS)
+    )
+    assert deployment_digest(Topology(setup("sled"), LAYERS)).startswith("sled/2-devices-")
 
 
 def test_a_cloud_that_refuses_is_a_plain_error() -> None:
     async def play() -> None:
-        cast, other = Cast(setup("sled"), LAYERS), Cast(setup("synera"), LAYERS)
-        cloud = Host(cast, ("cloud-0",), None, Security(), LIMITS, digest(cast))
+        cast, other = Topology(setup("sled"), LAYERS), Topology(setup("synera"), LAYERS)
+        cloud = NodeHost(cast, ("cloud-0",), None, Security(), LIMITS, deployment_digest(cast))
         address = await cloud.listen("127.0.0.1:0")
-        device = Host(other, ("device-0",), None, Security(), LIMITS, digest(other))
+        device = NodeHost(other, ("device-0",), None, Security(), LIMITS, deployment_digest(other))
         with pytest.raises(ValueError, match=r"cloud-0 at .* refuses device-0: .*sled/2-devices-.*synera/2-devices-"):
-            await device.dial({"cloud-0": address})
+            await device.connect({"cloud-0": address})
         await cloud.close()
 
     run(play)
@@ -319,25 +322,27 @@ def test_a_cloud_that_refuses_is_a_plain_error() -> None:
 # A cloud's pages.
 
 
-def census() -> Census:
-    return Census(Worker("cloud-0", setup("sled", override={"kv_cache": Reuse()}).policy, capacity_tokens=500))
+def census() -> CloudStats:
+    return CloudStats(
+        Worker("cloud-0", setup("sled", override={"kv_cache": PrefixCaching()}).policy, capacity_tokens=500)
+    )
 
 
-def rows(session: str, n: int) -> Rows:
-    return Rows(session, 0, n, tuple(range(n)), 0, "greedy")
+def rows(session: str, n: int) -> SequenceSlice:
+    return SequenceSlice(session, 0, n, tuple(range(n)), 0, "greedy")
 
 
 def test_the_census_counts_what_the_worker_does() -> None:
     found, span = census(), Span(0, LAYERS, True, True)
-    cast = Cast(setup("sled"), LAYERS)
+    cast = Topology(setup("sled"), LAYERS)
     for session in ("a", "b"):
         request = Request(0, rows(session, 6), cast.hops, 0, ("cloud-0",), "device-0")
-        commands = found.node.handle(Received(request), 1.0)
-        found.handled("cloud-0", Received(request), 1.0, commands)
-    found.handled("cloud-0", Received(Release("z")), 1.0, ())
-    found.ran("cloud-0", Forward(span, (rows("a", 6), rows("b", 6)), ("none", "none"), ()), (), 1.0, 1.5)
-    assert (found.requests, found.batches, found.rows, found.busy_s) == (2, 1, 12, 0.5)
-    assert (found.waiting, found.sessions, found.cached_tokens, found.capacity_tokens) == (2, 2, 0, 500)
+        commands = found.entry_node.handle(MessageReceived(request), 1.0)
+        found.event_handled("cloud-0", MessageReceived(request), 1.0, commands)
+    found.event_handled("cloud-0", MessageReceived(Release("z")), 1.0, ())
+    found.work_done("cloud-0", ForwardWork(span, (rows("a", 6), rows("b", 6)), ("none", "none"), ()), (), 1.0, 1.5)
+    assert (found.requests, found.batches, found.tokens, found.busy_s) == (2, 1, 12, 0.5)
+    assert (found.queue_len, found.sessions, found.cached_tokens, found.capacity_tokens) == (2, 2, 0, 500)
     assert found.uplink_nbytes > 2 * 6 * 4
 
 
@@ -345,7 +350,7 @@ def test_a_clouds_pages_tell_the_census() -> None:
     async def play() -> None:
         found = census()
         found.errors = 3
-        health = Health(found, lambda: 2)
+        health = HealthServer(found, lambda: 2)
         port = await health.serve("127.0.0.1", 0)
         base = f"http://127.0.0.1:{port}"
         ready, alive, page = [await asyncio.to_thread(read, f"{base}/{p}") for p in ("readyz", "healthz", "metrics")]
@@ -354,7 +359,7 @@ def test_a_clouds_pages_tell_the_census() -> None:
         assert counted(page, "tandem_cloud_devices") == 2
         assert counted(page, "tandem_cloud_cache_capacity_tokens") == 500
         with pytest.raises(ValueError, match=rf"service.health: cannot listen on 127.0.0.1 port {port}"):
-            await Health(found, lambda: 0).serve("127.0.0.1", port)
+            await HealthServer(found, lambda: 0).serve("127.0.0.1", port)
         await health.stop()
 
     run(play)
@@ -363,12 +368,12 @@ def test_a_clouds_pages_tell_the_census() -> None:
 # Coming to an end.
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.instant.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_heard_and_the_next_is_not_caught(number: signal.Signals) -> None:
     async def play() -> None:
         before = signal.getsignal(number)
         try:
-            stop = told_to_stop()
+            stop = stop_signal()
             os.kill(os.getpid(), number)
             await asyncio.wait_for(stop.wait(), 10)
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
@@ -388,7 +393,7 @@ def test_things_still_happen_while_a_process_winds_down() -> None:
                 heard.append(event)
                 return ()
 
-        live, stop = Live(Wall()), asyncio.Event()
+        live, stop = RealTimeDriver(WallClock()), asyncio.Event()
         live.add("ear", Ear(), None)  # type: ignore[arg-type]
         stop.set()
 
@@ -397,7 +402,7 @@ def test_things_still_happen_while_a_process_winds_down() -> None:
             while not heard:
                 await asyncio.sleep(0.001)
 
-        await asyncio.wait_for(drive(live, stop, wind_down), 10)
+        await asyncio.wait_for(run_until_stopped(live, stop, wind_down), 10)
         live.close()
         assert heard == ["late"]
 

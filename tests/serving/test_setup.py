@@ -8,14 +8,14 @@ from catalogue import bed
 from fake_setup import pair, setup
 
 from serving.core.decoding import Decoding
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.placement import Cloud
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.placement import CloudPlacement
 
 
 def test_a_setup_of_the_default_hardware_fits() -> None:
     made = setup()
-    assert made.placed
-    assert made.devices == 2
+    assert made.uses_target
+    assert made.num_devices == 2
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
@@ -28,8 +28,8 @@ def test_a_model_that_does_not_fit_is_refused_with_the_arithmetic() -> None:
 
 
 def test_only_what_runs_must_fit() -> None:
-    assert not setup("edge_centric", pair=pair(cloud="llama2_70b")).placed
-    assert setup("cloud_centric", hardware="jetson_orin_nano", pair=pair(device="llama2_13b")).placed
+    assert not setup("edge_centric", pair=pair(cloud="llama2_70b")).uses_target
+    assert setup("cloud_centric", hardware="jetson_orin_nano", pair=pair(device="llama2_13b")).uses_target
 
 
 def test_the_cloud_caches_what_its_memory_leaves_beside_the_weights() -> None:
@@ -47,23 +47,23 @@ def test_a_cache_budget_that_no_request_fits_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"capacity_tokens is 30, and one request may need 48 \(workload.max_prompt_tokens"
     ):
-        setup(override={"kv_cache": Reuse(30.0)})
-    assert setup(override={"kv_cache": Reuse(48.0)}).placed
+        setup(override={"kv_cache": PrefixCaching(30.0)})
+    assert setup(override={"kv_cache": PrefixCaching(48.0)}).uses_target
 
 
 def test_a_tier_that_is_not_there_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"policy.placement: there is no tier 'edge' in the testbed; there are here and cloud"
     ):
-        setup(override={"placement": Cloud("edge")})
+        setup(override={"placement": CloudPlacement("edge")})
 
 
 def test_devices_are_the_workloads_or_the_testbeds() -> None:
-    assert setup(devices=7).devices == 7
-    assert setup(hardware="hat", devices=None).devices == 30
+    assert setup(devices=7).num_devices == 7
+    assert setup(hardware="hat", devices=None).num_devices == 30
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("how", "message"),
     [
         ({"temperature": -0.1}, r"decoding.temperature is -0.1; it is 0 \(greedy\) or more"),

@@ -8,32 +8,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.kv_accounting import Ledger, Room
-from serving.core.queued_request import Item
-from serving.hardware.estimator import UNKNOWN, Estimator
-from serving.hardware.latency import Latency, load
-from serving.hardware.layer_scaling import Scale
-from serving.messages import INF, Forward, Request, Rows, Span
+from serving.core.kv_accounting import KVAccounting, MemoryBudget
+from serving.core.queued_request import QueuedRequest
+from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
+from serving.hardware.latency import LatencyModel, batch_load
+from serving.hardware.layer_scaling import LayerScale
+from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
 from serving.policy.slots.slo_aware import SloAware
 
-SPAN = Span(0, 8, embed=True, head=True)
-FREE = Room(Ledger(INF, keep=True), ())
-TENTH = Estimator(Latency(0.010, 0.0, 0.0, 0.050, 8, "a test"), Scale(8, 8))
+SPAN = Span(0, 8, embedding=True, lm_head=True)
+FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
+TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
 """50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
-scheduler = SloAware(size=64, guard_s=0.020, patience_s=1.0, order="value", waste=1.0)
+scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0, order="value", max_overhead_share=1.0)
 """As printed."""
 
 
-def item(name: str, slack_s: float, rows: int = 5, arrived: float = 0.0, value: float = 3.0, cached: int = 0) -> Item:
-    asked = Rows(name, cached, rows, tuple(range(rows)), min(4, rows - 1), "greedy")
-    return Item(Request(0, asked, (), 0, (), "device", 1, slack_s, value), asked, SPAN, arrived, rows)
+def item(
+    name: str, slack_s: float, rows: int = 5, arrived: float = 0.0, value: float = 3.0, cached: int = 0
+) -> QueuedRequest:
+    asked = SequenceSlice(name, cached, rows, tuple(range(rows)), min(4, rows - 1), "greedy")
+    return QueuedRequest(Request(0, asked, (), 0, (), "device", 1, slack_s, value), asked, SPAN, arrived, rows)
 
 
-def picked(*items: Item, now: float = 0.0, by: SloAware = scheduler, room: Room = FREE) -> list[str]:
-    batch = by.pick(sorted(items, key=lambda i: i.arrived), now, room, TENTH)
+def picked(*items: QueuedRequest, now: float = 0.0, by: SloAware = scheduler, room: MemoryBudget = FREE) -> list[str]:
+    batch = by.pick(sorted(items, key=lambda i: i.arrived_s), now, room, TENTH)
     assert isinstance(batch, list)
-    assert [n for _, n in batch] == [i.left for i, _ in batch]
-    return [i.rows.session for i, _ in batch]
+    assert [n for _, n in batch] == [i.remaining_tokens for i, _ in batch]
+    return [i.slice.session for i, _ in batch]
 
 
 def test_requests_join_while_all_members_are_in_time() -> None:
@@ -66,7 +68,7 @@ def test_who_is_late_stops_nobody_and_joins_where_it_harms_nobody() -> None:
 def test_whoever_waited_too_long_leads() -> None:
     old, critical = item("old", -1.0, rows=40), item("critical", 0.110, arrived=1.0)
     assert picked(old, critical, now=1.0) == ["old"]
-    assert picked(old, critical, now=1.0, by=replace(scheduler, patience_s=2.0)) == ["critical"]
+    assert picked(old, critical, now=1.0, by=replace(scheduler, max_wait_s=2.0)) == ["critical"]
     assert picked(item("unpromised", INF), critical, now=1.0, by=scheduler)[0] == "unpromised"
 
 
@@ -80,7 +82,7 @@ def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
     somebody is late already, it is not worth it.
     """
     brink, late, others = item("brink", 0.105), item("late", 0.0), [item(name, 9.0) for name in "abcdef"]
-    careful = replace(scheduler, waste=0.2)
+    careful = replace(scheduler, max_overhead_share=0.2)
     assert picked(brink, *others, by=careful) == picked(brink, *others) == ["brink"]
     assert picked(brink, late, *others) == ["brink"]
     assert picked(brink, late, *others, by=careful) == [*"abcdef", "brink", "late"]
@@ -89,10 +91,12 @@ def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
 
 def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:
     waiting = [item(name, 9.0) for name in "abc"]
-    assert picked(*waiting, by=replace(scheduler, size=2)) == ["a", "b"]
-    ledger = Ledger(48.0, keep=True)
-    assert picked(*[item(name, 9.0, rows=14) for name in "abcd"], room=Room(ledger, ())) == ["a", "b", "c"]
-    assert picked(item("huge", 9.0, rows=400), room=Room(ledger, ())) == ["huge"]  # admission says what is wrong
+    assert picked(*waiting, by=replace(scheduler, max_num_seqs=2)) == ["a", "b"]
+    ledger = KVAccounting(48.0, keep_caches=True)
+    assert picked(*[item(name, 9.0, rows=14) for name in "abcd"], room=MemoryBudget(ledger, ())) == ["a", "b", "c"]
+    assert picked(item("huge", 9.0, rows=400), room=MemoryBudget(ledger, ())) == [
+        "huge"
+    ]  # admission says what is wrong
 
 
 @settings(deadline=None, max_examples=60)
@@ -103,10 +107,10 @@ def test_every_member_that_could_be_in_time_is(drawn: list[tuple[float, int, flo
     batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
     assert isinstance(batch, list)
     assert batch
-    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.share_s(i) for i, _ in batch)
+    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
     for member, _ in batch:
-        alone_s = TENTH.constant_s(Span(0, 8, True, True)) + TENTH.share_s(member)
-        assert ends_s <= member.deadline + 1e-9 or alone_s > member.deadline - 1e-9
+        alone_s = TENTH.constant_s(Span(0, 8, True, True)) + TENTH.marginal_s(member)
+        assert ends_s <= member.deadline_s + 1e-9 or alone_s > member.deadline_s - 1e-9
 
 
 def test_nobody_starves_under_a_load_that_never_ends() -> None:
@@ -119,36 +123,36 @@ def test_nobody_starves_under_a_load_that_never_ends() -> None:
         waiting += [item(f"n{next(names)}", 0.12 + dice.random() / 9, arrived=now, value=9.0) for _ in range(2)]
         batch = scheduler.pick(waiting, now, FREE, TENTH)
         assert isinstance(batch, list)
-        now += TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.share_s(i) for i, _ in batch)
+        now += TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
         for member, _ in batch:
-            served[member.rows.session] = now
+            served[member.slice.session] = now
             waiting.remove(member)
     assert {"late", "dear", "unpromised"} <= set(served)
     assert max(served[name] for name in ("late", "dear", "unpromised")) < 5.0
 
 
 def test_an_estimate_is_a_sum_of_shares_and_what_the_batch_takes() -> None:
-    latency = Latency(
-        1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_row_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
+    latency = LatencyModel(
+        1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_token_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
     )
-    estimator = Estimator(latency, Scale(8, 8))
+    estimator = Estimator(latency, LayerScale(8, 8))
     items = [item("a", 1.0, rows=5, cached=100), item("b", 1.0, rows=3, cached=7), item("c", 1.0, rows=50)]
-    summed = estimator.constant_s(Span(0, 8, True, True)) + sum(estimator.share_s(i) for i in items)
-    work = Forward(SPAN, tuple(i.rows for i in items), ("last",) * 3)
+    summed = estimator.constant_s(Span(0, 8, True, True)) + sum(estimator.marginal_s(i) for i in items)
+    work = ForwardWork(SPAN, tuple(i.slice for i in items), ("last",) * 3)
     assert summed == pytest.approx(estimator.batch_s(work))
     spans = [(100, 5), (0, 50), (7, 3)]
-    assert estimator.batch_s(work) == pytest.approx(latency.seconds(load(8, spans, 5 + 3 + 5)))
-    assert UNKNOWN.batch_s(work) == 0.0
+    assert estimator.batch_s(work) == pytest.approx(latency.seconds(batch_load(8, spans, 5 + 3 + 5)))
+    assert ZERO_ESTIMATOR.batch_s(work) == 0.0
 
 
 def test_the_share_of_what_is_left_is_asked_anew() -> None:
     one = item("a", 1.0, rows=50)
-    whole_s = TENTH.share_s(one)
-    one.take(40)
-    assert TENTH.share_s(one) == pytest.approx(whole_s / 5)
+    whole_s = TENTH.marginal_s(one)
+    one.advance(40)
+    assert TENTH.marginal_s(one) == pytest.approx(whole_s / 5)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("field", "value"), [("size", 0), ("guard_s", -0.1), ("patience_s", -1.0), ("order", "age"), ("waste", 0.0)]
 )
 def test_refused(field: str, value: object) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.metrics.utilisation import Stalls, stalls
+from serving.metrics.utilisation import StallTimes, stall_times
 
 Line = list[tuple[str, float, float, int]]
 
@@ -24,61 +24,61 @@ LANES = sorted(OWN | CLOUD | LINK)
 
 
 def test_nothing_happened() -> None:
-    assert stalls([]) == (0, 0, 0)
+    assert stall_times([]) == (0, 0, 0)
 
 
 def test_a_device_alone_never_stalls() -> None:
-    assert stalls([("draft", 0, 4, 4), ("draft", 5, 9, 4)]) == (0, 0, 0)
+    assert stall_times([("draft", 0, 4, 4), ("draft", 5, 9, 4)]) == (0, 0, 0)
 
 
 def test_one_round_waits_for_both_ways_of_the_link_and_for_queue_and_verification() -> None:
-    assert stalls(ROUND) == Stalls(link_s=2 + 1, cloud_s=1 + 3, resident_s=4)
+    assert stall_times(ROUND) == StallTimes(link_s=2 + 1, cloud_s=1 + 3, cloud_residence_s=4)
 
 
 def test_rounds_add_up() -> None:
     later: Line = [(lane, begin + 20, end + 20, n) for lane, begin, end, n in ROUND]
-    assert stalls([*ROUND, *later]) == (6, 8, 8)
+    assert stall_times([*ROUND, *later]) == (6, 8, 8)
 
 
 def test_the_order_of_the_line_does_not_matter() -> None:
-    assert stalls(ROUND[::-1]) == stalls(ROUND)
+    assert stall_times(ROUND[::-1]) == stall_times(ROUND)
 
 
 def test_looking_ahead_hides_stalls_and_not_the_time_in_the_cloud() -> None:
     ahead: Line = [("draft", 4, 5, 1), ("draft", 5, 8, 2)]
-    assert stalls([*ROUND, *ahead]) == Stalls(link_s=1, cloud_s=2, resident_s=4)
-    assert stalls([*ROUND, ("draft", 4, 12, 3)]) == (0, 0, 4)
+    assert stall_times([*ROUND, *ahead]) == StallTimes(link_s=1, cloud_s=2, cloud_residence_s=4)
+    assert stall_times([*ROUND, ("draft", 4, 12, 3)]) == (0, 0, 4)
 
 
 def test_drafting_on_in_the_middle_of_a_wait_leaves_both_its_ends() -> None:
-    assert stalls([("verify", 0, 10, 8), ("draft", 2, 3, 1), ("draft", 5, 6, 1)]) == (0, 8, 10)
+    assert stall_times([("verify", 0, 10, 8), ("draft", 2, 3, 1), ("draft", 5, 6, 1)]) == (0, 8, 10)
 
 
 def test_where_link_and_cloud_overlap_the_cloud_counts() -> None:
     parts: Line = [("uplink", 0, 4, 64), ("uplink", 4, 8, 64), ("prefill", 4, 6, 32), ("prefill", 8, 10, 32)]
-    assert stalls(parts) == Stalls(link_s=4 + 2, cloud_s=2 + 2, resident_s=4)
+    assert stall_times(parts) == StallTimes(link_s=4 + 2, cloud_s=2 + 2, cloud_residence_s=4)
 
 
 def test_work_at_the_same_time_counts_once() -> None:
-    assert stalls([("prefill", 0, 5, 32), ("verify", 3, 7, 8), ("uplink", 8, 9, 10), ("uplink", 8, 10, 10)]) == (
+    assert stall_times([("prefill", 0, 5, 32), ("verify", 3, 7, 8), ("uplink", 8, 9, 10), ("uplink", 8, 10, 10)]) == (
         2,
         7,
         7,
     )
 
 
-@pytest.mark.parametrize("lane", ["queue", "prefill", "verify", "decode"])
+@pytest.instant.parametrize("lane", ["queue", "prefill", "verify", "decode"])
 def test_every_kind_of_work_in_the_cloud_is_waited_for(lane: str) -> None:
-    assert stalls([(lane, 1, 3, 1)]) == (0, 2, 2)
+    assert stall_times([(lane, 1, 3, 1)]) == (0, 2, 2)
 
 
 def test_after_the_end_nobody_waits() -> None:
     farewell: Line = [("uplink", 13, 16, 16)]
-    assert stalls([*ROUND, *farewell], ended_s=13) == stalls(ROUND)
+    assert stall_times([*ROUND, *farewell], ended_s=13) == stall_times(ROUND)
 
 
 def test_what_the_end_cuts_counts_up_to_it() -> None:
-    assert stalls(ROUND, ended_s=8.5) == Stalls(link_s=2, cloud_s=2.5, resident_s=2.5)
+    assert stall_times(ROUND, ended_s=8.5) == StallTimes(link_s=2, cloud_s=2.5, cloud_residence_s=2.5)
 
 
 pieces = st.tuples(st.sampled_from(LANES), st.integers(0, 30), st.integers(0, 8)).map(
@@ -99,4 +99,4 @@ def by_the_grid(line: Line, ended_s: float) -> tuple[int, int, int]:
 
 @given(st.lists(pieces, max_size=20), st.one_of(st.integers(0, 40), st.just(math.inf)))
 def test_stalls_are_what_a_grid_counts(line: Line, ended_s: float) -> None:
-    assert stalls(line, ended_s) == by_the_grid(line, ended_s)
+    assert stall_times(line, ended_s) == by_the_grid(line, ended_s)

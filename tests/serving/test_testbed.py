@@ -6,12 +6,12 @@ import pytest
 from catalogue import architecture, bed, chip, fleet, link, names
 
 from serving.core.keyed_random import key
-from serving.hardware.fleet import Fleet, Schedule, check_fits
-from serving.hardware.latency import Latency
+from serving.hardware.fleet import Fleet, PowerModeSchedule, check_memory
+from serving.hardware.latency import LatencyModel
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 
 
-@pytest.mark.parametrize("name", names("hardware"))
+@pytest.instant.parametrize("name", names("hardware"))
 def test_every_testbed_builds(name):
     assert bed(name).device_fleets
 
@@ -20,27 +20,29 @@ def test_synera_s_testbed_is_an_orin_in_30w_and_an_a6000():
     found = bed("jetson_orin")
     assert (found.device_fleets[0].chip.name, found.device_fleets[0].mode_name) == ("jetson_agx_orin_32gb", "30W")
     assert found.cloud.chip.name == "rtx_a6000"
-    check_fits(found.device_fleets[0], architecture("tinyllama_1_1b"), sessions=1, tokens=2048)
-    check_fits(found.cloud, architecture("llama2_13b"), sessions=8, tokens=2048)
+    check_memory(found.device_fleets[0], architecture("tinyllama_1_1b"), sessions=1, tokens=2048)
+    check_memory(found.cloud, architecture("llama2_13b"), sessions=8, tokens=2048)
 
 
 def test_hat_has_thirty_devices_in_three_groups_of_ten():
     found = bed("hat")
-    chips = Counter(each.chip.name for each in found.deal(30))
+    chips = Counter(each.chip.name for each in found.assign_fleets(30))
     assert chips == {"jetson_agx_xavier_32gb": 20, "jetson_agx_orin_32gb": 10}
-    groups = Counter(each.network.uplink_mbps for each in found.deal(30))
+    groups = Counter(each.network.uplink_mbps for each in found.assign_fleets(30))
     assert groups == {80: 10, 60: 10, 40: 10}
-    assert all(each.schedule.every == 5 and each.schedule.modes == tuple(each.chip.modes) for each in found.fleets)
+    assert all(
+        each.schedule.requests_per_mode == 5 and each.schedule.modes == tuple(each.chip.modes) for each in found.fleets
+    )
 
 
 def test_every_first_part_of_a_deal_is_near_the_proportion():
     fleets = (fleet("raspberry_pi_5", count=3), fleet("raspberry_pi_4b", count=1), fleet("pixel_7", count=2))
     dealer = Bed(fleet("a100_80gb"), fleets=fleets)
-    order = dealer.deal(60)
+    order = dealer.assign_fleets(60)
     for n in range(1, 61):
         for each in fleets:
             assert abs(sum(dealt is each for dealt in order[:n]) - n * each.count / 6) < 1
-    assert dealer.deal(7) == order[:7]
+    assert dealer.assign_fleets(7) == order[:7]
 
 
 def test_one_fleet_or_several_but_not_both():
@@ -54,7 +56,7 @@ def test_one_fleet_or_several_but_not_both():
 def test_what_does_not_fit_is_refused_with_the_arithmetic():
     shape, orin = architecture("llama2_70b"), fleet("jetson_agx_orin_32gb")
     with pytest.raises(ValueError, match="Store the weights in fewer bits") as caught:
-        check_fits(orin, shape, sessions=2, tokens=1000)
+        check_memory(orin, shape, sessions=2, tokens=1000)
     weights, cache = 2 * shape.parameters() / 2**30, 2 * 1000 * 2 * 80 * 1024 * 2 / 2**30
     for part in ("llama2_70b", "(32.00 GB)", "fp16", f"weights {weights:.2f} GB", f"KV cache {cache:.2f} GB"):
         assert part in str(caught.value)
@@ -63,19 +65,19 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic():
 
 def test_fewer_bits_or_more_chips_make_it_fit():
     shape = architecture("llama2_70b")
-    check_fits(fleet("rtx_a6000", tensor_parallel=4), shape, sessions=4, tokens=2048)
-    check_fits(fleet("rtx_a6000", precision="int4"), shape, sessions=4, tokens=2048)
+    check_memory(fleet("rtx_a6000", tensor_parallel=4), shape, sessions=4, tokens=2048)
+    check_memory(fleet("rtx_a6000", precision="int4"), shape, sessions=4, tokens=2048)
     with pytest.raises(ValueError, match="into 2 x rtx_a6000"):
-        check_fits(fleet("rtx_a6000", tensor_parallel=2), shape, sessions=4, tokens=2048)
+        check_memory(fleet("rtx_a6000", tensor_parallel=2), shape, sessions=4, tokens=2048)
 
 
 def test_too_many_sessions_are_refused_with_another_cure():
     with pytest.raises(ValueError, match="Serve fewer or shorter sessions"):
-        check_fits(fleet("rtx_a6000"), architecture("llama2_13b"), sessions=200, tokens=2048)
+        check_memory(fleet("rtx_a6000"), architecture("llama2_13b"), sessions=200, tokens=2048)
 
 
 def test_a_chip_of_unknown_memory_refuses_nothing():
-    check_fits(fleet("local"), architecture("llama2_70b"), sessions=100, tokens=4096)
+    check_memory(fleet("local"), architecture("llama2_70b"), sessions=100, tokens=4096)
 
 
 def test_energy_counts_every_chip_of_a_node():
@@ -97,7 +99,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
     unprofiled = fleet("local", timing="profile")
     with pytest.raises(ValueError, match="chip local has not been profiled: run stage=profile"):
         unprofiled.latency(tiny)
-    fit = Latency(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
+    fit = LatencyModel(1e-5, 1e-9, 1e-8, 1e-3, layers=12, source="profile")
     (tmp_path / "latency.json").write_text(json.dumps({"source": "this machine", "latencies": {"tiny": asdict(fit)}}))
     profiled = Fleet(replace(chip("local"), profile=tmp_path), timing="profile")
     assert profiled.latency(tiny) == fit
@@ -107,7 +109,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
         profiled.latency(architecture("llama2_7b"))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("node", "message"),
     [
         ({"mode": "50W"}, "has no mode '50W'"),
@@ -124,12 +126,12 @@ def test_impossible_fleets_are_refused(node, message):
 
 
 def test_a_schedule_changes_every_so_many_requests_and_repeats_itself():
-    schedule, stream = Schedule(("MAXN", "15W", "30W"), every=5), key(1, "device 3")
+    schedule, stream = PowerModeSchedule(("MAXN", "15W", "30W"), requests_per_mode=5), key(1, "device 3")
     modes = [schedule.mode(stream, request) for request in range(300)]
     assert all(len(set(modes[i : i + 5])) == 1 for i in range(0, 300, 5))
     assert min(Counter(modes).values()) > 50
     assert modes == [schedule.mode(stream, request) for request in range(300)]
-    cycle = replace(schedule, every=2, order="cycle")
+    cycle = replace(schedule, requests_per_mode=2, order="cycle")
     assert [cycle.mode(stream, request) for request in range(7)] == ["MAXN", "MAXN", "15W", "15W", "30W", "30W", "MAXN"]
 
 
@@ -140,9 +142,9 @@ def test_a_fleet_without_schedule_stays_in_its_mode():
 
 def test_empty_schedules_are_refused():
     with pytest.raises(ValueError, match="modes is empty"):
-        Schedule(())
+        PowerModeSchedule(())
     with pytest.raises(ValueError, match="every=0 requests"):
-        Schedule(("30W",), every=0)
+        PowerModeSchedule(("30W",), requests_per_mode=0)
 
 
 def test_a_fleet_may_have_its_own_link():
@@ -152,8 +154,8 @@ def test_a_fleet_may_have_its_own_link():
 def test_a_quantised_model_fits_where_the_whole_one_does_not():
     pi, shape = fleet("raspberry_pi_4b"), architecture("vicuna_7b")
     with pytest.raises(ValueError, match="vicuna_7b does not fit"):
-        check_fits(pi, shape, sessions=1, tokens=256)
-    check_fits(pi, shape.quantized("nf4"), sessions=1, tokens=256)
+        check_memory(pi, shape, sessions=1, tokens=256)
+    check_memory(pi, shape.quantized("nf4"), sessions=1, tokens=256)
 
 
 def test_bits_are_not_saved_twice():
@@ -161,7 +163,7 @@ def test_bits_are_not_saved_twice():
     with pytest.raises(
         ValueError, match=r"_nf4 is quantised, and precision=int8 of raspberry_pi_5 .* set the hardware's"
     ):
-        check_fits(fleet("raspberry_pi_5", precision="int8"), shape, sessions=1, tokens=256)
+        check_memory(fleet("raspberry_pi_5", precision="int8"), shape, sessions=1, tokens=256)
 
 
 def test_coefficients_of_the_whole_model_do_not_time_the_quantised_one():

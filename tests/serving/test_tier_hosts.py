@@ -11,13 +11,13 @@ from fake_setup import pair
 from fake_tiers import LAYERS, over, tiers
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
-from serving.deployment.model_loading import open_side
-from serving.deployment.queries import NOWHERE
+from serving.deployment.model_loading import load_side
+from serving.deployment.queries import UNAVAILABLE_ENGINE
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.engines.models import Model, Pair
-from serving.messages import Call
-from serving.runtimes.host import Host
+from serving.deployment.topology import Topology
+from serving.engines.models import ModelConfig, ModelPair
+from serving.messages import GenerationRequest
+from serving.runtimes.host import NodeHost
 from serving.transport.security import Security
 
 NAMES = ("hyperion", "sled", "hat")
@@ -28,9 +28,9 @@ def left(party: Party) -> dict[str, int]:
     held = {name: len(getattr(worker, name)) for name in ("queue", "held", "sent", "unsent", "running", "suspects")}
     return held | {
         "caches": len(party.chip.caches),
-        "lengths": len(worker.ledger.lengths),
-        "promised": len(worker.commitments),
-        "owners": len(worker.tenancy.owners),
+        "lengths": len(worker.kv_accounting.lengths),
+        "promised": len(worker.reservations),
+        "owners": len(worker.session_registry.owners),
     }
 
 
@@ -57,7 +57,7 @@ async def begun(made: Rig, devices: int = 1) -> tuple[dict[str, Party], list[Par
     return nodes, [await made.device(i) for i in range(devices)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("name", NAMES)
 def test_hosts_of_three_tiers_work_together(name: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(2, 2, 1), name)) as made:
@@ -67,16 +67,17 @@ def test_hosts_of_three_tiers_work_together(name: str) -> None:
                     device.ask(call(f"s{i}.{j}"))
             for i, device in enumerate(devices):
                 await answered(device, *(f"s{i}.{j}" for j in range(3)))
-            assert {party.host.names[0]: party.host.reachable for party in nodes.values()} == {
-                node: {*made.cast.devices, *made.cast.before(node), *made.cast.behind(node)} for node in nodes
+            assert {party.host.node_names[0]: party.host.reachable for party in nodes.values()} == {
+                node: {*made.cast.devices, *made.cast.upstream_nodes(node), *made.cast.downstream_nodes(node)}
+                for node in nodes
             }
             await nothing_is_left(nodes)
 
     run(play)
 
 
-@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.mark.parametrize("name", ["hyperion", "hat"])
+@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.instant.parametrize("name", ["hyperion", "hat"])
 def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(2, 2, 2), name, devices=1)) as made:
@@ -91,8 +92,8 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
             await doomed.end()
             await answered(device, "s")
             assert other.chip.rows_run
-            nodes[doomed.host.names[0]] = again = await made.node(doomed.host.names[0])
-            await device.host.reached(again.host.names, 10)
+            nodes[doomed.host.node_names[0]] = again = await made.node(doomed.host.node_names[0])
+            await device.host.wait_until_reachable(again.host.node_names, 10)
             for session in ("t", "u"):
                 device.ask(call(session))
                 await answered(device, session)
@@ -101,7 +102,7 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
     run(play)
 
 
-@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
 def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(1, 1, 1), devices=1)) as made:
@@ -159,11 +160,11 @@ def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over(
 
 def test_a_node_that_an_earlier_one_refuses_says_so() -> None:
     async def play() -> None:
-        cast = Cast(over(tiers(1, 1), devices=1), LAYERS)
-        hosts = [Host(cast, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")]
+        cast = Topology(over(tiers(1, 1), devices=1), LAYERS)
+        hosts = [NodeHost(cast, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")]
         addresses = [await host.listen("127.0.0.1:0") for host in hosts]
         with pytest.raises(ValueError, match=rf"nano-0 at {addresses[0]} refuses nx-0: .*of-nano-0.*of-nx-0"):
-            await hosts[1].dial({"nano-0": addresses[0]})
+            await hosts[1].connect({"nano-0": addresses[0]})
         for host in hosts:
             await host.close()
 
@@ -180,8 +181,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def held(real: dict[str, Path]) -> Setup:
     timing = pair(cloud="llama2_7b")
-    models = Pair(
-        Model(path=real["device"], timing=timing.device.timing), Model(path=real["cloud"], timing=timing.cloud.timing)
+    models = ModelPair(
+        ModelConfig(path=real["device"], timed_architecture=timing.device.timed_architecture),
+        ModelConfig(path=real["cloud"], timed_architecture=timing.cloud.timed_architecture),
     )
     return over(tiers(2, 2, 1), pair=models)
 
@@ -190,23 +192,25 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
     """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state
     that was under way to it waits in its sender's bounded store for newer ones to push it out.
     """
-    from serving.engines.torch.engine import Engine
-    from serving.engines.torch.model import Absent, open_model
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.engine import TorchEngine
+    from serving.engines.torch.model import MissingLayer, load_model
+    from serving.engines.torch.tensor_store import TensorStore
 
     setup = held(real)
 
     def engine(name: str, blobs: Any) -> Any:
         if name.startswith("device"):
-            return NOWHERE
-        return open_side(setup, "cloud", blobs, tier=name.rpartition("-")[0]).cloud
+            return UNAVAILABLE_ENGINE
+        return load_side(setup, "cloud", blobs, tier=name.rpartition("-")[0]).cloud
 
-    def asked(session: str) -> Call:
-        return Call(session, (2, 3, 4, 5, 6, 2 + sum(map(ord, session)) % 9), 16)
+    def asked(session: str) -> GenerationRequest:
+        return GenerationRequest(session, (2, 3, 4, 5, 6, 2 + sum(map(ord, session)) % 9), 16)
 
     async def alone() -> dict[str, tuple[int, ...]]:
-        blobs, whole = Blobs(), open_model(str(real["cloud"]))
-        async with rig("cloud_centric", devices=1, engines=lambda name, _: Engine(whole, blobs=blobs)) as made:
+        blobs, whole = TensorStore(), load_model(str(real["cloud"]))
+        async with rig(
+            "cloud_centric", devices=1, engines=lambda name, _: TorchEngine(whole, tensor_store=blobs)
+        ) as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
             for session in ("a", "b", "c"):
@@ -215,14 +219,16 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
 
     async def play() -> None:
         expected = await alone()
-        async with rig(made=setup, engines=engine, blobs=Blobs) as made:
+        async with rig(made=setup, engines=engine, blobs=TensorStore) as made:
             nodes, devices = await begun(made, 2)
             parts = {name: party.chip.engine.model for name, party in nodes.items()}
-            layers = {name: [not isinstance(each, Absent) for each in model.layers] for name, model in parts.items()}
+            layers = {
+                name: [not isinstance(each, MissingLayer) for each in model.layers] for name, model in parts.items()
+            }
             assert [sum(layers[name]) for name in nodes] == [3, 3, 3, 3, 2]
             assert [sum(each) for each in zip(*(layers[name] for name in ("nano-0", "nx-1", "agx-0")), strict=True)
                     ] == [1] * 8  # fmt: skip
-            assert [name for name, model in parts.items() if not isinstance(model.head, Absent)] == ["agx-0"]
+            assert [name for name, model in parts.items() if not isinstance(model.head, MissingLayer)] == ["agx-0"]
             for i, device in enumerate(devices):
                 device.ask(replace(asked("a"), session=f"first{i}"))
                 assert await device.text(f"first{i}") == expected["a"]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from training.embedded_pair import corpus, quality, tokenizer
-from training.embedded_pair.draft_quality import auc, content_mask, draft, tokens_a_round
+from training.embedded_pair.draft_quality import auc, content_mask, measure_drafts, tokens_per_round
 
 
 def flags(text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -21,7 +21,7 @@ def test_auc_by_hand() -> None:
     assert auc(scores, flags("xxxxx")) is None is auc(scores, flags("....."))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("accepted", "expected"),
     [
         ("xxxxx", 5.0),  # four accepted and the bonus token
@@ -32,7 +32,7 @@ def test_auc_by_hand() -> None:
     ],
 )
 def test_tokens_a_round_by_hand(accepted: str, expected: float) -> None:
-    assert tokens_a_round([flags(accepted)], drafted=4) == expected
+    assert tokens_per_round([flags(accepted)], num_drafts=4) == expected
 
 
 def test_content_mask_marks_pieces_of_content_words(toy_corpus: Path) -> None:
@@ -47,8 +47,11 @@ def test_drafts_are_those_of_one_forward_each(toy_corpus: Path, toy_pair: tuple[
     large, small = (quality.load(checkpoint) for checkpoint in toy_pair)
     words, rows = tokenizer.load(toy_pair[0]), corpus.load(toy_corpus, "test")[:12]
     prompts = [row["prompt"] for row in rows]
-    ids, outputs = tokenizer.prompt_ids(words, prompts), quality.greedy(large, words, prompts, limit=6)
-    drafts = draft(small, words, ids, outputs)
+    ids, outputs = (
+        tokenizer.prompt_ids(words, prompts),
+        quality.generate_greedy(large, words, prompts, max_new_tokens=6),
+    )
+    drafts = measure_drafts(small, words, ids, outputs)
     for number, (prompt, output) in enumerate(zip(ids, outputs, strict=True)):
         with torch.no_grad():
             chances = small(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].softmax(-1)

@@ -11,7 +11,7 @@ def test_batched_outputs_equal_single_ones(toy_corpus: Path, toy_pair: tuple[Pat
     model, words = quality.load(toy_pair[0]), tokenizer.load(toy_pair[0])
     prompts = [row["prompt"] for row in corpus.load(toy_corpus, "test")[:12]]
     finished: list[int] = []
-    together = quality.greedy(model, words, prompts, limit=8, done=finished.append)
+    together = quality.generate_greedy(model, words, prompts, max_new_tokens=8, on_progress=finished.append)
     for prompt, output in zip(prompts, together, strict=True):
         ids = torch.tensor(tokenizer.prompt_ids(words, [prompt]))
         alone = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.embedded_pair.initialisation import Start, initialise
-from training.embedded_pair.llama import Architecture, Llama, _norm, _rotate, rotary
+from training.embedded_pair.initialisation import InitConfig, initialise
+from training.embedded_pair.llama import Llama, LlamaSizes, _rms_norm, _rotate, rope_tables
 
-SIZES = Architecture(hidden_size=128, layers=2, heads=4, intermediate_size=128)
+SIZES = LlamaSizes(hidden_size=128, layers=2, heads=4, intermediate_size=128)
 VOCABULARY = 300
 
 
-def started(start: Start, seed: int = 0) -> Llama:
+def started(start: InitConfig, seed: int = 0) -> Llama:
     model = Llama(SIZES, VOCABULARY)
     initialise(model, start, seed)
     return model
@@ -23,12 +23,12 @@ def attention(model: Llama, ids: Tensor, layer: int) -> Tensor:
     """Attention probabilities (heads, length, length) of one layer."""
     length = len(ids)
     causal = torch.ones(length, length, dtype=torch.bool).tril()
-    (cos, sin), bias = rotary(SIZES, length), torch.zeros(length, length).masked_fill(~causal, float("-inf"))
+    (cos, sin), bias = rope_tables(SIZES, length), torch.zeros(length, length).masked_fill(~causal, float("-inf"))
     x = F.embedding(ids[None], model.embedding)
     for block in model.layers()[:layer]:
         x = block(x, cos, sin, bias)
     block = model.layers()[layer]
-    normed = _norm(x, block.attention_norm)[0]
+    normed = _rms_norm(x, block.attention_norm)[0]
     query, key = (F.linear(normed, weight).view(length, 4, 32).transpose(0, 1) for weight in block.qkv[:2])
     scores = _rotate(query, cos, sin) @ _rotate(key, cos, sin).mT / 32**0.5
     return (scores + bias).softmax(-1)
@@ -36,7 +36,7 @@ def attention(model: Llama, ids: Tensor, layer: int) -> Tensor:
 
 def test_heads_begin_by_looking_back() -> None:
     ids = torch.randint(0, VOCABULARY, (30,), generator=torch.Generator().manual_seed(1))
-    chances = attention(started(Start(look_back=(1, 3), sharpness=4.0)), ids, layer=0)
+    chances = attention(started(InitConfig(look_back_offsets=(1, 3), sharpness=4.0)), ids, layer=0)
     for head, distance in ((0, 1), (1, 3)):
         assert chances[head].diagonal(-distance)[3:].min() > 0.6
     assert chances[2:].diagonal(-1, 1, 2).mean() < 0.3
@@ -48,26 +48,26 @@ def test_an_induction_head_begins_by_finding_what_followed_an_earlier_copy() -> 
     followers = (torch.arange(20, 39), torch.arange(1, 20))
     wired, plain = (
         attention(started(start), twice, layer=1)[:, *followers].mean()
-        for start in (Start(look_back=(1, 1), induction=10.0), Start(look_back=(1, 1)))
+        for start in (InitConfig(look_back_offsets=(1, 1), induction_score=10.0), InitConfig(look_back_offsets=(1, 1)))
     )
     assert wired > 0.3 > 3 * plain
 
 
 def test_values_are_copied_except_what_all_tokens_share() -> None:
-    block = started(Start(copying=0.5)).layers()[1]
+    block = started(InitConfig(copy_scale=0.5)).layers()[1]
     copied = (block.out @ block.qkv[2]).detach()
     assert copied.diagonal().mean() == pytest.approx(0.5, abs=0.05)
     assert copied.triu(1).abs().mean() < 0.05
 
 
 def test_a_seed_decides_everything() -> None:
-    start = Start(look_back=(1,), induction=5.0)
+    start = InitConfig(look_back_offsets=(1,), induction_score=5.0)
     first, again, other = (started(start, seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["embedding"], other["embedding"])
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("start", "message"),
     [
         ({"look_back": (1,) * 5}, "names 5 heads, a layer has 4"),
@@ -80,4 +80,4 @@ def test_a_seed_decides_everything() -> None:
 )
 def test_bad_starts(start: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        started(Start(**start))  # type: ignore[arg-type]
+        started(InitConfig(**start))  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.embedded_pair import llama
-from training.embedded_pair.llama import Architecture
+from training.embedded_pair.llama import LlamaSizes
 
 
 def causal(rows: int, length: int) -> torch.Tensor:
@@ -19,7 +19,7 @@ def test_logits_equal_those_of_the_saved_checkpoint(toy_pair: tuple[Path, Path])
     for checkpoint in toy_pair:
         ours, theirs = llama.load(checkpoint), AutoModelForCausalLM.from_pretrained(checkpoint)
         with torch.no_grad():
-            logits = ours.logits(ours.hidden(ids, causal(3, 40), torch.float32))
+            logits = ours.logits(ours.hidden_states(ids, causal(3, 40), torch.float32))
             torch.testing.assert_close(logits, theirs(ids).logits, atol=1e-4, rtol=1e-4)
 
 
@@ -27,7 +27,7 @@ def test_a_checkpoint_is_complete(toy_pair: tuple[Path, Path]) -> None:
     model, words = AutoModelForCausalLM.from_pretrained(toy_pair[0]), AutoTokenizer.from_pretrained(toy_pair[0])
     assert model.config.model_type == "llama"
     assert model.dtype == torch.float32
-    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.lm_head.positive_weight is model.model.embed_tokens.positive_weight
     assert model.generation_config.eos_token_id == words.eos_token_id
     assert words.chat_template
 
@@ -35,15 +35,15 @@ def test_a_checkpoint_is_complete(toy_pair: tuple[Path, Path]) -> None:
 def test_bf16_stays_near(toy_pair: tuple[Path, Path]) -> None:
     model, ids = llama.load(toy_pair[0]), torch.arange(30)[None]
     with torch.no_grad():
-        exact, near = (model.hidden(ids, causal(1, 30), kind) for kind in (torch.float32, torch.bfloat16))
+        exact, near = (model.hidden_states(ids, causal(1, 30), kind) for kind in (torch.float32, torch.bfloat16))
     assert near.dtype == torch.bfloat16
     assert (exact - near.float()).norm() < 0.05 * exact.norm()
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changes", "message"),
     [({"heads": 3}, "must be a multiple of 2 x heads"), ({"layers": 0}, "architecture.layers must be above 0, got 0")],
 )
 def test_impossible_sizes(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Architecture(**{"hidden_size": 64, "layers": 2, "heads": 2, "intermediate_size": 96} | changes)
+        LlamaSizes(**{"hidden_size": 64, "layers": 2, "heads": 2, "intermediate_size": 96} | changes)

@@ -17,7 +17,7 @@ def test_both_kinds_of_weight_learn() -> None:
     draw = torch.Generator().manual_seed(0)
     matrix, bias = torch.zeros(2, 8, 6, requires_grad=True), torch.zeros(8, requires_grad=True)
     wanted, inputs = torch.randn(2, 8, 6, generator=draw), torch.randn(50, 6, generator=draw)
-    optimizer = Muon([matrix], [bias], matrix_rate=0.05, rate=0.05)
+    optimizer = Muon([matrix], [bias], matrix_lr=0.05, lr=0.05)
     losses = []
     for _ in range(150):
         loss = ((inputs @ (matrix - wanted).mT + bias - 1) ** 2).mean()
@@ -31,6 +31,6 @@ def test_both_kinds_of_weight_learn() -> None:
 
 def test_weights_without_a_gradient_are_left_alone() -> None:
     matrix, bias = torch.ones(4, 4, requires_grad=True), torch.ones(4, requires_grad=True)
-    Muon([matrix], [bias], matrix_rate=0.1, rate=0.1).step()
+    Muon([matrix], [bias], matrix_lr=0.1, lr=0.1).step()
     assert torch.equal(matrix, torch.ones(4, 4))
     assert torch.equal(bias, torch.ones(4))

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from serving.progress import silent
 from training.embedded_pair import stages, train_loop
-from training.embedded_pair.llama import Architecture
-from training.embedded_pair.lm_module import Recipe
+from training.embedded_pair.llama import LlamaSizes
+from training.embedded_pair.lm_module import LMRecipe
 from training.fitting.trainer import Trainer
 
 STEPS = 11
@@ -39,15 +39,15 @@ def small(
         progress=progress,
         corpus=corpus,
         teacher=teacher,
-        architecture=Architecture(hidden_size=32, layers=4, heads=2, intermediate_size=64),
-        recipe=Recipe(steps=STEPS, rows=4, distil_share=0.7),
+        architecture=LlamaSizes(hidden_size=32, layers=4, heads=2, intermediate_size=64),
+        recipe=LMRecipe(steps=STEPS, batch_size=4, distillation_weight=0.7),
         trainer=Trainer(threads=1, precision="fp32"),
     )
     report: dict[str, Any] = json.loads((out / "training.json").read_text(encoding="utf-8"))
     return report
 
 
-@pytest.mark.parametrize("error", [KilledError, KeyboardInterrupt])
+@pytest.instant.parametrize("error", [KilledError, KeyboardInterrupt])
 def test_a_killed_training_continues_to_the_same_weights(
     fresh: Fresh,
     tmp_path: Path,

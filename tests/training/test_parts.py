@@ -2,25 +2,27 @@
 
 import pytest
 
-from training.fitting.splits import parted
+from training.fitting.splits import random_split
 
 SHARES = (0.8, 0.1, 0.1)
 
 
-@pytest.mark.parametrize("n", [3, 10, 48, 240])
+@pytest.instant.parametrize("n", [3, 10, 48, 240])
 def test_everybody_is_in_one_part(n: int) -> None:
     members = [f"p{i}" for i in range(n)]
-    parts = parted(members, SHARES, 0)
+    parts = random_split(members, SHARES, 0)
     assert sorted(name for part in parts for name in part) == sorted(members)
     assert [len(part) for part in parts[1:]] == [max(1, round(0.1 * n))] * 2
 
 
-@pytest.mark.parametrize("n", [0, 1, 2])
+@pytest.instant.parametrize("n", [0, 1, 2])
 def test_few_leave_nothing_to_train_on(n: int) -> None:
-    train, *held_out = parted(range(n), SHARES, 0)
+    train, *held_out = random_split(range(n), SHARES, 0)
     assert train == []
     assert sum(map(len, held_out)) == n
 
 
 def test_luck_decides_and_the_seed_decides_luck() -> None:
-    assert parted(range(50), SHARES, 1) == parted(range(50), SHARES, 1) != parted(range(50), SHARES, 2)
+    assert (
+        random_split(range(50), SHARES, 1) == random_split(range(50), SHARES, 1) != random_split(range(50), SHARES, 2)
+    )

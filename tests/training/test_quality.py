@@ -23,15 +23,15 @@ def test_exact_match_ignores_space_and_capitals_only() -> None:
 
 def test_scores_by_hand() -> None:
     rows = [{"id": str(n), "task": task, "reference": "a red kite."} for n, task in enumerate(TASKS)]
-    graded = quality._graded("large", rows, ["a red kite."] * 3 + ["a blue kite."] * 2 + [""])
-    scores = quality._scores(graded, "large")
+    graded = quality._score_outputs("large", rows, ["a red kite."] * 3 + ["a blue kite."] * 2 + [""])
+    scores = quality._mean_scores(graded, "large")
     assert scores["mean_exact_match"] == pytest.approx(0.5)
     assert scores["rouge1"]["summary"] == pytest.approx(2 / 3)
     assert scores["mean_rouge1"] == pytest.approx((3 + 4 / 3) / 6)
 
 
 def measured(out: Path, corpus: Path, large: Path, small: Path, items: int) -> dict[str, Any]:
-    quality.measure(
+    quality.measure_pair(
         out,
         progress=silent,
         corpus=corpus,

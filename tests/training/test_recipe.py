@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from training.embedded_pair.lm_module import Recipe
+from training.embedded_pair.lm_module import LMRecipe
 
 
 def test_the_rate_rises_stays_and_falls() -> None:
-    recipe = Recipe(steps=100, warmup_steps=10, flat_share=0.5)
-    factors = [recipe.rate_factor(step) for step in range(101)]
+    recipe = LMRecipe(steps=100, warmup_steps=10, stable_share=0.5)
+    factors = [recipe.lr_factor(step) for step in range(101)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[9:51] == [1.0] * 42
     assert factors[75] == pytest.approx(0.5)
@@ -16,10 +16,10 @@ def test_the_rate_rises_stays_and_falls() -> None:
 
 
 def test_a_flat_rate_to_the_end() -> None:
-    assert Recipe(steps=50, flat_share=1.0).rate_factor(49) == 1.0
+    assert LMRecipe(steps=50, stable_share=1.0).lr_factor(49) == 1.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("rate", -1.0), ("distil_share", 1.5)])
+@pytest.instant.parametrize(("name", "value"), [("steps", 0), ("rate", -1.0), ("distil_share", 1.5)])
 def test_impossible_recipes(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"recipe.{name} must be"):
-        Recipe(**{"steps": 10, name: value})  # type: ignore[arg-type]
+        LMRecipe(**{"steps": 10, name: value})  # type: ignore[arg-type]

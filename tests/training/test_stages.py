@@ -8,35 +8,35 @@ import pytest
 
 from serving.engines.models import Checkpoint
 from serving.learned.thresholds import load
-from serving.messages import Call, Chunk
-from serving.policy.slots.draft import Window
-from serving.policy.slots.early_exit import Layers
+from serving.messages import DraftDecision, GenerationRequest
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.early_exit import LayerwiseExit
 from training.stages import profile_thresholds
 
 SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
 
 
-def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[Chunk]) -> None:
-    asked = [SimpleNamespace(call=Call(name, (1,), 4)) for name in chunks]
+def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[DraftDecision]) -> None:
+    asked = [SimpleNamespace(call=GenerationRequest(name, (1,), 4)) for name in chunks]
     records = {name: SimpleNamespace(chunks=found) for name, found in chunks.items()}
-    monkeypatch.setattr("serving.deployment.model_loading.open_models", lambda *_: SimpleNamespace(tokenizer=None))
-    monkeypatch.setattr("serving.deployment.model_loading.queries", lambda *_: asked)
-    monkeypatch.setattr("serving.outcomes.offline.play", lambda *_: records)
+    monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))
+    monkeypatch.setattr("serving.deployment.model_loading.make_queries", lambda *_: asked)
+    monkeypatch.setattr("serving.outcomes.offline.run_untimed", lambda *_: records)
     checkpoint = Checkpoint(hub="a/b")
     workload: Any = SimpleNamespace(dataset=SimpleNamespace(name="made up"))
     decoding: Any = None
     profile_thresholds(
-        out, progress=lambda *_: None, device=checkpoint, cloud=checkpoint, workload=workload, draft=Window(2),
-        early_exit=Layers(), decoding=decoding, seed=0,
+        out, progress=lambda *_: None, device=checkpoint, cloud=checkpoint, workload=workload, draft=WindowDraft(2),
+        early_exit=LayerwiseExit(), decoding=decoding, seed=0,
     )  # fmt: skip
 
 
 def test_openings_are_those_of_each_answers_first_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sure = Chunk("a", 1, (1, 2), SCORES | {"confidence": (1.0, 1.0)}, 2)
-    unsure = Chunk("a", 4, (1, 2), SCORES, 0)
+    sure = DraftDecision("a", 1, (1, 2), SCORES | {"confidence": (1.0, 1.0)}, 2)
+    unsure = DraftDecision("a", 4, (1, 2), SCORES, 0)
     profiled(monkeypatch, tmp_path, a=[sure, unsure], b=[unsure])
     thresholds = load(tmp_path)
-    assert thresholds.openings == pytest.approx((1.0, 2.0))
+    assert thresholds.first_chunk_perplexities == pytest.approx((1.0, 2.0))
     assert thresholds.confidence == pytest.approx((1.0, 0.5, 0.5))
     assert thresholds.importance == pytest.approx((0.3, 0.3, 0.3))
     assert "Exit(score='margin'" in thresholds.made_from["layer-wise exit"]
@@ -44,8 +44,8 @@ def test_openings_are_those_of_each_answers_first_chunk(tmp_path: Path, monkeypa
 
 def test_an_answer_without_a_draft_has_no_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window that drops unsure tokens may draft nothing, all the way."""
-    profiled(monkeypatch, tmp_path, a=[], b=[Chunk("b", 1, (1, 2), SCORES, 0)])
-    assert load(tmp_path).openings == pytest.approx((2.0,))
+    profiled(monkeypatch, tmp_path, a=[], b=[DraftDecision("b", 1, (1, 2), SCORES, 0)])
+    assert load(tmp_path).first_chunk_perplexities == pytest.approx((2.0,))
 
 
 def test_without_any_draft_there_is_nothing_to_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,23 +12,23 @@ from training.embedded_pair.tasks import (
     RELATIONS,
     SPLITS,
     TASKS,
-    Item,
-    World,
+    SyntheticWorld,
+    TaskItem,
     content_spans,
-    draw,
+    sample_item,
     split_of,
     template_words,
 )
 
-WORLD = World.draw(0)
+WORLD = SyntheticWorld.sample(0)
 
 
-def items(task: str, split: str, count: int, seed: int = 0) -> list[Item]:
+def items(task: str, split: str, count: int, seed: int = 0) -> list[TaskItem]:
     rng = random.Random(seed)
-    return [draw(task, split, rng, WORLD) for _ in range(count)]
+    return [sample_item(task, split, rng, WORLD) for _ in range(count)]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.instant.parametrize("task", TASKS)
 def test_splits_share_no_key_and_no_prompt(task: str) -> None:
     drawn = {split: items(task, split, 300) for split in SPLITS}
     for attribute in ("key", "prompt"):
@@ -38,13 +38,13 @@ def test_splits_share_no_key_and_no_prompt(task: str) -> None:
         assert seen[1].isdisjoint(seen[2])
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.instant.parametrize("task", TASKS)
 def test_the_answer_stands_in_the_reference(task: str) -> None:
     for item in items(task, "train", 100):
         assert all(part in item.reference for part in item.answer.split(", "))
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.instant.parametrize("task", TASKS)
 def test_a_prompt_has_one_reference(task: str) -> None:
     references: dict[str, str] = {}
     for item in items(task, "train", 500):
@@ -58,7 +58,7 @@ def test_split_shares() -> None:
 
 def test_a_world_knows_every_fact_and_differs_by_seed() -> None:
     assert set(WORLD.facts) == {(thing, relation) for thing in OBJECTS for relation in RELATIONS}
-    assert World.draw(0) == WORLD != World.draw(1)
+    assert SyntheticWorld.sample(0) == WORLD != SyntheticWorld.sample(1)
 
 
 def test_the_same_seed_gives_the_same_items_in_another_process() -> None:

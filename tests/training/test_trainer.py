@@ -5,7 +5,7 @@ import signal
 import pytest
 import torch
 
-from training.fitting.trainer import Trainer, _interruptible
+from training.fitting.trainer import Trainer, _keep_keyboard_interrupt
 
 
 def test_precision_is_the_hardwares_unless_named() -> None:
@@ -23,7 +23,7 @@ def test_threads_are_set_back() -> None:
 
 
 def exit_like_lightning() -> None:
-    with _interruptible():
+    with _keep_keyboard_interrupt():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise SystemExit(1)
 
@@ -35,7 +35,7 @@ def test_an_exit_while_training_is_an_interrupt_again() -> None:
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changes", "message"),
     [
         ({"accelerator": "tpu"}, "trainer.accelerator must be one of cpu, gpu, got 'tpu'"),

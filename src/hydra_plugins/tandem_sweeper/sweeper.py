@@ -13,7 +13,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-REFUSED = 2
+BAD_INPUT = 2
 
 
 class SearchSweeper(Sweeper):
@@ -31,11 +31,11 @@ class SearchSweeper(Sweeper):
         seed: int = 0,
         max_failure_rate: float = 0.0,
         params: Mapping[str, Any] | None = None,
-        first: Mapping[str, Mapping[str, Any]] | None = None,
+        initial_points: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.metric, self.direction = metric, direction
         self.n_trials, self.n_jobs, self.seed, self.max_failure_rate = n_trials, n_jobs, seed, max_failure_rate
-        self.params, self.first = params or {}, first or {}
+        self.params, self.initial_points = params or {}, initial_points or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context: HydraContext = hydra_context
@@ -52,33 +52,33 @@ class SearchSweeper(Sweeper):
             self._search(arguments)
         except UserError as problem:
             print(f"error: {problem}", file=sys.stderr)
-            sys.exit(REFUSED)
+            sys.exit(BAD_INPUT)
 
     def _search(self, arguments: list[str]) -> None:
-        from pipeline.search.objective import objective
-        from pipeline.search.search import Search, checked
-        from pipeline.search.space import space
-        from pipeline.search.study import opened
+        from pipeline.search.objective import create_objective
+        from pipeline.search.search import SearchRunner, check_settings
+        from pipeline.search.space import parse_space
+        from pipeline.search.study import open_study
 
-        checked(self.n_trials, self.n_jobs, self.max_failure_rate)
-        wanted = objective(_plain(self.metric), _plain(self.direction))
-        asked = space(_plain(self.params), arguments)
+        check_settings(self.n_trials, self.n_jobs, self.max_failure_rate)
+        wanted = create_objective(_plain(self.metric), _plain(self.direction))
+        asked = parse_space(_plain(self.params), arguments)
         folder = Path(self.config.hydra.sweep.dir).absolute()
         if self.config.get("stage", "all") != "all":  # a plan, or a part: no trial has a value
-            self._launch([asked.overrides(asked.some())], 0)
+            self._launch([asked.overrides(asked.example_point())], 0)
             return
-        with opened(folder, asked, wanted, self.seed, self._first(asked.free)) as study:
+        with open_study(folder, asked, wanted, self.seed, self._initial_points(asked.searched)) as study:
             OmegaConf.save(self.config, folder / "multirun.yaml")
-            Search(study, self._launch, folder, self.n_trials, self.n_jobs, self.max_failure_rate).run()
+            SearchRunner(study, self._launch, folder, self.n_trials, self.n_jobs, self.max_failure_rate).run()
 
-    def _first(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def _initial_points(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The points to begin with; what they do not say is as the configuration has it."""
         configured = {key.lstrip("+"): OmegaConf.select(self.config, key.lstrip("+")) for key in keys if "/" not in key}
         known = {key: _plain(value) for key, value in configured.items() if value is not None}
-        return {label: {**known, **(point or {})} for label, point in _plain(self.first).items()}
+        return {label: {**known, **(point or {})} for label, point in _plain(self.initial_points).items()}
 
-    def _launch(self, jobs: Sequence[Sequence[str]], first: int) -> list[Path]:
-        returned = self.launcher.launch(jobs, initial_job_idx=first)
+    def _launch(self, jobs: Sequence[Sequence[str]], first_number: int) -> list[Path]:
+        returned = self.launcher.launch(jobs, initial_job_idx=first_number)
         return [Path(one.hydra_cfg.hydra.runtime.output_dir) for one in returned if one.hydra_cfg is not None]
 
 

@@ -17,19 +17,19 @@ from pipeline.artifacts.stage import Stage
 if TYPE_CHECKING:
     from filelock import BaseFileLock
 
-_ASK_AGAIN_S = 2.0
+_RETRY_S = 2.0
 _POLL_S = 0.1
 
 
 @contextmanager
-def claim(folder: Path, stage: Stage, waiting: Callable[[str], None]) -> Iterator[None]:
+def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the right to build `stage`; `waiting(who)` is called when another process has it, and for each new one."""
-    lock, note = _lock(folder, stage.key), _note(folder, stage.key)
-    _acquire(lock, note, waiting)
+    lock, note = _lock(folder, stage.key), _holder_path(folder, stage.key)
+    _acquire(lock, note, on_wait)
     try:
-        with census(folder):
+        with registration_lock(folder):
             needs = [needed.key for needed in stage.ancestors.values()]
-            fingerprint.replace(note, json.dumps({"pid": os.getpid(), "needs": needs}))
+            fingerprint.write_atomic(note, json.dumps({"pid": os.getpid(), "needs": needs}))
         yield
     finally:
         note.unlink(missing_ok=True)
@@ -37,32 +37,32 @@ def claim(folder: Path, stage: Stage, waiting: Callable[[str], None]) -> Iterato
 
 
 @contextmanager
-def census(folder: Path) -> Iterator[None]:
+def registration_lock(folder: Path) -> Iterator[None]:
     """While this is held nobody starts to build: what `claimed` says stays a complete list."""
     with _lock(folder, ".census"):
         yield
 
 
-def claimed(folder: Path) -> set[str]:
+def keys_in_use(folder: Path) -> set[str]:
     """Keys of what is being built now and of what that needs."""
     held = [path for path in folder.glob("[!.]*.lock") if _is_held(path)]
-    needs = (_read(_note(folder, path.stem)).get("needs", ()) for path in held)
+    needs = (_read_holder(_holder_path(folder, path.stem)).get("needs", ()) for path in held)
     return {path.stem for path in held}.union(*needs)
 
 
-def _acquire(lock: "BaseFileLock", note: Path, waiting: Callable[[str], None]) -> None:
+def _acquire(lock: "BaseFileLock", holder_path: Path, on_wait: Callable[[str], None]) -> None:
     from filelock import Timeout
 
     told = None
     while True:
         try:
-            lock.acquire(timeout=_ASK_AGAIN_S if told else 0, poll_interval=_POLL_S)
+            lock.acquire(timeout=_RETRY_S if told else 0, poll_interval=_POLL_S)
             return
         except Timeout:
-            pid = _read(note).get("pid")
+            pid = _read_holder(holder_path).get("pid")
             who = f"process {pid}" if pid else "another process"
             if who != told:
-                waiting(who)
+                on_wait(who)
             told = who
 
 
@@ -84,13 +84,13 @@ def _is_held(path: Path) -> bool:
     return False
 
 
-def _note(folder: Path, key: str) -> Path:
+def _holder_path(folder: Path, key: str) -> Path:
     return folder / f"{key}.json"
 
 
-def _read(note: Path) -> dict[str, Any]:
+def _read_holder(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(note.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from pipeline.artifacts import manifest as record
-from pipeline.artifacts.build_lock import census, claimed
+from pipeline.artifacts.build_lock import keys_in_use, registration_lock
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -18,7 +18,7 @@ _DAY_S = 86400
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """One artifact: its folder, record, and the keys of what it was built from and of what was built from it."""
 
     folder: Path
@@ -31,98 +31,107 @@ class Entry:
         return (now - datetime.fromisoformat(self.manifest.built)).total_seconds()
 
 
-def entries(store: Store) -> list[Entry]:
+def list_entries(store: Store) -> list[CacheEntry]:
     """Every artifact whose record can be read, by name and then by age, oldest first."""
     found = [(folder, manifest) for folder, manifest in store.manifests() if manifest]
     found.sort(key=lambda pair: (pair[1].name, pair[1].built))
-    return [Entry(folder, one, _inputs(one), _users(one, found)) for folder, one in found]
+    return [CacheEntry(folder, one, _input_keys(one), _user_keys(one, found)) for folder, one in found]
 
 
-def _inputs(manifest: Manifest) -> tuple[str, ...]:
+def _input_keys(manifest: Manifest) -> tuple[str, ...]:
     return tuple(f"{name}-{digest[:12]}" for name, digest in manifest.inputs.items())
 
 
-def _users(manifest: Manifest, found: Iterable[tuple[Path, Manifest]]) -> tuple[str, ...]:
+def _user_keys(manifest: Manifest, found: Iterable[tuple[Path, Manifest]]) -> tuple[str, ...]:
     return tuple(user.key for _, user in found if manifest.digest in user.inputs.values())
 
 
-def table(store: Store, now: datetime, thorough: bool = False) -> str:
-    """Name, digest, size, age, what it was built from and what uses it; `thorough` compares the contents as well."""
+def format_table(store: Store, now: datetime, check_contents: bool = False) -> str:
+    """Name, digest, size, age, what it was built from and what uses it; `check_contents` compares the contents as well."""
     rows: list[tuple[str, ...]] = [("NAME", "DIGEST", "SIZE", "AGE", "BUILT FROM", "USED BY", "")]
-    rows += [_row(entry, now, thorough) for entry in entries(store)]
+    rows += [_row(entry, now, check_contents) for entry in list_entries(store)]
     rows += [(folder.parent.name, folder.name[:12], *"----", "DAMAGED") for folder, one in store.manifests() if not one]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
-def _row(entry: Entry, now: datetime, thorough: bool) -> tuple[str, ...]:
+def _row(entry: CacheEntry, now: datetime, check_contents: bool) -> tuple[str, ...]:
     one = entry.manifest
-    problem = record.damage(entry.folder, one, thorough)
-    built_from, used_by = " ".join(entry.built_from) or "-", _counted(entry.used_by)
-    return (one.name, one.digest[:12], size(one.nbytes), _age(entry.age_s(now)), built_from, used_by,
+    problem = record.find_damage(entry.folder, one, check_contents)
+    built_from, used_by = " ".join(entry.built_from) or "-", _count_by_stage(entry.used_by)
+    return (one.name, one.digest[:12], format_nbytes(one.nbytes), _format_age(entry.age_s(now)), built_from, used_by,
             f"DAMAGED: {problem}" if problem else "")  # fmt: skip
 
 
-def chosen(
-    found: Sequence[Entry], names: Collection[str], keep: Collection[str], older_than_days: float | None, now: datetime
-) -> list[Entry]:
+def select_removable(
+    found: Sequence[CacheEntry],
+    names: Collection[str],
+    keep: Collection[str],
+    older_than_days: float | None,
+    now: datetime,
+) -> list[CacheEntry]:
     """What `clean` may remove: of these names or keys (all if none), that old, and not needed for those to keep.
 
     Raises ValueError for a name that nothing stored has: a misspelt one to keep would let everything go.
     """
     known = sorted({entry.manifest.name for entry in found})
     for name in [*names, *keep]:
-        if not any(_is_named(entry, [name]) for entry in found):
+        if not any(_matches(entry, [name]) for entry in found):
             raise ValueError(f"nothing stored is called {name!r}; stored are {', '.join(known) or 'no artifacts'}.")
-    needed = _reachable(found, keep)
+    needed = _needed_digests(found, keep)
     return [
         entry
         for entry in found
-        if (not names or _is_named(entry, names))
+        if (not names or _matches(entry, names))
         and (older_than_days is None or entry.age_s(now) > older_than_days * _DAY_S)
         and entry.manifest.digest not in needed
     ]
 
 
-def _is_named(entry: Entry, names: Collection[str]) -> bool:
+def _matches(entry: CacheEntry, names: Collection[str]) -> bool:
     return entry.manifest.name in names or entry.manifest.key in names
 
 
-def _reachable(found: Sequence[Entry], names: Collection[str]) -> set[str]:
+def _needed_digests(found: Sequence[CacheEntry], names: Collection[str]) -> set[str]:
     inputs = {entry.manifest.digest: set(entry.manifest.inputs.values()) for entry in found}
     reached: set[str] = set()
-    ahead = {entry.manifest.digest for entry in found if _is_named(entry, names)}
+    ahead = {entry.manifest.digest for entry in found if _matches(entry, names)}
     while ahead:
         reached |= ahead
         ahead = {digest for one in ahead for digest in inputs.get(one, ())} - reached
     return reached
 
 
-def leftovers(store: Store) -> dict[str, Path]:
+def find_leftovers(store: Store) -> dict[str, Path]:
     """What no plan can use: damaged artifacts, and work of unfinished builds, from which they could have gone on."""
     unreadable = {f"{folder.parent.name}-{folder.name[:12]}": folder for folder, one in store.manifests() if not one}
     folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
     return unreadable | {folder.name: folder for folder in folders}
 
 
-def clean(store: Store, doomed: Mapping[str, Path], delete: bool) -> list[str]:
+def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
     """Remove (or only name, unless `delete`) folders of the store given by key; a line for each and one for the sum.
 
     What is being built, and what that needs, stays: nobody can start to build while this looks and renames.
     """
-    store.prepare()
+    store.ensure_writable()
     lines, freed_nbytes = [], 0
-    with census(store.locks):
-        busy = claimed(store.locks)
-        for key, folder in doomed.items():
+    with registration_lock(store.locks):
+        busy = keys_in_use(store.locks)
+        for key, folder in folders.items():
             nbytes = 0 if key in busy else _nbytes(folder)
             freed_nbytes += nbytes
-            lines.append(f"{size(nbytes):>9}  {key}{'  stays: it is being built or needed for that' * (key in busy)}")
+            lines.append(
+                f"{format_nbytes(nbytes):>9}  {key}{'  stays: it is being built or needed for that' * (key in busy)}"
+            )
             if delete and key not in busy:
-                store.retire(folder)
+                store.move_to_trash(folder)
     if delete:
         shutil.rmtree(store.root / ".trash", ignore_errors=True)
-    return [*lines, f"{size(freed_nbytes):>9}  " + ("freed" if delete else "would be freed; add --yes to do it")]
+    return [
+        *lines,
+        f"{format_nbytes(freed_nbytes):>9}  " + ("freed" if delete else "would be freed; add --yes to do it"),
+    ]
 
 
 def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]], now: datetime) -> int:
@@ -132,24 +141,24 @@ def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iter
     if rest and asked.command != "why":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
-        print("\n".join(_lines(asked, rest, store, plan, now)))
+        print("\n".join(_run_command(asked, rest, store, plan, now)))
     except ValueError as error:
         parser.error(str(error))
     return 0
 
 
-def _lines(
-    asked: argparse.Namespace, rest: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]],
+def _run_command(
+    options: argparse.Namespace, overrides: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]],
     now: datetime,
 ) -> list[str]:  # fmt: skip
-    if asked.command == "list":
-        return [table(store, now, asked.check)]
-    if asked.command == "why":
-        return [f"{stage.key}: {store.why(stage)}" for stage in plan(rest)]
-    if not (asked.names or asked.keep or asked.older_than is not None):
-        return clean(store, leftovers(store), asked.yes)
-    doomed = chosen(entries(store), asked.names, asked.keep, asked.older_than, now)
-    return clean(store, {entry.manifest.key: entry.folder for entry in doomed}, asked.yes)
+    if options.command == "list":
+        return [format_table(store, now, options.check)]
+    if options.command == "why":
+        return [f"{stage.key}: {store.explain(stage)}" for stage in plan(overrides)]
+    if not (options.names or options.keep or options.older_than is not None):
+        return clean(store, find_leftovers(store), options.yes)
+    doomed = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
+    return clean(store, {entry.manifest.key: entry.folder for entry in doomed}, options.yes)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,7 +175,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def size(nbytes: float) -> str:
+def format_nbytes(nbytes: float) -> str:
     """Bytes for people: 512 B, 1.5 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
@@ -175,13 +184,13 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.1f} TB"
 
 
-def _counted(keys: Sequence[str]) -> str:
+def _count_by_stage(keys: Sequence[str]) -> str:
     """Users by stage: `device_model, 9 serve`."""
     names = Counter(key.rpartition("-")[0] for key in keys)
     return ", ".join(name if n == 1 else f"{n} {name}" for name, n in names.items()) or "-"
 
 
-def _age(seconds: float) -> str:
+def _format_age(seconds: float) -> str:
     for unit, length_s in (("d", _DAY_S), ("h", 3600), ("min", 60)):
         if seconds >= length_s:
             return f"{seconds // length_s:.0f} {unit}"

@@ -3,69 +3,69 @@
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.artifacts.fingerprint import canonical
+from pipeline.artifacts.fingerprint import canonical_json
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import CONTENT, REFERENCE, Stage
 
-_SHOWN = 6
-_WIDTH = 40
+_MAX_SHOWN = 6
+_MAX_VALUE_CHARS = 40
 
 
-def changes(before: Manifest, stage: Stage) -> str:
+def describe_changes(before: Manifest, stage: Stage) -> str:
     """Changed keys as `steps 500 -> 400, its input corpus changed`; at most six, and how many more there are."""
-    found = list(_all(before, stage)) or ["the way in which identities are computed"]
-    more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-    return ", ".join(found[:_SHOWN] + more)
+    found = list(_stage_changes(before, stage)) or ["the way in which identities are computed"]
+    more = [f"and {len(found) - _MAX_SHOWN} more"] if len(found) > _MAX_SHOWN else []
+    return ", ".join(found[:_MAX_SHOWN] + more)
 
 
-def _all(before: Manifest, stage: Stage) -> Iterator[str]:
+def _stage_changes(before: Manifest, stage: Stage) -> Iterator[str]:
     if before.target != stage.target:
         yield f"target {before.target} -> {stage.target}"
     if before.version != stage.version:
         yield f"version {before.version} -> {stage.version}"
-    yield from _between(before.args, stage.identity, "")
+    yield from _value_changes(before.args, stage.identity, "")
     for name, needed in stage.inputs.items():
         if before.inputs.get(name, needed.digest) != needed.digest:
             yield f"its input {name} changed"
 
 
-def _between(old: Any, new: Any, place: str) -> Iterator[str]:
-    if canonical(old) == canonical(new):  # not `==`, to which 1 and 1.0 are equal
+def _value_changes(old: Any, new: Any, path: str) -> Iterator[str]:
+    if canonical_json(old) == canonical_json(new):  # not `==`, to which 1 and 1.0 are equal
         return
     if _is_content(old) and _is_content(new) and old[CONTENT] != new[CONTENT]:
-        yield f"the content of {place} changed"
-    elif _is_tree(old) and _is_tree(new):
-        yield from _between_trees(old, new, place)
+        yield f"the content of {path} changed"
+    elif _is_mapping(old) and _is_mapping(new):
+        yield from _mapping_changes(old, new, path)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (was, now) in enumerate(zip(old, new, strict=True)):
-            yield from _between(was, now, f"{place}[{index}]")
+            yield from _value_changes(was, now, f"{path}[{index}]")
     else:
-        yield f"{place} {_short(old)} -> {_short(new)}"
+        yield f"{path} {_format_value(old)} -> {_format_value(new)}"
 
 
-def _between_trees(old: dict[str, Any], new: dict[str, Any], place: str) -> Iterator[str]:
+def _mapping_changes(old: dict[str, Any], new: dict[str, Any], path: str) -> Iterator[str]:
     for key in sorted(old.keys() | new.keys()):
-        here = f"{place}.{key}".lstrip(".")
+        here = f"{path}.{key}".lstrip(".")
         if key not in old:
-            yield f"{here} added ({_short(new[key])})"
+            yield f"{here} added ({_format_value(new[key])})"
         elif key not in new:
-            yield f"{here} removed (was {_short(old[key])})"
+            yield f"{here} removed (was {_format_value(old[key])})"
         else:
-            yield from _between(old[key], new[key], here)
+            yield from _value_changes(old[key], new[key], here)
 
 
 def _is_content(node: Any) -> bool:
     return isinstance(node, dict) and CONTENT in node
 
 
-def _is_tree(node: Any) -> bool:
+def _is_mapping(node: Any) -> bool:
     return isinstance(node, dict) and REFERENCE not in node and CONTENT not in node
 
 
-def _short(node: Any) -> str:
+def _format_value(node: Any) -> str:
     if isinstance(node, dict) and REFERENCE in node:
         return f"stage {node[REFERENCE]}"
     if isinstance(node, dict) and CONTENT in node:
         return f"content {str(node[CONTENT])[:12]}"
-    text = canonical(node)
-    return text if len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+    text = canonical_json(node)
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"

@@ -12,111 +12,111 @@ from pipeline.artifacts.stage import Stage
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
 
-Progress = Callable[[int, int, str], None]
+ProgressCallback = Callable[[int, int, str], None]
 """Called as `progress(done, total, note)` by a stage; a total of 0 is unknown."""
 
 
-class Announce(Protocol):
-    """Hears what happens to stages. `stage_begin` is followed by `stage_end` or `stage_broken`, never nested."""
+class StageObserver(Protocol):
+    """Hears what happens to stages. `stage_started` is followed by `stage_finished` or `stage_failed`, never nested."""
 
-    def stage_begin(self, stage: Stage) -> None: ...
+    def stage_started(self, stage: Stage) -> None: ...
 
     def progress(self, done: int, total: int, note: str) -> None: ...
 
-    def stage_end(self, stage: Stage, seconds: float) -> None: ...
+    def stage_finished(self, stage: Stage, seconds: float) -> None: ...
 
-    def stage_broken(self, stage: Stage, message: str) -> None:
+    def stage_failed(self, stage: Stage, message: str) -> None:
         """The stage did not finish; `message` says what is kept."""
 
-    def waiting(self, stage: Stage, who: str) -> None:
-        """`who` builds `stage`, and this process waits for it."""
+    def waiting_for(self, stage: Stage, builder: str) -> None:
+        """`builder` builds `stage`, and this process waits for it."""
 
     def note(self, message: str) -> None: ...
 
 
-class Silent:
+class NullObserver:
     """Nobody watches."""
 
-    def stage_begin(self, stage: Stage) -> None: ...
+    def stage_started(self, stage: Stage) -> None: ...
 
     def progress(self, done: int, total: int, note: str) -> None: ...
 
-    def stage_end(self, stage: Stage, seconds: float) -> None: ...
+    def stage_finished(self, stage: Stage, seconds: float) -> None: ...
 
-    def stage_broken(self, stage: Stage, message: str) -> None: ...
+    def stage_failed(self, stage: Stage, message: str) -> None: ...
 
-    def waiting(self, stage: Stage, who: str) -> None: ...
+    def waiting_for(self, stage: Stage, builder: str) -> None: ...
 
     def note(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
-class Pace:
+class ProgressRate:
     """How fast work goes since it was first seen, so that what a resumed stage did earlier does not count."""
 
     first_done: int
-    begun_s: float
+    started_s: float
 
-    def text(self, done: int, total: int, note: str, now_s: float) -> str:
+    def describe(self, done: int, total: int, note: str, now_s: float) -> str:
         """Work done, rate, time left and the stage's own note, as far as they are known."""
-        elapsed_s = now_s - self.begun_s
+        elapsed_s = now_s - self.started_s
         rate = (done - self.first_done) / elapsed_s if elapsed_s > 0 else 0.0
         parts = [f"{done}/{total} ({100 * done // total} %)" if total else str(done)]
         if rate > 0:
             parts.append(f"{rate:.3g}/s")
-            parts += [f"{clock((total - done) / rate)} left"] if total else []
+            parts += [f"{format_duration((total - done) / rate)} left"] if total else []
         return ", ".join(parts + [note] * bool(note))
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Seconds as 1:02:03 or 2:03."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Lines:
+class LineDisplay:
     """Plain lines: begin and end of each stage, its first progress, and more of it every `every_s` seconds."""
 
-    def __init__(self, file: TextIO, every_s: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
-        self._file, self._every_s, self._now = file, every_s, now
-        self._pace: Pace | None = None
-        self._said_s, self._name = 0.0, ""
+    def __init__(self, file: TextIO, interval_s: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
+        self._file, self._interval_s, self._now = file, interval_s, now
+        self._rate: ProgressRate | None = None
+        self._printed_s, self._stage_name = 0.0, ""
 
-    def stage_begin(self, stage: Stage) -> None:
-        self._pace, self._said_s, self._name = None, -math.inf, stage.name
+    def stage_started(self, stage: Stage) -> None:
+        self._rate, self._printed_s, self._stage_name = None, -math.inf, stage.name
         self.note(f"{stage.name}: started ({stage.key})")
 
     def progress(self, done: int, total: int, note: str) -> None:
         now_s = self._now()
-        self._pace = self._pace or Pace(done, now_s)
-        if now_s - self._said_s >= self._every_s:
-            self._said_s = now_s
-            self.note(f"{self._name}: {self._pace.text(done, total, note, now_s)}")
+        self._rate = self._rate or ProgressRate(done, now_s)
+        if now_s - self._printed_s >= self._interval_s:
+            self._printed_s = now_s
+            self.note(f"{self._stage_name}: {self._rate.describe(done, total, note, now_s)}")
 
-    def stage_end(self, stage: Stage, seconds: float) -> None:
-        self.note(f"{stage.name}: done in {clock(seconds)} ({stage.key})")
+    def stage_finished(self, stage: Stage, seconds: float) -> None:
+        self.note(f"{stage.name}: done in {format_duration(seconds)} ({stage.key})")
 
-    def stage_broken(self, stage: Stage, message: str) -> None:
+    def stage_failed(self, stage: Stage, message: str) -> None:
         self.note(f"{stage.name}: {message}")
 
-    def waiting(self, stage: Stage, who: str) -> None:
-        self.note(f"waiting for {stage.key}, which {who} is building")
+    def waiting_for(self, stage: Stage, builder: str) -> None:
+        self.note(f"waiting for {stage.key}, which {builder} is building")
 
     def note(self, message: str) -> None:
         print(message, file=self._file, flush=True)
 
 
-class Bar:
+class BarDisplay:
     """One live line on a terminal, and plain lines for what stays. It starts no thread, so that workers can fork."""
 
-    def __init__(self, file: TextIO, every_s: float = 0.1, now: Callable[[], float] = time.monotonic) -> None:
-        self._lines, self._file, self._every_s, self._now = Lines(file), file, every_s, now
-        self._pace: Pace | None = None
-        self._said_s = 0.0
+    def __init__(self, file: TextIO, interval_s: float = 0.1, now: Callable[[], float] = time.monotonic) -> None:
+        self._line_display, self._file, self._interval_s, self._now = LineDisplay(file), file, interval_s, now
+        self._rate: ProgressRate | None = None
+        self._updated_s = 0.0
         self._bar: RichProgress | None = None
 
-    def stage_begin(self, stage: Stage) -> None:
+    def stage_started(self, stage: Stage) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
@@ -127,29 +127,29 @@ class Bar:
         self._bar.start()
         self._bar.add_task(stage.name, total=None, text=f"started ({stage.key})")
         self._bar.refresh()
-        self._pace = None
+        self._rate = None
 
     def progress(self, done: int, total: int, note: str) -> None:
         now_s = self._now()
-        self._pace = self._pace or Pace(done, now_s)
-        if self._bar and now_s - self._said_s >= self._every_s:
-            self._said_s = now_s
-            text = self._pace.text(done, total, note, now_s)
+        self._rate = self._rate or ProgressRate(done, now_s)
+        if self._bar and now_s - self._updated_s >= self._interval_s:
+            self._updated_s = now_s
+            text = self._rate.describe(done, total, note, now_s)
             self._bar.update(self._bar.task_ids[0], completed=done, total=total or None, text=text, refresh=True)
 
-    def stage_end(self, stage: Stage, seconds: float) -> None:
+    def stage_finished(self, stage: Stage, seconds: float) -> None:
         self._stop()
-        self._lines.stage_end(stage, seconds)
+        self._line_display.stage_finished(stage, seconds)
 
-    def stage_broken(self, stage: Stage, message: str) -> None:
+    def stage_failed(self, stage: Stage, message: str) -> None:
         self._stop()
-        self._lines.stage_broken(stage, message)
+        self._line_display.stage_failed(stage, message)
 
-    def waiting(self, stage: Stage, who: str) -> None:
-        self._lines.waiting(stage, who)
+    def waiting_for(self, stage: Stage, builder: str) -> None:
+        self._line_display.waiting_for(stage, builder)
 
     def note(self, message: str) -> None:
-        self._lines.note(message)
+        self._line_display.note(message)
 
     def _stop(self) -> None:
         if self._bar:
@@ -157,7 +157,7 @@ class Bar:
         self._bar = None
 
 
-def terminal(file: TextIO | None = None) -> Announce:
+def display_for(file: TextIO | None = None) -> StageObserver:
     """A bar if `file` (standard error by default) is a terminal, else lines."""
     file = file or sys.stderr
-    return Bar(file) if file.isatty() else Lines(file)
+    return BarDisplay(file) if file.isatty() else LineDisplay(file)

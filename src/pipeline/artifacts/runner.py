@@ -7,27 +7,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pipeline.artifacts.build_lock import claim
-from pipeline.artifacts.progress_display import Announce, Progress
+from pipeline.artifacts.build_lock import hold_build_lock
+from pipeline.artifacts.progress_display import ProgressCallback, StageObserver
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
 
-Call = Callable[[Stage, Path, Path, Mapping[str, Path], Progress], None]
+StageCall = Callable[[Stage, Path, Path, Mapping[str, Path], ProgressCallback], None]
 """Run a stage's target: `call(stage, out, work, inputs, progress)` fills `out` and may keep state in `work`."""
 
-_FULL = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_DISK_FULL_ERRNOS = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 
 @dataclass
 class Runner:
-    """Builds what is missing in `store` by `call`, and tells `announce`.
+    """Builds what is missing in `store` by `call_stage`, and tells `observer`.
 
     Stages named in `force`, and what is built from them, are built again from the start, once for this runner.
     """
 
     store: Store
-    call: Call
-    announce: Announce
+    call_stage: StageCall
+    observer: StageObserver
     force: frozenset[str] = frozenset()
     _built: set[str] = field(default_factory=set, init=False)
 
@@ -36,64 +36,64 @@ class Runner:
         """Digests of what this runner built; the rest was there."""
         return frozenset(self._built)
 
-    def realise(self, stage: Stage) -> Path:
+    def ensure_built(self, stage: Stage) -> Path:
         """The folder of the whole artifact, built now if need be.
 
         A claim on `stage` is held while its inputs are realised: claims go from a stage to its ancestors and never
         back, so two processes cannot wait for each other. Raises StoreError if the store cannot be written; passes
         through what the stage raises, KeyboardInterrupt included, with the state kept for the next run.
         """
-        if self._is_due(stage):
-            self.store.prepare()
-            with claim(self.store.locks, stage, lambda who: self.announce.waiting(stage, who)):
-                if self._is_due(stage):
-                    self._build(stage, {name: self.realise(needed) for name, needed in stage.inputs.items()})
+        if self._needs_build(stage):
+            self.store.ensure_writable()
+            with hold_build_lock(self.store.locks, stage, lambda who: self.observer.waiting_for(stage, who)):
+                if self._needs_build(stage):
+                    self._build(stage, {name: self.ensure_built(needed) for name, needed in stage.inputs.items()})
         return self.store.path(stage)
 
-    def _is_due(self, stage: Stage) -> bool:
+    def _needs_build(self, stage: Stage) -> bool:
         return stage.digest not in self._built and (self._is_forced(stage) or not self.store.has(stage))
 
     def _is_forced(self, stage: Stage) -> bool:
         return not self.force.isdisjoint({stage.name, *(needed.name for needed in stage.ancestors.values())})
 
     def _build(self, stage: Stage, inputs: Mapping[str, Path]) -> None:
-        self._set_aside_damaged(stage)
+        self._move_damaged(stage)
         begun_s = time.monotonic()
-        with self._attempt(stage):
-            out, state = self.store.workspace(stage, afresh=self._is_forced(stage))
-            self.announce.stage_begin(stage)
-            self.call(stage, out, state, inputs, self.announce.progress)
+        with self._build_attempt(stage):
+            out, state = self.store.workspace(stage, clear_state=self._is_forced(stage))
+            self.observer.stage_started(stage)
+            self.call_stage(stage, out, state, inputs, self.observer.progress)
             self.store.commit(stage, out, time.monotonic() - begun_s)
         self._built.add(stage.digest)
-        self.announce.stage_end(stage, time.monotonic() - begun_s)
+        self.observer.stage_finished(stage, time.monotonic() - begun_s)
 
-    def _set_aside_damaged(self, stage: Stage) -> None:
-        if problem := self.store.damage(stage):
-            aside = self.store.set_aside(stage)
-            self.announce.note(
+    def _move_damaged(self, stage: Stage) -> None:
+        if problem := self.store.find_damage(stage):
+            aside = self.store.move_to_damaged(stage)
+            self.observer.note(
                 f"{stage.key} is damaged: {problem}. It was moved to {aside} and is built again; nothing needs to be "
                 "done, but if this happens twice, look for a failing disk or a program that writes below the store."
             )
 
     @contextmanager
-    def _attempt(self, stage: Stage) -> Iterator[None]:
+    def _build_attempt(self, stage: Stage) -> Iterator[None]:
         """Leave nothing half-built behind, say what is kept, and put a full disk into words."""
         try:
             yield
         except BaseException as problem:
-            kept = self.store.abandon(stage)
-            self.announce.stage_broken(stage, _what_is_kept(isinstance(problem, KeyboardInterrupt), kept))
-            if isinstance(problem, OSError) and problem.errno in _FULL:
-                raise _no_space(self.store, stage) from problem
+            kept = self.store.discard_attempt(stage)
+            self.observer.stage_failed(stage, _failure_message(isinstance(problem, KeyboardInterrupt), kept))
+            if isinstance(problem, OSError) and problem.errno in _DISK_FULL_ERRNOS:
+                raise _disk_full_error(self.store, stage) from problem
             raise
 
 
-def _what_is_kept(interrupted: bool, kept: bool) -> str:
+def _failure_message(interrupted: bool, kept: bool) -> str:
     own = "what it has done so far and all finished stages are kept" if kept else "all finished stages are kept"
     return f"{'interrupted' if interrupted else 'failed'}; {own}, and the same command goes on from there."
 
 
-def _no_space(store: Store, stage: Stage) -> StoreError:
+def _disk_full_error(store: Store, stage: Stage) -> StoreError:
     return StoreError(
         f"no space left on the disk of {store.root} while building {stage.key}. Free some (`python -m "
         "pipeline cache list` shows what is stored, `cache clean` removes it) and run the same command again."

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from pipeline.artifacts.fingerprint import canonical
+from pipeline.artifacts.fingerprint import canonical_json
 
 REFERENCE = "_stage_"
 CONTENT = "_content_"
@@ -38,7 +38,7 @@ class Stage:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(f"stage name {self.name!r} must be letters, digits, '_', '-' and '.', a letter first.")
-        canonical(dict(self.args), f"{self.name}.args")
+        canonical_json(dict(self.args), f"{self.name}.args")
         self._check_inputs(set(_references(dict(self.args))))
 
     def _check_inputs(self, referenced: set[str]) -> None:
@@ -55,15 +55,15 @@ class Stage:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """The args that count: inputs by name, contents without their path."""
-        kept: dict[str, Any] = _rewrite(dict(self.args), lambda name: name)
+        kept: dict[str, Any] = _replace_references(dict(self.args), lambda name: name)
         return kept
 
     @cached_property
     def digest(self) -> str:
         """sha256 in hex, equal in every process and for every store."""
-        args = _rewrite(self.identity, lambda name: self.inputs[name].digest)
+        args = _replace_references(self.identity, lambda name: self.inputs[name].digest)
         whole = {"name": self.name, "target": self.target, "version": self.version, "args": args}
-        return hashlib.sha256(canonical(whole, self.name).encode()).hexdigest()
+        return hashlib.sha256(canonical_json(whole, self.name).encode()).hexdigest()
 
     @property
     def key(self) -> str:
@@ -92,11 +92,15 @@ def _references(node: Any) -> Iterator[str]:
             yield from _references(item)
 
 
-def _rewrite(node: Any, reference: Callable[[str], str]) -> Any:
+def _replace_references(node: Any, replacement: Callable[[str], str]) -> Any:
     if isinstance(node, list):
-        return [_rewrite(item, reference) for item in node]
+        return [_replace_references(item, replacement) for item in node]
     if not isinstance(node, dict):
         return node
     if REFERENCE in node:
-        return {REFERENCE: reference(node[REFERENCE])}
-    return {key: _rewrite(item, reference) for key, item in node.items() if not (key == "path" and CONTENT in node)}
+        return {REFERENCE: replacement(node[REFERENCE])}
+    return {
+        key: _replace_references(item, replacement)
+        for key, item in node.items()
+        if not (key == "path" and CONTENT in node)
+    }

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pipeline.artifacts import fingerprint
 from pipeline.artifacts import manifest as record
-from pipeline.artifacts.changes import changes
+from pipeline.artifacts.changes import describe_changes
 from pipeline.artifacts.manifest import Manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.errors import UserError
@@ -39,52 +39,54 @@ class Store:
 
     def has(self, stage: Stage) -> bool:
         """Whether the artifact is there and whole, by names and sizes of its files."""
-        return self.path(stage).is_dir() and self.damage(stage) is None
+        return self.path(stage).is_dir() and self.find_damage(stage) is None
 
-    def damage(self, stage: Stage, thorough: bool = False) -> str | None:
-        """What is wrong with an artifact that is there, or None; `thorough` reads the contents too."""
+    def find_damage(self, stage: Stage, check_contents: bool = False) -> str | None:
+        """What is wrong with an artifact that is there, or None; `check_contents` reads the contents too."""
         if not self.path(stage).is_dir():
             return None
         found = self.manifest(stage)
         if found is not None and found.digest != stage.digest:
-            return f"{record.NAME} describes another artifact, {found.key}"
-        return record.damage(self.path(stage), found, thorough)
+            return f"{record.MANIFEST_FILE} describes another artifact, {found.key}"
+        return record.find_damage(self.path(stage), found, check_contents)
 
     def manifest(self, stage: Stage) -> Manifest | None:
         """The record of the artifact, or None if it is absent or unreadable."""
-        return record.read(self.path(stage))
+        return record.read_manifest(self.path(stage))
 
     def manifests(self) -> Iterator[tuple[Path, Manifest | None]]:
         """Every artifact folder with its record, None where that is unreadable."""
         for folder in sorted(self.root.glob("[!.]*/[!.]*")):
             if folder.is_dir():
-                yield folder, record.read(folder)
+                yield folder, record.read_manifest(folder)
 
-    def why(self, stage: Stage) -> str:
+    def explain(self, stage: Stage) -> str:
         """Why the stage would run or not: cached, damaged, new, or changed and in which keys."""
         found = self.manifest(stage)
-        problem = self.damage(stage)
+        problem = self.find_damage(stage)
         if found and not problem:
-            return f"cached ({found.when})"
-        reason = f"damaged: {problem}" if problem else self._against_latest(stage)
-        return f"{reason}; goes on from its unfinished state" if self.unfinished(stage) else reason
+            return f"cached ({found.built_text})"
+        reason = f"damaged: {problem}" if problem else self._compare_with_latest(stage)
+        return f"{reason}; goes on from its unfinished state" if self.has_saved_state(stage) else reason
 
-    def _against_latest(self, stage: Stage) -> str:
-        records = (self.root / stage.name).glob(f"[!.]*/{record.NAME}")
+    def _compare_with_latest(self, stage: Stage) -> str:
+        records = (self.root / stage.name).glob(f"[!.]*/{record.MANIFEST_FILE}")
         folders = [path.parent for path in sorted(records, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
-        latest = next(filter(None, map(record.read, folders)), None)
-        return f"changed: {changes(latest, stage)} (against the latest, {latest.when})" if latest else "new"
+        latest = next(filter(None, map(record.read_manifest, folders)), None)
+        return (
+            f"changed: {describe_changes(latest, stage)} (against the latest, {latest.built_text})" if latest else "new"
+        )
 
-    def content(self, path: Path) -> str:
+    def content_digest(self, path: Path) -> str:
         """The sha256 of a user's file or folder, remembered here (`fingerprint.content`)."""
-        return fingerprint.content(path, self.root / ".content.json")
+        return fingerprint.content_digest(path, self.root / ".content.json")
 
     @property
     def locks(self) -> Path:
         """The folder of the claims."""
         return self.root / ".locks"
 
-    def prepare(self) -> None:
+    def ensure_writable(self) -> None:
         """Make sure that artifacts can be written here, before any work. Raises StoreError if they cannot."""
         try:
             for folder in (".work", ".locks"):
@@ -98,15 +100,15 @@ class Store:
                 "write permission there, free some space if the disk is full, or choose another folder."
             ) from error
 
-    def unfinished(self, stage: Stage) -> bool:
+    def has_saved_state(self, stage: Stage) -> bool:
         """Whether an earlier attempt left state to go on from."""
         state = self.root / ".work" / stage.key / "state"
         return state.is_dir() and any(state.iterdir())
 
-    def workspace(self, stage: Stage, afresh: bool = False) -> tuple[Path, Path]:
-        """An empty `out` and the kept `state` (emptied too if `afresh`) for building `stage`."""
+    def workspace(self, stage: Stage, clear_state: bool = False) -> tuple[Path, Path]:
+        """An empty `out` and the kept `state` (emptied too if `clear_state`) for building `stage`."""
         out, state = (self.root / ".work" / stage.key / name for name in ("out", "state"))
-        for folder in (out, state) if afresh else (out,):
+        for folder in (out, state) if clear_state else (out,):
             shutil.rmtree(folder, ignore_errors=True)
         out.mkdir(parents=True)
         state.mkdir(exist_ok=True)
@@ -114,31 +116,31 @@ class Store:
 
     def commit(self, stage: Stage, out: Path, seconds: float) -> Path:
         """Record what is in `out` and rename it into place, over an older attempt if there is one."""
-        record.write(stage, out, seconds)
-        _flush(out)
+        record.write_manifest(stage, out, seconds)
+        _fsync_files(out)
         final = self.path(stage)
         final.parent.mkdir(parents=True, exist_ok=True)
-        older = self.retire(final) if final.exists() else None
+        older = self.move_to_trash(final) if final.exists() else None
         os.rename(out, final)
         for leftover in filter(None, (older, out.parent)):
             shutil.rmtree(leftover, ignore_errors=True)
         return final
 
-    def abandon(self, stage: Stage) -> bool:
+    def discard_attempt(self, stage: Stage) -> bool:
         """Drop what a failed build wrote; the state stays if there is any, and the answer says whether there is."""
         work = self.root / ".work" / stage.key
-        kept = self.unfinished(stage)
+        kept = self.has_saved_state(stage)
         shutil.rmtree(work / "out" if kept else work, ignore_errors=True)
         return kept
 
-    def set_aside(self, stage: Stage) -> Path:
+    def move_to_damaged(self, stage: Stage) -> Path:
         """Move a damaged artifact to .damaged, where it can be looked at, and say where it is now."""
         aside = self.root / ".damaged"
         aside.mkdir(exist_ok=True)
         places = (aside / f"{stage.key}-{number}" for number in count(1))
         return self.path(stage).rename(next(place for place in places if not place.exists()))
 
-    def retire(self, folder: Path) -> Path:
+    def move_to_trash(self, folder: Path) -> Path:
         """Take `folder` out of the store with one rename, for the caller to delete where it is then."""
         trash = self.root / ".trash" / f"{folder.parent.name}-{folder.name}-{os.getpid()}"
         trash.parent.mkdir(exist_ok=True)
@@ -146,7 +148,7 @@ class Store:
         return folder.rename(trash)
 
 
-def _flush(folder: Path) -> None:
+def _fsync_files(folder: Path) -> None:
     """Push the files to the disk before the rename, or a power cut could leave a whole name on empty files."""
     for path in folder.rglob("*"):
         if path.is_file():

@@ -9,7 +9,7 @@ from pipeline.errors import ConfigError
 
 
 @contextmanager
-def said_plainly() -> Iterator[None]:
+def as_config_errors() -> Iterator[None]:
     """Raises ConfigError for what Hydra and OmegaConf refuse."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -17,10 +17,10 @@ def said_plainly() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as problem:
-        raise ConfigError(_unknown(problem) or str(problem)) from problem
+        raise ConfigError(_unknown_option(problem) or str(problem)) from problem
 
 
-def _unknown(problem: Exception) -> str | None:
+def _unknown_option(problem: Exception) -> str | None:
     """Of an option that there is not; None where it is something else."""
     from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
@@ -29,22 +29,24 @@ def _unknown(problem: Exception) -> str | None:
         return None
     path = str(missing.full_key)
     if "/" in path:
-        return _no_group(path)
+        return _unknown_group(path)
     where, _, name = path.rpartition(".")
     known = [str(key) for key in missing.parent_node or () if key not in ("_target_", "hydra")]
     return (
-        f"{where or 'the configuration'} has no {name!r}.{_meant(name, known)} It lists {', '.join(known) or 'nothing'}"
+        f"{where or 'the configuration'} has no {name!r}.{_suggestion(name, known)} It lists {', '.join(known) or 'nothing'}"
         f". An option that a class has and no file lists is added: +{path}=VALUE"
     )
 
 
-def _no_group(path: str) -> str:
+def _unknown_group(path: str) -> str:
     where, _, name = path.rpartition("/")
     folder = conf_dir() / where
     known = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    return f"there is no group {path!r}.{_meant(name, known)} Below {where} there are: {', '.join(known) or 'none'}."
+    return (
+        f"there is no group {path!r}.{_suggestion(name, known)} Below {where} there are: {', '.join(known) or 'none'}."
+    )
 
 
-def _meant(name: str, known: Sequence[str]) -> str:
+def _suggestion(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, 1)
     return f" Did you mean {near[0]}?" if near else ""

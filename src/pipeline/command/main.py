@@ -5,7 +5,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from pipeline.command.hydra_errors import said_plainly
+from pipeline.command.hydra_errors import as_config_errors
 from pipeline.config import arguments
 from pipeline.errors import UserError
 
@@ -13,25 +13,27 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BAD_INPUT = 2
-BROKEN = 1
+INTERNAL_ERROR = 1
 INTERRUPTED = 130
 
-HELP_WORDS = frozenset(
+HELP_FLAGS = frozenset(
     {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"}
 )
 
 
 def main() -> None:
-    argv = arguments.rewritten(sys.argv[1:])
+    argv = arguments.normalise(sys.argv[1:])
     if argv[:1] == ["cache"]:
-        sys.exit(_cache(argv[1:]))
-    problem = None if HELP_WORDS & set(argv) else arguments.misspelt(argv) or arguments.unwritable(argv)
+        sys.exit(_run_cache_command(argv[1:]))
+    problem = (
+        None if HELP_FLAGS & set(argv) else arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
+    )
     if problem:
-        sys.exit(_refuse(problem))
-    _hydra(argv)
+        sys.exit(_print_error(problem))
+    _run_hydra(argv)
 
 
-def _hydra(argv: list[str]) -> None:
+def _run_hydra(argv: list[str]) -> None:
     import hydra
 
     from pipeline.config.compose import register_resolvers
@@ -43,7 +45,7 @@ def _hydra(argv: list[str]) -> None:
 
     @task
     def job(cfg: "DictConfig") -> None:
-        code = _job(cfg)
+        code = _run_job(cfg)
         if code:
             failed.append(code)
         if code == INTERRUPTED:
@@ -51,16 +53,16 @@ def _hydra(argv: list[str]) -> None:
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else Hydra prints what is wrong itself, and exits
     try:
-        with said_plainly():
+        with as_config_errors():
             job()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except UserError as problem:
-        sys.exit(_refuse(problem))
+        sys.exit(_print_error(problem))
     sys.exit(failed[0] if failed else 0)
 
 
-def _job(cfg: "DictConfig") -> int:
+def _run_job(cfg: "DictConfig") -> int:
     """Runs one job; a sweep goes on with the next whatever becomes of it."""
     from pipeline.running.run import run
 
@@ -69,21 +71,21 @@ def _job(cfg: "DictConfig") -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except UserError as problem:
-        return _refuse(problem)
+        return _print_error(problem)
     except Exception:  # ours to mend: said in full, and the sweep's other jobs go on
         traceback.print_exc()
-        return BROKEN
+        return INTERNAL_ERROR
     return 0
 
 
-def _refuse(problem: str | UserError) -> int:
+def _print_error(problem: str | UserError) -> int:
     if isinstance(problem, UserError) and os.environ.get("TANDEM_DEBUG"):
         traceback.print_exception(problem)
     print(f"error: {problem}", file=sys.stderr)
     return BAD_INPUT
 
 
-def _cache(argv: list[str]) -> int:
+def _run_cache_command(argv: list[str]) -> int:
     from datetime import UTC, datetime
     from pathlib import Path
 
@@ -91,12 +93,12 @@ def _cache(argv: list[str]) -> int:
     from pipeline.artifacts import cache
     from pipeline.artifacts.store import Store
 
-    outputs = arguments.chosen(argv, "outputs") or ["outputs"]
+    outputs = arguments.choices_given(argv, "outputs") or ["outputs"]
     store = Store(Path(outputs[0]).absolute() / "artifacts")
     try:
         return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
     except UserError as problem:
-        return _refuse(problem)
+        return _print_error(problem)
     except BrokenPipeError:  # somebody piped the list into `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

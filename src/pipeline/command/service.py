@@ -11,8 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.command.hydra_errors import said_plainly
-from pipeline.config.arguments import choices, chosen, conf_dir, misspelt, rewritten, unwritable
+from pipeline.command.hydra_errors import as_config_errors
+from pipeline.config.arguments import (
+    choices_available,
+    choices_given,
+    conf_dir,
+    find_misspelling,
+    find_unwritable_outputs,
+    normalise,
+)
 from pipeline.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -21,20 +28,20 @@ if TYPE_CHECKING:
 BAD_INPUT = 2
 INTERRUPTED = 130
 
-_HELP = frozenset({"--help", "-h"})
-_FOLDER = ("--config-dir", "-cd")
+_HELP_FLAGS = frozenset({"--help", "-h"})
+_CONFIG_DIR_FLAGS = ("--config-dir", "-cd")
 
 
-def main(name: str, about: str | None, usual: Sequence[str] = ()) -> None:
-    """Runs the service `name` of the configuration that the command line composes; `usual` are choices of groups that
-    it need not make.
+def main(name: str, description: str | None, default_choices: Sequence[str] = ()) -> None:
+    """Runs the service `name` of the configuration that the command line composes; `default_choices` are choices of
+    groups that it need not make.
     """
-    if _HELP & set(sys.argv[1:]):
-        print(usage(name, about or ""))
+    if _HELP_FLAGS & set(sys.argv[1:]):
+        print(usage(name, description or ""))
         return
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        run(name, sys.argv[1:], usual)
+        run(name, sys.argv[1:], default_choices)
     except UserError as problem:
         if os.environ.get("TANDEM_DEBUG"):
             traceback.print_exc()
@@ -44,56 +51,56 @@ def main(name: str, about: str | None, usual: Sequence[str] = ()) -> None:
         sys.exit(INTERRUPTED)
 
 
-def run(name: str, argv: Sequence[str], usual: Sequence[str] = ()) -> None:
+def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> None:
     """Builds what the service needs, and calls its function; raises UserError for what a user can mend."""
     from pipeline import api
     from pipeline.config import policy_variants
     from pipeline.config.build import load
-    from pipeline.config.plan import arguments
-    from pipeline.running.run import job_of
+    from pipeline.config.plan import build_arguments
+    from pipeline.running.run import create_job
 
-    words = rewritten([*argv, *(word for word in usual if not chosen(argv, word.partition("=")[0]))])
-    if mistake := misspelt(words) or unwritable(words):
+    words = normalise([*argv, *(word for word in default_choices if not choices_given(argv, word.partition("=")[0]))])
+    if mistake := find_misspelling(words) or find_unwritable_outputs(words):
         raise ConfigError(mistake)
-    overrides, folder = _split(words)
-    with said_plainly():
-        alone = _alone(overrides, folder)
+    overrides, folder = _split_flags(words)
+    with as_config_errors():
+        alone = _without_page_policies(overrides, folder)
         with api.composed(*overrides, config_dir=folder) as cfg:
             policy_variants.check(cfg, alone or cfg)
-            job = job_of(cfg)
+            job = create_job(cfg)
     service = job.plan(name).stages[name]
     job.run(service.inputs.values())
     target = load(service.target, name)
     try:
-        target(**arguments(service, lambda needed: job.store.path(service.inputs[needed])))
+        target(**build_arguments(service, lambda needed: job.store.path(service.inputs[needed])))
     except ValueError as problem:
         raise ConfigError(f"{name}: {problem}") from problem
 
 
-def _alone(overrides: Sequence[str], folder: Path | None) -> "DictConfig | None":
+def _without_page_policies(overrides: Sequence[str], folder: Path | None) -> "DictConfig | None":
     """The configuration without other policies beside the first; None where the words name none."""
     from pipeline import api
     from pipeline.config import policy_variants
 
-    words = policy_variants.without(overrides)
+    words = policy_variants.without_page_policies(overrides)
     if words == overrides:
         return None
     with api.composed(*words, config_dir=folder) as found:
         return found
 
 
-def usage(name: str, about: str) -> str:
+def usage(name: str, description: str) -> str:
     """What `--help` says: what the service is, its policies and its options, as the configuration has them."""
-    policies = "\n".join(f"  {policy:<14}  {what}" for policy, what in choices((), "policy").items())
+    policies = "\n".join(f"  {policy:<14}  {what}" for policy, what in choices_available((), "policy").items())
     return (
         f"usage: python -m serving.{name} +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--config-dir DIR]\n\n"
-        f"{about.strip()}\n\npolicies:\n{policies}\n\n"
+        f"{description.strip()}\n\npolicies:\n{policies}\n\n"
         "options of its own, such as service.device=1 (all others are those of `python -m pipeline`):\n"
-        f"{_section('service')}"
+        f"{_config_section('service')}"
     )
 
 
-def _section(name: str) -> str:
+def _config_section(name: str) -> str:
     """The lines of one section of the configuration, comments included."""
     lines = (conf_dir() / "config.yaml").read_text(encoding="utf-8").splitlines()
     at = lines.index(f"{name}:")
@@ -101,13 +108,13 @@ def _section(name: str) -> str:
     return "\n".join(line for line in lines[at:end] if line.strip() and "_target_" not in line)
 
 
-def _split(words: Sequence[str]) -> tuple[list[str], Path | None]:
+def _split_flags(words: Sequence[str]) -> tuple[list[str], Path | None]:
     """Overrides, and the folder of `--config-dir`; raises ConfigError for another flag."""
     overrides: list[str] = []
     folder, left = None, iter(words)
     for word in left:
         option, equals, value = word.partition("=")
-        if option in _FOLDER:
+        if option in _CONFIG_DIR_FLAGS:
             folder = Path(value if equals else next(left, ""))
         elif word.startswith("-"):
             raise ConfigError(f"{option} is not an option here: a service takes overrides, --config-dir DIR and --help")

@@ -4,16 +4,16 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-HOME = Path(__file__).resolve().parents[3] / "conf"
-WHEEL = Path(__file__).resolve().parents[1] / "conf"
+CHECKOUT_CONF = Path(__file__).resolve().parents[3] / "conf"
+WHEEL_CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def conf_dir() -> Path:
     """The project's own configuration: beside `src` in a checkout, inside the package in a wheel."""
-    return HOME if HOME.is_dir() else WHEEL
+    return CHECKOUT_CONF if CHECKOUT_CONF.is_dir() else WHEEL_CONF
 
 
-def rewritten(argv: Sequence[str]) -> list[str]:
+def normalise(argv: Sequence[str]) -> list[str]:
     """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`, `page=x` and `+page=x`.
 
     Experiments come first: of two files of overrides Hydra lets the later win, and a command adjusts its experiment.
@@ -33,7 +33,7 @@ def _is_override(word: str) -> bool:
     return "=" in word and not word.startswith("-")
 
 
-def chosen(argv: Sequence[str], group: str) -> list[str]:
+def choices_given(argv: Sequence[str], group: str) -> list[str]:
     """The choices of `group` on the command line; a sweep may name several."""
     for word in argv:
         name, _, value = word.lstrip("+").partition("=")
@@ -42,7 +42,7 @@ def chosen(argv: Sequence[str], group: str) -> list[str]:
     return []
 
 
-def folders(argv: Sequence[str]) -> Iterator[Path]:
+def config_folders(argv: Sequence[str]) -> Iterator[Path]:
     """Where configuration is looked for: the user's folders, then the project's."""
     words = iter(argv)
     for word in words:
@@ -55,10 +55,10 @@ def folders(argv: Sequence[str]) -> Iterator[Path]:
     yield conf_dir()
 
 
-def choices(argv: Sequence[str], group: str) -> dict[str, str]:
+def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
     """The choices of `group`, each with the first line of its file; what only stands in for a choice is left out."""
     found: dict[str, str] = {}
-    for folder in folders(argv):
+    for folder in config_folders(argv):
         place = folder / group
         for file in sorted(place.rglob("*.yaml") if group == "experiment" else place.glob("*.yaml")):
             lines = (line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @"))
@@ -67,42 +67,42 @@ def choices(argv: Sequence[str], group: str) -> dict[str, str]:
     return found
 
 
-def misspelt(argv: Sequence[str]) -> str | None:
+def find_misspelling(argv: Sequence[str]) -> str | None:
     """What to tell somebody who named no policy, or a choice that no group has; None if all is well."""
     for word in argv:
         group, equals, value = word.lstrip("+").partition("=")
-        known = choices(argv, group) if equals and "." not in group and "hydra" not in group else {}
-        unknown = [name for name in chosen(argv, group) if _is_plain(value) and name not in known]
+        known = choices_available(argv, group) if equals and "." not in group and "hydra" not in group else {}
+        unknown = [name for name in choices_given(argv, group) if _is_literal_name(value) and name not in known]
         if known and unknown:
             plus = "+" if group in ("policy", "experiment", "page") else ""
-            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_lines(known)}"
-    if not chosen(argv, "policy") and not chosen(argv, "experiment"):
-        return f"which policy? Choose one with +policy=NAME:\n{_lines(choices(argv, 'policy'))}"
+            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_format_choices(known)}"
+    if not choices_given(argv, "policy") and not choices_given(argv, "experiment"):
+        return f"which policy? Choose one with +policy=NAME:\n{_format_choices(choices_available(argv, 'policy'))}"
     return None
 
 
-def _is_plain(value: str) -> bool:
+def _is_literal_name(value: str) -> bool:
     """Names alone: globs, ranges and null are Hydra's business."""
     return value != "null" and not any(sign in value for sign in "()[]{}*$@")
 
 
-def unwritable(argv: Sequence[str]) -> str | None:
+def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
     """What to tell somebody whose `outputs` cannot be written, before Hydra logs there; None if all is well."""
-    for name in chosen(argv, "outputs") or ["outputs"]:
+    for name in choices_given(argv, "outputs") or ["outputs"]:
         folder = Path(name).absolute()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             allowed = os.access(folder, os.W_OK | os.X_OK)
         except OSError as problem:
-            return f"cannot write below {folder}: {problem.strerror}. {_ELSEWHERE}"
+            return f"cannot write below {folder}: {problem.strerror}. {_UNWRITABLE_HINT}"
         if not allowed:
-            return f"cannot write below {folder}: permission denied. {_ELSEWHERE}"
+            return f"cannot write below {folder}: permission denied. {_UNWRITABLE_HINT}"
     return None
 
 
-_ELSEWHERE = "Nothing was run. Give this user write permission there, or choose another folder with outputs=DIR."
+_UNWRITABLE_HINT = "Nothing was run. Give this user write permission there, or choose another folder with outputs=DIR."
 
 
-def _lines(known: dict[str, str]) -> str:
+def _format_choices(known: dict[str, str]) -> str:
     width = max(map(len, known), default=0)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in known.items())

@@ -1,6 +1,6 @@
 """From configuration to objects: the only place that knows `_target_`.
 
-A node with a `_target_` names a class or a function; its signature is the schema. `Schema.coerce` checks a node
+A node with a `_target_` names a class or a function; its signature is the schema. `ConfigSchema.coerce` checks a node
 against it and returns canonical data (every option present, every type right, files by their content), which is what a
 stage's digest is made of; `construct` turns that data into objects.
 """
@@ -24,48 +24,50 @@ RUNNER_ARGUMENTS = frozenset({"out", "work", "progress"})
 
 
 @dataclass(frozen=True)
-class Parameter:
+class TargetParameter:
     annotation: Any
     default: Any
     """`inspect.Parameter.empty` where the option must be given."""
 
 
-class Pending:
+class PendingArtifact:
     """Stands for what an artifact will be, while a plan is made before it exists."""
 
 
 @dataclass(frozen=True)
-class Schema:
-    """Checks nodes; `content` gives a file's digest, `library` the node that a plain name of a chip stands for."""
+class ConfigSchema:
+    """Checks nodes; `content_digest` gives a file's digest, `named_config` the node that a plain name of a chip stands
+    for.
+    """
 
-    content: Callable[[Path], str]
-    library: Callable[[str, str], Any]
+    content_digest: Callable[[Path], str]
+    named_config: Callable[[str, str], Any]
     """(class, name) -> node; raises LookupError with the choices; returns None for a class without names."""
 
     def coerce(self, node: Any, annotation: Any, where: str) -> Any:
         """Canonical data for `node`; raises ConfigError that names the place."""
         if isinstance(node, Mapping):
-            return self._mapping(node, annotation, where)
+            return self._coerce_mapping(node, annotation, where)
         if annotation in (Any, inspect.Parameter.empty) or (isinstance(annotation, type) and annotation is object):
-            return _plain(node, where)
+            return _coerce_plain(node, where)
         if node is None:
-            return _nothing(annotation, where)
+            return _coerce_none(annotation, where)
         if _is_union(annotation):
-            return self._any_of(node, annotation, where)
+            return self._coerce_union(node, annotation, where)
         if annotation is Path:
-            return self._file(node, where)
+            return self._coerce_file(node, where)
         if get_origin(annotation) is Literal:
-            return _one_of(node, get_args(annotation), where)
+            return _coerce_literal(node, get_args(annotation), where)
         if isinstance(node, list | tuple):
-            return self._sequence(node, annotation, where)
+            return self._coerce_sequence(node, annotation, where)
         if isinstance(node, str) and is_dataclass(annotation):
-            return self._named(node, annotation, where)
-        return _scalar(node, annotation, where)
+            return self._coerce_named(node, annotation, where)
+        return _coerce_scalar(node, annotation, where)
 
-    def target(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def coerce_target(self, node: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Canonical data for a node that names what it wants to be."""
         path = node[TARGET]
-        parameters = _parameters(path, where)
+        parameters = _target_parameters(path, where)
         given = {key: value for key, value in node.items() if key != TARGET}
         unknown = sorted(set(given) - set(parameters))
         if unknown:
@@ -79,22 +81,22 @@ class Schema:
             elif parameter.default is inspect.Parameter.empty:
                 raise ConfigError(f"{where}: {path} needs the option {name!r}.")
             else:
-                data[name] = self._default(parameter, f"{where}.{name}")
+                data[name] = self._coerce_default(parameter, f"{where}.{name}")
         return data
 
-    def _default(self, parameter: Parameter, where: str) -> Any:
+    def _coerce_default(self, parameter: TargetParameter, where: str) -> Any:
         """As if it had been written out: an unwritten option and its default are one identity."""
-        default = data_of(parameter.default, where)
+        default = to_data(parameter.default, where)
         return default if default is None else self.coerce(default, parameter.annotation, where)
 
-    def _mapping(self, node: Mapping[str, Any], annotation: Any, where: str) -> Any:
+    def _coerce_mapping(self, node: Mapping[str, Any], annotation: Any, where: str) -> Any:
         if REFERENCE in node:
             return dict(node)
         if TARGET in node:
-            return self.target(node, where)
-        bare = _bare(annotation)
+            return self.coerce_target(node, where)
+        bare = _without_none(annotation)
         if is_dataclass(bare) and isinstance(bare, type):
-            return self.target({**node, TARGET: f"{bare.__module__}.{bare.__qualname__}"}, where)
+            return self.coerce_target({**node, TARGET: f"{bare.__module__}.{bare.__qualname__}"}, where)
         arguments = get_args(bare)
         item = arguments[1] if len(arguments) == 2 and get_origin(bare) is not tuple else Any
         if get_origin(bare) in (dict, Mapping, types.MappingProxyType) or bare in (dict, Any) or _is_mapping(bare):
@@ -103,7 +105,7 @@ class Schema:
             f"{where}: got a group of options {sorted(map(str, node))} without {TARGET}; a plain value is wanted here."
         )
 
-    def _any_of(self, node: Any, annotation: Any, where: str) -> Any:
+    def _coerce_union(self, node: Any, annotation: Any, where: str) -> Any:
         problems = []
         for choice in get_args(annotation):
             if choice is not types.NoneType:
@@ -113,7 +115,7 @@ class Schema:
                     problems.append(problem)
         raise problems[0]
 
-    def _file(self, node: Any, where: str) -> dict[str, str]:
+    def _coerce_file(self, node: Any, where: str) -> dict[str, str]:
         if not isinstance(node, str | Path):
             raise ConfigError(f"{where}: got {node!r}; a path is wanted here.")
         path = Path(node).expanduser().absolute()
@@ -122,14 +124,14 @@ class Schema:
                 f"{where}: there is nothing at {path}. Check the path; a relative one is read from {Path.cwd()}."
             )
         try:
-            return {CONTENT: self.content(path), "path": str(path)}
+            return {CONTENT: self.content_digest(path), "path": str(path)}
         except (ValueError, OSError) as problem:
             raise ConfigError(f"{where}: {problem}") from problem
 
-    def _sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
+    def _coerce_sequence(self, node: Sequence[Any], annotation: Any, where: str) -> list[Any]:
         arguments = [a for a in get_args(annotation) if a is not Ellipsis]
         if not arguments and annotation not in (list, tuple, Sequence):
-            raise ConfigError(f"{where}: got a list of {len(node)}; {_name(annotation)} is wanted.")
+            raise ConfigError(f"{where}: got a list of {len(node)}; {_type_name(annotation)} is wanted.")
         fixed = get_origin(annotation) is tuple and Ellipsis not in get_args(annotation)
         items = arguments if fixed else [arguments[0] if arguments else Any] * len(node)
         if len(items) != len(node):
@@ -138,20 +140,21 @@ class Schema:
             self.coerce(value, item, f"{where}[{i}]") for i, (value, item) in enumerate(zip(node, items, strict=True))
         ]
 
-    def _named(self, node: str, annotation: Any, where: str) -> Any:
+    def _coerce_named(self, node: str, annotation: Any, where: str) -> Any:
         try:
-            found = self.library(f"{annotation.__module__}.{annotation.__qualname__}", node)
+            found = self.named_config(f"{annotation.__module__}.{annotation.__qualname__}", node)
         except LookupError as problem:
             raise ConfigError(f"{where}: {problem.args[0]}") from None
         if found is None:
             raise ConfigError(
-                f"{where}: got {node!r}; the options of {_name(annotation)} are wanted: {fields_of(annotation)}."
+                f"{where}: got {node!r}; the options of {_type_name(annotation)} are wanted: {field_names(annotation)}."
             )
         return self.coerce(found, annotation, f"{where} ({node})")
 
 
 def construct(data: Any, artifact: Callable[[str], Path] | None, where: str = "") -> Any:
-    """The object that canonical data describes; `artifact` finds a stage's folder, None leaves such parts `Pending`.
+    """The object that canonical data describes; `artifact` finds a stage's folder, None leaves such parts
+    `PendingArtifact`.
 
     Raises ConfigError with what a class says of values that it refuses.
     """
@@ -160,15 +163,15 @@ def construct(data: Any, artifact: Callable[[str], Path] | None, where: str = ""
     if not isinstance(data, dict):
         return data
     if REFERENCE in data:
-        return artifact(data[REFERENCE]) if artifact else Pending()
+        return artifact(data[REFERENCE]) if artifact else PendingArtifact()
     if CONTENT in data:
         return Path(data["path"])
     built = {key: construct(value, artifact, f"{where}.{key}") for key, value in data.items() if key != TARGET}
     if TARGET not in data:
         return built
     target = load(data[TARGET], where)
-    if not isinstance(target, type) and any(isinstance(value, Pending) for value in built.values()):
-        return Pending()
+    if not isinstance(target, type) and any(isinstance(value, PendingArtifact) for value in built.values()):
+        return PendingArtifact()
     try:
         return target(**built)
     except ValueError as problem:
@@ -190,20 +193,20 @@ def load(path: str, where: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def data_of(value: Any, where: str) -> Any:
+def to_data(value: Any, where: str) -> Any:
     """Canonical data for an object that is a default in code."""
     if is_dataclass(value) and not isinstance(value, type):
-        own = {f.name: data_of(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value) if f.init}
+        own = {f.name: to_data(getattr(value, f.name), f"{where}.{f.name}") for f in fields(value) if f.init}
         return {TARGET: f"{type(value).__module__}.{type(value).__qualname__}", **own}
     if isinstance(value, Mapping):
-        return {str(key): data_of(item, f"{where}.{key}") for key, item in value.items()}
+        return {str(key): to_data(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple | frozenset):
-        return [data_of(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    return _plain(value, where)
+        return [to_data(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    return _coerce_plain(value, where)
 
 
 @cache
-def _parameters(path: str, where: str) -> dict[str, Parameter]:
+def _target_parameters(path: str, where: str) -> dict[str, TargetParameter]:
     """The options of a target, by its signature."""
     target = load(path, where)
     hints = get_type_hints(inspect.getattr_static(target, "__init__") if isinstance(target, type) else target)
@@ -217,11 +220,11 @@ def _parameters(path: str, where: str) -> dict[str, Parameter]:
         if name in RUNNER_ARGUMENTS or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
         default = factories[name]() if name in factories else parameter.default
-        found[name] = Parameter(hints.get(name, Any), default)
+        found[name] = TargetParameter(hints.get(name, Any), default)
     return found
 
 
-def _bare(annotation: Any) -> Any:
+def _without_none(annotation: Any) -> Any:
     """The annotation without `| None`."""
     if not _is_union(annotation):
         return annotation
@@ -238,48 +241,48 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-def _nothing(annotation: Any, where: str) -> None:
+def _coerce_none(annotation: Any, where: str) -> None:
     if annotation is not types.NoneType and types.NoneType not in get_args(annotation):
-        raise ConfigError(f"{where}: got null; {_name(annotation)} is wanted.")
+        raise ConfigError(f"{where}: got null; {_type_name(annotation)} is wanted.")
 
 
-def _one_of(node: Any, choices: tuple[Any, ...], where: str) -> Any:
+def _coerce_literal(node: Any, choices: tuple[Any, ...], where: str) -> Any:
     if node not in choices:
         raise ConfigError(f"{where}: got {node!r}; allowed are {', '.join(map(str, choices))}.")
     return node
 
 
-def _scalar(node: Any, annotation: Any, where: str) -> Any:
+def _coerce_scalar(node: Any, annotation: Any, where: str) -> Any:
     if annotation is float and isinstance(node, int) and not isinstance(node, bool):
         return float(node)
     if annotation in (int, float, str, bool):
         if type(node) is annotation:
-            return _plain(node, where)
-        raise ConfigError(f"{where}: got {node!r}; {_name(annotation)} is wanted.")
+            return _coerce_plain(node, where)
+        raise ConfigError(f"{where}: got {node!r}; {_type_name(annotation)} is wanted.")
     raise ConfigError(
-        f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_name(annotation)}); "
+        f"{where}: got {node!r}; a group of options with {TARGET} is wanted ({_type_name(annotation)}); "
         "a file of conf is chosen with a slash, as in policy/draft=window."
     )
 
 
-def _plain(node: Any, where: str) -> Any:
+def _coerce_plain(node: Any, where: str) -> Any:
     if isinstance(node, float) and not isfinite(node):
         raise ConfigError(f"{where}: got {node}; a finite number is wanted.")
     if node is None or isinstance(node, bool | int | float | str):
         return node
     if isinstance(node, Mapping):
-        return {str(key): _plain(value, f"{where}.{key}") for key, value in node.items()}
+        return {str(key): _coerce_plain(value, f"{where}.{key}") for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_plain(value, f"{where}[{i}]") for i, value in enumerate(node)]
+        return [_coerce_plain(value, f"{where}[{i}]") for i, value in enumerate(node)]
     raise ConfigError(
         f"{where}: {type(node).__name__} cannot be part of a configuration; use numbers, text, lists and groups."
     )
 
 
-def _name(annotation: Any) -> str:
+def _type_name(annotation: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
     return names.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 
-def fields_of(annotation: Any) -> str:
+def field_names(annotation: Any) -> str:
     return ", ".join(f.name for f in fields(annotation) if f.init)

@@ -11,11 +11,11 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.artifacts.stage import REFERENCE
 from pipeline.errors import ConfigError
 
-STAGES = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
+STAGE_SECTIONS = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
 """Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs, records
 what a simulation looks up."""
 
-MOVED = {"workload": "profiling"}
+HOISTED_SECTIONS = {"workload": "profiling"}
 """What a group says for others, and no part of what it configures."""
 
 
@@ -33,12 +33,12 @@ def register_resolvers() -> None:
 
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
-    OmegaConf.register_new_resolver("exported", _exported, replace=True)
+    OmegaConf.register_new_resolver("exported", _device_graph, replace=True)
     OmegaConf.register_new_resolver("process", os.getpid, replace=True)
     OmegaConf.register_new_resolver("machine", facts, replace=True)
 
 
-def _exported(backend: str) -> dict[str, str] | None:
+def _device_graph(backend: str) -> dict[str, str] | None:
     return {REFERENCE: "device_graph"} if backend == "onnx" else None
 
 
@@ -46,9 +46,9 @@ def _is_stage(value: Any) -> bool:
     return isinstance(value, Mapping | DictConfig) and REFERENCE in value
 
 
-def resolved(cfg: DictConfig) -> dict[str, Any]:
+def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain data, with all stages under `stages`; raises ConfigError for dangling references."""
-    cfg = _gathered(cfg)
+    cfg = _gather_stages(cfg)
     try:
         data = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as problem:
@@ -57,17 +57,17 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}
 
 
-def _gathered(cfg: DictConfig) -> DictConfig:
+def _gather_stages(cfg: DictConfig) -> DictConfig:
     cfg = OmegaConf.create(OmegaConf.to_container(cfg, resolve=False))  # type: ignore[assignment]
     with open_dict(cfg):
-        for group, key in STAGES.items():
+        for group, key in STAGE_SECTIONS.items():
             for name, node in _pop(cfg, group, key).items():
                 if name in cfg.stages:
                     raise ConfigError(
                         f"{group}.{key}.{name}: another stage has this name already; give it another one."
                     )
                 cfg.stages[name] = node
-        for group, key in MOVED.items():
+        for group, key in HOISTED_SECTIONS.items():
             cfg[key] = _pop(cfg, group, key)
     return cfg
 

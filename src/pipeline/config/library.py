@@ -10,26 +10,26 @@ from omegaconf import OmegaConf
 
 
 @dataclass
-class Library:
-    """Groups of the search path, a user's own folders included; `groups` maps a class to the group that holds its
-    names.
+class ConfigLibrary:
+    """Groups of the search path, a user's own folders included; `groups_by_class` maps a class to the group that holds
+    its names.
     """
 
     loader: ConfigLoaderImpl
-    groups: Mapping[str, str]
-    _known: dict[tuple[str, str], Any] = field(default_factory=dict)
+    groups_by_class: Mapping[str, str]
+    _loaded: dict[tuple[str, str], Any] = field(default_factory=dict)
 
-    def node(self, target: str, name: str) -> Any:
+    def named_config(self, target: str, name: str) -> Any:
         """The node that `name` stands for where a `target` is wanted; None where that class has no names.
 
         Raises LookupError with the names there are.
         """
-        group = self.groups.get(target)
+        group = self.groups_by_class.get(target)
         if group is None:
             return None
-        if (group, name) not in self._known:
-            self._known[group, name] = self._load(group, name)
-        return self._known[group, name]
+        if (group, name) not in self._loaded:
+            self._loaded[group, name] = self._load(group, name)
+        return self._loaded[group, name]
 
     def _load(self, group: str, name: str) -> Any:
         if name not in self.names(group):

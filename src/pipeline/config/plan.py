@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts.stage import REFERENCE, Stage
-from pipeline.config.build import TARGET, Schema, construct
+from pipeline.config.build import TARGET, ConfigSchema, construct
 from pipeline.errors import ConfigError
 
-KINDS = ("train", "profile", "serve", "report", "service")
+STAGE_KINDS = ("train", "profile", "serve", "report", "service")
 """In the order in which they run; `stage=profile` stops before the first of a later kind."""
 
-_OWN = frozenset({TARGET, "_kind_", "_version_", "_resources_"})
+_STAGE_KEYS = frozenset({TARGET, "_kind_", "_version_", "_resources_"})
 """What a description of a stage says about the stage, not to its function."""
 
 
@@ -29,26 +29,28 @@ class Plan:
 
     def goals(self, stop: str) -> list[Stage]:
         """What must exist after `stage=train` or `stage=profile`."""
-        last = KINDS.index(stop) + 1
-        return [stage for name, stage in self.stages.items() if self.kinds[name] in KINDS[:last]]
+        last = STAGE_KINDS.index(stop) + 1
+        return [stage for name, stage in self.stages.items() if self.kinds[name] in STAGE_KINDS[:last]]
 
     @property
     def serve(self) -> Stage:
         return next(stage for name, stage in self.stages.items() if self.kinds[name] == "serve")
 
 
-def plan(nodes: Mapping[str, Mapping[str, Any]], schema: Schema, goals: tuple[str, ...] = ("serve",)) -> Plan:
+def make_plan(
+    nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema, goals: tuple[str, ...] = ("serve",)
+) -> Plan:
     """The stages of `nodes` that `goals` need; raises ConfigError for what is unknown or does not go together."""
     planner = _Planner(nodes, schema)
     for goal in goals:
         planner.stage(goal, ())
-    return Plan(planner.done, {name: _kind(planner.nodes[name], name) for name in planner.done})
+    return Plan(planner.stages, {name: _stage_kind(planner.nodes[name], name) for name in planner.stages})
 
 
 class _Planner:
-    def __init__(self, nodes: Mapping[str, Mapping[str, Any]], schema: Schema) -> None:
+    def __init__(self, nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema) -> None:
         self.nodes, self.schema = nodes, schema
-        self.done: dict[str, Stage] = {}
+        self.stages: dict[str, Stage] = {}
 
     def stage(self, name: str, path: tuple[str, ...]) -> Stage:
         if name in path:
@@ -59,20 +61,20 @@ class _Planner:
                 f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the choices of "
                 "groups: choose a model or a workload that brings it, such as model=tiny."
             )
-        if name not in self.done:
-            self.done[name] = self._make(name, path)
-        return self.done[name]
+        if name not in self.stages:
+            self.stages[name] = self._make_stage(name, path)
+        return self.stages[name]
 
-    def _make(self, name: str, path: tuple[str, ...]) -> Stage:
+    def _make_stage(self, name: str, path: tuple[str, ...]) -> Stage:
         node = self.nodes[name]
         if TARGET not in node:
             raise ConfigError(f"stages.{name}: no {TARGET} says which function makes it.")
         resources = node.get("_resources_") or {}
-        options = {key: value for key, value in node.items() if key not in _OWN}
-        data = self.schema.target({TARGET: node[TARGET], **options, **resources}, name)
+        options = {key: value for key, value in node.items() if key not in _STAGE_KEYS}
+        data = self.schema.coerce_target({TARGET: node[TARGET], **options, **resources}, name)
         args = {key: value for key, value in data.items() if key != TARGET and key not in resources}
         inputs = {needed: self.stage(needed, (*path, name)) for needed in sorted(set(_references(args)))}
-        _agreed(node[TARGET], construct(args, None, name))
+        _check_arguments(node[TARGET], construct(args, None, name))
         where = {key: data[key] for key in resources}
         construct(where, None, name)
         try:
@@ -81,7 +83,7 @@ class _Planner:
             raise ConfigError(f"stages.{name}: {problem}") from problem
 
 
-def _agreed(path: str, args: Mapping[str, Any]) -> None:
+def _check_arguments(path: str, args: Mapping[str, Any]) -> None:
     """Raises ConfigError with what `check_NAME`, beside a stage's function `NAME`, says of arguments that do not go
     together, though each of them is right.
     """
@@ -94,10 +96,10 @@ def _agreed(path: str, args: Mapping[str, Any]) -> None:
         raise ConfigError(str(problem)) from problem
 
 
-def _kind(node: Mapping[str, Any], name: str) -> str:
+def _stage_kind(node: Mapping[str, Any], name: str) -> str:
     kind = node.get("_kind_", "train")
-    if kind not in KINDS:
-        raise ConfigError(f"stages.{name}._kind_ is {kind!r}; allowed are {', '.join(KINDS)}.")
+    if kind not in STAGE_KINDS:
+        raise ConfigError(f"stages.{name}._kind_ is {kind!r}; allowed are {', '.join(STAGE_KINDS)}.")
     return str(kind)
 
 
@@ -113,7 +115,7 @@ def _references(node: Any) -> Iterator[str]:
                 yield from _references(item)
 
 
-def arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
+def build_arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
     """The objects that a stage's function is called with."""
     return {
         key: construct(value, artifact, f"{stage.name}.{key}")

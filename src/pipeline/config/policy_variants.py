@@ -13,36 +13,36 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipeline.errors import ConfigError
 
-_STAGE = re.compile(r"\$\{stage:(\w+)\}")
-_OF_PAGE = re.compile(r"[+~]*(page$|page[.@]|[^@]*@page\b)")
-_READ = re.compile(r"\$\{[^}]*?\bpolicy\.([\w.]+)")
+_STAGE_REFERENCE = re.compile(r"\$\{stage:(\w+)\}")
+_PAGE_OVERRIDE = re.compile(r"[+~]*(page$|page[.@]|[^@]*@page\b)")
+_POLICY_OPTION = re.compile(r"\$\{[^}]*?\bpolicy\.([\w.]+)")
 
 
-def without(overrides: Sequence[str]) -> list[str]:
+def without_page_policies(overrides: Sequence[str]) -> list[str]:
     """The words of a command line that say nothing of the page's policies; those about artifacts may say it of ones
     that only these bring.
     """
-    words = [word for word in overrides if not _OF_PAGE.match(word.partition("=")[0])]
+    words = [word for word in overrides if not _PAGE_OVERRIDE.match(word.partition("=")[0])]
     return [f"++{word}" if word.startswith("policy.artifacts.") else word for word in words]
 
 
-def check(cfg: DictConfig, alone: DictConfig) -> None:
+def check(cfg: DictConfig, base: DictConfig) -> None:
     """Raises ConfigError that names the policy, the artifact and the option that differs.
 
     Args:
         alone: what the same command line composes `without` the page's policies.
     """
     beside = OmegaConf.select(cfg, "page.policies") or {}
-    artifacts = _raw(cfg.policy.get("artifacts") or {})
-    if changed := _changed(_raw(cfg), _raw(alone)):
-        names = ", ".join(_at_fault(beside, changed, artifacts))
+    artifacts = _unresolved(cfg.policy.get("artifacts") or {})
+    if changed := _first_difference(_unresolved(cfg), _unresolved(base)):
+        names = ", ".join(_policies_needing(beside, changed, artifacts))
         raise ConfigError(
             f"{names} would change {changed} for the command line's policy, too; choose other policies beside it, "
             "page=default or page=none"
         )
     for name in beside:
-        for stage in _needed(_raw(beside[name]), artifacts):
-            for option in _READ.findall(str(artifacts[stage])):
+        for stage in _needed_artifacts(_unresolved(beside[name]), artifacts):
+            for option in _POLICY_OPTION.findall(str(artifacts[stage])):
                 if _value(cfg, f"policy.{option}") != _value(cfg, f"page.policies.{name}.{option}"):
                     raise ConfigError(
                         f"page.policies.{name} needs the artifact {stage}, which is made for the {option} of the "
@@ -50,13 +50,13 @@ def check(cfg: DictConfig, alone: DictConfig) -> None:
                     )
 
 
-def _changed(cfg: Mapping[str, Any], alone: Mapping[str, Any]) -> str | None:
+def _first_difference(cfg: Mapping[str, Any], base: Mapping[str, Any]) -> str | None:
     """The first artifact, option of the policy or section that differs; further artifacts are no harm."""
-    there, here = _parts(cfg), _parts(alone)
+    there, here = _sections(cfg), _sections(base)
     return next((path for path, part in here.items() if part != there.get(path)), None)
 
 
-def _parts(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _sections(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """What can be told apart by name. An artifact without a target is a lone override of one that is not there."""
     policy = cfg["policy"]
     artifacts = policy.get("artifacts") or {}
@@ -67,25 +67,25 @@ def _parts(cfg: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _at_fault(beside: Mapping[str, Any], changed: str, artifacts: Mapping[str, Any]) -> list[str]:
+def _policies_needing(variants: Mapping[str, Any], changed: str, artifacts: Mapping[str, Any]) -> list[str]:
     """Those that need the artifact; all, where it is none."""
     stage = changed.removeprefix("policy.artifacts.")
-    needing = [name for name in beside if stage in _needed(_raw(beside[name]), artifacts)]
-    return [f"page.policies.{name}" for name in needing or beside]
+    needing = [name for name in variants if stage in _needed_artifacts(_unresolved(variants[name]), artifacts)]
+    return [f"page.policies.{name}" for name in needing or variants]
 
 
-def _needed(node: Any, artifacts: Mapping[str, Any]) -> Iterator[str]:
+def _needed_artifacts(node: Any, artifacts: Mapping[str, Any]) -> Iterator[str]:
     """Artifacts that a node refers to, and those that these are made from."""
-    waiting, found = _STAGE.findall(str(node)), set[str]()
+    waiting, found = _STAGE_REFERENCE.findall(str(node)), set[str]()
     while waiting:
         stage = waiting.pop()
         if stage in artifacts and stage not in found:
             found.add(stage)
-            waiting += _STAGE.findall(str(artifacts[stage]))
+            waiting += _STAGE_REFERENCE.findall(str(artifacts[stage]))
             yield stage
 
 
-def _raw(node: Any) -> Any:
+def _unresolved(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=False) if OmegaConf.is_config(node) else node
 
 

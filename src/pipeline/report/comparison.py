@@ -10,53 +10,53 @@ from typing import TextIO
 from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
 from pipeline.report import outcome, statistics
-from pipeline.report.job_summary import SEED
-from pipeline.report.outcome import Outcome
+from pipeline.report.job_summary import BOOTSTRAP_SEED
+from pipeline.report.outcome import JobResult
 from pipeline.report.records import read_requests
-from pipeline.report.statistics import Interval
-from pipeline.report.table import Facts, Part, Table, number, show
-from pipeline.report.tradeoff import Point
+from pipeline.report.statistics import ConfidenceInterval
+from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, print_parts
+from pipeline.report.tradeoff import TradeoffPoint
 
-KILLED = "no result: the job was killed or is still running"
+NO_RESULT = "no result: the job was killed or is still running"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One job: what sets it apart (`choices`), its mean quality, and that minus the first job's on the same prompts."""
 
-    outcome: Outcome
+    result: JobResult
     choices: Mapping[str, str]
-    quality: Interval | None = None
-    difference: Interval | None = None
+    quality: ConfidenceInterval | None = None
+    difference: ConfidenceInterval | None = None
 
     @property
     def problem(self) -> str | None:
         """Why there is no result, on one line; None where there is one."""
-        if self.outcome.status == "complete":
+        if self.result.status == "complete":
             return None
-        words = " ".join((self.outcome.error or "").split())
-        return f"failed: {words or 'no reason was given'}" if self.outcome.status == "failed" else KILLED
+        words = " ".join((self.result.error or "").split())
+        return f"failed: {words or 'no reason was given'}" if self.result.status == "failed" else NO_RESULT
 
 
-def compare(sweep: Path) -> list[Row]:
+def compare_jobs(sweep: Path) -> list[ComparisonRow]:
     """A row for each job that ever started below the folder of a multirun, in the jobs' order."""
-    found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := outcome.read(folder))]
+    found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := outcome.read_result(folder))]
     found.sort(key=lambda one: (one.number is None, one.number or 0))
-    choices = differences([one.overrides for one in found])
-    scores = [_scores(one) for one in found]
+    choices = differing_overrides([one.overrides for one in found])
+    scores = [_quality_by_prompt(one) for one in found]
     first = next((one for one in scores if one), {})
     return [
-        Row(one, chosen, _interval(own), _paired(own, first) if own is not first else None)
+        ComparisonRow(one, chosen, _interval(own), _paired_interval(own, first) if own is not first else None)
         for one, chosen, own in zip(found, choices, scores, strict=True)
     ]
 
 
-def differences(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+def differing_overrides(overrides: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Per job the overrides in which the jobs differ, under the shortest names that tell them apart."""
     given = [dict(_split(one) for one in job) for job in overrides]
     keys = dict.fromkeys(key for job in given for key in job)
     differing = [key for key in keys if len({job.get(key) for job in given}) > 1]
-    return [{name: job.get(key, "-") for key, name in _short(differing).items()} for job in given]
+    return [{name: job.get(key, "-") for key, name in _shortest_names(differing).items()} for job in given]
 
 
 def _split(override: str) -> tuple[str, str]:
@@ -64,21 +64,21 @@ def _split(override: str) -> tuple[str, str]:
     return key, value
 
 
-def _short(keys: Sequence[str]) -> dict[str, str]:
+def _shortest_names(keys: Sequence[str]) -> dict[str, str]:
     """As few of a key's last parts as no other key ends with."""
-    return {key: next(name for name in _endings(key) if name == key or _is_alone(name, keys)) for key in keys}
+    return {key: next(name for name in _suffixes(key) if name == key or _is_unique(name, keys)) for key in keys}
 
 
-def _endings(key: str) -> list[str]:
+def _suffixes(key: str) -> list[str]:
     parts = key.split(".")
     return [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
 
 
-def _is_alone(name: str, keys: Sequence[str]) -> bool:
+def _is_unique(name: str, keys: Sequence[str]) -> bool:
     return sum(f".{key}".endswith(f".{name}") for key in keys) == 1
 
 
-def _scores(one: Outcome) -> dict[str, float]:
+def _quality_by_prompt(one: JobResult) -> dict[str, float]:
     """Mean quality by prompt; of nothing where the records are gone, which the caller then lacks an interval for."""
     if one.status != "complete" or not one.artifact:
         return {}
@@ -93,15 +93,15 @@ def _scores(one: Outcome) -> dict[str, float]:
     return {prompt: sum(values) / len(values) for prompt, values in sorted(scored.items())}
 
 
-def _interval(scores: Mapping[str, float]) -> Interval | None:
-    return statistics.mean_interval(list(scores.values()), seed=SEED) if scores else None
+def _interval(scores: Mapping[str, float]) -> ConfidenceInterval | None:
+    return statistics.mean_interval(list(scores.values()), seed=BOOTSTRAP_SEED) if scores else None
 
 
-def _paired(ours: Mapping[str, float], theirs: Mapping[str, float]) -> Interval | None:
+def _paired_interval(ours: Mapping[str, float], baseline: Mapping[str, float]) -> ConfidenceInterval | None:
     """None unless both served the same prompts: only those can be matched."""
-    if not ours or ours.keys() != theirs.keys():
+    if not ours or ours.keys() != baseline.keys():
         return None
-    return statistics.paired_interval(list(ours.values()), list(theirs.values()), seed=SEED)
+    return statistics.paired_interval(list(ours.values()), list(baseline.values()), seed=BOOTSTRAP_SEED)
 
 
 def _is_number(text: str) -> bool:
@@ -129,12 +129,12 @@ _COLUMNS: tuple[tuple[str, str, float], ...] = (
 )
 
 
-def parts(rows: Sequence[Row]) -> list[Part]:
+def comparison_parts(rows: Sequence[ComparisonRow]) -> list[ReportPart]:
     """What is printed: the table, and what its columns mean."""
-    metrics = {row.outcome.quality_metric for row in rows if row.quality}
+    metrics = {row.result.quality_metric for row in rows if row.quality}
     quality = metrics.pop() if len(metrics) == 1 else "quality"
     names = list(rows[0].choices) if rows else []
-    first = next((row.outcome.number for row in rows if row.quality), 0)
+    first = next((row.result.number for row in rows if row.quality), 0)
     headings = (
         "job",
         *names,
@@ -142,9 +142,9 @@ def parts(rows: Sequence[Row]) -> list[Part]:
         f"minus job {first}\n95 % interval",
         *(one[0] for one in _COLUMNS),
     )
-    table = Table(headings, tuple(_cells(row) for row in rows), labels=1 + len(names))
+    table = Table(headings, tuple(_cells(row) for row in rows), num_label_columns=1 + len(names))
     complete = sum(row.problem is None for row in rows)
-    return [f"{complete} of {len(rows)} jobs complete", table, Facts(_LEGEND)]
+    return [f"{complete} of {len(rows)} jobs complete", table, LabelledTexts(_LEGEND)]
 
 
 _LEGEND = (
@@ -157,42 +157,42 @@ _LEGEND = (
 )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    number_ = "-" if row.outcome.number is None else str(row.outcome.number)
+def _cells(row: ComparisonRow) -> tuple[str, ...]:
+    number_ = "-" if row.result.number is None else str(row.result.number)
     labels = (number_, *row.choices.values())
     if row.problem:
         return (*labels, row.problem)
-    metrics = row.outcome.metrics
-    values = (number(scale * metrics[key]) if key in metrics else "-" for _, key, scale in _COLUMNS)
-    return (*labels, _span(row.quality, ""), _span(row.difference, "+"), *values)
+    metrics = row.result.metrics
+    values = (format_number(scale * metrics[key]) if key in metrics else "-" for _, key, scale in _COLUMNS)
+    return (*labels, _format_interval(row.quality, ""), _format_interval(row.difference, "+"), *values)
 
 
-def _span(interval: Interval | None, sign: str) -> str:
+def _format_interval(interval: ConfidenceInterval | None, sign: str) -> str:
     if interval is None:
         return "-"
     return f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]"
 
 
-def print_table(sweep: Path, file: TextIO) -> list[Row]:
+def print_table(sweep: Path, file: TextIO) -> list[ComparisonRow]:
     """Print the comparison of the jobs below `sweep`, also of one that was interrupted; its rows."""
-    rows = compare(sweep)
-    show(parts(rows), file)
+    rows = compare_jobs(sweep)
+    print_parts(comparison_parts(rows), file)
     return rows
 
 
-def write(rows: Sequence[Row], path: Path) -> Path:
+def write_csv(rows: Sequence[ComparisonRow], path: Path) -> Path:
     """comparison.csv: a row a job with its status, choices, intervals and every metric."""
     records = [_record(row) for row in rows]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    fingerprint.replace(path, text.getvalue())
+    fingerprint.write_atomic(path, text.getvalue())
     return path
 
 
-def _record(row: Row) -> dict[str, object]:
-    one = row.outcome
+def _record(row: ComparisonRow) -> dict[str, object]:
+    one = row.result
     spans = {"quality": row.quality, "difference": row.difference}
     bounds = {
         f"{name}_{end}": getattr(span, end) for name, span in spans.items() if span for end in ("mean", "low", "high")
@@ -201,20 +201,20 @@ def _record(row: Row) -> dict[str, object]:
     return {**head, **row.choices, **bounds, **one.metrics, "digest": one.digest, "run_id": one.run_id}
 
 
-def points(rows: Sequence[Row]) -> list[Point]:
+def tradeoff_points(rows: Sequence[ComparisonRow]) -> list[TradeoffPoint]:
     """The complete jobs that have a quality, for the trade-off figure.
 
     Choices that are numbers (a budget) are points on one line, all others (a policy, a link) are lines of their own.
     """
-    return [_point(row, row.quality) for row in rows if row.quality]
+    return [_tradeoff_point(row, row.quality) for row in rows if row.quality]
 
 
-def _point(row: Row, quality: Interval) -> Point:
+def _tradeoff_point(row: ComparisonRow, quality: ConfidenceInterval) -> TradeoffPoint:
     given = [value for name, value in row.choices.items() if name != "policy" and value != "-"]
-    group = ", ".join([row.outcome.policy, *(value for value in given if not _is_number(value))])
+    group = ", ".join([row.result.policy, *(value for value in given if not _is_number(value))])
     label = ", ".join(filter(_is_number, given))
-    metrics = row.outcome.metrics
-    return Point(
+    metrics = row.result.metrics
+    return TradeoffPoint(
         group, label, quality.mean, quality.low, quality.high, metrics.get("offloading/token_share"),
         metrics.get("latency/tbt_s/mean"), metrics.get("cost/verified_s"),
     )  # fmt: skip

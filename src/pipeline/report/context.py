@@ -52,10 +52,10 @@ class JobContext:
         """The policy's name."""
         return str(self.config.get("policy", {}).get("name", "job"))
 
-    def find(self, place: str) -> Any:
+    def config_value(self, path: str) -> Any:
         """The value at a dotted place of the configuration, or None."""
         node: Any = self.config
-        for key in place.split("."):
+        for key in path.split("."):
             node = node.get(key) if isinstance(node, Mapping) else None
         return node
 

@@ -14,36 +14,40 @@ How a request's time and tokens are divided between the device and those it asks
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.report.records import Served
+from pipeline.report.records import RequestRecord
 
-CLOUD_WROTE = ("corrected", "bonus", "cloud")
+CLOUD_ORIGINS = ("corrected", "bonus", "cloud")
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CloudCost:
     """The estimate under both readings of W, in seconds of a whole Llama-2-70B's worth of GPUs per token.
 
     None where the packing factor is not known, or no request had a gap between tokens.
     """
 
     w_verified: float
-    w_written: float
+    w_generated: float
     verified_s: float | None
-    written_s: float | None
+    generated_s: float | None
 
 
-def estimate(origins: Mapping[str, int], judged: int, tbt_s: float | None, packing_factor: float | None) -> Cost:
+def estimate_cost(
+    origins: Mapping[str, int], num_verified: int, tbt_s: float | None, packing_factor: float | None
+) -> CloudCost:
     """From the tokens of the text by origin, drafts judged by the cloud, mean TBT and the packing factor."""
-    written = sum(origins[origin] for origin in CLOUD_WROTE)
+    written = sum(origins[origin] for origin in CLOUD_ORIGINS)
     tokens = max(1, sum(origins.values()))
-    w_verified, w_written = (judged + written) / tokens, written / tokens
+    w_verified, w_written = (num_verified + written) / tokens, written / tokens
     known = tbt_s is not None and packing_factor
     scale_s = tbt_s / packing_factor if tbt_s is not None and packing_factor else 0.0
-    return Cost(w_verified, w_written, scale_s * w_verified if known else None, scale_s * w_written if known else None)
+    return CloudCost(
+        w_verified, w_written, scale_s * w_verified if known else None, scale_s * w_written if known else None
+    )
 
 
 @dataclass(frozen=True)
-class Division:
+class TimeBreakdown:
     """Means of a request; None where nobody was asked, or no token is a device's own.
 
     device_s        its chip is at work (token routing, Table 1: SLM inference time)
@@ -54,18 +58,18 @@ class Division:
     """
 
     device_s: float
-    elsewhere_s: float
-    call_s: float | None
-    device_token_s: float | None
+    remote_s: float
+    remote_s_per_call: float | None
+    device_s_per_token: float | None
     cloud_tokens: float
 
 
-def divided(requests: Sequence[Served]) -> Division:
+def time_breakdown(requests: Sequence[RequestRecord]) -> TimeBreakdown:
     """Of these requests."""
     n, device_s = len(requests), sum(request.device_busy_s for request in requests)
-    elsewhere_s = sum(map(apart_s, requests))
-    asked = sum(request.chunks_asked for request in requests)
-    return Division(
+    elsewhere_s = sum(map(remote_s, requests))
+    asked = sum(request.chunks_offloaded for request in requests)
+    return TimeBreakdown(
         device_s / n,
         elsewhere_s / n,
         elsewhere_s / asked if asked else None,
@@ -74,14 +78,14 @@ def divided(requests: Sequence[Served]) -> Division:
     )
 
 
-def apart_s(request: Served) -> float:
+def remote_s(request: RequestRecord) -> float:
     """Of its service, what its device's chip was not at work."""
     return max(0.0, (request.service_s or 0.0) - request.device_busy_s)
 
 
-def device_tokens(request: Served) -> int:
+def device_tokens(request: RequestRecord) -> int:
     return len(request.tokens) - cloud_tokens(request)
 
 
-def cloud_tokens(request: Served) -> int:
-    return sum(origin in CLOUD_WROTE for origin in request.origins)
+def cloud_tokens(request: RequestRecord) -> int:
+    return sum(origin in CLOUD_ORIGINS for origin in request.origins)

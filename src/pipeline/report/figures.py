@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.report import plot_style
-from pipeline.report.plot_style import COLOURS, FAINT, INK
-from pipeline.report.records import Piece, Records, Served
+from pipeline.report.plot_style import COLOURS, MUTED_COLOUR, TEXT_COLOUR
+from pipeline.report.records import Records, RequestRecord, TimelineSpan
 from pipeline.report.statistics import percentile
 
 if TYPE_CHECKING:
@@ -22,59 +22,59 @@ LANES = {
     "decode": ("cloud decodes", "#c2417c"),
     "downlink": ("downlink", "#2f9e6e"),
 }
-_SEEN = "user sees"
-_ROUNDS_SHOWN = 12
-_MARKED = (0.5, 0.9, 0.99)
+_USER_LANE = "user sees"
+_MAX_ROUNDS = 12
+_MARKED_PERCENTILES = (0.5, 0.9, 0.99)
 
 
-def latency(records: Records, path: Path) -> Path:
+def draw_latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
-    figure = plot_style.blank(9.0, 3.4)
+    figure = plot_style.create_figure(9.0, 3.4)
     ttfts, tbts = ([getattr(request, name) for request in records.requests] for name in ("ttft_s", "mean_tbt_s"))
-    _ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
-    _ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
-    return plot_style.save(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
+    _draw_ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
+    _draw_ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
+    return plot_style.save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
-def _ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
+def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
     ranked = sorted(1000 * value for value in values_s if value is not None)
-    axes.set_title(title, loc="left", fontsize=10, color=INK)
-    plot_style.label(axes, "ms", "share of requests")
+    axes.set_title(title, loc="left", fontsize=10, color=TEXT_COLOUR)
+    plot_style.style_axes(axes, "ms", "share of requests")
     axes.set_ylim(0, 1.04)
     if not ranked:
-        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=FAINT)
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=MUTED_COLOUR)
         return
     shares = [(index + 1) / len(ranked) for index in range(len(ranked))]
     axes.step([ranked[0], *ranked], [0.0, *shares], where="post", color=colour, linewidth=1.8)
     left, right = axes.get_xlim()
     axes.set_xlim(min(left, 0.0) if ranked[0] < right / 3 else left, right + 0.14 * (right - left))
-    for share in _MARKED:
+    for share in _MARKED_PERCENTILES:
         value = percentile(ranked, share)
         axes.plot([value], [share], "o", color=colour, markersize=4)
         label = f"p{100 * share:.0f}  {value:,.0f}" if value >= 100 else f"p{100 * share:.0f}  {value:.1f}"
-        axes.annotate(label, (value, share), (6, -9), textcoords="offset points", fontsize=8, color=INK)
+        axes.annotate(label, (value, share), (6, -9), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
 
 
-def timeline(records: Records, path: Path) -> Path:
+def draw_timeline(records: Records, path: Path) -> Path:
     """The time line of one typical request: drafting, link, queue, verification, and when the user saw each token."""
-    request = typical(records)
-    pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_begin)
-    until_s = _shown_until(pieces, request)
+    request = typical_request(records)
+    pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_start_order)
+    until_s = _end_of_axis(pieces, request)
     lanes = [lane for lane in LANES if any(piece.lane == lane for piece in pieces)]
-    figure = plot_style.blank(9.5, 1.5 + 0.42 * (len(lanes) + 1))
+    figure = plot_style.create_figure(9.5, 1.5 + 0.42 * (len(lanes) + 1))
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
-        _lane(axes, row, [piece for piece in pieces if piece.lane == lane], request, until_s)
-    _seen(axes, len(lanes), request, until_s)
-    axes.set_yticks(range(len(lanes) + 1), [LANES[lane][0] for lane in lanes] + [_SEEN])
+        _draw_lane(axes, row, [piece for piece in pieces if piece.lane == lane], request, until_s)
+    _draw_token_times(axes, len(lanes), request, until_s)
+    axes.set_yticks(range(len(lanes) + 1), [LANES[lane][0] for lane in lanes] + [_USER_LANE])
     axes.set_ylim(len(lanes) + 0.6, -0.6)
     axes.set_xlim(0, 1000 * (until_s - request.arrived_s))
-    plot_style.label(axes, "ms since the request arrived", "")
+    plot_style.style_axes(axes, "ms since the request arrived", "")
     axes.grid(visible=False, axis="y")
-    return plot_style.save(figure, path, _story(records, request, until_s))
+    return plot_style.save_figure(figure, path, _timeline_title(records, request, until_s))
 
 
-def typical(records: Records) -> Served:
+def typical_request(records: Records) -> RequestRecord:
     """Among the complete requests that used the cloud (else all complete ones, else all), the median end to end."""
     used = {piece.request for piece in records.timeline if piece.lane in ("prefill", "verify", "decode")}
     complete = [request for request in records.requests if request.complete]
@@ -83,25 +83,25 @@ def typical(records: Records) -> Served:
     return ranked[(len(ranked) - 1) // 2]
 
 
-def _begin(piece: Piece) -> tuple[float, str]:
-    return piece.begin_s, piece.lane
+def _start_order(piece: TimelineSpan) -> tuple[float, str]:
+    return piece.start_s, piece.lane
 
 
-def _shown_until(pieces: Sequence[Piece], request: Served) -> float:
+def _end_of_axis(pieces: Sequence[TimelineSpan], request: RequestRecord) -> float:
     """The end, or where a long story has shown enough rounds with the cloud (without any: drafts) to be read."""
-    ends_s = [*(piece.end_s for piece in pieces), *request.seen_s]
+    ends_s = [*(piece.end_s for piece in pieces), *request.token_times_s]
     ends_s.append(request.ended_s or request.arrived_s)
     lane = "downlink" if any(piece.lane == "downlink" for piece in pieces) else "draft"
     rounds = [piece for piece in pieces if piece.lane == lane]
     whole_s = max(*ends_s, request.arrived_s + 0.001)
-    return rounds[_ROUNDS_SHOWN - 1].end_s if len(rounds) > _ROUNDS_SHOWN else whole_s
+    return rounds[_MAX_ROUNDS - 1].end_s if len(rounds) > _MAX_ROUNDS else whole_s
 
 
-def _lane(axes: "Axes", row: int, pieces: Sequence[Piece], request: Served, until_s: float) -> None:
+def _draw_lane(axes: "Axes", row: int, pieces: Sequence[TimelineSpan], request: RequestRecord, until_s: float) -> None:
     colour = LANES[pieces[0].lane][1]
     scale = 1000.0
-    shown = [piece for piece in pieces if piece.begin_s < until_s]
-    spans = [(scale * (one.begin_s - request.arrived_s), scale * (one.end_s - one.begin_s)) for one in shown]
+    shown = [piece for piece in pieces if piece.start_s < until_s]
+    spans = [(scale * (one.start_s - request.arrived_s), scale * (one.end_s - one.start_s)) for one in shown]
     axes.broken_barh(spans, (row - 0.34, 0.68), facecolors=colour, edgecolors="white", linewidth=0.6)
     wide = 0.02 * scale * (until_s - request.arrived_s)
     for (begin, width), piece in zip(spans, shown, strict=True):
@@ -109,10 +109,10 @@ def _lane(axes: "Axes", row: int, pieces: Sequence[Piece], request: Served, unti
             axes.text(begin + width / 2, row, str(piece.amount), ha="center", va="center", fontsize=7.5, color="white")
 
 
-def _seen(axes: "Axes", row: int, request: Served, until_s: float) -> None:
+def _draw_token_times(axes: "Axes", row: int, request: RequestRecord, until_s: float) -> None:
     """How many tokens the user saw at each moment; in the cloud's colour where it judged or wrote one of them."""
     moments: dict[float, list[str]] = defaultdict(list)
-    for seen_s, origin in zip(request.seen_s, request.origins, strict=True):
+    for seen_s, origin in zip(request.token_times_s, request.origins, strict=True):
         moments[seen_s].append(origin)
     lately_s = 0.012 * (until_s - request.arrived_s)
     written_s = -lately_s
@@ -122,12 +122,12 @@ def _seen(axes: "Axes", row: int, request: Served, until_s: float) -> None:
         if seen_s <= until_s:
             axes.vlines(at, row - 0.34, row + 0.05, color=LANES["draft" if alone else "verify"][1], linewidth=1.8)
         if seen_s <= until_s and seen_s - written_s > lately_s:
-            axes.text(at, row + 0.14, str(len(origins)), ha="center", va="top", fontsize=7.5, color=INK)
+            axes.text(at, row + 0.14, str(len(origins)), ha="center", va="top", fontsize=7.5, color=TEXT_COLOUR)
             written_s = seen_s
 
 
-def _story(records: Records, request: Served, until_s: float) -> str:
-    total_s = max([until_s, *request.seen_s]) - request.arrived_s
+def _timeline_title(records: Records, request: RequestRecord, until_s: float) -> str:
+    total_s = max([until_s, *request.token_times_s]) - request.arrived_s
     shown_s = until_s - request.arrived_s
     part = f", its first {shown_s:.2f} s of {total_s:.2f}" if shown_s < 0.99 * total_s else ""
     tokens = f"{request.prompt_tokens} tokens in, {len(request.tokens)} out"

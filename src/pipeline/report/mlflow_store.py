@@ -26,45 +26,45 @@ KEY_CHARS = 250
 VALUE_CHARS = 6000
 MASK = "***"
 
-_SECRET = re.compile(
+_SECRET_KEY = re.compile(
     r"(^|[^a-z])(api|auth|private|access)?(key|token|password|passwd|secret|credentials?|bearer)([^a-z]|$)"
 )
 _LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+_FORBIDDEN_CHARS = re.compile(r"[^\w\-. :/]")
 
 
-def masked(node: Any, key: str = "") -> Any:
+def mask_secrets(node: Any, key: str = "") -> Any:
     """The same plain data, with values whose key looks like a secret, and logins in addresses, replaced by `***`."""
-    if node is not None and not isinstance(node, bool) and _SECRET.search(key.lower()):
+    if node is not None and not isinstance(node, bool) and _SECRET_KEY.search(key.lower()):
         return MASK
     if isinstance(node, Mapping):
-        return {str(name): masked(value, str(name)) for name, value in node.items()}
+        return {str(name): mask_secrets(value, str(name)) for name, value in node.items()}
     if isinstance(node, list | tuple):
-        return [masked(value) for value in node]
+        return [mask_secrets(value) for value in node]
     return _LOGIN.sub(MASK, node) if isinstance(node, str) else node
 
 
-def masked_override(override: str) -> str:
+def mask_override(override: str) -> str:
     """`key=value` with the value masked as `masked` does."""
     key, equals, value = override.partition("=")
-    return f"{key}{equals}{masked(value, key.rpartition('.')[2])}" if equals else override
+    return f"{key}{equals}{mask_secrets(value, key.rpartition('.')[2])}" if equals else override
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, str]:
+def flatten(config: Mapping[str, Any]) -> dict[str, str]:
     """Masked leaves by dotted key; lists of plain values stay whole, and what is too long for MLflow is cut."""
-    return dict(_leaves(masked(config), ""))
+    return dict(_flat_items(mask_secrets(config), ""))
 
 
-def _leaves(node: Any, place: str) -> Iterator[tuple[str, str]]:
+def _flat_items(node: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(node, dict) and node:
         for key, value in node.items():
-            yield from _leaves(value, f"{place}.{key}".lstrip("."))
+            yield from _flat_items(value, f"{place}.{key}".lstrip("."))
     elif isinstance(node, list) and any(isinstance(item, dict | list) for item in node):
         for index, item in enumerate(node):
-            yield from _leaves(item, f"{place}.{index}")
+            yield from _flat_items(item, f"{place}.{index}")
     else:
         text = node if isinstance(node, str) else json.dumps(node, ensure_ascii=False, default=str)
-        yield _FORBIDDEN.sub("_", place)[:KEY_CHARS], _cut(text)
+        yield _FORBIDDEN_CHARS.sub("_", place)[:KEY_CHARS], _cut(text)
 
 
 def _cut(text: str) -> str:
@@ -75,10 +75,10 @@ OFF = "none"
 _SQLITE = "sqlite:///"
 _SERVERS = ("http://", "https://")
 _SCHEMES = (_SQLITE, *_SERVERS, "postgresql", "mysql", "mssql")
-_COMPARED_AT_MOST = 24
+_MAX_COMPARED_RUNS = 24
 """Runs that one address names; a longer one is refused by browsers and terminals."""
 
-_SETTINGS = {
+_MLFLOW_ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # 7 by default: minutes of silence where a server is down
@@ -100,7 +100,7 @@ class Tracking:
     def __post_init__(self) -> None:
         if self.uri not in (None, OFF) and not str(self.uri).startswith(_SCHEMES):
             raise ValueError(
-                f"tracking.uri is {masked(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log nothing), "
+                f"tracking.uri is {mask_secrets(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log nothing), "
                 "the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, mysql://, "
                 "mssql://. MLflow no longer has a store of plain files."
             )
@@ -108,7 +108,7 @@ class Tracking:
             raise ValueError("tracking.experiment is empty; name the MLflow experiment that the runs go to.")
 
     @property
-    def is_on(self) -> bool:
+    def enabled(self) -> bool:
         return self.uri != OFF
 
     @property
@@ -126,16 +126,16 @@ class Tracking:
         """A client and the experiment's id. Creates what is missing, one process at a time: a database that several
         processes migrate at once is left broken.
         """
-        with _quiet(), self._alone():
+        with _silence_mlflow(), self._database_lock():
             from mlflow.tracking import MlflowClient
 
             for name in ("mlflow", "alembic"):  # both say on standard error what they do to the database
                 logging.getLogger(name).setLevel(logging.ERROR)
             client = MlflowClient(self.address, self.address)
             found = client.get_experiment_by_name(self.experiment)
-            return client, found.experiment_id if found else self._create(client)
+            return client, found.experiment_id if found else self._create_experiment(client)
 
-    def _create(self, client: "MlflowClient") -> str:
+    def _create_experiment(self, client: "MlflowClient") -> str:
         from mlflow.exceptions import MlflowException
 
         place = None if self.address.startswith(_SERVERS) else (Path(self.outputs).absolute() / "mlflow").as_uri()
@@ -147,7 +147,7 @@ class Tracking:
                 raise
             return str(found.experiment_id)
 
-    def _alone(self) -> "AbstractContextManager[Any]":
+    def _database_lock(self) -> "AbstractContextManager[Any]":
         from filelock import FileLock
 
         if not self.database:
@@ -155,50 +155,50 @@ class Tracking:
         self.database.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(f"{self.database}.lock")
 
-    def link(self, experiment_id: str, run_ids: Sequence[str]) -> str:
+    def ui_hint(self, experiment_id: str, run_ids: Sequence[str]) -> str:
         """The line that tells how to open the MLflow UI on exactly these runs."""
         place = f"/#/experiments/{experiment_id}/runs"
         if len(run_ids) == 1:
             place += f"/{run_ids[0]}"
-        elif 1 < len(run_ids) <= _COMPARED_AT_MOST:
-            place = f"/#/compare-runs?runs={_listed(run_ids)}&experiments={_listed([experiment_id])}"
+        elif 1 < len(run_ids) <= _MAX_COMPARED_RUNS:
+            place = f"/#/compare-runs?runs={_url_list(run_ids)}&experiments={_url_list([experiment_id])}"
         if self.address.startswith(_SERVERS):
-            return f"MLflow: open {masked(self.address).rstrip('/')}{place}"
-        command = f"{_mlflow()} ui --backend-store-uri {shlex.quote(masked(self.address))} --host 127.0.0.1 --port 5000"
+            return f"MLflow: open {mask_secrets(self.address).rstrip('/')}{place}"
+        command = f"{_mlflow_command()} ui --backend-store-uri {shlex.quote(mask_secrets(self.address))} --host 127.0.0.1 --port 5000"
         return f"MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command} # then open http://127.0.0.1:5000{place}"
 
 
 @contextmanager
-def guarded(tracking: Tracking, say: Callable[[str], None]) -> Iterator[None]:
+def tolerate_mlflow_errors(tracking: Tracking, report: Callable[[str], None]) -> Iterator[None]:
     """Run what logs to MLflow without its chatter. What goes wrong is said once and loses nothing but the logging."""
-    with _quiet():
+    with _silence_mlflow():
         try:
             yield
         except Exception as problem:  # whatever a store or server may raise: a finished job is not lost for it
             lines = str(problem).strip().splitlines()
-            reason = f"{type(problem).__name__}: {masked(lines[0])[:300]}" if lines else type(problem).__name__
-            say(
-                f"MLflow: could not log to {masked(tracking.address)} ({reason}). "
+            reason = f"{type(problem).__name__}: {mask_secrets(lines[0])[:300]}" if lines else type(problem).__name__
+            report(
+                f"MLflow: could not log to {mask_secrets(tracking.address)} ({reason}). "
                 "Tables, records and figures are written all the same. Set tracking.uri to a store that works, or to "
                 f"{OFF}, and run the same command again: what was served is cached."
             )
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _silence_mlflow() -> Iterator[None]:
     """MLflow's settings, unless the user has set them, and none of the warnings of what it is built on."""
-    for name, value in _SETTINGS.items():
+    for name, value in _MLFLOW_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _listed(names: Sequence[str]) -> str:
+def _url_list(names: Sequence[str]) -> str:
     return quote("[" + ",".join(f'"{name}"' for name in names) + "]")
 
 
-def _mlflow() -> str:
+def _mlflow_command() -> str:
     """The command beside this Python, which need not be on the PATH."""
     beside = Path(sys.executable).with_name("mlflow")
     if not beside.exists():

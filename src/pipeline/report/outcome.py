@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from pipeline.artifacts import fingerprint
 from pipeline.report.context import JobContext
-from pipeline.report.mlflow_store import masked_override
+from pipeline.report.mlflow_store import mask_override
 
-NAME = "job.json"
+JOB_FILE = "job.json"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class JobResult:
     """Status and result of a job; `running`, said of a job that nobody runs any more: it was killed."""
 
     status: Literal["running", "complete", "failed"]
@@ -26,31 +26,31 @@ class Outcome:
     lossless: bool = False
     quality_metric: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """`Summary.metrics`."""
+    """`JobSummary.metrics`."""
     run_id: str | None = None
     """Of MLflow."""
     error: str | None = None
 
     def write(self, folder: Path) -> None:
-        fingerprint.replace(folder / NAME, json.dumps(asdict(self), indent=1) + "\n")
+        fingerprint.write_atomic(folder / JOB_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
-def begun(context: JobContext) -> Outcome:
+def running_result(context: JobContext) -> JobResult:
     """The outcome of a job that has just started."""
-    overrides = tuple(map(masked_override, context.overrides))
-    return Outcome("running", context.number, context.policy, overrides, context.digest)
+    overrides = tuple(map(mask_override, context.overrides))
+    return JobResult("running", context.number, context.policy, overrides, context.digest)
 
 
-def read(folder: Path) -> Outcome | None:
+def read_result(folder: Path) -> JobResult | None:
     """What became of the job of this folder; None where no job ever started."""
     try:
-        found: dict[str, Any] = json.loads((folder / NAME).read_text(encoding="utf-8"))
-        return Outcome(**found | {"overrides": tuple(found["overrides"])})
+        found: dict[str, Any] = json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+        return JobResult(**found | {"overrides": tuple(found["overrides"])})
     except (OSError, ValueError, TypeError, KeyError):
         return _from_hydra(folder)
 
 
-def _from_hydra(folder: Path) -> Outcome | None:
+def _from_hydra(folder: Path) -> JobResult | None:
     """A job that was killed before it wrote anything, from what Hydra notes before it calls a job."""
     import yaml
 
@@ -59,4 +59,4 @@ def _from_hydra(folder: Path) -> Outcome | None:
     except (OSError, yaml.YAMLError):
         return None
     number = int(folder.name) if folder.name.isdigit() else None
-    return Outcome("running", number, overrides=tuple(map(masked_override, map(str, overrides or ()))))
+    return JobResult("running", number, overrides=tuple(map(mask_override, map(str, overrides or ()))))

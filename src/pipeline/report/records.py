@@ -18,7 +18,7 @@ ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
 """Who wrote a token: the device (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud in
 place of a rejected draft, after a fully accepted one, or without any draft."""
 
-Row = TypeVar("Row")
+RecordT = TypeVar("RecordT")
 
 
 class RecordsError(UserError):
@@ -26,8 +26,8 @@ class RecordsError(UserError):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
-    """One request; times are seconds of the run's clock, `seen_s` one for each token that the user saw."""
+class RequestRecord:
+    """One request; times are seconds of the run's clock, `token_times_s` one for each token that the user saw."""
 
     request: str
     prompt_id: str
@@ -44,45 +44,47 @@ class Served:
     text: str
     origins: list[str]
     arrived_s: float
-    begun_s: float | None
+    started_s: float | None
     ended_s: float | None
-    seen_s: list[float]
+    token_times_s: list[float]
     ttft_s: float | None
     tbt_s: list[float]
     drafted: int
-    sent: int
+    drafts_verified: int
     """Drafted tokens that the cloud judged."""
-    accepted: int
-    wasted: int
+    drafts_accepted: int
+    drafts_unused: int
     """Drafted tokens that are not in the text."""
-    exited: int
+    early_exit_tokens: int
     """Drafted tokens that were read off before the last layer."""
-    depth: float
+    layer_share_sum: float
     """Of all drafted tokens the share of the layers that had run, summed."""
-    guesses: int
-    """Verdicts that the device prepared for; in `position_hits` of them it knew where, in `hits` what would follow."""
-    position_hits: int
-    hits: int
-    stalled_link_s: float | None
+    lookahead_attempts: int
+    """Verdicts that the device prepared for; in `lookahead_position_hits` of them it knew where, in `lookahead_hits`
+    what would follow.
+    """
+    lookahead_position_hits: int
+    lookahead_hits: int
+    link_stall_s: float | None
     """The device stood still, because of the link, because of the cloud; None without a time line (runtime.detail)."""
-    stalled_cloud_s: float | None
-    cloud_resident_s: float | None
+    cloud_stall_s: float | None
+    cloud_residence_s: float | None
     """Its questions waited or were computed in the cloud; None without a time line."""
     chunks: int
-    chunks_asked: int
+    chunks_offloaded: int
     uplink_nbytes: int
     downlink_nbytes: int
     uplink_messages: int
     device_busy_s: float
     cloud_busy_s: float
-    cloud_rows: int
-    cloud_wait_s: float
+    cloud_forward_tokens: int
+    cloud_queue_s: float
     device_energy_j: float | None
     cloud_energy_j: float | None
     quality: float | None
     rouge_1: float | None
     finished: bool
-    discarded: int = 0
+    discarded_tokens: int = 0
     """Tokens that a stop rule looked at and dropped before anything was sent."""
     draft_s: float = 0.0
     """How long the device wrote drafts."""
@@ -99,18 +101,18 @@ class Served:
     @property
     def service_s(self) -> float | None:
         """Since the device turned to it."""
-        return None if self.ended_s is None or self.begun_s is None else self.ended_s - self.begun_s
+        return None if self.ended_s is None or self.started_s is None else self.ended_s - self.started_s
 
     @property
-    def token_s(self) -> float | None:
+    def service_s_per_token(self) -> float | None:
         """Of its service for each token; unlike the gaps it does not depend on how many tokens are shown at once."""
         return None if self.service_s is None or not self.tokens else self.service_s / len(self.tokens)
 
     @property
     def verification_s(self) -> float | None:
         """In the cloud for each verification; None where none was asked for, or no time line kept."""
-        known = self.cloud_resident_s is not None and self.chunks_asked
-        return (self.cloud_resident_s or 0.0) / self.chunks_asked if known else None
+        known = self.cloud_residence_s is not None and self.chunks_offloaded
+        return (self.cloud_residence_s or 0.0) / self.chunks_offloaded if known else None
 
     @property
     def mean_tbt_s(self) -> float | None:
@@ -119,23 +121,23 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TimelineSpan:
     """One piece of a request's time line; `amount` is tokens, or bytes on the link's lanes."""
 
     request: str
     lane: str
-    begin_s: float
+    start_s: float
     end_s: float
     amount: int
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
-    """One draft of `n` tokens at position `at`; `accepted` is None where it was kept unasked."""
+class ChunkRecord:
+    """One draft of `num_tokens` tokens at position `position`; `accepted` is None where it was kept unasked."""
 
     request: str
-    at: int
-    n: int
+    position: int
+    num_tokens: int
     accepted: int | None
     confidence: float | None
     importance: float | None
@@ -150,7 +152,7 @@ class PackingFactor:
 
 
 @dataclass(frozen=True)
-class Meta:
+class RunMetadata:
     """What the records stand for. `timing` says for each side which latency coefficients made the time."""
 
     policy: str
@@ -166,7 +168,7 @@ class Meta:
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """How busy and how full the nodes of each tier were; empty where a testbed has none."""
     seed: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    raw: Mapping[str, Any] = field(default_factory=dict)
     """All of meta.json."""
 
 
@@ -174,10 +176,10 @@ class Meta:
 class Records:
     """A whole `serve` artifact, in memory."""
 
-    requests: tuple[Served, ...]
-    timeline: tuple[Piece, ...]
-    chunks: tuple[Chunk, ...]
-    meta: Meta
+    requests: tuple[RequestRecord, ...]
+    timeline: tuple[TimelineSpan, ...]
+    chunks: tuple[ChunkRecord, ...]
+    meta: RunMetadata
 
     @classmethod
     def read(cls, artifact: Path) -> "Records":
@@ -185,16 +187,21 @@ class Records:
         requests = tuple(read_requests(artifact))
         if not requests:
             raise RecordsError(f"{artifact} holds no request: nothing was served, so there is nothing to report.")
-        timeline = _rows(artifact / "timeline.parquet", Piece)
-        return cls(requests, tuple(timeline), tuple(_rows(artifact / "chunks.parquet", Chunk)), _meta(artifact))
+        timeline = _read_parquet(artifact / "timeline.parquet", TimelineSpan)
+        return cls(
+            requests,
+            tuple(timeline),
+            tuple(_read_parquet(artifact / "chunks.parquet", ChunkRecord)),
+            _read_metadata(artifact),
+        )
 
 
-def read_requests(artifact: Path) -> list[Served]:
+def read_requests(artifact: Path) -> list[RequestRecord]:
     """The requests alone. Raises RecordsError as `Records.read` does."""
-    return _rows(artifact / "requests.parquet", Served)
+    return _read_parquet(artifact / "requests.parquet", RequestRecord)
 
 
-def _rows(path: Path, kind: type[Row]) -> list[Row]:
+def _read_parquet(path: Path, kind: type[RecordT]) -> list[RecordT]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -204,32 +211,32 @@ def _rows(path: Path, kind: type[Row]) -> list[Row]:
         lacking = sorted(set(names) - set(file.schema_arrow.names))
         rows = [] if lacking else file.read(columns=names).to_pylist()
     except (OSError, pa.ArrowException) as error:
-        raise _broken(path, str(error)) from error
+        raise _unreadable(path, str(error)) from error
     if lacking:
-        raise _broken(path, f"it lacks the columns {', '.join(lacking)}")
+        raise _unreadable(path, f"it lacks the columns {', '.join(lacking)}")
     return [kind(**row) for row in rows]
 
 
-def _meta(artifact: Path) -> Meta:
+def _read_metadata(artifact: Path) -> RunMetadata:
     path = artifact / "meta.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        chosen = {one.name: found[one.name] for one in fields(Meta) if one.name in found and one.name != "more"}
-        lacking = [one.name for one in fields(Meta) if _is_needed(one) and one.name not in chosen]
+        chosen = {one.name: found[one.name] for one in fields(RunMetadata) if one.name in found and one.name != "more"}
+        lacking = [one.name for one in fields(RunMetadata) if _is_needed(one) and one.name not in chosen]
     except (OSError, ValueError) as error:
-        raise _broken(path, str(error)) from error
+        raise _unreadable(path, str(error)) from error
     if lacking:
-        raise _broken(path, f"it lacks {', '.join(lacking)}")
+        raise _unreadable(path, f"it lacks {', '.join(lacking)}")
     factor = chosen.get("packing_factor")
     chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
-    return Meta(**chosen | {"notes": tuple(chosen.get("notes", ())), "more": found})
+    return RunMetadata(**chosen | {"notes": tuple(chosen.get("notes", ())), "more": found})
 
 
 def _is_needed(one: Any) -> bool:
     return one.default is MISSING and one.default_factory is MISSING
 
 
-def _broken(path: Path, problem: str) -> RecordsError:
+def _unreadable(path: Path, problem: str) -> RecordsError:
     return RecordsError(
         f"{path} cannot be read as the record of a served workload: {problem}. If it was damaged, remove the folder "
         f"{path.parent} and run the same command again; nothing else is repeated."

@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from pipeline.report.records import Served
+from pipeline.report.records import RequestRecord
 from pipeline.report.statistics import percentile
 
 
 @dataclass(frozen=True, slots=True)
-class SloOutcome:
+class SloCompliance:
     """One class: how many requests it had, and the share of them for which the promise was broken."""
 
     requests: int
     violation_rate: float
 
 
-def tokens_per_s(request: Served) -> float:
+def tokens_per_s(request: RequestRecord) -> float:
     """Token speed from the first to the last token that the user saw; a text of one token has no speed to break."""
-    gaps = len(request.seen_s) - 1
-    duration_s = request.seen_s[-1] - request.seen_s[0] if gaps > 0 else 0.0
+    gaps = len(request.token_times_s) - 1
+    duration_s = request.token_times_s[-1] - request.token_times_s[0] if gaps > 0 else 0.0
     return gaps / duration_s if duration_s > 0 else inf
 
 
-def met(request: Served) -> bool:
+def meets_slo(request: RequestRecord) -> bool:
     """Complete, and within its class's speed and first-token time as far as there are any (WISP, section 5.1)."""
     slow = request.slo_tokens_per_s is not None and tokens_per_s(request) < request.slo_tokens_per_s
     promised_s = inf if request.slo_ttft_s is None else request.slo_ttft_s
@@ -35,22 +35,22 @@ def met(request: Served) -> bool:
     return request.complete and not slow and not late
 
 
-def by_class(requests: Sequence[Served]) -> dict[str, SloOutcome]:
+def by_slo_class(requests: Sequence[RequestRecord]) -> dict[str, SloCompliance]:
     """Per class, by name; requests without a class are in none."""
     names = sorted({request.slo for request in requests if request.slo is not None})
-    return {name: _outcome([request for request in requests if request.slo == name]) for name in names}
+    return {name: _class_compliance([request for request in requests if request.slo == name]) for name in names}
 
 
-def _outcome(requests: Sequence[Served]) -> SloOutcome:
-    return SloOutcome(len(requests), sum(not met(request) for request in requests) / len(requests))
+def _class_compliance(requests: Sequence[RequestRecord]) -> SloCompliance:
+    return SloCompliance(len(requests), sum(not meets_slo(request) for request in requests) / len(requests))
 
 
-_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+_PERCENTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 _WITHIN_S = (0.1, 0.2, 0.3, 0.35, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
 
 
 @dataclass(frozen=True)
-class Sla:
+class SlaPercentiles:
     """How long what a user waits for takes, by length (HAT, section 4.2): a prompt per 128 of its tokens, ten tokens of
     an answer behind its first. By the share of them that take no longer: `p50`, `p90`; and the share within so many
     seconds: `within_0.3`.
@@ -60,11 +60,11 @@ class Sla:
     decode_10_s: dict[str, float]
 
 
-def compliance(requests: Sequence[Served]) -> Sla:
+def sla_percentiles(requests: Sequence[RequestRecord]) -> SlaPercentiles:
     """Of what the users of these requests saw; empty where nobody saw a first token, or ten behind it."""
     prefills_s = [128 * r.ttft_s / r.prompt_tokens for r in requests if r.ttft_s is not None and r.prompt_tokens]
-    decodes_s = [b - a for r in requests for a, b in zip(r.seen_s[0::10], r.seen_s[10::10], strict=False)]
-    return Sla(_by_share(prefills_s), _by_share(decodes_s))
+    decodes_s = [b - a for r in requests for a, b in zip(r.token_times_s[0::10], r.token_times_s[10::10], strict=False)]
+    return SlaPercentiles(_by_share(prefills_s), _by_share(decodes_s))
 
 
 def _by_share(times_s: Sequence[float]) -> dict[str, float]:
@@ -72,4 +72,4 @@ def _by_share(times_s: Sequence[float]) -> dict[str, float]:
         return {}
     ranked = sorted(times_s)
     within = {f"within_{limit_s:g}": bisect_right(ranked, limit_s) / len(ranked) for limit_s in _WITHIN_S}
-    return {f"p{100 * share:g}": percentile(ranked, share) for share in _SHARES} | within
+    return {f"p{100 * share:g}": percentile(ranked, share) for share in _PERCENTILES} | within

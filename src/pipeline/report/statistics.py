@@ -17,7 +17,7 @@ _INDICES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Interval:
+class ConfidenceInterval:
     """A mean and the bounds between which it lies with the asked confidence."""
 
     mean: float
@@ -25,7 +25,9 @@ class Interval:
     high: float
 
 
-def mean_interval(values: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000) -> Interval:
+def mean_interval(
+    values: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
+) -> ConfidenceInterval:
     """The mean of `values` with its percentile interval; one seed gives one interval.
 
     Raises ValueError for no values, values that are not finite, a level outside (0, 1) or fewer than 100 resamples.
@@ -33,23 +35,25 @@ def mean_interval(values: Sequence[float], *, seed: int, level: float = 0.95, re
     """
     import numpy as np
 
-    sample = _checked(values, level, resamples)
+    sample = _validated(values, level, resamples)
     means = _resampled_means(sample, np.random.default_rng(seed), resamples)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(sample.mean()), float(low), float(high))
+    return ConfidenceInterval(float(sample.mean()), float(low), float(high))
 
 
 def paired_interval(
-    ours: Sequence[float], theirs: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
-) -> Interval:
+    ours: Sequence[float], baseline: Sequence[float], *, seed: int, level: float = 0.95, resamples: int = 2000
+) -> ConfidenceInterval:
     """The mean of `ours - theirs`, matched prompt by prompt: pairs are resampled, not the two sides alone."""
-    if len(ours) != len(theirs):
-        raise ValueError(f"a paired difference needs the same prompts on both sides, got {len(ours)} and {len(theirs)}")
-    differences = [mine - other for mine, other in zip(ours, theirs, strict=True)]
+    if len(ours) != len(baseline):
+        raise ValueError(
+            f"a paired difference needs the same prompts on both sides, got {len(ours)} and {len(baseline)}"
+        )
+    differences = [mine - other for mine, other in zip(ours, baseline, strict=True)]
     return mean_interval(differences, seed=seed, level=level, resamples=resamples)
 
 
-def _checked(values: Sequence[float], level: float, resamples: int) -> NDArray[np.float64]:
+def _validated(values: Sequence[float], level: float, resamples: int) -> NDArray[np.float64]:
     import numpy as np
 
     sample = np.asarray(values, dtype=np.float64)
@@ -72,7 +76,7 @@ def _resampled_means(sample: NDArray[np.float64], rng: np.random.Generator, resa
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Percentiles:
     """Percentiles interpolate linearly between the two nearest values."""
 
     mean: float
@@ -81,7 +85,7 @@ class Spread:
     p99: float
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
+    def of(cls, values: Iterable[float | None]) -> Percentiles | None:
         """Of the values that are there; None if there are none."""
         ranked = sorted(value for value in values if value is not None)
         if not ranked:

@@ -16,27 +16,30 @@ _GAP = "  "
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells below headings, which may have two lines; the first `labels` columns say what a row is.
+    """Rows of cells below headings, which may have two lines; the first `num_label_columns` columns say what a row is.
 
     A row with one cell behind its labels has a remark there instead of values.
     """
 
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    labels: int = 1
+    num_label_columns: int = 1
 
-    def blocks(self, width: int) -> list["Table"]:
+    def split_to_width(self, width: int) -> list["Table"]:
         """The same table in as many as are needed so that each fits into `width`, with the labels in all of them."""
         widths = [self._width(column) + len(_GAP) for column in range(len(self.headings))]
-        left = width + len(_GAP) - sum(widths[: self.labels])
+        left = width + len(_GAP) - sum(widths[: self.num_label_columns])
         groups: list[list[int]] = [[]]
-        for column in range(self.labels, len(self.headings)):
+        for column in range(self.num_label_columns, len(self.headings)):
             if groups[-1] and sum(widths[one] for one in groups[-1]) + widths[column] > left:
                 groups.append([])
             groups[-1].append(column)
         whole = [row for row in self.rows if not self._is_remark(row)]
         rest = replace(self, rows=tuple(whole))  # a remark is made once
-        return [(rest if group is not groups[0] else self)._chosen([*range(self.labels), *group]) for group in groups]
+        return [
+            (rest if group is not groups[0] else self)._select_columns([*range(self.num_label_columns), *group])
+            for group in groups
+        ]
 
     def lines(self, width: int) -> list[str]:
         """Labels and remarks to the left, all else to the right; remarks are cut at `width`."""
@@ -47,16 +50,16 @@ class Table:
         return [_cut(_GAP.join(map(self._aligned, row, widths, range(len(row)))).rstrip(), width) for row in rows]
 
     def _aligned(self, cell: str, width: int, column: int) -> str:
-        return cell.ljust(width) if column < self.labels or len(cell) > width else cell.rjust(width)
+        return cell.ljust(width) if column < self.num_label_columns or len(cell) > width else cell.rjust(width)
 
     def _width(self, column: int) -> int:
-        values = (row[column] for row in self.rows if column < self.labels or not self._is_remark(row))
+        values = (row[column] for row in self.rows if column < self.num_label_columns or not self._is_remark(row))
         return max(map(len, [*self.headings[column].split("\n"), *values]))
 
     def _is_remark(self, row: tuple[str, ...]) -> bool:
-        return len(row) == self.labels + 1 < len(self.headings)
+        return len(row) == self.num_label_columns + 1 < len(self.headings)
 
-    def _chosen(self, columns: Sequence[int]) -> "Table":
+    def _select_columns(self, columns: Sequence[int]) -> "Table":
         rows = tuple(row if self._is_remark(row) else tuple(row[column] for column in columns) for row in self.rows)
         return replace(self, headings=tuple(self.headings[column] for column in columns), rows=rows)
 
@@ -66,7 +69,7 @@ def _cut(line: str, width: int) -> str:
 
 
 @dataclass(frozen=True)
-class Facts:
+class LabelledTexts:
     """Labelled texts, wrapped."""
 
     pairs: tuple[tuple[str, str], ...]
@@ -82,33 +85,33 @@ class Facts:
         return lines
 
 
-Part: TypeAlias = str | Table | Facts
+ReportPart: TypeAlias = str | Table | LabelledTexts
 """A title (str), a table, or facts."""
 
 
-def show(parts: Sequence[Part], file: TextIO) -> None:
+def print_parts(parts: Sequence[ReportPart], file: TextIO) -> None:
     """Print to `file`: plain lines, or with rich where it is a terminal."""
     if file.isatty():
         _show_rich(parts, file)
     else:
-        print("\n".join(plain(parts)), file=file, flush=True)
+        print("\n".join(plain_lines(parts)), file=file, flush=True)
 
 
-def plain(parts: Sequence[Part], width: int = WIDTH) -> list[str]:
+def plain_lines(parts: Sequence[ReportPart], width: int = WIDTH) -> list[str]:
     """Lines of at most `width` columns, as far as words and columns allow."""
     lines: list[str] = []
     for part in parts:
-        lines += ["", part, "=" * len(part)] if isinstance(part, str) else _plain(part, width)
+        lines += ["", part, "=" * len(part)] if isinstance(part, str) else _part_lines(part, width)
     return lines
 
 
-def _plain(part: Table | Facts, width: int) -> list[str]:
-    if isinstance(part, Facts):
+def _part_lines(part: Table | LabelledTexts, width: int) -> list[str]:
+    if isinstance(part, LabelledTexts):
         return ["", *part.lines(width)]
-    return [line for block in part.blocks(width) for line in ["", *block.lines(width)]]
+    return [line for block in part.split_to_width(width) for line in ["", *block.lines(width)]]
 
 
-def _show_rich(parts: Sequence[Part], file: TextIO) -> None:
+def _show_rich(parts: Sequence[ReportPart], file: TextIO) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -117,14 +120,14 @@ def _show_rich(parts: Sequence[Part], file: TextIO) -> None:
     for part in parts:
         if isinstance(part, str):
             console.print(Text(f"\n{part}", style="bold"), soft_wrap=True)
-        elif isinstance(part, Facts):
+        elif isinstance(part, LabelledTexts):
             _show_facts(part, console)
         else:
-            for block in part.blocks(width):
+            for block in part.split_to_width(width):
                 _show_table(block, console, width)
 
 
-def _show_facts(facts: Facts, console: "Console") -> None:
+def _show_facts(facts: LabelledTexts, console: "Console") -> None:
     from rich.table import Table as Grid
     from rich.text import Text
 
@@ -143,7 +146,7 @@ def _show_table(table: Table, console: "Console", width: int) -> None:
         console.print(line, markup=False, style="dim" if rule else "bold" if number == 1 else "", soft_wrap=True)
 
 
-def number(value: float | None, digits: int = 3) -> str:
+def format_number(value: float | None, digits: int = 3) -> str:
     """Three significant digits, never an exponent; a dash for what is not known."""
     if value is None:
         return "-"
@@ -153,14 +156,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{max(0, min(digits, digits - whole))}f}"
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     """A share as a percentage with one digit behind the point."""
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def size(nbytes: float) -> str:
+def format_nbytes(nbytes: float) -> str:
     """Bytes in B, kB or MB (powers of ten)."""
     for unit, scale in (("MB", 1e6), ("kB", 1e3)):
         if nbytes >= scale:
-            return f"{number(nbytes / scale)} {unit}"
-    return f"{number(nbytes)} B"
+            return f"{format_number(nbytes / scale)} {unit}"
+    return f"{format_number(nbytes)} B"

@@ -8,40 +8,40 @@ from statistics import mean
 from typing import TYPE_CHECKING
 
 from pipeline.report import plot_style
-from pipeline.report.records import Records, Served
-from pipeline.report.statistics import Spread
+from pipeline.report.records import Records, RequestRecord
+from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
-from pipeline.report.table import Facts, Part, Table, number, percent, plain
+from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, plain_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MEASURES: Mapping[str, Callable[[Served], float | None]] = {
+_METRICS: Mapping[str, Callable[[RequestRecord], float | None]] = {
     "TTFT": lambda request: request.ttft_s,
     "TBT": lambda request: request.mean_tbt_s,
     "end to end": lambda request: request.end_to_end_s,
 }
 _STATISTICS = ("mean", "median", "p90", "p99")
-_AIMS = {"TTFT": 0.10, "TBT": 0.05, "end to end": 0.07}
+_TARGET_ERRORS = {"TTFT": 0.10, "TBT": 0.05, "end to end": 0.07}
 """Of the mean: what a simulation should come within."""
 
 
 @dataclass(frozen=True)
-class Line:
+class ErrorRow:
     """One statistic: what each real run had, and what the simulation says. Seconds, or tokens a second."""
 
-    measure: str
+    metric: str
     statistic: str
     real: tuple[float, ...]
     simulated: float
 
     @property
-    def error(self) -> float:
+    def relative_error(self) -> float:
         """Of the simulation against the mean of the real runs, as a share of it."""
         return self.simulated / mean(self.real) - 1
 
     @property
-    def spread(self) -> float:
+    def real_spread(self) -> float:
         """The largest distance of a real run from their mean, as a share of it: what no simulation can beat."""
         return max(abs(value / mean(self.real) - 1) for value in self.real)
 
@@ -55,46 +55,46 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
 
     Requests whose text differs in the simulation are counted, not left out.
     """
-    parts: list[Part] = []
+    parts: list[ReportPart] = []
     report: dict[str, object] = {}
     metrics: dict[str, float] = {}
     for name, folders in real.items():
         runs, model = [Records.read(folder) for folder in folders], Records.read(simulated[name])
-        lines = list(_lines(runs, model))
+        lines = list(_error_rows(runs, model))
         parts += [f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests", _table(lines)]
-        parts.append(Facts(tuple(_facts(runs, model))))
-        report[name] = [{**vars(line), "error": line.error, "spread": line.spread} for line in lines]
-        metrics |= {f"{name}/{line.measure}/{line.statistic}".replace(" ", "_"): line.error for line in lines}
+        parts.append(LabelledTexts(tuple(_facts(runs, model))))
+        report[name] = [{**vars(line), "error": line.relative_error, "spread": line.real_spread} for line in lines]
+        metrics |= {f"{name}/{line.metric}/{line.statistic}".replace(" ", "_"): line.relative_error for line in lines}
         _draw(name, runs, model, out / "figures" / f"{name}.png")
-    (out / "validation.txt").write_text("\n".join(plain(parts)) + "\n", encoding="utf-8")
+    (out / "validation.txt").write_text("\n".join(plain_lines(parts)) + "\n", encoding="utf-8")
     (out / "validation.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
 
 
-def _lines(runs: Sequence[Records], model: Records) -> Iterator[Line]:
-    for measure, value in _MEASURES.items():
-        spreads = [Spread.of(value(request) for request in run.requests) for run in (*runs, model)]
+def _error_rows(runs: Sequence[Records], model: Records) -> Iterator[ErrorRow]:
+    for measure, value in _METRICS.items():
+        spreads = [Percentiles.of(value(request) for request in run.requests) for run in (*runs, model)]
         if not all(spreads):
             continue
         for statistic in _STATISTICS:
             *real, simulated = (getattr(spread, statistic) for spread in spreads)
-            yield Line(measure, statistic, tuple(real), simulated)
+            yield ErrorRow(measure, statistic, tuple(real), simulated)
     speeds = [summarise(run).throughput.tokens_per_s for run in (*runs, model)]
-    yield Line("tokens/s", "mean", tuple(speeds[:-1]), speeds[-1])
+    yield ErrorRow("tokens/s", "mean", tuple(speeds[:-1]), speeds[-1])
 
 
-def _table(lines: Sequence[Line]) -> Table:
+def _table(lines: Sequence[ErrorRow]) -> Table:
     headings = ("", "", "real", "its spread", "simulated", "error", "aim")
-    return Table(headings, tuple(map(_row, lines)), labels=2)
+    return Table(headings, tuple(map(_row, lines)), num_label_columns=2)
 
 
-def _row(line: Line) -> tuple[str, ...]:
-    scale = 1.0 if line.measure == "tokens/s" else 1e3
-    aim = _AIMS.get(line.measure) if line.statistic == "mean" else None
-    unit = "" if line.measure == "tokens/s" else ", ms"
+def _row(line: ErrorRow) -> tuple[str, ...]:
+    scale = 1.0 if line.metric == "tokens/s" else 1e3
+    aim = _TARGET_ERRORS.get(line.metric) if line.statistic == "mean" else None
+    unit = "" if line.metric == "tokens/s" else ", ms"
     return (
-        line.measure + unit, line.statistic, number(scale * mean(line.real)), f"± {percent(line.spread)}",
-        number(scale * line.simulated), f"{100 * line.error:+.1f} %", f"± {percent(aim)}" if aim else "",
+        line.metric + unit, line.statistic, format_number(scale * mean(line.real)), f"± {format_percent(line.real_spread)}",
+        format_number(scale * line.simulated), f"{100 * line.relative_error:+.1f} %", f"± {format_percent(aim)}" if aim else "",
     )  # fmt: skip
 
 
@@ -111,16 +111,16 @@ def _same_text(run: Records, model: Records) -> int:
 
 def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> None:
     """Distributions, the real runs pale and the simulation dark."""
-    figure = plot_style.blank(10.0, 3.2)
-    for place, (measure, value) in enumerate(_MEASURES.items(), 1):
-        axes = figure.add_subplot(1, len(_MEASURES), place)
-        plot_style.label(axes, f"{measure}, ms", "share of requests")
+    figure = plot_style.create_figure(10.0, 3.2)
+    for place, (measure, value) in enumerate(_METRICS.items(), 1):
+        axes = figure.add_subplot(1, len(_METRICS), place)
+        plot_style.style_axes(axes, f"{measure}, ms", "share of requests")
         for run in runs:
-            _step(axes, [value(request) for request in run.requests], plot_style.FAINT, "real")
-        _step(axes, [value(request) for request in model.requests], plot_style.COLOURS[0], "simulated")
-    plot_style.save(figure, path, f"{name} (grey) and its simulation (blue)")
+            _draw_ecdf(axes, [value(request) for request in run.requests], plot_style.MUTED_COLOUR, "real")
+        _draw_ecdf(axes, [value(request) for request in model.requests], plot_style.COLOURS[0], "simulated")
+    plot_style.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
 
 
-def _step(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:
+def _draw_ecdf(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:
     ranked = sorted(1e3 * value for value in values if value is not None)
     axes.step(ranked, [(i + 1) / len(ranked) for i in range(len(ranked))], where="post", color=colour, label=label)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig
 
 from pipeline.artifacts import environment
-from pipeline.artifacts.progress_display import terminal
-from pipeline.config.build import Schema, construct
-from pipeline.config.compose import resolved
-from pipeline.config.library import Library
+from pipeline.artifacts.progress_display import display_for
+from pipeline.config.build import ConfigSchema, construct
+from pipeline.config.compose import resolve
+from pipeline.config.library import ConfigLibrary
 from pipeline.config.plan import Plan
 from pipeline.errors import ConfigError
 from pipeline.report.context import JobContext, StageRun
@@ -19,100 +19,103 @@ from pipeline.report.mlflow_store import Tracking
 from pipeline.running.job import Job
 
 if TYPE_CHECKING:
-    from pipeline.report.job import Report
+    from pipeline.report.job import JobReport
 
-STOPS = ("all", "plan", "train", "profile")
+STOP_POINTS = ("all", "plan", "train", "profile")
 
 
-def job_of(cfg: DictConfig) -> Job:
+def create_job(cfg: DictConfig) -> Job:
     """The job that a composed configuration describes; raises ConfigError for what cannot be resolved."""
     from hydra.core.global_hydra import GlobalHydra
 
     loader: Any = GlobalHydra.instance().config_loader()
-    return Job(resolved(cfg), Library(loader, cfg.libraries), terminal(sys.stderr))
+    return Job(resolve(cfg), ConfigLibrary(loader, cfg.libraries), display_for(sys.stderr))
 
 
-def run(cfg: DictConfig) -> "Report | None":
+def run(cfg: DictConfig) -> "JobReport | None":
     """Plans, builds and reports one job; raises UserError for what a user can mend."""
     stop = str(cfg.stage)
-    job = job_of(cfg)
+    job = create_job(cfg)
     goal = str(cfg.goal)
     if stop == "all" and goal == "serve":
-        return _reported(job)
+        return _run_and_report(job)
     if stop == "all":
-        _build_one(job, goal)
+        _build_stage(job, goal)
     elif stop == "plan":
-        print(describe(job, job.plan(goal)))
+        print(describe_plan(job, job.plan(goal)))
     elif stop in ("train", "profile"):
         plan = job.plan(goal)
         job.run(plan.goals(stop))
-        print(describe(job, plan))
+        print(describe_plan(job, plan))
     else:
-        _build_one(job, stop)
+        _build_stage(job, stop)
     return None
 
 
-def _build_one(job: Job, name: str) -> None:
+def _build_stage(job: Job, name: str) -> None:
     """A stage by its name, whether serving needs it or not; what it says in text files is printed."""
-    if name not in job.data["stages"]:
-        known = ", ".join([*STOPS, *sorted(job.data["stages"])])
+    if name not in job.config["stages"]:
+        known = ", ".join([*STOP_POINTS, *sorted(job.config["stages"])])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
     from pipeline.report import job as report
 
-    context = _context(job)
+    context = _job_context(job)
     try:
         plan = job.plan(name)
         folder, built = job.run([plan.stages[name]])
     except Exception as problem:
-        if name == job.data["goal"] and context.sweep:
-            report.failed(problem, context)
+        if name == job.config["goal"] and context.sweep:
+            report.report_failure(problem, context)
         raise
-    print(describe(job, plan))
+    print(describe_plan(job, plan))
     for file in sorted(folder.glob("*.txt")):
         print(f"\n{file.read_text(encoding='utf-8').rstrip()}")
-    if plan.kinds[name] == "report" or (name == job.data["goal"] and context.sweep):
-        report.stage(replace(context, digest=plan.stages[name].digest, stages=_stages(job, plan, built)))
+    if plan.kinds[name] == "report" or (name == job.config["goal"] and context.sweep):
+        report.report_stage(replace(context, digest=plan.stages[name].digest, stages=_stage_runs(job, plan, built)))
 
 
-def describe(job: Job, plan: Plan) -> str:
+def describe_plan(job: Job, plan: Plan) -> str:
     """A line a stage: what it is, and whether and why it would run."""
     width = max(len(stage.key) for stage in plan.stages.values())
     lines = [
-        f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.why(stage)}" for name, stage in plan.stages.items()
+        f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.explain(stage)}"
+        for name, stage in plan.stages.items()
     ]
     return "\n".join(["stages, in the order in which they run:", *lines])
 
 
-def _reported(job: Job) -> "Report":
+def _run_and_report(job: Job) -> "JobReport":
     """Whatever becomes of the job, its folder and MLflow hear of it."""
     from pipeline.report import job as report
 
-    context = _context(job)
+    context = _job_context(job)
     try:
         plan = job.plan()
         context = replace(context, digest=plan.serve.digest)
-        report.begin(context)
+        report.report_started(context)
         served, built = job.run([plan.serve])
-        return report.job(served, _as_served(replace(context, stages=_stages(job, plan, built)), job, plan))
+        return report.report_job(
+            served, _with_serving_versions(replace(context, stages=_stage_runs(job, plan, built)), job, plan)
+        )
     except Exception as problem:
         if context.digest or context.sweep:  # a lone job that could not even be planned left nothing to note
-            report.failed(problem, context)
+            report.report_failure(problem, context)
         raise
 
 
-def _as_served(context: JobContext, job: Job, plan: Plan) -> JobContext:
+def _with_serving_versions(context: JobContext, job: Job, plan: Plan) -> JobContext:
     """With the code and versions that served, which for a cached result are not today's."""
     manifest = job.store.manifest(plan.serve)
     return replace(context, revision=manifest.revision, versions=manifest.versions) if manifest else context
 
 
-def _context(job: Job) -> JobContext:
+def _job_context(job: Job) -> JobContext:
     from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     tracking = _tracking(job)
     common = JobContext(
-        folder=Path(job.data["outputs"]).absolute(), tracking=tracking, config=job.data,
+        folder=Path(job.config["outputs"]).absolute(), tracking=tracking, config=job.config,
         versions=environment.versions(), machine=environment.machine(), revision=environment.revision(),
     )  # fmt: skip
     if not HydraConfig.initialized():
@@ -130,14 +133,14 @@ def _context(job: Job) -> JobContext:
 
 
 def _tracking(job: Job) -> Tracking:
-    schema: Schema = job.schema
-    node = {**job.data["tracking"], "outputs": job.data["outputs"]}
-    tracking = construct(schema.target(node, "tracking"), None)
+    schema: ConfigSchema = job.schema
+    node = {**job.config["tracking"], "outputs": job.config["outputs"]}
+    tracking = construct(schema.coerce_target(node, "tracking"), None)
     assert isinstance(tracking, Tracking)
     return tracking
 
 
-def _stages(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]:
+def _stage_runs(job: Job, plan: Plan, built: frozenset[str]) -> tuple[StageRun, ...]:
     found = []
     for name, stage in plan.stages.items():
         manifest = job.store.manifest(stage)

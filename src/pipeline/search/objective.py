@@ -13,7 +13,7 @@ Direction = Literal["maximize", "minimize"]
 DIRECTIONS = get_args(Direction)
 
 
-class JobError(UserError):
+class TrialError(UserError):
     """A trial's job has no result."""
 
 
@@ -34,11 +34,11 @@ class Objective:
         if wrong:
             raise ConfigError(f"hydra.sweeper.direction is {wrong[0]!r}; allowed are {', '.join(DIRECTIONS)}.")
 
-    def of(self, folder: Path) -> tuple[float, ...]:
+    def read_values(self, folder: Path) -> tuple[float, ...]:
         """The values of the job of this folder; raises JobError where it failed, ConfigError where it has no metric."""
-        found = outcome.read(folder)
+        found = outcome.read_result(folder)
         if found is None or found.status != "complete":
-            raise JobError((found and found.error) or "the job left no result")
+            raise TrialError((found and found.error) or "the job left no result")
         unknown = [metric for metric in self.metrics if not isfinite(found.metrics.get(metric, float("nan")))]
         if unknown:
             near = [name for name in found.metrics if name.startswith(unknown[0].rpartition("/")[0] + "/")]
@@ -49,7 +49,7 @@ class Objective:
         return tuple(found.metrics[metric] for metric in self.metrics)
 
 
-def objective(metric: str | Sequence[str], direction: str | Sequence[str]) -> Objective:
+def create_objective(metric: str | Sequence[str], direction: str | Sequence[str]) -> Objective:
     """One metric or several."""
     return Objective(_tuple(metric), _tuple(direction))
 

@@ -10,32 +10,36 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
     from optuna.distributions import BaseDistribution
 
-ALLOWED = "choice(a,b), a,b,c, range(1,10), interval(0.0,0.3), int(interval(32,256)), tag(log,interval(1e-5,1e-3))"
+ALLOWED_SWEEPS = (
+    "choice(a,b), a,b,c, range(1,10), interval(0.0,0.3), int(interval(32,256)), tag(log,interval(1e-5,1e-3))"
+)
 
 
 @dataclass(frozen=True)
-class Space:
-    """`free`: by key, what a trial chooses from; `fixed`: by key, the value that all trials have, as it was written."""
+class SearchSpace:
+    """`searched`: by key, what a trial chooses from; `fixed`: by key, the value that all trials have, as it was
+    written.
+    """
 
-    free: "Mapping[str, BaseDistribution]"
+    searched: "Mapping[str, BaseDistribution]"
     fixed: Mapping[str, str] = field(default_factory=dict)
 
-    def overrides(self, chosen: Mapping[str, Any]) -> list[str]:
+    def overrides(self, params: Mapping[str, Any]) -> list[str]:
         """The command line of a trial; what is fixed stands first, experiments above all."""
-        return [f"{key}={value}" for key, value in (*self.fixed.items(), *chosen.items())]
+        return [f"{key}={value}" for key, value in (*self.fixed.items(), *params.items())]
 
-    def some(self) -> dict[str, Any]:
+    def example_point(self) -> dict[str, Any]:
         """A point of it: every first choice, every lower bound."""
-        return {key: getattr(one, "choices", [getattr(one, "low", None)])[0] for key, one in self.free.items()}
+        return {key: getattr(one, "choices", [getattr(one, "low", None)])[0] for key, one in self.searched.items()}
 
-    def described(self) -> dict[str, str]:
+    def as_text(self) -> dict[str, str]:
         """As text, to compare two spaces by."""
         from optuna.distributions import distribution_to_json
 
-        return {**self.fixed, **{key: distribution_to_json(one) for key, one in self.free.items()}}
+        return {**self.fixed, **{key: distribution_to_json(one) for key, one in self.searched.items()}}
 
 
-def space(params: Mapping[str, Any], arguments: Sequence[str]) -> Space:
+def parse_space(params: Mapping[str, Any], arguments: Sequence[str]) -> SearchSpace:
     """From the sweeper's parameters and the command line, of which the later wins.
 
     Raises ConfigError for sweeps that no sampler can draw from.
@@ -50,13 +54,13 @@ def space(params: Mapping[str, Any], arguments: Sequence[str]) -> Space:
         free.pop(key, None)
         fixed.pop(key, None)
         if override.is_sweep_override():
-            free[key] = distribution(override)
+            free[key] = to_distribution(override)
         else:
             fixed[key] = override.get_value_element_as_str()
-    return Space(free, fixed)
+    return SearchSpace(free, fixed)
 
 
-def distribution(override: "Override") -> "BaseDistribution":
+def to_distribution(override: "Override") -> "BaseDistribution":
     """What a sweep stands for; choices are the texts that Hydra would write. Raises ConfigError."""
     from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, RangeSweep
     from optuna.distributions import CategoricalDistribution
@@ -70,8 +74,8 @@ def distribution(override: "Override") -> "BaseDistribution":
         if isinstance(value, RangeSweep):
             return _range(value.start, value.stop, value.step)
     except ValueError as problem:
-        raise ConfigError(f"{override.input_line}: {problem}. Allowed are {ALLOWED}.") from problem
-    raise ConfigError(f"{override.input_line} cannot be searched. Allowed are {ALLOWED}.")
+        raise ConfigError(f"{override.input_line}: {problem}. Allowed are {ALLOWED_SWEEPS}.") from problem
+    raise ConfigError(f"{override.input_line} cannot be searched. Allowed are {ALLOWED_SWEEPS}.")
 
 
 def _interval(low: Any, high: Any, log: bool) -> "BaseDistribution":

@@ -10,81 +10,84 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
 from pipeline.search.objective import Objective
-from pipeline.search.space import Space
+from pipeline.search.space import SearchSpace
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
-NAME = "study.db"
-_STUDY, _SPACE, _LABEL = "search", "space", "label"
-_IGNORED = ("outputs", "tracking", "force", "trainer")
+STUDY_FILE = "study.db"
+_STUDY_NAME, _SPACE_ATTRIBUTE, _LABEL_ATTRIBUTE = "search", "space", "label"
+_IGNORED_KEYS = ("outputs", "tracking", "force", "trainer")
 """Top-level keys of overrides that change no value of a trial."""
 
 
 @dataclass(frozen=True)
-class Point:
+class TrialPoint:
     """A trial to run: its number, what it chose by key, and what the tables call it."""
 
     number: int
-    chosen: Mapping[str, Any]
+    params: Mapping[str, Any]
     label: str
 
 
 @dataclass(frozen=True)
-class Study:
-    """`space` and `objective` of the trials in `memory`."""
+class SearchStudy:
+    """`space` and `objective` of the trials in `optuna_study`."""
 
-    memory: "optuna.Study"
-    space: Space
+    optuna_study: "optuna.Study"
+    space: SearchSpace
     objective: Objective
 
     def trials(self, *states: str) -> "list[optuna.trial.FrozenTrial]":
         """Those in one of these states: RUNNING, COMPLETE, FAIL, WAITING."""
-        return [one for one in self.memory.get_trials(deepcopy=False) if one.state.name in states]
+        return [one for one in self.optuna_study.get_trials(deepcopy=False) if one.state.name in states]
 
     @property
-    def ended(self) -> int:
+    def num_ended(self) -> int:
         """Trials that are not run again."""
         return len(self.trials("COMPLETE", "FAIL"))
 
-    def killed(self) -> list[Point]:
+    def interrupted_points(self) -> list[TrialPoint]:
         """Trials that began and never ended; one that was killed before it had chosen everything counts as failed."""
         found = []
         for trial in self.trials("RUNNING"):
-            if trial.params.keys() == self.space.free.keys():
+            if trial.params.keys() == self.space.searched.keys():
                 found.append(self.point(trial))
             else:
                 self.tell(trial.number, None)
         return found
 
-    def ask(self) -> Point:
+    def ask(self) -> TrialPoint:
         """The next trial."""
-        return self.point(self.memory.ask(dict(self.space.free)))
+        return self.point(self.optuna_study.ask(dict(self.space.searched)))
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         """A trial's result; None for one that failed."""
         from optuna.trial import TrialState
 
-        self.memory.tell(number, values, None if values else TrialState.FAIL)
+        self.optuna_study.tell(number, values, None if values else TrialState.FAIL)
 
-    def best(self) -> list[Point]:
+    def best_points(self) -> list[TrialPoint]:
         """The best trial; with several metrics those that no trial is better than; none before one is complete."""
         if not self.trials("COMPLETE"):
             return []
         one = len(self.objective.metrics) == 1
-        return [self.point(trial) for trial in ([self.memory.best_trial] if one else self.memory.best_trials)]
+        return [
+            self.point(trial) for trial in ([self.optuna_study.best_trial] if one else self.optuna_study.best_trials)
+        ]
 
-    def point(self, trial: "optuna.trial.FrozenTrial | optuna.Trial") -> Point:
-        chosen = {key: trial.params[key] for key in self.space.free if key in trial.params}
-        return Point(trial.number, chosen, str(trial.user_attrs.get(_LABEL, trial.number)))
+    def point(self, trial: "optuna.trial.FrozenTrial | optuna.Trial") -> TrialPoint:
+        chosen = {key: trial.params[key] for key in self.space.searched if key in trial.params}
+        return TrialPoint(trial.number, chosen, str(trial.user_attrs.get(_LABEL_ATTRIBUTE, trial.number)))
 
 
 @contextmanager
-def opened(
-    folder: Path, space: Space, objective: Objective, seed: int, first: Mapping[str, Mapping[str, Any]]
-) -> Iterator[Study]:
-    """The study in `folder`, made or found, and nobody else's meanwhile; a new one begins with `first`, by label.
+def open_study(
+    folder: Path, space: SearchSpace, objective: Objective, seed: int, initial_points: Mapping[str, Mapping[str, Any]]
+) -> Iterator[SearchStudy]:
+    """The study in `folder`, made or found, and nobody else's meanwhile; a new one begins with `initial_points`, by
+    label.
 
     Raises ConfigError where it is of another space or objective, or another process is at it.
     """
@@ -95,26 +98,26 @@ def opened(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
         with FileLock(folder / "study.lock", timeout=0):
-            storage = optuna.storages.RDBStorage(f"sqlite:///{folder / NAME}")
+            storage = optuna.storages.RDBStorage(f"sqlite:///{folder / STUDY_FILE}")
             try:
                 identity = _identity(space, objective)
-                _check(storage, folder, identity)
-                study = _study(storage, objective, seed)
-                study.set_user_attr(_SPACE, json.dumps(identity))
-                _begin(study, space, first)
-                yield Study(study, space, objective)
+                _check_same_space(storage, folder, identity)
+                study = _load_or_create(storage, objective, seed)
+                study.set_user_attr(_SPACE_ATTRIBUTE, json.dumps(identity))
+                _enqueue_initial(study, space, initial_points)
+                yield SearchStudy(study, space, objective)
             finally:
                 storage.engine.dispose()
     except Timeout:
         raise ConfigError(f"another search runs in {folder}; wait for it, or choose another hydra.sweep.dir.") from None
 
 
-def _study(storage: "optuna.storages.RDBStorage", objective: Objective, seed: int) -> "optuna.Study":
+def _load_or_create(storage: "optuna.storages.RDBStorage", objective: Objective, seed: int) -> "optuna.Study":
     """A sampler that has forgotten its draws would draw the same again: its seed is that of the trial that is next."""
     import optuna
 
     study = optuna.create_study(
-        storage=storage, study_name=_STUDY, directions=[*objective.directions], load_if_exists=True
+        storage=storage, study_name=_STUDY_NAME, directions=[*objective.directions], load_if_exists=True
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -124,22 +127,22 @@ def _study(storage: "optuna.storages.RDBStorage", objective: Objective, seed: in
     return study
 
 
-def _identity(space: Space, objective: Objective) -> dict[str, str]:
+def _identity(space: SearchSpace, objective: Objective) -> dict[str, str]:
     """What makes two trials comparable."""
-    kept = {key: text for key, text in space.described().items() if key.lstrip("+").split(".")[0] not in _IGNORED}
+    kept = {key: text for key, text in space.as_text().items() if key.lstrip("+").split(".")[0] not in _IGNORED_KEYS}
     return {"metric": ", ".join(objective.metrics), "direction": ", ".join(objective.directions), **kept}
 
 
-def _check(storage: "optuna.storages.RDBStorage", folder: Path, wanted: Mapping[str, str]) -> None:
+def _check_same_space(storage: "optuna.storages.RDBStorage", folder: Path, wanted: Mapping[str, str]) -> None:
     """Raises ConfigError where `folder` has results of another space; without results it is begun anew."""
     import optuna
 
-    if _STUDY not in optuna.get_all_study_names(storage):
+    if _STUDY_NAME not in optuna.get_all_study_names(storage):
         return
-    study = optuna.load_study(study_name=_STUDY, storage=storage)
-    known = json.loads(study.user_attrs.get(_SPACE, "{}"))  # none: killed as it began
+    study = optuna.load_study(study_name=_STUDY_NAME, storage=storage)
+    known = json.loads(study.user_attrs.get(_SPACE_ATTRIBUTE, "{}"))  # none: killed as it began
     if known != wanted and not study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.COMPLETE,)):
-        optuna.delete_study(study_name=_STUDY, storage=storage)
+        optuna.delete_study(study_name=_STUDY_NAME, storage=storage)
         return
     differing = [key for key in {**known, **wanted} if known.get(key) != wanted.get(key)]
     if differing:
@@ -150,22 +153,28 @@ def _check(storage: "optuna.storages.RDBStorage", folder: Path, wanted: Mapping[
         )
 
 
-def _begin(study: "optuna.Study", space: Space, first: Mapping[str, Mapping[str, Any]]) -> None:
+def _enqueue_initial(
+    study: "optuna.Study", space: SearchSpace, initial_points: Mapping[str, Mapping[str, Any]]
+) -> None:
     if study.get_trials(deepcopy=False):
         return
-    names = {key.lstrip("+"): key for key in space.free}
-    for label, point in first.items():
+    names = {key.lstrip("+"): key for key in space.searched}
+    for label, point in initial_points.items():
         fixed = {key.lstrip("+") for key in space.fixed}
         unknown = [key for key in point if key not in names and key not in fixed]
         if unknown:
             raise ConfigError(
                 f"hydra.sweeper.first.{label}: {unknown[0]} is not searched; searched are {', '.join(names)}."
             )
-        known = {names[key]: _taken(key, value, space.free[names[key]]) for key, value in point.items() if key in names}
-        study.enqueue_trial(known, user_attrs={_LABEL: label})
+        known = {
+            names[key]: _checked_value(key, value, space.searched[names[key]])
+            for key, value in point.items()
+            if key in names
+        }
+        study.enqueue_trial(known, user_attrs={_LABEL_ATTRIBUTE: label})
 
 
-def _taken(key: str, value: Any, allowed: "BaseDistribution") -> Any:
+def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
     """A value as the distribution has it; raises ConfigError for one that it never draws."""
     from optuna.distributions import CategoricalDistribution
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from serving.messages import Sampling
+from serving.messages import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -21,5 +21,5 @@ class Decoding:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"decoding.top_p is {self.top_p}; it is a share: more than 0, up to 1 (all tokens)")
 
-    def sampling(self, seed: int) -> Sampling | None:
-        return Sampling(self.temperature, self.top_k, self.top_p, seed) if self.temperature else None
+    def sampling(self, seed: int) -> SamplingParams | None:
+        return SamplingParams(self.temperature, self.top_k, self.top_p, seed) if self.temperature else None

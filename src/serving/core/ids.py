@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Numbers:
+class IdGenerator:
     last: int = 0
 
     def next(self) -> int:

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from serving.core.queued_request import Item
-from serving.messages import INF, Rows, Span
+from serving.core.queued_request import QueuedRequest
+from serving.messages import INF, SequenceSlice, Span
 
-Key = tuple[str, int]
+CacheKey = tuple[str, int]
 
 
-class Ledger:
+class KVAccounting:
     """
     Args:
         capacity_tokens: what the chip holds; blocks are taken whole.
@@ -22,115 +22,122 @@ class Ledger:
         block_tokens: as large as the engine's.
     """
 
-    def __init__(self, capacity_tokens: float, keep: bool, block_tokens: int = 1) -> None:
-        self.capacity, self.keep, self.block_tokens = capacity_tokens, keep, block_tokens
-        self.lengths: dict[Key, int] = {}
-        self._drafts_from: dict[Key, int] = {}
+    def __init__(self, capacity_tokens: float, keep_caches: bool, block_tokens: int = 1) -> None:
+        self.capacity_tokens, self.keep_caches, self.block_tokens = capacity_tokens, keep_caches, block_tokens
+        self.cached_lens: dict[CacheKey, int] = {}
+        self._draft_starts: dict[CacheKey, int] = {}
         """Where the drafts of the last forward began: what a tree verdict compacts from."""
-        self._held: dict[Key, int] = {}
+        self._allocated: dict[CacheKey, int] = {}
         """Tokens that the chip's blocks can hold: at least what the engine has taken, drafts that ran included."""
-        self._used = 0
+        self._used_tokens = 0
 
     @property
-    def used(self) -> int:
+    def used_tokens(self) -> int:
         """Tokens that all blocks taken can hold."""
-        return self._used
+        return self._used_tokens
 
     @property
-    def free(self) -> float:
-        return self.capacity - self._used
+    def free_tokens(self) -> float:
+        return self.capacity_tokens - self._used_tokens
 
-    def whole(self, tokens: int) -> int:
+    def round_up_to_blocks(self, tokens: int) -> int:
         """Tokens that the blocks of a session of so many tokens can hold."""
-        return whole(tokens, self.block_tokens)
+        return round_up_to_blocks(tokens, self.block_tokens)
 
-    def valid(self, rows: Rows, span: Span) -> float:
+    def valid_len(self, seq: SequenceSlice, span: Span) -> float:
         """Up to which length the cache that these rows need is valid."""
-        first = span.first
-        if first == span.last or not self.keep:
+        first = span.start_layer
+        if first == span.end_layer or not self.keep_caches:
             return INF
-        key = rows.session, first
-        if rows.keep is not None and key in self._drafts_from:
-            return self._drafts_from[key] + len(rows.keep)
-        return self.lengths.get(key, 0)
+        key = seq.session, first
+        if seq.kept_tree_nodes is not None and key in self._draft_starts:
+            return self._draft_starts[key] + len(seq.kept_tree_nodes)
+        return self.cached_lens.get(key, 0)
 
-    def need(self, rows: Rows, span: Span, n: int, done: int = 0) -> int:
-        """Tokens' worth of blocks that are taken when `n` more of these rows run, `done` of them having run before.
+    def extra_tokens(self, seq: SequenceSlice, span: Span, num_tokens: int, done_tokens: int = 0) -> int:
+        """Tokens' worth of blocks that are taken when `num_tokens` more of these rows run, `done_tokens` of them having
+        run before.
 
         Negative where their roll-back frees more than they take.
         """
-        if span.first == span.last or not self.keep:
+        if span.start_layer == span.end_layer or not self.keep_caches:
             return 0
-        return self.whole(rows.start + done + n) - self._held.get((rows.session, span.first), 0)
+        return self.round_up_to_blocks(seq.start + done_tokens + num_tokens) - self._allocated.get(
+            (seq.session, span.start_layer), 0
+        )
 
-    def room(self, busy: Iterable[str]) -> float:
-        """Tokens' worth of blocks that are free, or would be if all sessions but `busy` were evicted."""
-        if self.capacity == INF or not self.keep:
+    def reclaimable_tokens(self, busy_sessions: Iterable[str]) -> float:
+        """Tokens' worth of blocks that are free, or would be if all sessions but `busy_sessions` were evicted."""
+        if self.capacity_tokens == INF or not self.keep_caches:
             return INF
-        waiting = set(busy)
-        return self.capacity - sum([held for key, held in self._held.items() if key[0] in waiting])
+        waiting = set(busy_sessions)
+        return self.capacity_tokens - sum([held for key, held in self._allocated.items() if key[0] in waiting])
 
-    def held(self, key: Key) -> int:
+    def allocated_tokens(self, key: CacheKey) -> int:
         """Tokens that the blocks of one cache can hold."""
-        return self._held.get(key, 0)
+        return self._allocated.get(key, 0)
 
-    def started(self, rows: Rows, span: Span) -> None:
+    def start_forward(self, seq: SequenceSlice, span: Span) -> None:
         """Rows are about to run: until they are done only `start` is sure, and blocks are taken for all of them."""
-        if span.first < span.last:
-            key, start, lengths = (rows.session, span.first), rows.start, self.lengths
+        if span.start_layer < span.end_layer:
+            key, start, lengths = (seq.session, span.start_layer), seq.start, self.cached_lens
             lengths.pop(key, None)  # to the end: the order is that of use
             lengths[key] = start
-            self._drafts_from[key] = start + rows.n - rows.check
-            self._hold(key, start + rows.n)
+            self._draft_starts[key] = start + seq.num_tokens - seq.num_drafts
+            self._allocate(key, start + seq.num_tokens)
 
-    def finished(self, rows: Rows, span: Span, rejected: int) -> None:
-        if span.first < span.last and self.keep:
-            key, length = (rows.session, span.first), rows.start + rows.n - rejected
-            self.lengths[key] = length
-            self._hold(key, length)
+    def finish_forward(self, seq: SequenceSlice, span: Span, num_rejected: int) -> None:
+        if span.start_layer < span.end_layer and self.keep_caches:
+            key, length = (seq.session, span.start_layer), seq.start + seq.num_tokens - num_rejected
+            self.cached_lens[key] = length
+            self._allocate(key, length)
 
-    def _hold(self, key: Key, tokens: int) -> None:
-        if self.keep:
-            held = self.whole(tokens)
-            self._used += held - self._held.get(key, 0)
-            self._held[key] = held
+    def _allocate(self, key: CacheKey, tokens: int) -> None:
+        if self.keep_caches:
+            held = self.round_up_to_blocks(tokens)
+            self._used_tokens += held - self._allocated.get(key, 0)
+            self._allocated[key] = held
 
-    def idle(self, busy: Iterable[str]) -> list[Key]:
+    def idle_caches(self, busy_sessions: Iterable[str]) -> list[CacheKey]:
         """Caches of sessions that wait for nothing here, the longest unused first."""
-        waiting = set(busy)
-        return [key for key in self.lengths if key[0] not in waiting]
+        waiting = set(busy_sessions)
+        return [key for key in self.cached_lens if key[0] not in waiting]
 
-    def evict(self, key: Key) -> None:
-        self.lengths.pop(key, None)
-        self._drafts_from.pop(key, None)
-        self._used -= self._held.pop(key, 0)
+    def evict(self, key: CacheKey) -> None:
+        self.cached_lens.pop(key, None)
+        self._draft_starts.pop(key, None)
+        self._used_tokens -= self._allocated.pop(key, 0)
 
-    def forget(self, session: str) -> list[Key]:
+    def evict_session(self, session: str) -> list[CacheKey]:
         """Strikes out a session; returns the caches it had."""
-        gone = [key for key in self.lengths if key[0] == session]
+        gone = [key for key in self.cached_lens if key[0] == session]
         for key in gone:
             self.evict(key)
         return gone
 
 
-def whole(tokens: int, block_tokens: int) -> int:
+def round_up_to_blocks(tokens: int, block_tokens: int) -> int:
     """So many tokens in whole blocks."""
     return -(-tokens // block_tokens) * block_tokens
 
 
 @dataclass
-class Room:
+class MemoryBudget:
     """In tokens of whole blocks; asked for only by schedulers that look at it."""
 
-    ledger: Ledger
-    busy: Iterable[str]
+    kv_accounting: KVAccounting
+    busy_sessions: Iterable[str]
     """Sessions that wait here: their caches are not given up for others."""
 
     @cached_property
-    def tokens(self) -> float:
+    def available_tokens(self) -> float:
         """M(t) of WISP, Eq. 14: what is free, and what idle sessions' prefixes would leave."""
-        return self.ledger.room(self.busy)
+        return self.kv_accounting.reclaimable_tokens(self.busy_sessions)
 
-    def need(self, item: Item) -> float:
+    def extra_tokens(self, queued: QueuedRequest) -> float:
         """What running the rest of a request takes beyond what its session has."""
-        return 0.0 if self.tokens == INF else self.ledger.need(item.rows, item.span, item.left, item.done)
+        return (
+            0.0
+            if self.available_tokens == INF
+            else self.kv_accounting.extra_tokens(queued.slice, queued.span, queued.remaining_tokens, queued.done_tokens)
+        )

@@ -3,22 +3,22 @@
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
 
-Evidence: TypeAlias = Literal["datasheet", "derived", "measured", "unverified"]
+EvidenceClass: TypeAlias = Literal["datasheet", "derived", "measured", "unverified"]
 
-CLASSES: tuple[Evidence, ...] = ("datasheet", "derived", "measured", "unverified")
+EVIDENCE_CLASSES: tuple[EvidenceClass, ...] = ("datasheet", "derived", "measured", "unverified")
 
 
-def evidence(source: str) -> Evidence:
+def evidence_class(source: str) -> EvidenceClass:
     """The class that a source begins with, as in `derived: SMs x GHz x 2.048`.
 
     Raises ValueError when the text names no class, or names one and gives no reason.
     """
     kind, _, reason = source.partition(":")
-    for known in CLASSES:
+    for known in EVIDENCE_CLASSES:
         if kind.strip() == known and reason.strip():
             return known
     raise ValueError(
-        f"source {source!r} does not say what its evidence is. Begin it with one of {', '.join(CLASSES)}, "
+        f"source {source!r} does not say what its evidence is. Begin it with one of {', '.join(EVIDENCE_CLASSES)}, "
         "a colon and the reason, as in 'datasheet: NVIDIA A100, 2021'."
     )
 
@@ -30,6 +30,6 @@ def check_sources(owner: str, sources: Mapping[str, str], allowed: frozenset[str
             has = ", ".join(sorted(allowed))
             raise ValueError(f"{owner}: sources speaks of {name!r}, which it does not have. It has: {has}.")
         try:
-            evidence(source)
+            evidence_class(source)
         except ValueError as error:
             raise ValueError(f"{owner}, {name}: {error}") from None

@@ -2,49 +2,49 @@
 
 from dataclasses import dataclass
 
-from serving.messages import Request, Rows, Span
+from serving.messages import Request, SequenceSlice, Span
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class QueuedRequest:
     request: Request
-    rows: Rows
+    slice: SequenceSlice
     span: Span
     """Which layers run for it here."""
-    arrived: float
+    arrived_s: float
     """When it joined the queue, in seconds."""
-    left: int
+    remaining_tokens: int
     """Rows still to run."""
-    done: int = 0
+    done_tokens: int = 0
     """Rows already run, where it is being run in parts."""
     cost_s: float = -1.0
     """What the rows that are left add to a batch's time, once somebody asked; below 0: nobody has."""
-    since: float = 0.0
+    session_arrived_s: float = 0.0
     """When its session first came here."""
 
     @property
-    def cached(self) -> int:
-        return self.rows.start + self.done
+    def cached_len(self) -> int:
+        return self.slice.start + self.done_tokens
 
     @property
-    def deadline(self) -> float:
+    def deadline_s(self) -> float:
         """When its answer must leave (WISP, Eq. 12)."""
-        return self.arrived + self.request.slack_s
+        return self.arrived_s + self.request.slack_s
 
     @property
-    def value(self) -> float:
-        return self.request.value
+    def expected_tokens(self) -> float:
+        return self.request.expected_tokens
 
-    def take(self, rows: int) -> None:
+    def advance(self, num_tokens: int) -> None:
         """So many of its rows run now."""
-        self.done += rows
-        self.left -= rows
+        self.done_tokens += num_tokens
+        self.remaining_tokens -= num_tokens
         self.cost_s = -1.0
 
-    def part(self, rows: int) -> int:
-        """How many rows to run now where about `rows` fit: all, or what leaves the drafts and the row before them
+    def chunk_size(self, max_tokens: int) -> int:
+        """How many rows to run now where about `max_tokens` fit: all, or what leaves the drafts and the row before them
         together.
         """
-        if self.left <= rows:
-            return self.left
-        return min(rows, self.left - self.rows.check - 1) or self.left
+        if self.remaining_tokens <= max_tokens:
+            return self.remaining_tokens
+        return min(max_tokens, self.remaining_tokens - self.slice.num_drafts - 1) or self.remaining_tokens

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
-SCORES = ("confidence", "margin", "entropy", "logit_std")
+LOGIT_SCORES = ("confidence", "margin", "entropy", "logit_std")
 """confidence: the top-1 probability; margin: top-1 minus top-2 probability; entropy in nats; logit_std: standard
 deviation of the logits over the vocabulary (n - 1). From the logits alone.
 """
@@ -12,26 +12,26 @@ deviation of the logits over the vocabulary (n - 1). From the logits alone.
 IMPORTANCE = "importance"
 """The attention that later rows pay to the token."""
 
-ACCEPT = "accept"
+ACCEPTANCE = "accept"
 """The chance that the target accepts the token, as a predictor sees it."""
 
 ROUTE = "route"
 """What a trained router makes of the drafter's last hidden state, from which the token was written."""
 
-KNOWN = (*SCORES, IMPORTANCE)
+UNTRAINED_SCORES = (*LOGIT_SCORES, IMPORTANCE)
 """Scores that need no training."""
 
 
 class Scorer(Protocol):
-    """A trained score: what the `SCORES` of a token, in this order, or a hidden state say about it."""
+    """A trained score: what the `LOGIT_SCORES` of a token, in this order, or a hidden state say about it."""
 
     @property
-    def reads(self) -> Literal["scores", "hidden"]:
-        """Its features: `SCORES`, or the hidden state that the head wrote the token from."""
+    def feature_kind(self) -> Literal["scores", "hidden"]:
+        """Its features: `LOGIT_SCORES`, or the hidden state that the head wrote the token from."""
         ...
 
     @property
-    def inputs(self) -> int:
+    def num_features(self) -> int:
         """How many features it reads."""
         ...
 
@@ -40,11 +40,11 @@ class Scorer(Protocol):
         """Names it among others of its kind."""
         ...
 
-    def chance(self, features: Any) -> float:
+    def probability(self, features: Any) -> float:
         """Of one token, from its features (a sequence, or an array of shape (features))."""
         ...
 
-    def chances(self, features: Any) -> Any:
+    def probabilities(self, features: Any) -> Any:
         """Of many: an array of shape (tokens, features) to one of (tokens)."""
         ...
 
@@ -52,13 +52,13 @@ class Scorer(Protocol):
 Scorers = Mapping[str, Scorer]
 """Trained scores by name."""
 
-UNTRAINED: Scorers = MappingProxyType({})
+NO_SCORERS: Scorers = MappingProxyType({})
 
 
-Side = Literal["below", "above"]
+ThresholdSide = Literal["below", "above"]
 
 
-SIDES: tuple[Side, ...] = ("below", "above")
+THRESHOLD_SIDES: tuple[ThresholdSide, ...] = ("below", "above")
 
 
 def check_threshold(threshold: float) -> None:

@@ -11,17 +11,26 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from serving.core.keyed_random import key, luck
-from serving.core.link_monitor import Monitor
+from serving.core.keyed_random import key, uniform
+from serving.core.link_monitor import DeviceMonitor
 from serving.core.scores import IMPORTANCE
-from serving.messages import Blob, Call, Drafted, Guess, Origin, Rows, Rule, Verdict
+from serving.messages import (
+    AcceptanceRule,
+    DraftOutcome,
+    GenerationRequest,
+    LookaheadOutcome,
+    Origin,
+    SequenceSlice,
+    TensorRef,
+    Verdict,
+)
 
-_BEFORE = 8
+_PRIOR_DRAFTS = 8
 """How many drafts what was expected counts for, once some were judged."""
 
-Fell = Callable[[Mapping[str, Sequence[float]]], bool]
+StopPredicate = Callable[[Mapping[str, Sequence[float]]], bool]
 """Do these scores end a draft?"""
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
 Origins = tuple[Origin, ...]
 
 
@@ -34,254 +43,305 @@ class Branch:
     """None: whatever the target adds after full acceptance; the drafter's own guess stands in for it."""
     tokens: list[int] = field(default_factory=list)
     scores: dict[str, list[float]] = field(default_factory=dict)
-    tops: list[tuple[int, ...]] = field(default_factory=list)
-    odds: list[Blob] = field(default_factory=list)
+    top_candidates: list[tuple[int, ...]] = field(default_factory=list)
+    draft_probs: list[TensorRef] = field(default_factory=list)
     stopped: bool = False
     """By the draft's stop rule."""
 
     @property
-    def own(self) -> Tokens:
+    def continuation(self) -> TokenIds:
         """What follows the accepted drafts, as far as it is known."""
         return tuple(self.tokens) if self.token is None else (self.token, *self.tokens)
 
     def drop_last(self) -> None:
         """The stop rule does not want it."""
-        del self.tokens[-1:], self.tops[-1:], self.odds[-1:]
+        del self.tokens[-1:], self.top_candidates[-1:], self.draft_probs[-1:]
         for values in self.scores.values():
             del values[-1:]
 
 
 class Session:
     __slots__ = (
-        "astray", "branches", "call", "draft", "ends", "flight", "full", "guessed", "home", "judged", "keep", "kv",
-        "left", "monitor", "network_s", "odds", "offline", "parents", "path", "peer", "prompt", "round", "scores",
-        "seen_s", "stood", "stopped", "stream", "tokens", "tops",
+        "attempt",
+        "branches",
+        "draft",
+        "draft_cached_len",
+        "draft_parents",
+        "draft_probs",
+        "drafts_accepted",
+        "drafts_verified",
+        "in_flight_drafts",
+        "kept_tree_nodes",
+        "last_emitted_s",
+        "lookahead_started",
+        "max_len",
+        "may_have_stale_nodes",
+        "monitor",
+        "network_s",
+        "offline",
+        "path",
+        "previous_path",
+        "prompt_len",
+        "random_stream",
+        "remaining_budget",
+        "request",
+        "scores",
+        "stop_tokens",
+        "stopped",
+        "target_cached_len",
+        "tokens",
+        "top_candidates",
     )  # fmt: skip
 
-    def __init__(self, call: Call, seed: int, monitor: Monitor | None = None) -> None:
-        self.call = call
-        self.monitor = monitor or Monitor()
-        self.tokens = list(call.prompt)
-        self.prompt = len(call.prompt)
-        self.full = self.prompt + call.limit
+    def __init__(self, request: GenerationRequest, seed: int, monitor: DeviceMonitor | None = None) -> None:
+        self.request = request
+        self.monitor = monitor or DeviceMonitor()
+        self.tokens = list(request.prompt)
+        self.prompt_len = len(request.prompt)
+        self.max_len = self.prompt_len + request.max_new_tokens
         """How long it is when the limit is reached."""
-        self.ends = frozenset(call.ends)
-        own = call.sampling.seed if call.sampling else seed
-        self.stream = key(own if call.seed is None else call.seed, call.session)
-        self.peer = 0
+        self.stop_tokens = frozenset(request.stop_tokens)
+        own = request.sampling.seed if request.sampling else seed
+        self.random_stream = key(own if request.seed is None else request.seed, request.session)
+        self.target_cached_len = 0
         """Length up to which every cache on the route is valid."""
-        self.kv = 0
+        self.draft_cached_len = 0
         """Length up to which the drafter's cache is valid."""
-        self.round = 0
-        self.left = 0
+        self.attempt = 0
+        self.remaining_budget = 0
         """Tokens that the route may still write in this round."""
         self.path: tuple[str, ...] = ()
-        self.home: tuple[str, ...] = ()
+        self.previous_path: tuple[str, ...] = ()
         """The path before: its nodes know the session, and those that live keep it."""
-        self.astray = False
+        self.may_have_stale_nodes = False
         """May nodes know of this session that its path does not lead to, since there was another or a node was lost?"""
-        self.keep: tuple[int, ...] | None = None
-        self.flight: tuple[int, ...] | None = None
+        self.kept_tree_nodes: tuple[int, ...] | None = None
+        self.in_flight_drafts: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
-        self.guessed = False
+        self.lookahead_started = False
         self.offline = False
-        self.seen_s = 0.0
+        self.last_emitted_s = 0.0
         """When the user last saw a token."""
-        self.judged = self.stood = 0
+        self.drafts_verified = self.drafts_accepted = 0
         """Drafts that were judged, and that stood."""
         self.network_s = 0.0
         """How long messages are on their way to the route and back, by the last round."""
-        self._clear()
+        self._clear_draft()
 
     def resume(self, old: "Session") -> None:
         """Goes on from an earlier call's caches, as far as its text and this prompt are the same."""
         n = min(len(old.tokens), len(self.tokens) - 1)  # the last one is asked in any case
         same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
-        self.kv, self.round = min(old.kv, same), old.round + 1
-        self.peer, self.path, self.astray = min(old.peer, same), old.path, old.astray
+        self.draft_cached_len, self.attempt = min(old.draft_cached_len, same), old.attempt + 1
+        self.target_cached_len, self.path, self.may_have_stale_nodes = (
+            min(old.target_cached_len, same),
+            old.path,
+            old.may_have_stale_nodes,
+        )
 
-    def _clear(self) -> None:
+    def _clear_draft(self) -> None:
         self.draft: list[int] = []
         self.scores: dict[str, list[float]] = {}
-        self.tops: list[tuple[int, ...]] = []
-        self.odds: list[Blob] = []
-        self.parents: tuple[int, ...] | None = None
+        self.top_candidates: list[tuple[int, ...]] = []
+        self.draft_probs: list[TensorRef] = []
+        self.draft_parents: tuple[int, ...] | None = None
         self.stopped = False
 
     # What slots may read.
 
     @property
-    def written(self) -> int:
-        return len(self.tokens) - self.prompt
+    def num_generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
 
     @property
-    def remaining(self) -> int:
-        return self.full - len(self.tokens)
+    def remaining_tokens(self) -> int:
+        return self.max_len - len(self.tokens)
 
     @property
-    def ended(self) -> bool:
+    def is_complete(self) -> bool:
         """Did the user see all there is: the limit, or an end token?"""
         n = len(self.tokens)
-        return n >= self.full or (self.tokens[-1] in self.ends and n > self.prompt)
+        return n >= self.max_len or (self.tokens[-1] in self.stop_tokens and n > self.prompt_len)
 
     @property
-    def draft_ended(self) -> bool:
+    def draft_hit_stop_token(self) -> bool:
         """Does the draft run into an end token, so that there is nothing to draft behind it?"""
-        return bool(self.draft) and self.draft[-1] in self.ends
+        return bool(self.draft) and self.draft[-1] in self.stop_tokens
 
     @property
-    def unscored(self) -> int:
+    def num_unscored(self) -> int:
         """How many drafts, adopted from a branch, have no importance yet: that of a draft is seen from later ones."""
         return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
 
-    def worth(self, drafts: int, acceptance: float) -> float:
+    def expected_tokens(self, num_drafts: int, acceptance: float) -> float:
         """Tokens to expect of a verification (WISP, Eq. 5): the share of its drafts that stood so far in this session,
         beside the `acceptance` that was expected before, and the token that the target adds.
         """
-        return 1.0 + drafts * (self.stood + _BEFORE * acceptance) / (self.judged + _BEFORE)
+        return 1.0 + num_drafts * (self.drafts_accepted + _PRIOR_DRAFTS * acceptance) / (
+            self.drafts_verified + _PRIOR_DRAFTS
+        )
 
-    def luck(self, purpose: str) -> float:
+    def uniform(self, purpose: str) -> float:
         """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
-        return luck(self.stream, len(self.tokens), purpose)
+        return uniform(self.random_stream, len(self.tokens), purpose)
 
     # What happens.
 
-    def drafted(self, outcome: Drafted) -> None:
+    def add_draft(self, outcome: DraftOutcome) -> None:
         self.draft += outcome.tokens
-        self.tops += outcome.tops
+        self.top_candidates += outcome.top_candidates
         self.stopped = outcome.stopped
-        if outcome.odds:
-            self.odds += outcome.odds
+        if outcome.draft_probs:
+            self.draft_probs += outcome.draft_probs
         for name, values in outcome.scores.items():
             self.scores.setdefault(name, []).extend(values)
 
-    def growing(self, steps: int) -> list[Branch]:
-        """The branches that want another token: shorter than `steps`, not at their end, with room in the answer."""
-        return [b for b in self.branches if len(b.tokens) < steps and not (b.stopped or self._is_over(b))]
+    def growing_branches(self, max_tokens: int) -> list[Branch]:
+        """The branches that want another token: shorter than `max_tokens`, not at their end, with room in the answer."""
+        return [
+            b for b in self.branches if len(b.tokens) < max_tokens and not (b.stopped or self._is_branch_complete(b))
+        ]
 
-    def _is_over(self, branch: Branch) -> bool:
-        last = ((self.flight or ())[: branch.accepted] + branch.own)[-1:]
-        full = branch.accepted + 1 + len(branch.tokens) >= self.remaining
-        return full or not self.ends.isdisjoint(last)
+    def _is_branch_complete(self, branch: Branch) -> bool:
+        last = ((self.in_flight_drafts or ())[: branch.accepted] + branch.continuation)[-1:]
+        full = branch.accepted + 1 + len(branch.tokens) >= self.remaining_tokens
+        return full or not self.stop_tokens.isdisjoint(last)
 
-    def drafted_ahead(self, outcome: Drafted, grown: Sequence[Branch], fell: Fell, keep: bool) -> None:
+    def extend_branches(
+        self, outcome: DraftOutcome, branches: Sequence[Branch], stops: StopPredicate, keep_last: bool
+    ) -> None:
         """One token more on every branch that was to grow; where the target's own token is guessed, that comes first.
 
-        The one at which a draft would end ends it, and is dropped where it is not to `keep`, unless it is the first.
+        The one at which a draft would end ends it, and is dropped unless `keep_last` is set or it is
+        the first.
         """
-        for i, branch in enumerate(grown):
+        for i, branch in enumerate(branches):
             if branch.token is None:
                 branch.token = outcome.tokens[i]
                 continue
             branch.tokens.append(outcome.tokens[i])
-            branch.tops.append(outcome.tops[i])
-            branch.odds += outcome.odds[i : i + 1]
+            branch.top_candidates.append(outcome.top_candidates[i])
+            branch.draft_probs += outcome.draft_probs[i : i + 1]
             for name, values in outcome.scores.items():
                 branch.scores.setdefault(name, []).append(values[i])
-            branch.stopped = fell(branch.scores)
-            if branch.stopped and not keep and len(branch.tokens) > 1:
+            branch.stopped = stops(branch.scores)
+            if branch.stopped and not keep_last and len(branch.tokens) > 1:
                 branch.drop_last()
 
-    def feed(self) -> tuple[int, tuple[int, ...]]:
+    def draft_input(self) -> tuple[int, tuple[int, ...]]:
         """What the drafter lacks to go on: from where its cache is to be filled, and with what; at least one token,
         because a model answers to a row.
         """
         base = len(self.tokens)
         start = base + len(self.draft) - 1
-        if self.kv < start:
-            start = self.kv
+        if self.draft_cached_len < start:
+            start = self.draft_cached_len
         feed = tuple(self.tokens[start:])
         if self.draft:
             feed += tuple(self.draft[max(0, start - base) :])
         return start, feed
 
-    def feeds_ahead(self, branches: Sequence[Branch]) -> tuple[int, tuple[Tokens, ...]]:
+    def branch_inputs(self, branches: Sequence[Branch]) -> tuple[int, tuple[TokenIds, ...]]:
         """The same for branches, from where they have all in common."""
         base = len(self.tokens)
-        start = min(self.kv, base + min(b.accepted for b in branches) - 1)
-        return start, tuple(self._feed_ahead(branch, start) for branch in branches)
+        start = min(self.draft_cached_len, base + min(b.accepted for b in branches) - 1)
+        return start, tuple(self._branch_input(branch, start) for branch in branches)
 
-    def _feed_ahead(self, branch: Branch, start: int) -> Tokens:
-        flight = (self.flight or ())[max(0, start - len(self.tokens)) : branch.accepted]
-        return (*self.tokens[start:], *flight, *branch.own)
+    def _branch_input(self, branch: Branch, start: int) -> TokenIds:
+        flight = (self.in_flight_drafts or ())[max(0, start - len(self.tokens)) : branch.accepted]
+        return (*self.tokens[start:], *flight, *branch.continuation)
 
-    def ask(self, send_drafts: bool, rule: Rule) -> Rows:
+    def start_verification(self, send_drafts: bool, rule: AcceptanceRule) -> SequenceSlice:
         """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
-        new = tuple(self.tokens[self.peer :])
+        new = tuple(self.tokens[self.target_cached_len :])
         draft = tuple(self.draft) if send_drafts else ()
-        self.flight = draft
-        self.branches, self.guessed = [], False
-        odds = tuple(self.odds) if draft and self.odds else ()
-        return Rows(
-            self.call.session, self.peer, len(new) + len(draft), new + draft, len(draft), rule, self.call.sampling,
-            self.parents, self.keep, None, odds,
+        self.in_flight_drafts = draft
+        self.branches, self.lookahead_started = [], False
+        odds = tuple(self.draft_probs) if draft and self.draft_probs else ()
+        return SequenceSlice(
+            self.request.session, self.target_cached_len, len(new) + len(draft), new + draft, len(draft), rule, self.request.sampling,
+            self.draft_parents, self.kept_tree_nodes, None, odds,
         )  # fmt: skip
 
-    def settle(self, verdict: Verdict) -> tuple[Tokens, Origins]:
+    def apply_verdict(self, verdict: Verdict) -> tuple[TokenIds, Origins]:
         """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with
         them.
 
         Returns the tokens that became agreed, and who wrote each.
         """
-        flight, at, accepted = self.flight or (), len(self.tokens), verdict.accepted
-        self.judged += len(flight)
-        self.stood += accepted
-        chosen = flight[:accepted] if verdict.keep is None else tuple([flight[i] for i in verdict.keep])
+        flight, at, accepted = self.in_flight_drafts or (), len(self.tokens), verdict.accepted
+        self.drafts_verified += len(flight)
+        self.drafts_accepted += accepted
+        chosen = (
+            flight[:accepted]
+            if verdict.kept_tree_nodes is None
+            else tuple([flight[i] for i in verdict.kept_tree_nodes])
+        )
         last: Origin = "cloud" if not flight else "bonus" if accepted == len(flight) else "corrected"
-        new = self._agree((*chosen, verdict.token), _writers(len(chosen), last))
+        new = self._commit((*chosen, verdict.next_token), _origins(len(chosen), last))
         length = len(self.tokens)
-        self.kv = min(self.kv, at + len(chosen), length)
-        self.peer, self.keep = length - 1, verdict.keep
-        branches, self.branches, self.flight = self.branches, [], None
-        self._clear()
+        self.draft_cached_len = min(self.draft_cached_len, at + len(chosen), length)
+        self.target_cached_len, self.kept_tree_nodes = length - 1, verdict.kept_tree_nodes
+        branches, self.branches, self.in_flight_drafts = self.branches, [], None
+        self._clear_draft()
         if branches:
-            self._adopt(branches, verdict)
-        if verdict.proposal:
-            self.draft, self.parents = list(verdict.proposal[0]), verdict.proposal[1]
+            self._adopt_branch(branches, verdict)
+        if verdict.next_tree:
+            self.draft, self.draft_parents = list(verdict.next_tree[0]), verdict.next_tree[1]
         return new
 
-    def foreseen(self, verdict: Verdict) -> Guess:
+    def lookahead_outcome(self, verdict: Verdict) -> LookaheadOutcome:
         """How the branches fit a verdict that is not settled yet."""
         if not self.branches:
             return ""
         there = [branch.token for branch in self.branches if branch.accepted == verdict.accepted]
-        return "hit" if verdict.token in there else "position" if there else "missed"
+        return "hit" if verdict.next_token in there else "position" if there else "missed"
 
-    def _adopt(self, branches: Sequence[Branch], verdict: Verdict) -> None:
+    def _adopt_branch(self, branches: Sequence[Branch], verdict: Verdict) -> None:
         for b in branches:
-            if b.accepted == verdict.accepted and b.token == verdict.token:
-                self.draft, self.scores, self.tops, self.odds = b.tokens, b.scores, b.tops, b.odds
+            if b.accepted == verdict.accepted and b.token == verdict.next_token:
+                self.draft, self.scores, self.top_candidates, self.draft_probs = (
+                    b.tokens,
+                    b.scores,
+                    b.top_candidates,
+                    b.draft_probs,
+                )
                 self.stopped = b.stopped
 
-    def stand(self) -> tuple[Tokens, Origins]:
+    def accept_locally(self) -> tuple[TokenIds, Origins]:
         """The device's own draft stands: not offloaded, or the cloud is gone."""
         origin: Origin = "offline" if self.offline else "device"
-        new = self._agree(tuple(self.draft), (origin,) * len(self.draft))
-        self.kv = min(self.kv, len(self.tokens))
+        new = self._commit(tuple(self.draft), (origin,) * len(self.draft))
+        self.draft_cached_len = min(self.draft_cached_len, len(self.tokens))
         self.branches = []
-        self._clear()
+        self._clear_draft()
         return new
 
-    def _agree(self, tokens: Tokens, origins: Origins) -> tuple[Tokens, Origins]:
+    def _commit(self, tokens: TokenIds, origins: Origins) -> tuple[TokenIds, Origins]:
         """Up to the limit, and up to and with the first end token."""
-        n, room = len(tokens), self.full - len(self.tokens)
+        n, room = len(tokens), self.max_len - len(self.tokens)
         if n > room:
             n = room
-        if self.ends and not self.ends.isdisjoint(tokens):
-            n = next((i + 1 for i in range(n) if tokens[i] in self.ends), n)
+        if self.stop_tokens and not self.stop_tokens.isdisjoint(tokens):
+            n = next((i + 1 for i in range(n) if tokens[i] in self.stop_tokens), n)
         if n < len(tokens):
             tokens, origins = tokens[:n], origins[:n]
         self.tokens += tokens
         return tokens, origins
 
-    def forget_route(self) -> None:
+    def invalidate_path(self) -> None:
         """The route's caches may be gone: a new attempt sends everything."""
-        self.round += 1
-        self.home, self.peer, self.path, self.keep = self.path or self.home, 0, (), None
-        self.astray = True
+        self.attempt += 1
+        self.previous_path, self.target_cached_len, self.path, self.kept_tree_nodes = (
+            self.path or self.previous_path,
+            0,
+            (),
+            None,
+        )
+        self.may_have_stale_nodes = True
 
 
 @cache
-def _writers(accepted: int, last: Origin) -> Origins:
+def _origins(accepted: int, last: Origin) -> Origins:
     drafts: list[Origin] = ["accepted" for _ in range(accepted)]
     return (*drafts, last)

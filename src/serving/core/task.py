@@ -2,22 +2,22 @@
 
 from typing import NamedTuple
 
-from serving.messages import Backlog
+from serving.messages import LoadReport
 
 
 class Task(NamedTuple):
     """What is to be placed: one request, with all that its route writes before it asks again."""
 
     session: str
-    rows: int
+    num_tokens: int
     """Of its first pass."""
-    steps: int
+    num_passes: int
     """Passes: as many as tokens may be written, the last of which nobody may need."""
-    tokens: int
+    max_cached_len: int
     """That its cache comes to, at most."""
-    turn: int
+    choice_index: int
     """How many choices this chooser made before."""
 
-    def seconds(self, backlog: Backlog) -> float:
+    def compute_s(self, report: LoadReport) -> float:
         """How long a node would compute for it, by itself: F* / C of Hyperion, Eq. 20."""
-        return (self.rows - 1) * backlog.row_s + self.steps * backlog.step_s
+        return (self.num_tokens - 1) * report.per_token_s + self.num_passes * report.pass_s

@@ -6,267 +6,289 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from serving.core.decoding import Decoding
-from serving.deployment.queries import NOWHERE, Models, Query
+from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
-from serving.engines.models import Checkpoint, Model
-from serving.messages import INF, Call, Span
-from serving.policy.engine_requirements import PLAIN, Provision
-from serving.policy.slots.placement import HERE
+from serving.engines.models import Checkpoint, ModelConfig
+from serving.messages import INF, GenerationRequest, Span
+from serving.policy.engine_requirements import NO_REQUIREMENTS, EngineRequirements
+from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
 if TYPE_CHECKING:
     from serving.engines.onnx.engine import OnnxEngine
     from serving.engines.remote.engine import RemoteEngine
     from serving.engines.tokenizer import Tokenizer
-    from serving.engines.torch.draft_heads import Proposer
-    from serving.engines.torch.engine import Engine
-    from serving.engines.torch.model import Model as TorchModel
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.draft_heads import MedusaProposer
+    from serving.engines.torch.engine import TorchEngine
+    from serving.engines.torch.model import DecomposedModel as TorchModel
+    from serving.engines.torch.tensor_store import TensorStore
 
 
-def open_models(
+def load_models(
     device: Checkpoint,
     cloud: Checkpoint,
     accelerator: str = "cpu",
-    provision: Provision = PLAIN,
+    requirements: EngineRequirements = NO_REQUIREMENTS,
     context_tokens: int | None = None,
-    waits: bool = False,
-) -> Models:
+    wait_for_server: bool = False,
+) -> LoadedModels:
     """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves.
 
     A draft model that is made of the large one's layers shares its weights, as does the part of the large model that a
-    placement has devices run. A server in the large one's place is refused where it takes less than `context_tokens`,
-    a prompt and its answer; on virtual time `waits` is true, and one that fails for a moment is waited for here.
+    placement has devices run. A server in the large one's place is refused where it takes less than `context_tokens`, a
+    prompt and its answer; on virtual time `wait_for_server` is true, and one that fails for a moment is waited for
+    here.
     """
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.tensor_store import TensorStore
 
-    tokenizer, vocabulary = spoken(device, cloud)
-    bench = _Bench(Blobs(), vocabulary, provision)
-    if isinstance(cloud, Model) and cloud.server:
-        far = bench.remote(cloud, tokenizer, context_tokens, waits)
-        drafter = bench.drafter(device, cloud, None, accelerator)
-        return Models(drafter, depth(device), far, depth(cloud), tokenizer, notes=far.notes)
-    if isinstance(cloud, Model) and cloud.ways > 1:
-        return _open_shared(bench, device, cloud, accelerator, tokenizer)
-    large = _model(cloud, accelerator)
-    drafter = bench.drafter(device, cloud, large, accelerator)
-    layers, heads = len(large.layers), bench.heads(large)
+    tokenizer, vocabulary = load_tokenizer(device, cloud)
+    bench = _EngineFactory(TensorStore(), vocabulary, requirements)
+    if isinstance(cloud, ModelConfig) and cloud.server:
+        far = bench.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
+        drafter = bench.drafter_engine(device, cloud, None, accelerator)
+        return LoadedModels(drafter, num_layers(device), far, num_layers(cloud), tokenizer, notes=far.notes)
+    if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
+        return _load_tensor_parallel(bench, device, cloud, accelerator, tokenizer)
+    large = _load_model(cloud, accelerator)
+    drafter = bench.drafter_engine(device, cloud, large, accelerator)
+    layers, heads = len(large.layers), bench.medusa_heads(large)
 
-    def another() -> "Engine":
-        return bench.engine(large, heads)
+    def another() -> "TorchEngine":
+        return bench.torch_engine(large, heads)
 
-    return Models(drafter, depth(device), another(), layers, tokenizer, another(), another=another)
+    return LoadedModels(drafter, num_layers(device), another(), layers, tokenizer, another(), new_cloud_engine=another)
 
 
-def _open_shared(bench: "_Bench", device: Checkpoint, cloud: Model, accelerator: str, tokenizer: "Tokenizer") -> Models:
+def _load_tensor_parallel(
+    factory: "_EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
+) -> LoadedModels:
     """A draft model that is made of the large one's layers has its own: those of a shared model are parts of them."""
-    drafter = bench.drafter(device, cloud, None, accelerator)
-    (far, here), close = bench.shared(cloud, accelerator, 2)
-    return Models(drafter, depth(device), far, depth(cloud), tokenizer, here, close=close)
+    drafter = factory.drafter_engine(device, cloud, None, accelerator)
+    (far, here), close = factory.tensor_parallel_engines(cloud, accelerator, 2)
+    return LoadedModels(drafter, num_layers(device), far, num_layers(cloud), tokenizer, here, close=close)
 
 
-def open_side(
+def load_side(
     setup: Setup,
     side: Literal["device", "cloud"],
-    blobs: "Blobs",
+    tensor_store: "TensorStore",
     accelerator: str = "cpu",
     context_tokens: int | None = None,
     tier: str | None = None,
-) -> Models:
+) -> LoadedModels:
     """One side's models; what the other one holds is in another process, or of a split model in another part of it.
 
     Of a `tier` only what runs there; absent: all that runs in the cloud. `context_tokens` are those that a service lets
     a conversation have; absent: the workload's.
     """
-    pair, provision = setup.pair, setup.policy.provision
-    tokenizer, vocabulary = spoken(pair.device, pair.cloud)
-    small, layers = depth(pair.device), depth(pair.cloud)
-    bench = _Bench(blobs, vocabulary, provision)
-    hops = setup.policy.placement.route(layers, pair.cloud.timing.layers)
+    pair, provision = setup.pair, setup.policy.engine_requirements
+    tokenizer, vocabulary = load_tokenizer(pair.device, pair.cloud)
+    small, layers = num_layers(pair.device), num_layers(pair.cloud)
+    bench = _EngineFactory(tensor_store, vocabulary, provision)
+    hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
     if side == "cloud" and pair.cloud.server:
-        far = bench.remote(pair.cloud, tokenizer, context_tokens or setup.workload.tokens)
-        return Models(NOWHERE, small, far, layers, tokenizer, notes=far.notes)
+        far = bench.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
+        return LoadedModels(UNAVAILABLE_ENGINE, small, far, layers, tokenizer, notes=far.notes)
     if side == "cloud":
-        spans = [hop.span for hop in hops if hop.node != HERE and tier in (None, hop.node)]
-        ends = Span(spans[0].first, spans[-1].last, spans[0].embed, spans[-1].head)
-        if pair.cloud.ways > 1:
-            (led,), close = bench.shared(pair.cloud, accelerator, 1, ends)
-            return Models(NOWHERE, small, led, layers, tokenizer, close=close)
-        held = _model(pair.cloud, accelerator).only(ends)
-        return Models(NOWHERE, small, bench.engine(held, bench.heads(held)), layers, tokenizer)
-    kept = max((hop.span.last for hop in hops if hop.node == HERE and hop.span.first < hop.span.last), default=0)
-    here = _model(pair.cloud, accelerator, kept) if kept else None
+        spans = [hop.span for hop in hops if hop.node != DEVICE_TIER and tier in (None, hop.node)]
+        ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
+        if pair.cloud.tensor_parallel > 1:
+            (led,), close = bench.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
+            return LoadedModels(UNAVAILABLE_ENGINE, small, led, layers, tokenizer, close=close)
+        held = _load_model(pair.cloud, accelerator).restricted_to(ends)
+        return LoadedModels(
+            UNAVAILABLE_ENGINE, small, bench.torch_engine(held, bench.medusa_heads(held)), layers, tokenizer
+        )
+    kept = max(
+        (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),
+        default=0,
+    )
+    here = _load_model(pair.cloud, accelerator, kept) if kept else None
     drafts = setup.policy.draft.source == "model"
-    drafter = bench.drafter(pair.device, pair.cloud, here, accelerator) if drafts else NOWHERE
-    end = bench.engine(here, bench.heads(here)) if here else NOWHERE
-    return Models(drafter, small, NOWHERE, layers, tokenizer, end)
+    drafter = bench.drafter_engine(pair.device, pair.cloud, here, accelerator) if drafts else UNAVAILABLE_ENGINE
+    end = bench.torch_engine(here, bench.medusa_heads(here)) if here else UNAVAILABLE_ENGINE
+    return LoadedModels(drafter, small, UNAVAILABLE_ENGINE, layers, tokenizer, end)
 
 
-def spoken(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", int]:
+def load_tokenizer(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", int]:
     """The pair's tokenizer, and how many of its tokens both models may write; the device's alone where the cloud's
     weights are elsewhere.
     """
-    from serving.engines.tokenizer import Tokenizer, same_tokenizer
+    from serving.engines.tokenizer import Tokenizer, check_same_tokenizer
 
-    held = [each for each in (cloud, device) if each.here]
+    held = [each for each in (cloud, device) if each.has_weights]
     if len(held) == 2:
-        same_tokenizer(device.where, cloud.where)
-    tokenizer = Tokenizer(held[0].where)
-    return tokenizer, min(len(tokenizer), *(_shape(each)[1] for each in held))
+        check_same_tokenizer(device.name_or_path, cloud.name_or_path)
+    tokenizer = Tokenizer(held[0].name_or_path)
+    return tokenizer, min(len(tokenizer), *(_model_shape(each)[1] for each in held))
 
 
-def depth(checkpoint: Checkpoint) -> int:
+def num_layers(checkpoint: Checkpoint) -> int:
     """Layers of a causal LM, without loading it; the timed one's where its weights are elsewhere."""
-    if isinstance(checkpoint, Model) and not checkpoint.here:
-        return checkpoint.timing.layers
-    return _shape(checkpoint)[0]
+    if isinstance(checkpoint, ModelConfig) and not checkpoint.has_weights:
+        return checkpoint.timed_architecture.layers
+    return _model_shape(checkpoint)[0]
 
 
-def queries(workload: Workload, decoding: Decoding, seed: int, devices: int, tokenizer: "Tokenizer") -> list[Query]:
+def make_queries(
+    workload: Workload, decoding: Decoding, seed: int, num_devices: int, tokenizer: "Tokenizer"
+) -> list[Query]:
     """The workload's requests as tokens; raises ValueError that names a prompt which does not fit."""
     sampling = decoding.sampling(seed)
     found = []
-    for asked in workload.calls(devices):
+    for asked in workload.requests(num_devices):
         tokens = workload.encode(asked, tokenizer.hf).tokens
         rate = asked.slo.tokens_per_s if asked.slo else 0.0
         ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
-        call = Call(f"r{asked.index:05d}", tokens, asked.max_new_tokens, tokenizer.ends, sampling, rate, ttft_s)
+        call = GenerationRequest(
+            f"r{asked.index:05d}", tokens, asked.max_new_tokens, tokenizer.eos_token_ids, sampling, rate, ttft_s
+        )
         found.append(Query(call, asked.prompt, asked.device, asked.at_s, asked.think_s, asked.slo))
     return found
 
 
 @dataclass(frozen=True)
-class _Bench:
+class _EngineFactory:
     """Where engines are made that belong together."""
 
-    blobs: "Blobs"
+    tensor_store: "TensorStore"
     vocabulary: int
-    provision: Provision
+    requirements: EngineRequirements
 
-    def remote(
-        self, cloud: Model, tokenizer: "Tokenizer", context_tokens: int | None, waits: bool = False
+    def remote_engine(
+        self, cloud: ModelConfig, tokenizer: "Tokenizer", context_tokens: int | None, wait_for_server: bool = False
     ) -> "RemoteEngine":
         """A server in the place of the large model's engine."""
-        from serving.engines.remote.opening import open_remote
+        from serving.engines.remote.opening import connect_remote
 
         assert cloud.server
-        verifies = self.provision.verifies
-        return open_remote(cloud.server, tokenizer, self.vocabulary, verifies, context_tokens, waits)
+        verifies = self.requirements.verifies_drafts
+        return connect_remote(cloud.server, tokenizer, self.vocabulary, verifies, context_tokens, wait_for_server)
 
-    def heads(self, target: "TorchModel") -> "Proposer | None":
+    def medusa_heads(self, target: "TorchModel") -> "MedusaProposer | None":
         """What proposes drafts beside the target's own head, on whatever end has that."""
-        from serving.engines.torch.draft_heads import open_heads
-        from serving.engines.torch.model import Absent
+        from serving.engines.torch.draft_heads import load_medusa_heads
+        from serving.engines.torch.model import MissingLayer
 
-        medusa = self.provision.medusa
-        return open_heads(target, medusa, self.vocabulary) if medusa and not isinstance(target.head, Absent) else None
+        medusa = self.requirements.medusa
+        return (
+            load_medusa_heads(target, medusa, self.vocabulary)
+            if medusa and not isinstance(target.lm_head, MissingLayer)
+            else None
+        )
 
-    def drafter(
-        self, device: Checkpoint, cloud: Checkpoint, large: "TorchModel | None", accelerator: str
-    ) -> "Engine | OnnxEngine":
+    def drafter_engine(
+        self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
+    ) -> "TorchEngine | OnnxEngine":
         """What drafts: of torch, or of onnxruntime, on the CPU whatever the accelerator is."""
-        if device.onnx:
-            return self._exported(device, device.onnx)
-        model = _drafter(device, cloud, large, accelerator)
+        if device.onnx_graph:
+            return self._onnx_engine(device, device.onnx_graph)
+        model = _load_drafter(device, cloud, target, accelerator)
         self._check_scorers(model)
-        return self.engine(model)
+        return self.torch_engine(model)
 
     def _check_scorers(self, drafter: "TorchModel") -> None:
-        for scorer in self.provision.scorers.values():
-            if scorer.reads == "hidden" and scorer.inputs != drafter.hidden:
+        for scorer in self.requirements.scorers.values():
+            if scorer.feature_kind == "hidden" and scorer.num_features != drafter.hidden_size:
                 raise ValueError(
-                    f"{scorer!r} reads hidden states of {scorer.inputs} numbers, and those of {drafter.name} have "
-                    f"{drafter.hidden}; train the router for this model, or choose the one that was"
+                    f"{scorer!r} reads hidden states of {scorer.num_features} numbers, and those of {drafter.name} have "
+                    f"{drafter.hidden_size}; train the router for this model, or choose the one that was"
                 )
 
-    def _exported(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
+    def _onnx_engine(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
         """Raises ValueError for a graph of other weights, or of a model of another shape."""
         from serving.engines.onnx import header
         from serving.engines.onnx.engine import OnnxEngine
 
-        _one_thread()
-        engine = OnnxEngine(folder, blobs=self.blobs, vocabulary=self.vocabulary, scorers=self.provision.scorers)
-        found = engine.header.layers, engine.header.vocabulary
-        if found != _shape(device):
+        _use_one_thread()
+        engine = OnnxEngine(
+            folder, tensor_store=self.tensor_store, vocab_size=self.vocabulary, scorers=self.requirements.scorers
+        )
+        found = engine.header.layers, engine.header.vocab_size
+        if found != _model_shape(device):
             raise ValueError(
-                f"the graph at {folder} was exported from {engine.header.made_from} (layers, vocabulary {found}), and "
-                f"the device's model is {device.named} ({_shape(device)}); export again with force=[device_graph]"
+                f"the graph at {folder} was exported from {engine.header.checkpoint_name} (layers, vocabulary {found}), and "
+                f"the device's model is {device.display_name} ({_model_shape(device)}); export again with force=[device_graph]"
             )
-        if engine.header.weights != header.weights_digest(device):
+        if engine.header.weights_digest != header.weights_digest(device):
             raise ValueError(
-                f"the graph at {folder} was exported from {engine.header.made_from}, whose weights are others than "
-                f"those of the device's model {device.named}; export again with force=[device_graph], or name the "
+                f"the graph at {folder} was exported from {engine.header.checkpoint_name}, whose weights are others than "
+                f"those of the device's model {device.display_name}; export again with force=[device_graph], or name the "
                 "folder of its own graph in model.device.graph"
             )
         return engine
 
-    def engine(self, model: "TorchModel", heads: "Proposer | None" = None) -> "Engine":
-        from serving.engines.torch.engine import Engine
+    def torch_engine(self, model: "TorchModel", medusa: "MedusaProposer | None" = None) -> "TorchEngine":
+        from serving.engines.torch.engine import TorchEngine
 
-        return Engine(model, heads=heads, **self._options())
+        return TorchEngine(model, proposer=medusa, **self._engine_options())
 
-    def shared(
-        self, cloud: Model, accelerator: str, count: int, span: Span | None = None
-    ) -> tuple[list["Engine"], Callable[[], object]]:
+    def tensor_parallel_engines(
+        self, cloud: ModelConfig, accelerator: str, count: int, span: Span | None = None
+    ) -> tuple[list["TorchEngine"], Callable[[], object]]:
         """So many engines over one model that several processes share, and what ends these processes."""
-        from serving.engines.tensor_parallel.engine import Leader
-        from serving.engines.tensor_parallel.worker_group import open_shared
+        from serving.engines.tensor_parallel.engine import TPEngine
+        from serving.engines.tensor_parallel.worker_group import load_tensor_parallel
 
-        model, team = open_shared(cloud.where, cloud.ways, dtype=cloud.dtype, accelerator=accelerator, span=span)
+        model, team = load_tensor_parallel(
+            cloud.name_or_path, cloud.tensor_parallel, dtype=cloud.dtype, accelerator=accelerator, span=span
+        )
         try:
-            heads = self.heads(model)
-            return [Leader(team, i, model, heads=heads, **self._options()) for i in range(count)], team.close
+            heads = self.medusa_heads(model)
+            return [TPEngine(team, i, model, heads=heads, **self._engine_options()) for i in range(count)], team.close
         except BaseException:
             team.close()
             raise
 
-    def _options(self) -> dict[str, Any]:
-        p = self.provision
+    def _engine_options(self) -> dict[str, Any]:
+        p = self.requirements
         return {
-            "blobs": self.blobs, "vocabulary": self.vocabulary, "scorers": p.scorers, "block_tokens": p.block_tokens,
-            "number": p.number,
+            "blobs": self.tensor_store, "vocabulary": self.vocabulary, "scorers": p.scorers, "block_tokens": p.block_tokens,
+            "number": p.hidden_dtype,
         }  # fmt: skip
 
 
-def _model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":
+def _load_model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":
     """All of it, or its first layers and its ends."""
-    from serving.engines.torch.model import open_model
+    from serving.engines.torch.model import load_model
 
-    _one_thread()
-    return open_model(
-        checkpoint.where, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
-        layers=layers,
+    _use_one_thread()
+    return load_model(
+        checkpoint.name_or_path, dtype=checkpoint.dtype, device=accelerator, quantization=checkpoint.quantization,
+        num_layers=layers,
     )  # fmt: skip
 
 
-def _one_thread() -> None:
+def _use_one_thread() -> None:
     import torch
 
     torch.set_num_threads(1)
 
 
-def _drafter(device: Checkpoint, cloud: Checkpoint, large: "TorchModel | None", accelerator: str) -> "TorchModel":
+def _load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":
     """The small model; one that is made of the large one's first layers takes those that are open already."""
     if device.adapter is None:
-        return _model(device, accelerator)
-    from serving.engines.torch.draft_heads import drafter
+        return _load_model(device, accelerator)
+    from serving.engines.torch.draft_heads import load_adapter_drafter
     from serving.learned import adapter
 
-    shallow = adapter.load(device.adapter).shallow
-    other = device.where != cloud.where or device.quantization != cloud.quantization
-    if large is None or len(large.layers) < shallow or other:
-        large = _model(device, accelerator, shallow)
-    return drafter(large, shallow, device.adapter / adapter.WEIGHTS)
+    shallow = adapter.load(device.adapter).shallow_layers
+    other = device.name_or_path != cloud.name_or_path or device.quantization != cloud.quantization
+    if target is None or len(target.layers) < shallow or other:
+        target = _load_model(device, accelerator, shallow)
+    return load_adapter_drafter(target, shallow, device.adapter / adapter.WEIGHTS)
 
 
-def _shape(checkpoint: Checkpoint) -> tuple[int, int]:
+def _model_shape(checkpoint: Checkpoint) -> tuple[int, int]:
     """(layers, rows of the head), read from the configuration."""
     from transformers import AutoConfig
 
     from serving.engines.torch.model import check_checkpoint
     from serving.learned import adapter
 
-    check_checkpoint(checkpoint.where)
-    config = AutoConfig.from_pretrained(checkpoint.where)
-    layers = adapter.load(checkpoint.adapter).shallow + 1 if checkpoint.adapter else int(config.num_hidden_layers)
+    check_checkpoint(checkpoint.name_or_path)
+    config = AutoConfig.from_pretrained(checkpoint.name_or_path)
+    layers = (
+        adapter.load(checkpoint.adapter).shallow_layers + 1 if checkpoint.adapter else int(config.num_hidden_layers)
+    )
     return layers, int(config.vocab_size)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from serving.hardware.timed_executor import Engine
-from serving.messages import Call, Work
+from serving.messages import GenerationRequest, Work
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Query:
-    """One request of the workload, as tokens; `at_s` is None in a closed loop, where it follows the device's last
+    """One request of the workload, as tokens; `arrival_s` is None in a closed loop, where it follows the device's last
     answer.
     """
 
-    call: Call
+    request: GenerationRequest
     prompt: Prompt
     device: int
-    at_s: float | None
+    arrival_s: float | None
     think_s: float
     slo: SloClass | None
 
 
-class Elsewhere:
+class UnavailableEngine:
     """A model that is not held here: nothing can be run on it."""
 
     def execute(self, work: Work) -> NoReturn:
@@ -37,11 +37,11 @@ class Elsewhere:
         """There is nothing to free."""
 
 
-NOWHERE = Elsewhere()
+UNAVAILABLE_ENGINE = UnavailableEngine()
 
 
 @dataclass(frozen=True)
-class Models:
+class LoadedModels:
     """The two models of a pair, opened, with their depths."""
 
     device: Engine
@@ -49,11 +49,11 @@ class Models:
     cloud: Engine
     cloud_layers: int
     tokenizer: "Tokenizer"
-    here: Engine = NOWHERE
+    device_target: Engine = UNAVAILABLE_ENGINE
     """What runs the part of the large model that a placement puts on devices."""
     notes: Callable[[], tuple[str, ...]] = tuple
     """What a reader of the figures must know, asked when all is served."""
-    another: Callable[[], Engine] | None = None
+    new_cloud_engine: Callable[[], Engine] | None = None
     """Runs the large model for a further node: the same weights, with caches of its own; None: all nodes share one."""
     close: Callable[[], object] = tuple
     """Ends the processes that a model shares its weights with, if it does."""

@@ -6,15 +6,15 @@ How long a conversation may become: the prompt and its answer together.
 from dataclasses import dataclass, field
 
 from serving.core.decoding import Decoding
-from serving.core.scores import IMPORTANCE, KNOWN
-from serving.engines.models import Checkpoint, Pair
+from serving.core.scores import IMPORTANCE, UNTRAINED_SCORES
+from serving.engines.models import Checkpoint, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.hardware.fleet import check_fits
+from serving.hardware.fleet import check_memory
 from serving.hardware.testbed import Testbed
 from serving.messages import Hop
 from serving.network.link import Link
 from serving.policy.policy import Policy
-from serving.policy.slots.placement import HERE
+from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
 _WITHOUT_IMPORTANCE = {
@@ -28,7 +28,7 @@ class Setup:
     """Raises ValueError when a model does not fit into the memory of the chip that is to run it, a request not into the
     cloud's cache, or when the policy names a tier that the testbed does not have."""
 
-    pair: Pair
+    pair: ModelPair
     hardware: Testbed
     network: Link
     workload: Workload
@@ -40,24 +40,27 @@ class Setup:
         self._check_tiers()
         self._check_server()
         self._check_decoding()
-        self._check_probes()
+        self._check_scores()
         self._check_backend()
         self._check_timing()
-        tokens = self.workload.tokens
+        tokens = self.workload.context_tokens
         self._check_cache(tokens)
         self._check_memory(tokens)
 
     def _check_memory(self, tokens: int) -> None:
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
-                check_fits(fleet, self.pair.device.timing, self.workload.at_once, tokens)
+                check_memory(fleet, self.pair.device.timed_architecture, self.workload.max_concurrency, tokens)
         for hop in self.hops:
             if tier := self.hardware.tier(hop.node):
-                check_fits(tier.roomiest, self.part(hop), 1, tokens)
-        if here := sum(hop.span.last - hop.span.first for hop in self.hops if hop.node == HERE):
+                check_memory(tier.largest_memory_fleet, self.hop_architecture(hop), 1, tokens)
+        if here := sum(hop.span.end_layer - hop.span.start_layer for hop in self.hops if hop.node == DEVICE_TIER):
             for fleet in self.hardware.device_fleets:
-                check_fits(
-                    fleet, self.pair.cloud.timing.part(here, embed=True, head=True), self.workload.at_once, tokens
+                check_memory(
+                    fleet,
+                    self.pair.cloud.timed_architecture.part(here, embedding=True, lm_head=True),
+                    self.workload.max_concurrency,
+                    tokens,
                 )
 
     def _check_timing(self) -> None:
@@ -65,20 +68,20 @@ class Setup:
         if self.policy.draft.source == "model":
             for fleet in self.hardware.device_fleets:
                 if fleet.timing != "profile":
-                    fleet.latency(self.pair.device.timing)
+                    fleet.latency(self.pair.device.timed_architecture)
         for hop in self.hops:
             tier = self.hardware.tier(hop.node)
             for fleet in tier.fleets if tier else ():
                 if fleet.timing != "profile":
-                    fleet.latency(self.pair.cloud.timing)
+                    fleet.latency(self.pair.cloud.timed_architecture)
 
     def _check_tiers(self) -> None:
         hops = self.hops
         for hop in hops:
-            if hop.node != HERE and self.hardware.tier(hop.node) is None:
+            if hop.node != DEVICE_TIER and self.hardware.tier(hop.node) is None:
                 raise ValueError(
                     f"policy.placement: there is no tier {hop.node!r} in the testbed; there are here and "
-                    f"{self.hardware.names}"
+                    f"{self.hardware.tier_names}"
                 )
         cloud = self.hardware.cloud
         if cloud and cloud.count > 1 and any(hop.node.startswith("cloud.") for hop in hops):
@@ -91,17 +94,17 @@ class Setup:
         """What no server does, whoever it is."""
         if self.pair.cloud.server is None:
             return
-        if len(self.hops) > 1 or any(hop.node == HERE for hop in self.hops):
+        if len(self.hops) > 1 or any(hop.node == DEVICE_TIER for hop in self.hops):
             raise ValueError(
                 f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
                 "it; set policy/placement=cloud, or model.cloud.server=null"
             )
-        if self.policy.draft.source == "heads" or self.policy.verify.greedy:
+        if self.policy.draft.source == "heads" or self.policy.verify.greedy_only:
             raise ValueError(
                 f"model.cloud.server judges no trees of drafts, as verify={type(self.policy.verify).__name__} asks; "
                 "choose another policy, or model.cloud.server=null"
             )
-        if self.decoding.temperature and self.greedy:
+        if self.decoding.temperature and self.requires_greedy:
             raise ValueError(
                 f"decoding.temperature is {self.decoding.temperature}, and policy {self.policy.name} verifies drafts, "
                 "which takes the distribution that a server keeps to itself; set temperature=0, or "
@@ -109,15 +112,15 @@ class Setup:
             )
 
     def _check_decoding(self) -> None:
-        if self.decoding.temperature and self.policy.verify.greedy:
+        if self.decoding.temperature and self.policy.verify.greedy_only:
             raise ValueError(
                 f"decoding.temperature is {self.decoding.temperature}, and verify={type(self.policy.verify).__name__} "
                 "knows greedy decoding only; set temperature=0"
             )
 
-    def _check_probes(self) -> None:
-        known = (*KNOWN, *self.policy.scorers)
-        for name in self.policy.probes:
+    def _check_scores(self) -> None:
+        known = (*UNTRAINED_SCORES, *self.policy.scorers)
+        for name in self.policy.requested_scores:
             if name not in known:
                 raise ValueError(f"policy: nobody computes a score {name!r}; there are {', '.join(known)}")
 
@@ -133,7 +136,7 @@ class Setup:
                     f"policy.{slot}={type(chosen).__name__} reads importance, and {here} no attention; choose "
                     f"policy/{slot}={instead}, or set model.device.backend=torch"
                 )
-        if self.policy.early_exit.layer is not None:
+        if self.policy.early_exit.layer_exit is not None:
             raise ValueError(
                 f"policy.early_exit={type(self.policy.early_exit).__name__} leaves before the last layer, and {here} "
                 "none of them alone; choose policy/early_exit=none or tail, or set model.device.backend=torch"
@@ -141,8 +144,8 @@ class Setup:
 
     def _check_cache(self, tokens: int) -> None:
         cache = self.policy.kv_cache
-        capacity, taken = cache.capacity_tokens, cache.taken(tokens)
-        if self.placed and capacity is not None and capacity < taken:
+        capacity, taken = cache.capacity_tokens, cache.allocated_tokens(tokens)
+        if self.uses_target and capacity is not None and capacity < taken:
             raise ValueError(
                 f"policy.kv_cache.capacity_tokens is {capacity:.0f}, and one request may need {taken} "
                 f"(workload.max_prompt_tokens + max_new_tokens, in blocks of {cache.block_tokens}); allow more, or "
@@ -150,31 +153,31 @@ class Setup:
             )
 
     @property
-    def greedy(self) -> bool:
+    def requires_greedy(self) -> bool:
         """Must decoding be greedy, for the policy or for who serves its large model?"""
-        served = self.pair.cloud.server is not None and self.policy.provision.verifies
-        return served or self.policy.verify.greedy
+        served = self.pair.cloud.server is not None and self.policy.engine_requirements.verifies_drafts
+        return served or self.policy.verify.greedy_only
 
     @property
-    def placed(self) -> bool:
+    def uses_target(self) -> bool:
         """Does the policy place the large model anywhere?"""
         return bool(self.hops)
 
     @property
     def hops(self) -> tuple[Hop, ...]:
         """The route of the timed large model."""
-        depth = self.pair.cloud.timing.layers
-        return self.policy.placement.route(depth, depth)
+        depth = self.pair.cloud.timed_architecture.layers
+        return self.policy.placement.hops(depth, depth)
 
-    def part(self, hop: Hop) -> Architecture:
+    def hop_architecture(self, hop: Hop) -> Architecture:
         """What a node holds of the timed large model for one of its hops."""
-        whole, span = self.pair.cloud.timing, hop.span
-        if span.embed and span.head:
+        whole, span = self.pair.cloud.timed_architecture, hop.span
+        if span.embedding and span.lm_head:
             return whole
-        return whole.part(span.last - span.first, span.embed, span.head)
+        return whole.part(span.end_layer - span.start_layer, span.embedding, span.lm_head)
 
     @property
-    def devices(self) -> int:
+    def num_devices(self) -> int:
         """How many devices send requests."""
         return self.workload.devices or sum(fleet.count for fleet in self.hardware.device_fleets)
 
@@ -183,37 +186,39 @@ class Setup:
         """Cached tokens that one node's memory holds beside its weights of the timed architecture; of several tiers or
         stages the node that holds fewest.
         """
-        tiers = [(self.hardware.tier(hop.node), self.part(hop)) for hop in self.hops]
+        tiers = [(self.hardware.tier(hop.node), self.hop_architecture(hop)) for hop in self.hops]
         return min([tier.cache_tokens(part) for tier, part in tiers if tier], default=float("inf"))
 
 
-def context_tokens(setup: Setup, wanted: int | None = None) -> int:
-    """What the models of a setup, their positions and the cloud's cache take, in tokens; no more than is `wanted`.
+def context_tokens(setup: Setup, requested: int | None = None) -> int:
+    """What the models of a setup, their positions and the cloud's cache take, in tokens; no more than is `requested`.
 
     Raises ValueError for more than they take, or more than a device's memory holds.
     """
-    bounds = _bounds(setup)
+    bounds = _context_limits(setup)
     most = min(bounds.values())
-    if wanted and wanted > most:
+    if requested and requested > most:
         who = min(bounds, key=bounds.__getitem__)
-        raise ValueError(f"service.context_tokens is {wanted}, and {who} takes {most}; ask for fewer, or null for all")
-    found = wanted or most
+        raise ValueError(
+            f"service.context_tokens is {requested}, and {who} takes {most}; ask for fewer, or null for all"
+        )
+    found = requested or most
     if setup.policy.draft.source == "model":
         for fleet in setup.hardware.device_fleets:
-            check_fits(fleet, setup.pair.device.timing, 1, found)
+            check_memory(fleet, setup.pair.device.timed_architecture, 1, found)
     return found
 
 
-def _bounds(setup: Setup) -> dict[str, int]:
+def _context_limits(setup: Setup) -> dict[str, int]:
     found = {}
     if setup.policy.draft.source == "model":
-        found["the device's model"] = _positions(setup.pair.device)
-    if setup.placed:
+        found["the device's model"] = _max_positions(setup.pair.device)
+    if setup.uses_target:
         cloud = setup.pair.cloud
         if cloud.server and cloud.server.context_tokens:
             found["the cloud's server"] = cloud.server.context_tokens
-        elif cloud.here:
-            found["the cloud's model"] = _positions(cloud)
+        elif cloud.has_weights:
+            found["the cloud's model"] = _max_positions(cloud)
         own = setup.policy.kv_cache.capacity_tokens
         cache = min(setup.cloud_cache_tokens, setup.cloud_cache_tokens if own is None else own)
         if cache < float("inf"):
@@ -227,7 +232,7 @@ def _bounds(setup: Setup) -> dict[str, int]:
     return found
 
 
-def _positions(checkpoint: Checkpoint) -> int:
+def _max_positions(checkpoint: Checkpoint) -> int:
     from transformers import AutoConfig
 
-    return int(AutoConfig.from_pretrained(checkpoint.where).max_position_embeddings)
+    return int(AutoConfig.from_pretrained(checkpoint.name_or_path).max_position_embeddings)

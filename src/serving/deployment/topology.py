@@ -10,57 +10,57 @@ from serving.core.keyed_random import key
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
 from serving.hardware.estimator import Estimator
-from serving.hardware.fleet import Fleet, fits
-from serving.hardware.latency import Latency
-from serving.hardware.layer_scaling import Scale, between
+from serving.hardware.fleet import Fleet, fits_memory
+from serving.hardware.latency import LatencyModel
+from serving.hardware.layer_scaling import LayerScale, layer_scale
 from serving.hardware.payload_size import hidden_nbytes
 from serving.hardware.testbed import CLOUD
 from serving.hardware.tier import Tier, cache_tokens
-from serving.hardware.timed_executor import Split
+from serving.hardware.timed_executor import ModelSplit
 from serving.messages import INF, Hop, Node
 from serving.network.link import Channel, Link
-from serving.network.outages import Window
+from serving.network.outages import OutageInterval
 from serving.nodes.device import Device
-from serving.nodes.node_selector import Tiers
+from serving.nodes.node_selector import TierNodes
 from serving.nodes.worker import Worker
-from serving.policy.slots.placement import HERE
+from serving.policy.slots.placement import DEVICE_TIER
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Query
 
 
 @dataclass(frozen=True)
-class Cast:
+class Topology:
     """The participants of a setup whose large model has `layers` layers where it runs."""
 
     setup: Setup
     layers: int
     timeout_s: float = INF
     """How long a device waits for an answer before it asks again; links that lose nothing need none."""
-    linger_s: float = 30.0
+    session_lease_s: float = 30.0
     """How long the cloud keeps the caches of a device that it has lost."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        return tuple(f"device-{i}" for i in range(self.setup.devices))
+        return tuple(f"device-{i}" for i in range(self.setup.num_devices))
 
     @cached_property
     def workers(self) -> tuple[str, ...]:
         return tuple(name for names in self.tiers.values() for name in names)
 
     @cached_property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> TierNodes:
         """The nodes of each tier of the cloud, the first that a request meets first."""
-        names = dict.fromkeys(hop.node for hop in self.hops if hop.node != HERE)
-        return {name: tuple(f"{name}-{i}" for i in self._able(name)) for name in names}
+        names = dict.fromkeys(hop.node for hop in self.hops if hop.node != DEVICE_TIER)
+        return {name: tuple(f"{name}-{i}" for i in self._nodes_with_memory(name)) for name in names}
 
-    def _able(self, tier: str) -> list[int]:
+    def _nodes_with_memory(self, tier: str) -> list[int]:
         """The numbers of a tier's nodes that hold what runs there, and a request: a split goes by the roomiest of them
         (Hyperion, Eq. 5), and those that have too little memory are left out.
         """
-        parts = [self.setup.part(hop) for hop in self.setup.hops if hop.node == tier]
-        tokens, each = self.setup.workload.tokens, enumerate(self.tier(tier).each)
-        return [i for i, fleet in each if all(fits(fleet, part, 1, tokens) for part in parts)]
+        parts = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == tier]
+        tokens, each = self.setup.workload.context_tokens, enumerate(self.tier(tier).node_fleets)
+        return [i for i, fleet in each if all(fits_memory(fleet, part, 1, tokens) for part in parts)]
 
     def tier(self, name: str) -> Tier:
         tier = self.setup.hardware.tier(name)
@@ -68,7 +68,7 @@ class Cast:
         return tier
 
     @cached_property
-    def clouds(self) -> tuple[tuple[str, ...], ...]:
+    def cloud_processes(self) -> tuple[tuple[str, ...], ...]:
         """The nodes of each process of the cloud: each its own where the testbed names tiers, else a pipeline's stages
         share one.
         """
@@ -81,12 +81,12 @@ class Cast:
         """The tier of each node of the cloud."""
         return {node: tier for tier, names in self.tiers.items() for node in names}
 
-    def failures(self, node: str) -> Iterator[Window]:
+    def node_outages(self, node: str) -> Iterator[OutageInterval]:
         """(fails, is back) of a node of the cloud."""
         tier = self.tier_of[node]
-        return self.tier(tier).windows(_number(node), self.stream(node))
+        return self.tier(tier).outage_intervals(_node_index(node), self.link_stream(node))
 
-    def behind(self, node: str) -> tuple[str, ...]:
+    def downstream_nodes(self, node: str) -> tuple[str, ...]:
         """The nodes of the tiers behind a node's own, in other processes: they dial it."""
         if not self.setup.hardware.tiers:
             return ()
@@ -94,43 +94,43 @@ class Cast:
         after = names[names.index(self.tier_of[node]) + 1 :]
         return tuple(other for other in self.workers if self.tier_of[other] in after)
 
-    def before(self, node: str) -> tuple[str, ...]:
+    def upstream_nodes(self, node: str) -> tuple[str, ...]:
         """Those of the tiers before it, which it dials."""
-        return tuple(other for other in self.workers if node in self.behind(other))
+        return tuple(other for other in self.workers if node in self.downstream_nodes(other))
 
     @cached_property
     def cloud_fleets(self) -> dict[str, Fleet]:
         """The fleet of each node of the cloud."""
-        return {name: self.tier(tier).each[_number(name)] for name, tier in self.tier_of.items()}
+        return {name: self.tier(tier).node_fleets[_node_index(name)] for name, tier in self.tier_of.items()}
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
-        return self.setup.policy.placement.route(self.layers, self.setup.pair.cloud.timing.layers)
+        return self.setup.policy.placement.hops(self.layers, self.setup.pair.cloud.timed_architecture.layers)
 
     @cached_property
-    def scale(self) -> Scale:
+    def scale(self) -> LayerScale:
         """Which layers of the timed architecture the large model's stand for."""
-        depth = self.setup.pair.cloud.timing.layers
-        there = self.setup.policy.placement.route(depth, depth)
-        return between(self.hops, there, self.layers, depth)
+        depth = self.setup.pair.cloud.timed_architecture.layers
+        there = self.setup.policy.placement.hops(depth, depth)
+        return layer_scale(self.hops, there, self.layers, depth)
 
     @cached_property
-    def split(self) -> Split:
+    def split(self) -> ModelSplit:
         """How the placement divides the large model."""
-        policy, timing = self.setup.policy, self.setup.pair.cloud.timing
+        policy, timing = self.setup.policy, self.setup.pair.cloud.timed_architecture
         medusa = policy.draft.medusa
-        heads = medusa.count * (1 + timing.hidden / timing.vocabulary) if medusa else 0.0
-        return Split(self.scale, policy.exchange.number, heads)
+        heads = medusa.num_heads * (1 + timing.hidden_size / timing.vocab_size) if medusa else 0.0
+        return ModelSplit(self.scale, policy.payload.hidden_dtype, heads)
 
     @property
-    def here(self) -> bool:
+    def device_runs_target(self) -> bool:
         """Does a part of the large model run on devices?"""
-        return any(hop.node == HERE for hop in self.hops)
+        return any(hop.node == DEVICE_TIER for hop in self.hops)
 
     @cached_property
-    def fleets(self) -> dict[str, Fleet]:
+    def device_fleets(self) -> dict[str, Fleet]:
         """The fleet of each device."""
-        return dict(zip(self.devices, self.setup.hardware.deal(len(self.devices)), strict=True))
+        return dict(zip(self.devices, self.setup.hardware.assign_fleets(len(self.devices)), strict=True))
 
     @property
     def digest(self) -> str:
@@ -138,89 +138,89 @@ class Cast:
         said = f"{self.setup.policy!r} {self.setup.decoding!r} {self.layers}"
         return sha256(said.encode()).hexdigest()[:16]
 
-    def node(self, name: str) -> Node:
+    def create_node(self, name: str) -> Node:
         """A fresh node, as it is when a run begins or its host starts again."""
         policy = self.setup.policy
-        if name in self.fleets:
-            width, number = self.setup.pair.cloud.timing.hidden, policy.exchange.number
+        if name in self.device_fleets:
+            width, number = self.setup.pair.cloud.timed_architecture.hidden_size, policy.payload.hidden_dtype
             return Device(
-                name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s, self.setup.workload.at_once,
+                name, policy, self.hops, self.tiers, self.setup.seed, self.timeout_s, self.setup.workload.max_concurrency,
                 hidden_nbytes(1, width, number),
             )  # fmt: skip
         return Worker(
-            name, policy, self.tiers, self._watchers(name), self._cache_tokens(name), self.linger_s,
+            name, policy, self.tiers, self._load_report_receivers(name), self._cache_tokens(name), self.session_lease_s,
             self.estimator(name),
         )  # fmt: skip
 
-    def _watchers(self, node: str) -> tuple[str, ...]:
+    def _load_report_receivers(self, node: str) -> tuple[str, ...]:
         """Who chooses between this node and its peers: the nodes of the tier before, or the devices."""
         tiers = list(self.tiers)
         at = tiers.index(self.tier_of[node])
-        if not self.setup.policy.dispatch.watches or len(self.tiers[tiers[at]]) == 1:
+        if not self.setup.policy.dispatch.needs_load_reports or len(self.tiers[tiers[at]]) == 1:
             return ()
         return self.tiers[tiers[at - 1]] if at else self.devices
 
     def _cache_tokens(self, node: str) -> float:
         """What its memory holds beside its weights."""
-        held = [self.setup.part(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
+        held = [self.setup.hop_architecture(hop) for hop in self.setup.hops if hop.node == self.tier_of[node]]
         return min(cache_tokens(self.cloud_fleets[node], part) for part in held)
 
-    def link(self, device: str) -> Link:
+    def device_link(self, device: str) -> Link:
         """A device's access link, shared by all it says to the cloud's nodes."""
-        return self.fleets[device].network or self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
+        return self.device_fleets[device].network or self.tier_link(next(iter(self.setup.hardware.tiers), CLOUD))
 
     def tier_link(self, tier: str) -> Link:
         """The link between a tier and the one before it, or the devices."""
         found = self.setup.hardware.tier(tier)
         return (found and found.link) or self.setup.network
 
-    def further(self, tier: str) -> tuple[Link, ...]:
+    def intermediate_links(self, tier: str) -> tuple[Link, ...]:
         """The links that lie between a tier and the first; an access link's outages are not theirs."""
         names = list(self.setup.hardware.tiers)
         between = names[1 : names.index(tier) + 1] if tier in names else []
         return tuple(replace(self.tier_link(name), outages=None) for name in between)
 
-    def stream(self, device: str) -> int:
+    def link_stream(self, device: str) -> int:
         """What decides the luck of a device's link."""
         return key(self.setup.seed, f"{device} link")
 
     def channels(self, device: str) -> tuple[Channel, Channel]:
         """Fresh channels of a device's link, up and down."""
-        link, stream = self.link(device), self.stream(device)
+        link, stream = self.device_link(device), self.link_stream(device)
         return link.channel("up", stream), link.channel("down", stream)
 
     def estimator(self, node: str) -> Estimator:
         """What a scheduler expects the batches of a node of the cloud to take."""
         return Estimator(self.cloud_latency(node), self.scale)
 
-    def cloud_latency(self, node: str) -> Latency:
+    def cloud_latency(self, node: str) -> LatencyModel:
         return self._cloud_latencies[node]
 
     @cached_property
-    def _cloud_latencies(self) -> dict[str, Latency]:
-        timing = self.setup.pair.cloud.timing
+    def _cloud_latencies(self) -> dict[str, LatencyModel]:
+        timing = self.setup.pair.cloud.timed_architecture
         by_fleet = {id(fleet): fleet.latency(timing) for fleet in self.cloud_fleets.values()}
         return {name: by_fleet[id(fleet)] for name, fleet in self.cloud_fleets.items()}
 
     def device_latency(
         self, device: str, queries: "Sequence[Query]", architecture: Architecture
-    ) -> Callable[[str], Latency]:
+    ) -> Callable[[str], LatencyModel]:
         """The coefficients of a model for each of a device's sessions, which its power mode decides."""
-        fleet = self.fleets[device]
-        modes = self.modes(device, queries)
+        fleet = self.device_fleets[device]
+        modes = self.power_modes(device, queries)
         latencies = {mode: fleet.latency(architecture, mode) for mode in {*modes.values(), fleet.mode_name}}
         usual = latencies[fleet.mode_name]
         found = {session: latencies[mode] for session, mode in modes.items()}
         return lambda session: found.get(session, usual)
 
-    def modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
+    def power_modes(self, device: str, queries: "Sequence[Query]") -> dict[str, str]:
         """The power mode in which a device serves each of its sessions, which are among `queries`."""
-        fleet = self.fleets[device]
+        fleet = self.device_fleets[device]
         stream = key(self.setup.seed, f"modes of {device}")
         own = (q for q in queries if self.devices[q.device] == device)
-        return {q.call.session: fleet.mode_at(stream, position) for position, q in enumerate(own)}
+        return {q.request.session: fleet.mode_at(stream, position) for position, q in enumerate(own)}
 
-    def by_device(self, queries: "Sequence[Query]") -> "dict[str, list[Query]]":
+    def queries_by_device(self, queries: "Sequence[Query]") -> "dict[str, list[Query]]":
         """The queries of each device, in their order."""
         found: dict[str, list[Query]] = {name: [] for name in self.devices}
         for query in queries:
@@ -228,6 +228,6 @@ class Cast:
         return found
 
 
-def _number(node: str) -> int:
+def _node_index(node: str) -> int:
     """Which node of its tier it is."""
     return int(node.rpartition("-")[2])

@@ -3,101 +3,109 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from serving.deployment.topology import Cast
-from serving.drivers.simulator import Chip, Processor, Wire
+from serving.deployment.topology import Topology
+from serving.drivers.simulator import ComputeResource, LinkDirection, Processor
 from serving.hardware.executor import Executor
-from serving.hardware.latency import Latency
-from serving.hardware.timed_executor import Halves, Timed
+from serving.hardware.latency import LatencyModel
+from serving.hardware.timed_executor import DeviceExecutor, TimedExecutor
 from serving.messages import Event, Node
-from serving.network.link import Channel, Link, Relay
-from serving.network.rate import Direction
+from serving.network.link import Channel, Link, MultiLinkChannel
+from serving.network.rate import TrafficDirection
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import Models, Query
+    from serving.deployment.queries import LoadedModels, Query
 
 
 class Driver(Protocol):
     """What every driver offers to those who set its stage."""
 
-    def add(self, name: str, node: Node, chip: Chip) -> None: ...
+    def add(self, name: str, node: Node, compute: ComputeResource) -> None: ...
 
-    def connect(self, a: str, b: str, wire: Wire) -> None: ...
+    def connect(self, sender: str, receiver: str, link: LinkDirection) -> None: ...
 
     def post(self, at: float, node: str, event: Event) -> None: ...
 
 
-class Chips:
+class ChipFactory:
     """The chip of each node: the pair's models, timed as the named hardware.
 
     With `shared` all nodes compute on one processor in turn, as they do where one thread plays them all.
     """
 
-    def __init__(self, cast: Cast, models: "Models", queries: "Sequence[Query]", shared: bool = False) -> None:
-        self._cast, self._models, self._queries = cast, models, cast.by_device(queries)
-        self._shared = Processor() if shared else None
-        self._first = True
+    def __init__(
+        self, topology: Topology, models: "LoadedModels", queries: "Sequence[Query]", shared_chip: bool = False
+    ) -> None:
+        self._topology, self._models, self._queries = topology, models, topology.queries_by_device(queries)
+        self._shared_processor = Processor() if shared_chip else None
+        self._cloud_engine_unused = True
 
-    def __call__(self, name: str) -> Chip:
-        executor = self._device(name) if name in self._cast.fleets else self._cloud(name)
-        return Chip(executor, self._shared or Processor())
+    def __call__(self, name: str) -> ComputeResource:
+        executor = self._device_executor(name) if name in self._topology.device_fleets else self._cloud_executor(name)
+        return ComputeResource(executor, self._shared_processor or Processor())
 
-    def _cloud(self, name: str) -> Executor:
-        cast, models = self._cast, self._models
-        timing, latency = cast.setup.pair.cloud.timing, cast.cloud_latency(name)
-        engine = models.cloud if self._first or models.another is None else models.another()
-        self._first = False
-        return Timed(engine, models.cloud_layers, timing, _always(latency), cast.split)
+    def _cloud_executor(self, name: str) -> Executor:
+        cast, models = self._topology, self._models
+        timing, latency = cast.setup.pair.cloud.timed_architecture, cast.cloud_latency(name)
+        engine = (
+            models.cloud if self._cloud_engine_unused or models.new_cloud_engine is None else models.new_cloud_engine()
+        )
+        self._cloud_engine_unused = False
+        return TimedExecutor(engine, models.cloud_layers, timing, _constant(latency), cast.split)
 
-    def _device(self, name: str) -> Executor:
-        cast, models, queries = self._cast, self._models, self._queries[name]
-        timing, large = cast.setup.pair.device.timing, cast.setup.pair.cloud.timing
-        if cast.here and cast.setup.policy.draft.source != "model":
+    def _device_executor(self, name: str) -> Executor:
+        cast, models, queries = self._topology, self._models, self._queries[name]
+        timing, large = cast.setup.pair.device.timed_architecture, cast.setup.pair.cloud.timed_architecture
+        if cast.device_runs_target and cast.setup.policy.draft.source != "model":
             timing = large  # of a drafter that there is not
-        drafter = Timed(models.device, models.device_layers, timing, cast.device_latency(name, queries, timing))
-        if not cast.here:
+        drafter = TimedExecutor(models.device, models.device_layers, timing, cast.device_latency(name, queries, timing))
+        if not cast.device_runs_target:
             return drafter
         held = cast.device_latency(name, queries, large)
-        return Halves(drafter, Timed(models.here, models.cloud_layers, large, held, cast.split))
+        return DeviceExecutor(
+            drafter, TimedExecutor(models.device_target, models.cloud_layers, large, held, cast.split)
+        )
 
 
-def populate(driver: Driver, cast: Cast, chip: Callable[[str], Chip], names: Sequence[str]) -> None:
+def add_nodes(
+    driver: Driver, topology: Topology, make_chip: Callable[[str], ComputeResource], names: Sequence[str]
+) -> None:
     """Puts the nodes of `names` on the stage, each on its chip."""
     for name in names:
-        driver.add(name, cast.node(name), chip(name))
+        driver.add(name, topology.create_node(name), make_chip(name))
 
 
-def link(driver: Driver, cast: Cast) -> None:
+def connect_nodes(driver: Driver, topology: Topology) -> None:
     """Connects every device with every node of the cloud, by one access link a device, and the nodes of all tiers."""
-    for name in cast.devices:
-        up, down = cast.channels(name)
-        for worker in cast.workers:
-            further = cast.further(cast.tier_of[worker])
-            driver.connect(name, worker, _relayed(up, further, "up"))
-            driver.connect(worker, name, _relayed(down, further, "down"))
-    if cast.setup.hardware.tiers:
-        _link_tiers(driver, cast)
+    for name in topology.devices:
+        up, down = topology.channels(name)
+        for worker in topology.workers:
+            further = topology.intermediate_links(topology.tier_of[worker])
+            driver.connect(name, worker, _with_relay(up, further, "up"))
+            driver.connect(worker, name, _with_relay(down, further, "down"))
+    if topology.setup.hardware.tiers:
+        _connect_tiers(driver, topology)
 
 
-def _link_tiers(driver: Driver, cast: Cast) -> None:
+def _connect_tiers(driver: Driver, topology: Topology) -> None:
     """A node has one port towards later tiers and one towards earlier ones, each shaped as the link that it is on."""
-    ports: dict[tuple[str, Direction], Channel] = {}
-    for a in cast.workers:
-        before = cast.further(cast.tier_of[a])
-        stream = cast.stream(a)
-        for b in cast.workers:
-            after = cast.further(cast.tier_of[b])
+    ports: dict[tuple[str, TrafficDirection], Channel] = {}
+    for a in topology.workers:
+        before = topology.intermediate_links(topology.tier_of[a])
+        stream = topology.link_stream(a)
+        for b in topology.workers:
+            after = topology.intermediate_links(topology.tier_of[b])
             up = after[len(before) :]
             down = before[len(after) :][::-1]
             if up or down:
                 first, *rest = up or down
-                direction: Direction = "up" if up else "down"
+                direction: TrafficDirection = "up" if up else "down"
                 port = ports.setdefault((a, direction), first.channel(direction, stream))
-                driver.connect(a, b, _relayed(port, rest, direction))
+                driver.connect(a, b, _with_relay(port, rest, direction))
 
 
-def _relayed(own: Wire, further: Sequence[Link], direction: Direction) -> Wire:
-    return Relay(own, [(link, direction) for link in further]) if further else own
+def _with_relay(wire: LinkDirection, relay_links: Sequence[Link], direction: TrafficDirection) -> LinkDirection:
+    return MultiLinkChannel(wire, [(link, direction) for link in relay_links]) if relay_links else wire
 
 
-def _always(latency: Latency) -> Callable[[str], Latency]:
+def _constant(latency: LatencyModel) -> Callable[[str], LatencyModel]:
     return lambda _: latency

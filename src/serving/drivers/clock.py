@@ -6,7 +6,7 @@ from typing import Protocol
 
 from serving.messages import INF
 
-_COARSE_S = 1.5e-3
+_TIMER_RESOLUTION_S = 1.5e-3
 """An event loop's timers count in milliseconds: the last of a wait is spent looking at the clock."""
 
 
@@ -20,16 +20,16 @@ class Clock(Protocol):
         """Seconds since the run began."""
         ...
 
-    def reach(self, at: float) -> bool:
+    def advance_to(self, at: float) -> bool:
         """Has `at` come?"""
         ...
 
-    async def wait(self, at: float, stirred: asyncio.Event) -> None:
+    async def wait_until(self, at: float, wakeup: asyncio.Event) -> None:
         """Returns when `at` has come, or something stirs."""
         ...
 
 
-class Wall:
+class WallClock:
     """This machine's monotonic clock; processes of one machine that share an `origin_s` share the clock."""
 
     scripted = False
@@ -40,24 +40,24 @@ class Wall:
     def now(self) -> float:
         return time.monotonic() - self.origin_s
 
-    def reach(self, at: float) -> bool:
+    def advance_to(self, at: float) -> bool:
         return at <= self.now()
 
-    async def wait(self, at: float, stirred: asyncio.Event) -> None:
+    async def wait_until(self, at: float, wakeup: asyncio.Event) -> None:
         left_s = at - self.now()
-        if left_s < _COARSE_S:
+        if left_s < _TIMER_RESOLUTION_S:
             await asyncio.sleep(0)
             return
-        stirred.clear()
-        timer = asyncio.get_running_loop().call_later(left_s - _COARSE_S, stirred.set) if at < INF else None
+        wakeup.clear()
+        timer = asyncio.get_running_loop().call_later(left_s - _TIMER_RESOLUTION_S, wakeup.set) if at < INF else None
         try:
-            await stirred.wait()
+            await wakeup.wait()
         finally:
             if timer:
                 timer.cancel()
 
 
-class Script:
+class ScriptedClock:
     """Virtual time for a live driver: the same log as the simulator's, threads and transports included."""
 
     scripted = True
@@ -68,10 +68,10 @@ class Script:
     def now(self) -> float:
         return self._now
 
-    def reach(self, at: float) -> bool:
+    def advance_to(self, at: float) -> bool:
         self._now = max(self._now, at)
         return True
 
-    async def wait(self, at: float, stirred: asyncio.Event) -> None:  # noqa: ARG002
-        stirred.clear()
-        await stirred.wait()
+    async def wait_until(self, at: float, wakeup: asyncio.Event) -> None:  # noqa: ARG002
+        wakeup.clear()
+        await wakeup.wait()

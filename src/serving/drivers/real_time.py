@@ -16,25 +16,25 @@ from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import Chip, Phase, Wire
-from serving.hardware.executor import BrokenError, OutageError
+from serving.drivers.simulator import ComputeResource, LinkDirection, Phase
+from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,
     Command,
-    Deliver,
-    Drop,
+    DropCache,
+    EmitTokens,
     Event,
-    Failed,
-    Finished,
     Message,
+    MessageReceived,
     Node,
     Outcome,
-    Received,
-    Send,
-    Start,
-    Wake,
-    Woke,
+    SendMessage,
+    SetTimer,
+    StartWork,
+    TimerFired,
     Work,
+    WorkFailed,
+    WorkFinished,
 )
 
 log = logging.getLogger(__name__)
@@ -42,36 +42,36 @@ log = logging.getLogger(__name__)
 Pace: TypeAlias = Literal["wall", "hardware"]
 """Work takes as long as it takes here, or is stretched to what its executor says that it takes there."""
 
-Carry: TypeAlias = Callable[[str, str, Message], None]
+Transmit: TypeAlias = Callable[[str, str, Message], None]
 """(sender, to, message) into a transport; never blocks."""
 
 
-_CROWDED = 4096
+_MAX_PENDING_EVENTS = 4096
 """Events that may wait before transports are slowed down."""
 
 
 @dataclass
-class Pacing:
+class PacingStats:
     """How well a run kept to the clock: seconds by which things happened after they were due."""
 
-    events: int = 0
+    num_events: int = 0
     late_s: float = 0.0
-    overrun: int = 0
+    num_overruns: int = 0
     """Pieces of work that took longer here than on the hardware they stand for."""
-    works: int = 0
+    num_jobs: int = 0
 
-    def note(self, late_s: float) -> None:
-        self.events += 1
+    def record(self, late_s: float) -> None:
+        self.num_events += 1
         self.late_s += late_s
 
     @property
-    def described(self) -> str:
-        mean_ms = 1e3 * self.late_s / max(1, self.events)
+    def summary(self) -> str:
+        mean_ms = 1e3 * self.late_s / max(1, self.num_events)
         late = f"events came {mean_ms:.2f} ms late in the mean"
-        return f"{late}; {self.overrun} of {self.works} works overran" if self.works else late
+        return f"{late}; {self.num_overruns} of {self.num_jobs} works overran" if self.num_jobs else late
 
 
-class Live:
+class RealTimeDriver:
     """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on.
 
     An OutageError never ends it: its node hears that the work failed. A BrokenError always does.
@@ -82,44 +82,44 @@ class Live:
         clock: Clock,
         observers: Iterable[Observer] = (),
         pace: Pace = "wall",
-        told: Callable[[Exception], None] | None = None,
+        on_error: Callable[[Exception], None] | None = None,
     ) -> None:
-        self.clock, self.pace, self.pacing, self._told = clock, pace, Pacing(), told
+        self.clock, self.pace, self.pacing, self._on_error = clock, pace, PacingStats(), on_error
         self._observers = tuple(observers)
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
         self._serial = count()
         self._nodes: dict[str, Node] = {}
-        self._chips: dict[str, Chip] = {}
-        self._wires: dict[tuple[str, str], Wire] = {}
-        self._carriers: dict[str, Carry] = {}
-        self._hearers: list[Callable[[Deliver, float], None]] = []
-        self._stirred = asyncio.Event()
-        self._under_way = 0
-        self._departed = 0
-        self._problem: BaseException | None = None
+        self._compute: dict[str, ComputeResource] = {}
+        self._links: dict[tuple[str, str], LinkDirection] = {}
+        self._transmitters: dict[str, Transmit] = {}
+        self._emit_callbacks: list[Callable[[EmitTokens, float], None]] = []
+        self._wakeup = asyncio.Event()
+        self._num_in_flight = 0
+        self._departed_serial = 0
+        self._error: BaseException | None = None
         self._thread = ThreadPoolExecutor(1, "chip")
 
     # Before it runs.
 
-    def add(self, name: str, node: Node, chip: Chip) -> None:
+    def add(self, name: str, node: Node, compute: ComputeResource) -> None:
         """A node of this process; one that is there already is replaced: its host started again."""
-        self._nodes[name], self._chips[name] = node, chip
+        self._nodes[name], self._compute[name] = node, compute
 
-    def connect(self, a: str, b: str, wire: Wire) -> None:
-        """Messages from `a` to `b` take this wire; without one they arrive at once."""
-        self._wires[a, b] = wire
+    def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
+        """Messages from `sender` to `receiver` take this wire; without one they arrive at once."""
+        self._links[sender, receiver] = link
 
-    def carry(self, to: str, carry: Carry) -> None:
-        """The node `to` lives in another process, or is to be reached as if it did."""
-        self._carriers[to] = carry
+    def add_remote(self, node: str, transmit: Transmit) -> None:
+        """The node `node` lives in another process, or is to be reached as if it did."""
+        self._transmitters[node] = transmit
 
-    def on_deliver(self, hear: Callable[[Deliver, float], None]) -> None:
+    def on_emit(self, callback: Callable[[EmitTokens, float], None]) -> None:
         """`hear(deliver, now)` is called with all that a user is told."""
-        self._hearers.append(hear)
+        self._emit_callbacks.append(callback)
 
-    def on_end(self, hear: Callable[[str, float], None]) -> None:
+    def on_session_end(self, callback: Callable[[str, float], None]) -> None:
         """`hear(session, now)` is called when a session has ended."""
-        self.on_deliver(lambda deliver, now: hear(deliver.session, now) if deliver.ending else None)
+        self.on_emit(lambda deliver, now: callback(deliver.session, now) if deliver.ending else None)
 
     # From outside, on the event loop.
 
@@ -129,37 +129,42 @@ class Live:
     def now(self) -> float:
         return self.clock.now()
 
-    def heard(self, to: str, message: Message) -> None:
+    def receive(self, to: str, message: Message) -> None:
         """A transport brought a message for a node of this process."""
         if self.clock.scripted:
-            self._under_way -= 1
-            self._push(self.clock.now(), Phase.ARRIVAL, self._departed, partial(self._handle, to, Received(message)))
+            self._num_in_flight -= 1
+            self._push(
+                self.clock.now(),
+                Phase.ARRIVAL,
+                self._departed_serial,
+                partial(self._handle, to, MessageReceived(message)),
+            )
         elif to in self._nodes:
-            self.post(self.clock.now(), to, Received(message))
+            self.post(self.clock.now(), to, MessageReceived(message))
 
-    def stir(self) -> None:
+    def wake_up(self) -> None:
         """Whoever runs this should look again whether it is over."""
-        self._stirred.set()
+        self._wakeup.set()
 
-    async def room(self) -> None:
+    async def wait_for_capacity(self) -> None:
         """Returns when few enough events are waiting: until then a transport should not read on."""
-        while len(self._heap) >= _CROWDED:
+        while len(self._heap) >= _MAX_PENDING_EVENTS:
             await asyncio.sleep(0.001)
 
-    async def run(self, over: Callable[[], bool]) -> None:
+    async def run(self, is_over: Callable[[], bool]) -> None:
         """Lets things happen until `over()`, or, by script, until nothing is left; raises what work raised."""
-        while not over():
-            if self._problem:
-                raise self._problem
-            if self.clock.scripted and not self._under_way and not self._heap:
+        while not is_over():
+            if self._error:
+                raise self._error
+            if self.clock.scripted and not self._num_in_flight and not self._heap:
                 return
-            at = self._heap[0][0] if self._heap and not (self.clock.scripted and self._under_way) else INF
-            if at < INF and self.clock.reach(at):
-                self.pacing.note(self.clock.now() - at)
+            at = self._heap[0][0] if self._heap and not (self.clock.scripted and self._num_in_flight) else INF
+            if at < INF and self.clock.advance_to(at):
+                self.pacing.record(self.clock.now() - at)
                 heapq.heappop(self._heap)[3]()
                 await asyncio.sleep(0)  # transports live on this loop too
             else:
-                await self.clock.wait(at, self._stirred)
+                await self.clock.wait_until(at, self._wakeup)
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -168,103 +173,109 @@ class Live:
 
     def _handle(self, name: str, event: Event) -> None:
         now = self.clock.now()
-        commands = self._commands(name, event, now)
+        commands = self._commands_of(name, event, now)
         for observer in self._observers:
-            observer.handled(name, event, now, commands)
+            observer.event_handled(name, event, now, commands)
         for command in commands:
-            self._obey(name, command, now)
+            self._execute_command(name, command, now)
 
-    def _commands(self, name: str, event: Event, now: float) -> Sequence[Command]:
+    def _commands_of(self, name: str, event: Event, now: float) -> Sequence[Command]:
         try:
             return self._nodes[name].handle(event, now)
         except Exception as problem:
-            if self._told is None:
+            if self._on_error is None:
                 raise
-            self._told(problem)
+            self._on_error(problem)
             return ()
 
-    def _obey(self, name: str, command: Command, now: float) -> None:
+    def _execute_command(self, name: str, command: Command, now: float) -> None:
         match command:
-            case Start(job, work):
-                self._start(name, job, work, now)
-            case Send(to, message, nbytes):
+            case StartWork(job, work):
+                self._start_work(name, job, work, now)
+            case SendMessage(to, message, nbytes):
                 self._send(name, to, message, nbytes, now)
-            case Wake(at, timer):
-                self.post(max(at, now), name, Woke(timer), Phase.DECISION)
-            case Drop(session, first):
-                self._thread.submit(self._chips[name].executor.drop, session, first)
-            case Deliver():
-                for hear in self._hearers:
+            case SetTimer(at, timer):
+                self.post(max(at, now), name, TimerFired(timer), Phase.DECISION)
+            case DropCache(session, first):
+                self._thread.submit(self._compute[name].executor.drop, session, first)
+            case EmitTokens():
+                for hear in self._emit_callbacks:
                     hear(command, now)
 
-    def _start(self, name: str, job: int, work: Work, now: float) -> None:
-        self._under_way += 1
-        self._thread.submit(self._execute, asyncio.get_running_loop(), name, job, work, now, next(self._serial))
+    def _start_work(self, name: str, job: int, work: Work, now: float) -> None:
+        self._num_in_flight += 1
+        self._thread.submit(self._run_work, asyncio.get_running_loop(), name, job, work, now, next(self._serial))
 
     def _send(self, name: str, to: str, message: Message, nbytes: int, now: float) -> None:
-        wire = self._wires.get((name, to))
-        arrives = wire.arrive(nbytes, now) if wire else now
+        wire = self._links.get((name, to))
+        arrives = wire.arrival_s(nbytes, now) if wire else now
         for observer in self._observers:
-            observer.sent(name, to, message, nbytes, now, arrives)
+            observer.message_sent(name, to, message, nbytes, now, arrives)
         if arrives == INF:
             return
         serial = next(self._serial)
-        if carry := self._carriers.get(to):
+        if carry := self._transmitters.get(to):
             self._push(arrives, Phase.ARRIVAL, serial, partial(self._depart, carry, name, to, message, serial))
         elif to in self._nodes:
-            self._push(arrives, Phase.ARRIVAL, serial, partial(self._handle, to, Received(message)))
+            self._push(arrives, Phase.ARRIVAL, serial, partial(self._handle, to, MessageReceived(message)))
 
-    def _depart(self, carry: Carry, name: str, to: str, message: Message, serial: int) -> None:
+    def _depart(self, transmit: Transmit, name: str, to: str, message: Message, serial: int) -> None:
         """The shaped part of the way is over; by script the receiver hears it at this very instant."""
         if self.clock.scripted:
-            self._under_way += 1
-            self._departed = serial
-        carry(name, to, message)
+            self._num_in_flight += 1
+            self._departed_serial = serial
+        transmit(name, to, message)
 
     # Work, on the thread and back.
 
-    def _execute(
+    def _run_work(
         self, loop: asyncio.AbstractEventLoop, name: str, job: int, work: Work, now: float, serial: int
     ) -> None:
         began = self.clock.now()
         try:
-            outcome, seconds = self._chips[name].executor.execute(work)
+            outcome, seconds = self._compute[name].executor.execute(work)
         except BaseException as problem:
-            loop.call_soon_threadsafe(self._failed, name, job, problem)
+            loop.call_soon_threadsafe(self._work_failed, name, job, problem)
             return
         here = (began, self.clock.now())
-        loop.call_soon_threadsafe(self._executed, name, job, work, outcome, seconds, now, here, serial)
+        loop.call_soon_threadsafe(self._work_done, name, job, work, outcome, seconds, now, here, serial)
 
-    def _executed(
+    def _work_done(
         self, name: str, job: int, work: Work, outcome: Outcome, seconds: float, now: float,
-        here: tuple[float, float], serial: int,
+        wall_interval: tuple[float, float], serial: int,
     ) -> None:  # fmt: skip
-        begin, end = here if self.pace == "wall" else self._stretched(self._chips[name], now, seconds, here[1])
+        begin, end = (
+            wall_interval
+            if self.pace == "wall"
+            else self._hardware_interval(self._compute[name], now, seconds, wall_interval[1])
+        )
         for observer in self._observers:
-            observer.ran(name, work, outcome, begin, end)
-        self._under_way -= 1
-        self._push(end, Phase.ARRIVAL, serial, partial(self._handle, name, Finished(job, outcome)))
+            observer.work_done(name, work, outcome, begin, end)
+        self._num_in_flight -= 1
+        self._push(end, Phase.ARRIVAL, serial, partial(self._handle, name, WorkFinished(job, outcome)))
 
-    def _stretched(self, chip: Chip, now: float, seconds: float, done: float) -> tuple[float, float]:
+    def _hardware_interval(
+        self, compute: ComputeResource, now: float, seconds: float, done: float
+    ) -> tuple[float, float]:
         """When the hardware would begin and end it; what took longer here ends when it is done."""
-        begin = max(now, chip.processor.busy_until_s)
-        end = chip.processor.busy_until_s = max(begin + seconds, done)
-        self.pacing.works += 1
-        self.pacing.overrun += end > begin + seconds
+        begin = max(now, compute.processor.busy_until_s)
+        end = compute.processor.busy_until_s = max(begin + seconds, done)
+        self.pacing.num_jobs += 1
+        self.pacing.num_overruns += end > begin + seconds
         return begin, end
 
-    def _failed(self, name: str, job: int, problem: BaseException) -> None:
-        self._under_way -= 1
-        if self._told and isinstance(problem, Exception) and not isinstance(problem, BrokenError):
-            self._told(problem)
-        elif isinstance(problem, OutageError):
-            log.warning("%s: %s", name, problem)
+    def _work_failed(self, name: str, job: int, error: BaseException) -> None:
+        self._num_in_flight -= 1
+        if self._on_error and isinstance(error, Exception) and not isinstance(error, FatalWorkError):
+            self._on_error(error)
+        elif isinstance(error, TransientWorkError):
+            log.warning("%s: %s", name, error)
         else:
-            self._problem = problem
-            self._stirred.set()
+            self._error = error
+            self._wakeup.set()
             return
-        self.post(self.clock.now(), name, Failed(job))
+        self.post(self.clock.now(), name, WorkFailed(job))
 
-    def _push(self, at: float, phase: int, serial: int, do: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (at, phase, serial, do))
-        self._stirred.set()
+    def _push(self, at: float, phase: int, serial: int, action: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (at, phase, serial, action))
+        self._wakeup.set()

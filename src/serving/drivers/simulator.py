@@ -16,22 +16,22 @@ from itertools import count
 from typing import Any, Protocol
 
 from serving.drivers.observer import Observer
-from serving.hardware.executor import Executor, OutageError
+from serving.hardware.executor import Executor, TransientWorkError
 from serving.messages import (
     INF,
-    Chunk,
     Command,
-    Deliver,
-    Drop,
+    DraftDecision,
+    DropCache,
+    EmitTokens,
     Event,
-    Failed,
-    Finished,
+    MessageReceived,
     Node,
-    Received,
-    Send,
-    Start,
-    Wake,
-    Woke,
+    SendMessage,
+    SetTimer,
+    StartWork,
+    TimerFired,
+    WorkFailed,
+    WorkFinished,
 )
 
 log = logging.getLogger(__name__)
@@ -43,15 +43,15 @@ class Phase(IntEnum):
 
 
 _ARRIVAL = Phase.ARRIVAL
-_BEFORE = -1
-_SELDOM = 100_000
+_CALLBACK_PHASE = -1
+_GC_THRESHOLD = 100_000
 """New objects between two looks of the garbage collector."""
 
 
-class Wire(Protocol):
+class LinkDirection(Protocol):
     """One direction of a link."""
 
-    def arrive(self, nbytes: float, now: float) -> float:
+    def arrival_s(self, nbytes: float, now: float) -> float:
         """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
         ...
 
@@ -64,7 +64,7 @@ class Processor:
 
 
 @dataclass(slots=True)
-class Chip:
+class ComputeResource:
     """What a node's work runs on; nodes of one host may share its processor."""
 
     executor: Executor
@@ -76,51 +76,51 @@ class Simulator:
         self.now = 0.0
         self._heap: list[tuple[float, int, int, str, Any]] = []
         """(time, phase, serial, node, event); of a call, which is nobody's event, the node is ""."""
-        self._since: dict[str, float] = {}
+        self._crash_serials: dict[str, float] = {}
         """Nodes that crashed -> the serial from which on events are for who came after; infinite while there is nobody.
         """
         self._serial = count()
         self._nodes: dict[str, Node] = {}
-        self._chips: dict[str, Chip] = {}
-        self._wires: dict[str, dict[str, Wire]] = defaultdict(dict)
+        self._compute: dict[str, ComputeResource] = {}
+        self._links: dict[str, dict[str, LinkDirection]] = defaultdict(dict)
         self._observers = tuple(observers)
-        self._ended: list[Callable[[str, float], None]] = []
-        self._obey: dict[type[Command], Callable[[str, Any], None]] = {
-            Start: self._start, Send: self._send, Deliver: self._deliver, Wake: self._wake, Drop: self._drop,
+        self._end_callbacks: list[Callable[[str, float], None]] = []
+        self._command_handlers: dict[type[Command], Callable[[str, Any], None]] = {
+            StartWork: self._start_work, SendMessage: self._send, EmitTokens: self._emit, SetTimer: self._set_timer, DropCache: self._drop_cache,
         }  # fmt: skip
 
-    def add(self, name: str, node: Node, chip: Chip) -> None:
-        self._nodes[name], self._chips[name] = node, chip
-        if name in self._since:
-            self._since[name] = next(self._serial)
+    def add(self, name: str, node: Node, compute: ComputeResource) -> None:
+        self._nodes[name], self._compute[name] = node, compute
+        if name in self._crash_serials:
+            self._crash_serials[name] = next(self._serial)
 
     def crash(self, name: str) -> None:
         """The node is gone, with its work and with what is on its way to it, until another is added in its name."""
-        self._since[name] = INF
+        self._crash_serials[name] = INF
 
-    def call(self, at: float, do: Callable[[], None]) -> None:
+    def call_at(self, at: float, callback: Callable[[], None]) -> None:
         """`do()` is called then, before what happens to nodes at that instant."""
-        heappush(self._heap, (max(at, self.now), _BEFORE, next(self._serial), "", do))
+        heappush(self._heap, (max(at, self.now), _CALLBACK_PHASE, next(self._serial), "", callback))
 
-    def connect(self, a: str, b: str, wire: Wire) -> None:
-        """Messages from `a` to `b` take this wire; without one they arrive at once."""
-        self._wires[a][b] = wire
+    def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
+        """Messages from `sender` to `receiver` take this wire; without one they arrive at once."""
+        self._links[sender][receiver] = link
 
-    def on_end(self, hear: Callable[[str, float], None]) -> None:
+    def on_session_end(self, callback: Callable[[str, float], None]) -> None:
         """`hear(session, now)` is called when a session has ended."""
-        self._ended.append(hear)
+        self._end_callbacks.append(callback)
 
     def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
         heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
 
     def run(self, until: float = INF) -> None:
         """Lets everything happen up to `until`, in seconds."""
-        with seldom_collecting():
+        with infrequent_gc():
             self._run(until)
 
     def _run(self, until: float) -> None:
-        heap, nodes, obey, since = self._heap, self._nodes, self._obey, self._since
-        heard = [observer.handled for observer in self._observers]
+        heap, nodes, obey, since = self._heap, self._nodes, self._command_handlers, self._crash_serials
+        heard = [observer.event_handled for observer in self._observers]
         while heap and heap[0][0] <= until:
             now, _, serial, name, event = heappop(heap)
             self.now = now
@@ -133,54 +133,54 @@ class Simulator:
             for handled in heard:
                 handled(name, event, now, commands)
             for command in commands:
-                if type(command) is not Chunk:  # which is for observers
+                if type(command) is not DraftDecision:  # which is for observers
                     obey[type(command)](name, command)
 
-    def _wake(self, name: str, wake: Wake) -> None:
-        self.post(wake.at, name, Woke(wake.timer), Phase.DECISION)
+    def _set_timer(self, name: str, wake: SetTimer) -> None:
+        self.post(wake.due_s, name, TimerFired(wake.timer), Phase.DECISION)
 
-    def _drop(self, name: str, drop: Drop) -> None:
-        self._chips[name].executor.drop(drop.session, drop.first)
+    def _drop_cache(self, name: str, drop: DropCache) -> None:
+        self._compute[name].executor.drop(drop.session, drop.start_layer)
 
-    def _deliver(self, name: str, deliver: Deliver) -> None:  # noqa: ARG002
+    def _emit(self, name: str, deliver: EmitTokens) -> None:  # noqa: ARG002
         if deliver.ending:
-            for hear in self._ended:
+            for hear in self._end_callbacks:
                 hear(deliver.session, self.now)
 
-    def _start(self, name: str, start: Start) -> None:
-        chip, work = self._chips[name], start.work
+    def _start_work(self, name: str, start: StartWork) -> None:
+        chip, work = self._compute[name], start.work
         processor = chip.processor
         try:
             outcome, seconds = chip.executor.execute(work)
-        except OutageError as problem:
+        except TransientWorkError as problem:
             log.warning("%s: %s", name, problem)
-            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, Failed(start.job)))
+            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, WorkFailed(start.job)))
             return
         begin, busy_until_s = self.now, processor.busy_until_s
         if busy_until_s > begin:
             begin = busy_until_s  # abandoned work still occupies its chip
         end = processor.busy_until_s = begin + seconds
         for observer in self._observers:
-            observer.ran(name, work, outcome, begin, end)
-        heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, Finished(start.job, outcome)))
+            observer.work_done(name, work, outcome, begin, end)
+        heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(start.job, outcome)))
 
-    def _send(self, name: str, send: Send) -> None:
+    def _send(self, name: str, send: SendMessage) -> None:
         now, to, message, nbytes = self.now, send.to, send.message, send.nbytes
-        wire = self._wires[name].get(to)
-        arrives = wire.arrive(nbytes, now) if wire else now
+        wire = self._links[name].get(to)
+        arrives = wire.arrival_s(nbytes, now) if wire else now
         for observer in self._observers:
-            observer.sent(name, to, message, nbytes, now, arrives)
+            observer.message_sent(name, to, message, nbytes, now, arrives)
         if arrives < INF:
-            heappush(self._heap, (arrives, _ARRIVAL, next(self._serial), to, Received(message)))
+            heappush(self._heap, (arrives, _ARRIVAL, next(self._serial), to, MessageReceived(message)))
 
 
 @contextmanager
-def seldom_collecting() -> Iterator[None]:
+def infrequent_gc() -> Iterator[None]:
     """Messages and records form no cycles, so that a collection of the young, due every 700 new objects, finds nothing:
     an eighth of a run's time.
     """
     before = gc.get_threshold()
-    gc.set_threshold(_SELDOM, *before[1:])
+    gc.set_threshold(_GC_THRESHOLD, *before[1:])
     try:
         yield
     finally:

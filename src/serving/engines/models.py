@@ -6,15 +6,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from serving.engines.remote.server import Server
-from serving.engines.tensor_parallel.commands import check_heads
+from serving.engines.remote.server import RemoteServer
+from serving.engines.tensor_parallel.commands import check_divisible_heads
 from serving.engines.torch.model import ARCHITECTURES
 from serving.hardware.architecture import QUANTIZED_BITS, Architecture, Quantization
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Backend = Literal["torch", "onnx"]
 
-QUANTIZING = ("bitsandbytes", "accelerate")
+QUANTIZATION_LIBRARIES = ("bitsandbytes", "accelerate")
 """What `transformers` needs to load weights in 8 or 4 bits."""
 
 
@@ -37,124 +37,124 @@ class Checkpoint:
     """HAT's, a trained artifact: of this model only the first layers and the head are used, with it between them."""
 
     def __post_init__(self) -> None:
-        if not self.here and not self._elsewhere:
+        if not self.has_weights and not self._is_remote:
             raise ValueError(
                 "model: neither path nor hub says where the checkpoint is; set model.device.path and model.cloud.path"
             )
         if self.path is not None and self.hub is not None:
             raise ValueError(f"model: both a path and hub={self.hub} are given; set path=null to take the Hub's")
         if self.quantization != "none":
-            _check_library(self.quantization)
+            _check_quantization_libraries(self.quantization)
         if isinstance(self.path, Path):
-            _check(self.path, self.quantization)
+            _check_checkpoint(self.path, self.quantization)
 
     @property
-    def here(self) -> bool:
+    def has_weights(self) -> bool:
         """Is there a checkpoint on this machine, or on the Hub?"""
         return self.path is not None or self.hub is not None
 
     @property
-    def _elsewhere(self) -> bool:
+    def _is_remote(self) -> bool:
         """Does somebody else hold the weights?"""
         return False
 
     @property
-    def where(self) -> str:
+    def name_or_path(self) -> str:
         """What `transformers` is given."""
         return str(self.path or self.hub)
 
     @property
-    def named(self) -> str:
+    def display_name(self) -> str:
         """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
         name = "/".join(self.path.parts[-2:]) if self.path else str(self.hub)
         name = f"{name} with {'/'.join(self.adapter.parts[-2:])}" if self.adapter else name
         return name if self.quantization == "none" else f"{name} ({self.quantization})"
 
     @property
-    def onnx(self) -> Path | None:
+    def onnx_graph(self) -> Path | None:
         """The folder of its graph, where onnxruntime is to run it."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Checkpoint):
-    """A checkpoint that stands for the architecture `timing`, which decides seconds, bytes and memory.
+class ModelConfig(Checkpoint):
+    """A checkpoint that stands for the architecture `timed_architecture`, which decides seconds, bytes and memory.
 
     Where the checkpoint is quantised, so is what it stands for. With a `server` the tokens come from there; path and
     hub may then be absent, and are what stages that profile the model run. Raises ValueError for a checkpoint that
     `backend` cannot run, or whose library is not installed.
     """
 
-    timing: Architecture
+    timed_architecture: Architecture
     backend: Backend = "torch"
     """What runs it on this machine: torch, or onnxruntime from the graph that was exported of it."""
     graph: Path | None = None
     """What the stage `device_graph` made."""
-    server: Server | None = None
-    ways: int = 1
+    server: RemoteServer | None = None
+    tensor_parallel: int = 1
     """How many processes share each block, by DeepSpeed; on GPUs one each. Of the cloud's model alone."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ways != 1:
-            _check_ways(self)
+        if self.tensor_parallel != 1:
+            _check_tensor_parallel(self)
         if self.backend == "onnx":
-            _check_graph(self)
+            _check_onnx_graph(self)
         if self.quantization != "none":
-            object.__setattr__(self, "timing", self.timing.quantized(self.quantization))
+            object.__setattr__(self, "timing", self.timed_architecture.quantized(self.quantization))
 
     @property
-    def onnx(self) -> Path | None:
+    def onnx_graph(self) -> Path | None:
         return self.graph if self.backend == "onnx" else None
 
     @property
-    def _elsewhere(self) -> bool:
+    def _is_remote(self) -> bool:
         return self.server is not None
 
     @property
-    def tells(self) -> str:
+    def token_source(self) -> str:
         """Where its tokens come from, for who starts a process."""
-        return self.server.named if self.server else self.where
+        return self.server.display_name if self.server else self.name_or_path
 
     @property
-    def served(self) -> str | None:
+    def server_note(self) -> str | None:
         """What a report has to say of tokens that come from a server."""
         if self.server is None:
             return None
-        return f"the cloud's tokens come from a server: {self.server.named}"
+        return f"the cloud's tokens come from a server: {self.server.display_name}"
 
     @property
-    def shared(self) -> str | None:
+    def tensor_parallel_note(self) -> str | None:
         """What a report has to say of a model that several processes share."""
-        if self.ways == 1:
+        if self.tensor_parallel == 1:
             return None
         return (
-            f"the cloud's model is shared by {self.ways} processes here, which says nothing of the hardware: time is "
+            f"the cloud's model is shared by {self.tensor_parallel} processes here, which says nothing of the hardware: time is "
             "that of the hardware's tensor_parallel, or of this machine"
         )
 
     @property
-    def charged(self) -> str | None:
+    def quantization_note(self) -> str | None:
         """What a report has to say of a quantised model's seconds and bytes."""
         if self.quantization == "none":
             return None
         return (
-            f"{self.timing.name}: the linear layers of the blocks are stored and read in "
+            f"{self.timed_architecture.name}: the linear layers of the blocks are stored and read in "
             f"{QUANTIZED_BITS[self.quantization]:g} bits a weight, all else in the hardware's precision; "
             "arithmetic is the hardware's, and no time is charged for turning stored weights into numbers"
         )
 
 
 @dataclass(frozen=True)
-class Pair:
+class ModelPair:
     """The device's model and the cloud's; they must share a tokenizer.
 
     Raises ValueError for checkpoints whose tokenizers differ, as far as their files tell, and for a cloud that is to
     run on onnxruntime.
     """
 
-    device: Model
-    cloud: Model
+    device: ModelConfig
+    cloud: ModelConfig
     embedded: bool = False
     """Is it the pair that the project trains itself?"""
 
@@ -168,38 +168,38 @@ class Pair:
             raise ValueError(
                 "model.device.server is set, but the device's model runs here; servers stand for the cloud"
             )
-        if self.device.ways != 1:
+        if self.device.tensor_parallel != 1:
             raise ValueError(
-                f"model.device.ways is {self.device.ways}, and a device's model runs in one process; set "
+                f"model.device.ways is {self.device.tensor_parallel}, and a device's model runs in one process; set "
                 "model.device.ways=1: model.cloud.ways is for the cloud's"
             )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
-            from serving.engines.tokenizer import same_tokenizer
+            from serving.engines.tokenizer import check_same_tokenizer
 
-            same_tokenizer(self.device.path, self.cloud.path)
+            check_same_tokenizer(self.device.path, self.cloud.path)
 
 
-def _check_ways(model: Model) -> None:
+def _check_tensor_parallel(model: ModelConfig) -> None:
     """Refuses what several processes cannot share, without loading anything."""
-    if model.ways < 1:
-        raise ValueError(f"model.cloud.ways is {model.ways}; it is a number of processes, 1 or more")
+    if model.tensor_parallel < 1:
+        raise ValueError(f"model.cloud.ways is {model.tensor_parallel}; it is a number of processes, 1 or more")
     if model.server:
         raise ValueError(
-            f"model.cloud.ways is {model.ways}, and model.cloud.server runs the model elsewhere; set ways=1, or "
+            f"model.cloud.ways is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set ways=1, or "
             "server=null"
         )
     if model.quantization != "none":
         raise ValueError(
-            f"model.cloud.ways is {model.ways}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
+            f"model.cloud.ways is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
             "quantization=none"
         )
     if isinstance(model.path, Path):
         config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `_check` has read it
-        check_heads(model.ways, config, str(model.path))
+        check_divisible_heads(model.tensor_parallel, config, str(model.path))
 
 
-def _check_library(quantization: str) -> None:
-    missing = [name for name in QUANTIZING if find_spec(name) is None]
+def _check_quantization_libraries(quantization: str) -> None:
+    missing = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
     if missing:
         raise ValueError(
             f"model: quantization={quantization} needs {' and '.join(missing)}, which this Python does not have; "
@@ -207,12 +207,12 @@ def _check_library(quantization: str) -> None:
         )
 
 
-def _check_graph(model: Model) -> None:
+def _check_onnx_graph(model: ModelConfig) -> None:
     """Refuses what has no graph, without loading anything."""
     from serving.engines.onnx import requirements
 
     requirements.check_libraries()
-    requirements.check(model)
+    requirements.check_exportable(model)
     if model.graph is None:
         raise ValueError(
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
@@ -220,7 +220,7 @@ def _check_graph(model: Model) -> None:
         )
 
 
-def _check(path: Path, quantization: str) -> None:
+def _check_checkpoint(path: Path, quantization: str) -> None:
     """Refuses what is not a causal LM's directory, without loading anything."""
     file = path / "config.json"
     if not file.is_file():

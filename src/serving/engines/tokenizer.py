@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
-_PROBE = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,000"
+_TOKENIZER_PARTS = ("normalizer", "pre_tokenizer", "model", "decoder")
+_PROBE_TEXT = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,000"
 
 
 class Tokenizer:
@@ -18,8 +18,8 @@ class Tokenizer:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self.path, self.hf = path, _load(path)
-        self.ends = _ends(path, self.hf)
+        self.path, self.hf = path, _load_hf_tokenizer(path)
+        self.eos_token_ids = _eos_token_ids(path, self.hf)
         """Tokens after which a model has nothing more to say."""
 
     def __len__(self) -> int:
@@ -31,25 +31,25 @@ class Tokenizer:
         return text
 
 
-def same_tokenizer(a: str | Path, b: str | Path) -> None:
+def check_same_tokenizer(a: str | Path, b: str | Path) -> None:
     """Refuses two checkpoints whose tokens differ, because drafts of one would mean nothing to the other.
 
     The padding of the vocabulary in the models, chat templates and names of special tokens may differ. Raises
     ValueError with the first token that differs.
     """
-    contents = [_content(path) for path in (a, b)]
+    contents = [_tokenization_rules(path) for path in (a, b)]
     if contents[0] is not None and contents[0] == contents[1]:
         return
-    first, second = _load(a), _load(b)
-    _same_vocabulary(a, _by_id(first), b, _by_id(second))
-    if first.encode(_PROBE) != second.encode(_PROBE):
+    first, second = _load_hf_tokenizer(a), _load_hf_tokenizer(b)
+    _check_same_vocabulary(a, _tokens_by_id(first), b, _tokens_by_id(second))
+    if first.encode(_PROBE_TEXT) != second.encode(_PROBE_TEXT):
         raise ValueError(
-            f"{a} and {b} have the same vocabulary but split text differently ({_PROBE!r}: {first.encode(_PROBE)} and "
-            f"{second.encode(_PROBE)}); a pair needs one tokenizer"
+            f"{a} and {b} have the same vocabulary but split text differently ({_PROBE_TEXT!r}: {first.encode(_PROBE_TEXT)} and "
+            f"{second.encode(_PROBE_TEXT)}); a pair needs one tokenizer"
         )
 
 
-def _content(path: str | Path) -> object:
+def _tokenization_rules(path: str | Path) -> object:
     """What decides how text becomes tokens, read without `transformers`; None where there is no tokenizer.json."""
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
@@ -59,28 +59,28 @@ def _content(path: str | Path) -> object:
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); fetch or train the checkpoint again") from error
     added = [(token["id"], token["content"]) for token in content.get("added_tokens", [])]
-    return [content.get(part) for part in _PARTS], added, content.get("post_processor")
+    return [content.get(part) for part in _TOKENIZER_PARTS], added, content.get("post_processor")
 
 
-def _by_id(tokenizer: Any) -> dict[int, str]:
+def _tokens_by_id(tokenizer: Any) -> dict[int, str]:
     return {i: token for token, i in tokenizer.get_vocab().items()}
 
 
-def _same_vocabulary(a: str | Path, first: dict[int, str], b: str | Path, second: dict[int, str]) -> None:
+def _check_same_vocabulary(a: str | Path, first: dict[int, str], b: str | Path, second: dict[int, str]) -> None:
     for i in sorted(first.keys() | second.keys()):
         if first.get(i) != second.get(i):
             raise ValueError(
-                f"the tokenizers of {a} and {b} differ: token {i} is {_name(first, i)} in the one and "
-                f"{_name(second, i)} in the other ({len(first)} and {len(second)} tokens); a pair needs one tokenizer, "
+                f"the tokenizers of {a} and {b} differ: token {i} is {_token_repr(first, i)} in the one and "
+                f"{_token_repr(second, i)} in the other ({len(first)} and {len(second)} tokens); a pair needs one tokenizer, "
                 "so choose two models of one family"
             )
 
 
-def _name(vocabulary: dict[int, str], i: int) -> str:
+def _token_repr(vocabulary: dict[int, str], i: int) -> str:
     return repr(vocabulary[i]) if i in vocabulary else "missing"
 
 
-def _load(path: str | Path) -> Any:
+def _load_hf_tokenizer(path: str | Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
@@ -89,7 +89,7 @@ def _load(path: str | Path) -> Any:
         raise ValueError(f"there is no tokenizer that transformers can open at {path}: {error}") from error
 
 
-def _ends(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
+def _eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
     """The tokenizer's end token and those of generation_config.json, which chat models extend."""
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     file = Path(path) / "generation_config.json"

@@ -15,12 +15,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from serving import messages
-from serving.frontend.openai.http import Http
-from serving.messages import HEADER_NBYTES, Command, Event, Forward, Message, Outcome, Received, Work
+from serving.frontend.openai.http import HttpServer
+from serving.messages import HEADER_NBYTES, Command, Event, ForwardWork, Message, MessageReceived, Outcome, Work
 from serving.nodes.worker import Worker
 
 
-class Census:
+class CloudStats:
     """An observer of a cloud's nodes, in the order in which requests meet them; what they hold now is read from them.
 
     Requests, sessions and cached tokens are those of the first, bytes are what comes from and goes to devices, by the
@@ -28,63 +28,67 @@ class Census:
     """
 
     def __init__(self, *nodes: Worker) -> None:
-        self.nodes, self.node = nodes, nodes[0]
+        self.nodes, self.entry_node = nodes, nodes[0]
         self._names = frozenset(node.name for node in nodes)
-        self.requests = self.batches = self.rows = self.errors = 0
+        self.requests = self.batches = self.tokens = self.errors = 0
         self.busy_s = 0.0
         self.uplink_nbytes = self.downlink_nbytes = 0
 
     @property
-    def waiting(self) -> int:
+    def queue_len(self) -> int:
         """Parts of requests in the queue."""
         return sum(len(parts) for node in self.nodes for parts in node.queue.values())
 
     @property
     def sessions(self) -> int:
-        return len(self.node.tenancy.owners)
+        return len(self.entry_node.session_registry.owners)
 
     @property
     def cached_tokens(self) -> int:
-        return self.node.ledger.used
+        return self.entry_node.kv_accounting.used_tokens
 
     @property
     def capacity_tokens(self) -> float:
-        return self.node.ledger.capacity
+        return self.entry_node.kv_accounting.capacity_tokens
 
     # The observer.
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if node == self.node.name and isinstance(event, Received) and isinstance(event.message, messages.Request):
-            rows = event.message.rows
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if (
+            node == self.entry_node.name
+            and isinstance(event, MessageReceived)
+            and isinstance(event.message, messages.Request)
+        ):
+            rows = event.message.slice
             self.requests += 1
-            self.uplink_nbytes += HEADER_NBYTES + rows.nbytes + self.node.policy.exchange.nbytes(rows)
+            self.uplink_nbytes += HEADER_NBYTES + rows.nbytes + self.entry_node.policy.payload.nbytes(rows)
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if isinstance(work, Forward):
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if isinstance(work, ForwardWork):
             self.batches += 1
-            self.rows += sum(rows.n for rows in work.rows)
+            self.tokens += sum(rows.num_tokens for rows in work.slices)
             self.busy_s += end_s - begin_s
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
         if to not in self._names:
             self.downlink_nbytes += nbytes
 
 
-CONNECTIONS = 16
+MAX_CONNECTIONS = 16
 
 
-class Health:
+class HealthServer:
     """`devices` says how many are connected."""
 
-    def __init__(self, census: Census, devices: Callable[[], int]) -> None:
-        self._registry, self._devices = CollectorRegistry(), devices
-        self._registry.register(_Counts(census, devices))
-        self._http: Http | None = None
+    def __init__(self, stats: CloudStats, num_devices: Callable[[], int]) -> None:
+        self._registry, self._num_devices = CollectorRegistry(), num_devices
+        self._registry.register(_StatsCollector(stats, num_devices))
+        self._http: HttpServer | None = None
 
     async def serve(self, host: str, port: int) -> int:
         """The port that it got. Raises ValueError for an address that cannot be had."""
         routes = [Route(f"/{page.__name__}", page) for page in (self.healthz, self.readyz, self.metrics)]
-        self._http = Http(Starlette(routes=routes), "service.health", host, port, CONNECTIONS)
+        self._http = HttpServer(Starlette(routes=routes), "service.health", host, port, MAX_CONNECTIONS)
         await self._http.start()
         return self._http.port
 
@@ -98,22 +102,22 @@ class Health:
 
     async def readyz(self, _: Request) -> Response:
         """Models are loaded and devices may come, or these pages would not be there."""
-        return JSONResponse({"ready": True, "devices": self._devices()})
+        return JSONResponse({"ready": True, "devices": self._num_devices()})
 
     async def metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-class _Counts(Collector):
-    def __init__(self, census: Census, devices: Callable[[], int]) -> None:
-        self._census, self._devices = census, devices
+class _StatsCollector(Collector):
+    def __init__(self, stats: CloudStats, num_devices: Callable[[], int]) -> None:
+        self._stats, self._num_devices = stats, num_devices
 
     def collect(self) -> Iterator[Metric]:
-        c = self._census
+        c = self._stats
         for name, what, value in (
             ("requests", "Requests heard from devices, parts of prompts among them.", c.requests),
             ("batches", "Batches that ran.", c.batches),
-            ("rows", "Rows in these batches.", c.rows),
+            ("rows", "Rows in these batches.", c.tokens),
             ("busy_seconds", "Time spent in batches.", c.busy_s),
             ("errors", "Errors survived; the log says what.", c.errors),
             ("uplink_bytes", "Heard from devices, as the policy counts it.", c.uplink_nbytes),
@@ -121,9 +125,9 @@ class _Counts(Collector):
         ):
             yield CounterMetricFamily(f"tandem_cloud_{name}", what, value)
         for name, what, value in (
-            ("devices", "Devices that are connected.", self._devices()),
+            ("devices", "Devices that are connected.", self._num_devices()),
             ("sessions", "Sessions with something kept for them.", c.sessions),
-            ("queue_length", "Requests that wait for a batch.", c.waiting),
+            ("queue_length", "Requests that wait for a batch.", c.queue_len),
             ("cached_tokens", "Tokens in the KV caches.", c.cached_tokens),
             ("cache_capacity_tokens", "Tokens that the KV caches may hold.", c.capacity_tokens),
         ):

@@ -4,16 +4,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.drivers.real_time import Pace
-from serving.frontend.openai.options import Endpoint
-from serving.frontend.ui.options import Page
+from serving.frontend.openai.options import EndpointOptions
+from serving.frontend.ui.options import UiOptions
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
 
 @dataclass(frozen=True)
-class Health:
+class HealthOptions:
     """Where a cloud tells how it is. Raises ValueError for a port outside its range."""
 
     host: str = "127.0.0.1"
@@ -28,7 +28,7 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceOptions:
     """Shared by the cloud and its devices, so that one configuration describes both.
 
     `cloud` is where the cloud listens, and where devices dial it: host:port. `device` is which of the testbed's devices
@@ -50,9 +50,9 @@ class Service:
     """Of a prompt and its answer together; None: as many as both models and the cloud's cache take."""
     grace_s: float = 5.0
     """How long answers may still take once the process is told to stop."""
-    endpoint: Endpoint = field(default_factory=Endpoint)
-    page: Page = field(default_factory=Page)
-    health: Health = field(default_factory=Health)
+    endpoint: EndpointOptions = field(default_factory=EndpointOptions)
+    page: UiOptions = field(default_factory=UiOptions)
+    health: HealthOptions = field(default_factory=HealthOptions)
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
 
@@ -69,25 +69,25 @@ class Service:
             raise ValueError(f"service.context_tokens is {self.context_tokens}; give at least 2, or null for all")
         if not self.grace_s >= 0:
             raise ValueError(f"service.grace_s is {self.grace_s}; it is a time in seconds, 0 or more")
-        kept = self.endpoint.conversations, self.endpoint.routing.sessions
-        if sum(kept) > self.limits.sessions:
+        kept = self.endpoint.cached_conversations, self.endpoint.routing.cached_sessions
+        if sum(kept) > self.limits.sessions_per_node:
             raise ValueError(
                 f"service.endpoint.conversations is {kept[0]} and service.endpoint.routing.sessions {kept[1]}, but the "
-                f"cloud keeps service.limits.sessions={self.limits.sessions} of one device; keep fewer, or allow more"
+                f"cloud keeps service.limits.sessions={self.limits.sessions_per_node} of one device; keep fewer, or allow more"
             )
 
-    def addresses(self, cast: Cast) -> dict[str, str]:
+    def addresses(self, topology: Topology) -> dict[str, str]:
         """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here, for an
         address of none, and for one of two.
         """
-        workers = cast.workers if cast.setup.hardware.tiers else ()
+        workers = topology.workers if topology.setup.hardware.tiers else ()
         if strangers := sorted(self.nodes.keys() - workers):
             known = ", ".join(workers) or "none, because it has no tiers"
             raise ValueError(
                 f"service.nodes names {', '.join(strangers)}; the nodes of this testbed's tiers are {known}"
             )
         if not workers:
-            return {node: self.cloud for names in cast.clouds[:1] for node in names}
+            return {node: self.cloud for names in topology.cloud_processes[:1] for node in names}
         if missing := [name for name in workers if name not in self.nodes]:
             raise ValueError(
                 f"service.nodes says nothing of {', '.join(missing)}; say where each node of the tiers listens, as in "
@@ -101,18 +101,18 @@ class Service:
                 )
         return found
 
-    def place(self, cast: Cast) -> tuple[str, ...]:
+    def local_nodes(self, topology: Topology) -> tuple[str, ...]:
         """The nodes of the cloud that this process is. Raises ValueError where it does not say which."""
-        if not cast.setup.hardware.tiers:
-            return cast.clouds[0]
-        if self.node not in cast.workers:
+        if not topology.setup.hardware.tiers:
+            return topology.cloud_processes[0]
+        if self.node not in topology.workers:
             raise ValueError(
-                f"service.node is {self.node!r}; say which node of the tiers this process is: {', '.join(cast.workers)}"
+                f"service.node is {self.node!r}; say which node of the tiers this process is: {', '.join(topology.workers)}"
             )
         return (self.node,)
 
 
-def digest(cast: Cast) -> str:
+def deployment_digest(topology: Topology) -> str:
     """Names what a cloud and its devices must agree on: what hosts of any run must, and how many devices there are."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "-", cast.setup.policy.name)[:64]
-    return f"{name}/{len(cast.devices)}-devices-{cast.digest}"
+    name = re.sub(r"[^A-Za-z0-9._-]", "-", topology.setup.policy.name)[:64]
+    return f"{name}/{len(topology.devices)}-devices-{topology.digest}"

@@ -8,12 +8,12 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 
-from serving.drivers.real_time import Live
-from serving.messages import Begin, Cancelled, Command, Deliver, Event
+from serving.drivers.real_time import RealTimeDriver
+from serving.messages import Command, EmitTokens, Event, RequestArrived, SessionCancelled
 from serving.nodes.device import Device
 
 
-def told_to_stop() -> asyncio.Event:
+def stop_signal() -> asyncio.Event:
     """Set at the first SIGINT or SIGTERM; a second one is not caught any more."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
@@ -27,25 +27,27 @@ def told_to_stop() -> asyncio.Event:
     return stop
 
 
-async def drive(live: Live, stop: asyncio.Event, wind_down: Callable[[], Awaitable[None]] | None = None) -> None:
+async def run_until_stopped(
+    driver: RealTimeDriver, stop: asyncio.Event, on_shutdown: Callable[[], Awaitable[None]] | None = None
+) -> None:
     """Lets things happen until `stop`, and while the process winds down; raises what ended the driver before."""
     over = asyncio.Event()
-    running, told = asyncio.create_task(live.run(over.is_set)), asyncio.create_task(stop.wait())
+    running, told = asyncio.create_task(driver.run(over.is_set)), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         told.cancel()
-        if wind_down:
-            await wind_down()
+        if on_shutdown:
+            await on_shutdown()
         over.set()
-        live.stir()
+        driver.wake_up()
         await running
 
 
 log = logging.getLogger(__name__)
 
 
-class Guarded:
+class FaultBarrier:
     """Handles events as `device` does; an error is logged, and what it happened in is cancelled."""
 
     def __init__(self, device: Device) -> None:
@@ -55,22 +57,22 @@ class Guarded:
         try:
             return self.device.handle(event, now)
         except Exception as problem:
-            session = self._concerned(event)
+            session = self._affected_session(event)
             log.error("session %s broke off", session, exc_info=problem)
-            return self._cancelled(session, now) if session else ()
+            return self._cancel_session(session, now) if session else ()
 
-    def _concerned(self, event: Event) -> str:
-        if isinstance(event, Begin):
-            return event.call.session
-        current = self.device.current
-        return current.s.call.session if current else ""
+    def _affected_session(self, event: Event) -> str:
+        if isinstance(event, RequestArrived):
+            return event.request.session
+        current = self.device.active_requester
+        return current.session.request.session if current else ""
 
-    def _cancelled(self, session: str, now: float) -> Sequence[Command]:
+    def _cancel_session(self, session: str, now: float) -> Sequence[Command]:
         try:
-            commands = self.device.handle(Cancelled(session), now)
+            commands = self.device.handle(SessionCancelled(session), now)
         except Exception as problem:
             log.error("session %s could not be cancelled either", session, exc_info=problem)
-            self.device.serving.pop(session, None)
+            self.device.active.pop(session, None)
             commands = ()
-        ended = any(isinstance(c, Deliver) and c.session == session and c.ending for c in commands)
-        return commands if ended else (*commands, Deliver(session, (), (), "failed"))
+        ended = any(isinstance(c, EmitTokens) and c.session == session and c.ending for c in commands)
+        return commands if ended else (*commands, EmitTokens(session, (), (), "failed"))

@@ -9,7 +9,7 @@ Precision: TypeAlias = Literal["fp32", "fp16", "int8", "int4"]
 WEIGHT_BITS: dict[str, float] = {"fp32": 32, "fp16": 16, "int8": 8, "int4": 4.5}
 """4.5: four bits and one fp16 scale for every 32 weights (the Q4_0 layout of llama.cpp)."""
 
-NUMBER_NBYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "int8": 2, "int4": 2}
+ACTIVATION_NBYTES: dict[str, int] = {"fp32": 4, "fp16": 2, "int8": 2, "int4": 2}
 """Bytes of one activation or KV entry."""
 
 Quantization: TypeAlias = Literal["none", "int8", "nf4"]
@@ -26,30 +26,30 @@ class Architecture:
 
     name: str
     layers: int
-    hidden: int
+    hidden_size: int
     heads: int
     kv_heads: int
     head_dim: int
-    intermediate: int
-    vocabulary: int
+    intermediate_size: int
+    vocab_size: int
     published_parameters: int
     """Counted once per tensor: a head that shares the embedding's weights is not counted again."""
     source: str
-    tied: bool = False
+    tied_embeddings: bool = False
     gated_mlp: bool = True
     """Gate, up and down projections (Llama, Qwen, Phi-3, Yi); false: up and down only (Falcon)."""
     qkv_bias: bool = False
     qk_norm: bool = False
-    norms: int = 2
+    norms_per_block: int = 2
     """Norms a block: 1 where attention and MLP run in parallel on one norm (Falcon 7B)."""
     norm_bias: bool = False
     quantization: Quantization = "none"
     """Of the blocks' linear layers, as the checkpoint that this stands for has it; see `quantized`."""
-    attention_only: int = 0
+    attention_only_layers: int = 0
     """How many of the layers have no MLP: HAT's adapter is one."""
-    embed: bool = True
+    embedding: bool = True
     """Is the embedding held, too? A part of a split model may be blocks alone."""
-    head: bool = True
+    lm_head: bool = True
     """Are the last norm and the head?"""
 
     def __post_init__(self) -> None:
@@ -65,52 +65,54 @@ class Architecture:
     @property
     def block_matmul_parameters(self) -> int:
         """Weights of one block that every row is multiplied with: attention projections and MLP."""
-        return self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads) + self.mlp_parameters
+        return self.hidden_size * self.head_dim * 2 * (self.heads + self.kv_heads) + self.mlp_parameters
 
     @property
     def mlp_parameters(self) -> int:
-        return (3 if self.gated_mlp else 2) * self.hidden * self.intermediate
+        return (3 if self.gated_mlp else 2) * self.hidden_size * self.intermediate_size
 
     @property
     def matmul_parameters(self) -> int:
         """The same of all blocks."""
-        return self.layers * self.block_matmul_parameters - self.attention_only * self.mlp_parameters
+        return self.layers * self.block_matmul_parameters - self.attention_only_layers * self.mlp_parameters
 
     @property
     def norm_parameters(self) -> int:
-        return self.hidden * (2 if self.norm_bias else 1)
+        return self.hidden_size * (2 if self.norm_bias else 1)
 
     @property
     def block_parameters(self) -> int:
         """All weights of one block, norms and biases included."""
         bias = (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
         qk_norm = 2 * self.head_dim if self.qk_norm else 0
-        return self.block_matmul_parameters + self.norms * self.norm_parameters + bias + qk_norm
+        return self.block_matmul_parameters + self.norms_per_block * self.norm_parameters + bias + qk_norm
 
     @property
     def embedding_parameters(self) -> int:
-        return self.vocabulary * self.hidden
+        return self.vocab_size * self.hidden_size
 
     @property
     def head_parameters(self) -> int:
         """Weights that the LM head multiplies with, whether stored apart or shared with the embedding."""
-        return self.vocabulary * self.hidden
+        return self.vocab_size * self.hidden_size
 
     def parameters(self) -> int:
         """Weights of the whole model, shared ones counted once."""
-        head = 0 if self.tied and self.embed else self.head_parameters
-        outside = self.embedding_parameters if self.embed else 0
-        return self.blocks_parameters + outside + (self.norm_parameters + head if self.head else 0)
+        head = 0 if self.tied_embeddings and self.embedding else self.head_parameters
+        outside = self.embedding_parameters if self.embedding else 0
+        return self.blocks_parameters + outside + (self.norm_parameters + head if self.lm_head else 0)
 
     @property
     def blocks_parameters(self) -> int:
         """All weights of all blocks."""
-        missing = self.mlp_parameters + (self.norms - 1) * self.norm_parameters
-        return self.layers * self.block_parameters - self.attention_only * missing
+        missing = self.mlp_parameters + (self.norms_per_block - 1) * self.norm_parameters
+        return self.layers * self.block_parameters - self.attention_only_layers * missing
 
-    def part(self, layers: int, embed: bool, head: bool) -> "Architecture":
+    def part(self, layers: int, embedding: bool, lm_head: bool) -> "Architecture":
         """Some of the layers, with or without embedding, last norm and head: what one node of a split model holds."""
-        return replace(self, name=f"{layers} layers of {self.name}", layers=layers, embed=embed, head=head)
+        return replace(
+            self, name=f"{layers} layers of {self.name}", layers=layers, embedding=embedding, lm_head=lm_head
+        )
 
     def quantized(self, quantization: Quantization) -> "Architecture":
         """The same shape with its blocks' linear layers in fewer bits, and a name that tells coefficients apart.
@@ -142,17 +144,17 @@ class Architecture:
 
     def kv_nbytes_per_token(self, precision: Precision) -> int:
         """Keys and values of one token in all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * NUMBER_NBYTES[precision]
+        return 2 * self.layers * self.kv_heads * self.head_dim * ACTIVATION_NBYTES[precision]
 
-    def activation_nbytes(self, rows: int, precision: Precision, head_rows: int = 1) -> int:
-        """What one forward of `rows` tokens holds besides weights and KV: an estimate.
+    def activation_nbytes(self, num_tokens: int, precision: Precision, head_tokens: int = 1) -> int:
+        """What one forward of `num_tokens` tokens holds besides weights and KV: an estimate.
 
         One block is alive at a time (residual, normed input, attention output, q, k, v, and the MLP's intermediates),
-        attention is computed in tiles (no rows x rows matrix), logits are fp32 and made for `head_rows` rows.
+        attention is computed in tiles (no rows x rows matrix), logits are fp32 and made for `head_tokens` rows.
         """
         attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
-        a_row = 3 * self.hidden + attention + (3 if self.gated_mlp else 2) * self.intermediate
-        return rows * a_row * NUMBER_NBYTES[precision] + head_rows * self.vocabulary * 4
+        a_row = 3 * self.hidden_size + attention + (3 if self.gated_mlp else 2) * self.intermediate_size
+        return num_tokens * a_row * ACTIVATION_NBYTES[precision] + head_tokens * self.vocab_size * 4
 
     def flops_per_token(self) -> int:
         """Two FLOPs a weight that the token is multiplied with, LM head included, attention itself not."""
@@ -163,16 +165,18 @@ class Architecture:
         return 4 * self.layers * self.heads * self.head_dim
 
 
-def drafter(of: Architecture, shallow: int) -> Architecture:
-    """HAT's draft model: the first `shallow` layers of a target, one self-attention module, the target's head (section
-    3.4).
+def adapter_draft_architecture(target: Architecture, shallow_layers: int) -> Architecture:
+    """HAT's draft model: the first `shallow_layers` layers of a target, one self-attention module, the target's head
+    (section 3.4).
 
     Raises ValueError for a target with no more layers than that.
     """
-    if not 0 < shallow < of.layers:
-        raise ValueError(f"shallow is {shallow}; {of.name} has {of.layers} layers, keep at least 1 and fewer than all")
+    if not 0 < shallow_layers < target.layers:
+        raise ValueError(
+            f"shallow is {shallow_layers}; {target.name} has {target.layers} layers, keep at least 1 and fewer than all"
+        )
     made = replace(
-        of, name=f"{of.name}_adapter_{shallow}", layers=shallow + 1, attention_only=1,
-        source=f"derived: {shallow} layers of {of.name}, an attention module, its head (HAT, section 3.4)",
+        target, name=f"{target.name}_adapter_{shallow_layers}", layers=shallow_layers + 1, attention_only_layers=1,
+        source=f"derived: {shallow_layers} layers of {target.name}, an attention module, its head (HAT, section 3.4)",
     )  # fmt: skip
     return replace(made, published_parameters=made.parameters())

@@ -4,11 +4,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from serving.core.provenance import check_sources
-from serving.hardware.latency import Fits
+from serving.hardware.latency import FittedLatencies
 
 
 @dataclass(frozen=True)
-class Mode:
+class PowerMode:
     """Clocks and peaks in one power mode; a figure that is not known, or that the chip does not have, is None."""
 
     fp16_tflops: float | None = None
@@ -31,8 +31,8 @@ class Mode:
     """Where this mode's figures come from, when not from where the chip's `sources` says for all modes."""
 
     def __post_init__(self) -> None:
-        check_sources("mode", self.sources, _MODE)
-        for name in _MODE - {"nvpmodel_id"}:
+        check_sources("mode", self.sources, _MODE_FIGURES)
+        for name in _MODE_FIGURES - {"nvpmodel_id"}:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"mode: {name}={value} must be more than 0; leave out what is not known.")
@@ -47,7 +47,7 @@ class Chip:
     """
 
     name: str
-    modes: dict[str, Mode]
+    modes: dict[str, PowerMode]
     default_mode: str
     memory_gb: float | None = None
     """In units of 2^30 bytes, as memory is sold; None: unknown, nothing is refused."""
@@ -59,13 +59,13 @@ class Chip:
     headline_tops: float | None = None
     """What the box says (sparse INT8, accelerators included); for information, nothing is computed from it."""
     sources: dict[str, str] = field(default_factory=dict)
-    fitted: dict[str, Fits] = field(default_factory=dict)
+    fitted: dict[str, FittedLatencies] = field(default_factory=dict)
     """Sets of coefficients that were fitted on this chip; a fleet's `timing` names the one to use."""
     profile: Path | None = None
     """The profile stage's artifact, used by `timing: profile`."""
 
     def __post_init__(self) -> None:
-        check_sources(f"chip {self.name}", self.sources, _CHIP | _MODE)
+        check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
         self.mode(None)
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             if not 0 < getattr(self, name) <= 1:
@@ -76,7 +76,7 @@ class Chip:
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"chip {self.name}: {name}={value} must not be negative.")
 
-    def mode(self, name: str | None) -> Mode:
+    def mode(self, name: str | None) -> PowerMode:
         """The mode of that name, or the default one for None; raises ValueError that lists the chip's modes."""
         mode = self.modes.get(self.default_mode if name is None else name)
         if mode is None:
@@ -88,14 +88,14 @@ class Chip:
 
     def source(self, figure: str, mode: str | None = None) -> str | None:
         """Where a figure of the chip, or of one of its modes, comes from; None when nobody said."""
-        own = self.mode(mode).sources.get(figure) if figure in _MODE else None
+        own = self.mode(mode).sources.get(figure) if figure in _MODE_FIGURES else None
         return own or self.sources.get(figure)
 
     def unsourced(self) -> tuple[str, ...]:
         """Figures that are given without saying where they come from."""
-        bare = [name for name in sorted(_CHIP) if getattr(self, name) is not None and not self.source(name)]
+        bare = [name for name in sorted(_CHIP_FIGURES) if getattr(self, name) is not None and not self.source(name)]
         for key, mode in self.modes.items():
-            given = [name for name in sorted(_MODE) if getattr(mode, name) is not None]
+            given = [name for name in sorted(_MODE_FIGURES) if getattr(mode, name) is not None]
             bare += [f"{key}.{name}" for name in given if not self.source(name, key)]
         return tuple(bare)
 
@@ -110,6 +110,6 @@ class Chip:
         return power_w * busy_s + self.idle_w * idle_s
 
 
-_TEXTS = {"name", "modes", "default_mode", "sources", "fitted", "profile"}
-_MODE = frozenset(each.name for each in fields(Mode)) - _TEXTS
-_CHIP = frozenset(each.name for each in fields(Chip)) - _TEXTS
+_NOT_FIGURES = {"name", "modes", "default_mode", "sources", "fitted", "profile"}
+_MODE_FIGURES = frozenset(each.name for each in fields(PowerMode)) - _NOT_FIGURES
+_CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES

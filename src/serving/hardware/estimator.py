@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from serving.core.queued_request import Item
-from serving.hardware.latency import Latency, Load, load
-from serving.hardware.layer_scaling import WHOLE, Scale
-from serving.messages import Forward, Span
+from serving.core.queued_request import QueuedRequest
+from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load
+from serving.hardware.layer_scaling import IDENTITY_SCALE, LayerScale
+from serving.messages import ForwardWork, Span
 
 
 @dataclass(frozen=True)
@@ -15,48 +15,50 @@ class Estimator:
     Linear, so that a request adds the same to every batch: feasibility of a grown batch is one addition.
     """
 
-    latency: Latency | None
-    scale: Scale = WHOLE
+    latency: LatencyModel | None
+    scale: LayerScale = IDENTITY_SCALE
 
     def constant_s(self, span: Span) -> float:
         """What a batch costs whoever is in it, one of whom at least asks the head, if there is one."""
-        nobody = Load(self.scale.of(span), 0, 0, 0, int(span.head), further=-1)
-        return 2 * self._seconds(nobody) - self._seconds(nobody._replace(head_rows=2 * nobody.head_rows))
+        nobody = ForwardLoad(self.scale.layers_for(span), 0, 0, 0, int(span.lm_head), extra_sessions=-1)
+        return 2 * self._seconds(nobody) - self._seconds(nobody._replace(head_tokens=2 * nobody.head_tokens))
 
-    def step_s(self, span: Span) -> float:
+    def pass_s(self, span: Span) -> float:
         """A pass with one row of one session, whose cache is not read."""
-        return self._seconds(Load(self.scale.of(span), 1, 1, 0, int(span.head)))
+        return self._seconds(ForwardLoad(self.scale.layers_for(span), 1, 1, 0, int(span.lm_head)))
 
-    def row_s(self, span: Span) -> float:
+    def per_token_s(self, span: Span) -> float:
         """What one row more adds to it, which does not ask the head."""
-        return self._seconds(Load(self.scale.of(span), 2, 2, 0, int(span.head))) - self.step_s(span)
+        return self._seconds(ForwardLoad(self.scale.layers_for(span), 2, 2, 0, int(span.lm_head))) - self.pass_s(span)
 
-    def share_s(self, item: Item) -> float:
+    def marginal_s(self, queued: QueuedRequest) -> float:
         """What the rows that are left of a request add to a batch."""
-        if item.cost_s < 0:
-            span, rows, n, cached = item.span, item.rows, item.left, item.cached
-            nobody = Load(self.scale.of(span), 0, 0, 0, int(span.head))
-            asked = 1 + (rows.check + 1 if rows.rule else 0)
-            whole = Load(nobody.layers, n, (cached + n) * n, cached, asked * nobody.head_rows, further=1)
-            item.cost_s = max(0.0, self._seconds(whole) - self._seconds(nobody))
-        return item.cost_s
+        if queued.cost_s < 0:
+            span, rows, n, cached = queued.span, queued.slice, queued.remaining_tokens, queued.cached_len
+            nobody = ForwardLoad(self.scale.layers_for(span), 0, 0, 0, int(span.lm_head))
+            asked = 1 + (rows.num_drafts + 1 if rows.rule else 0)
+            whole = ForwardLoad(
+                nobody.layers, n, (cached + n) * n, cached, asked * nobody.head_tokens, extra_sessions=1
+            )
+            queued.cost_s = max(0.0, self._seconds(whole) - self._seconds(nobody))
+        return queued.cost_s
 
-    def batch_s(self, work: Forward) -> float:
+    def batch_s(self, work: ForwardWork) -> float:
         """Of a batch as it runs, for comparison with what it took."""
-        return self._seconds(forward_load(work)._replace(layers=self.scale.of(work.span)))
+        return self._seconds(forward_load(work)._replace(layers=self.scale.layers_for(work.span)))
 
-    def _seconds(self, load: Load) -> float:
+    def _seconds(self, load: ForwardLoad) -> float:
         """Of a load in layers of the timed model."""
-        return self.latency.in_all((load,), 1, 1) if self.latency else 0.0
+        return self.latency.total_seconds((load,), 1, 1) if self.latency else 0.0
 
 
-UNKNOWN = Estimator(None)
+ZERO_ESTIMATOR = Estimator(None)
 """Where nobody knows the chip: everything seems to take no time."""
 
 
-def forward_load(work: Forward) -> Load:
+def forward_load(work: ForwardWork) -> ForwardLoad:
     """One hop for a batch: the head sees the last row and the drafts of who asks for a verdict."""
     span = work.span
-    cached = [(rows.start, rows.n) for rows in work.rows] if span.first < span.last else []
-    asked = sum([rows.check + 1 for rows in work.rows if rows.rule]) if span.head else 0
-    return load(span.last - span.first, cached, asked)
+    cached = [(rows.start, rows.num_tokens) for rows in work.slices] if span.start_layer < span.end_layer else []
+    asked = sum([rows.num_drafts + 1 for rows in work.slices if rows.rule]) if span.lm_head else 0
+    return batch_load(span.end_layer - span.start_layer, cached, asked)

@@ -5,11 +5,11 @@ from typing import Protocol
 from serving.messages import Outcome, Work
 
 
-class OutageError(RuntimeError):
-    """Work that failed for a reason outside this program: its node hears `Failed`, and everything else goes on."""
+class TransientWorkError(RuntimeError):
+    """Work that failed for a reason outside this program: its node hears `WorkFailed`, and everything else goes on."""
 
 
-class BrokenError(RuntimeError):
+class FatalWorkError(RuntimeError):
     """Work failed, and all later work will: the process ends, so that others see its nodes lost."""
 
 

@@ -1,9 +1,9 @@
 """How deep each cached token of a drafter is: who left early catches up when a later one goes deeper."""
 
-from serving.hardware.latency import Load, load
+from serving.hardware.latency import ForwardLoad, batch_load
 
 
-class Depths:
+class ExitDepths:
     """Layers that each cached token has run; they never rise along the text, because a row that goes deep takes all
     before it along. So a layer's cache is whole up to where it ends, and nothing is ever approximated.
 
@@ -11,58 +11,62 @@ class Depths:
         layers: of the model.
     """
 
-    __slots__ = ("_layers", "_short", "_whole")
+    __slots__ = ("_incomplete_depths", "_layers", "_num_complete")
 
     def __init__(self, layers: int) -> None:
         self._layers = layers
-        self._whole = 0
+        self._num_complete = 0
         """Tokens that have run all layers; the depths of those behind them follow."""
-        self._short: list[int] = []
+        self._incomplete_depths: list[int] = []
 
     def __len__(self) -> int:
-        return self._whole + len(self._short)
+        return self._num_complete + len(self._incomplete_depths)
 
     @property
-    def short(self) -> int:
+    def num_incomplete(self) -> int:
         """How many tokens, the last ones, have not run all layers."""
-        return len(self._short)
+        return len(self._incomplete_depths)
 
-    def waiting(self, depth: int) -> int:
+    def num_suspended(self, depth: int) -> int:
         """How many tokens wait to enter layer number `depth`."""
-        return self._short.count(depth)
+        return self._incomplete_depths.count(depth)
 
     def truncate(self, length: int) -> None:
         """Rolls back to `length` tokens, of those that there are."""
-        self._whole = min(self._whole, length)
-        del self._short[length - self._whole :]
+        self._num_complete = min(self._num_complete, length)
+        del self._incomplete_depths[length - self._num_complete :]
 
-    def first_below(self, depth: int) -> int:
+    def cached_at(self, depth: int) -> int:
         """How many tokens have run more than `depth` layers: what layer number `depth` finds in its cache."""
-        return self._whole + sum(one > depth for one in self._short)
+        return self._num_complete + sum(one > depth for one in self._incomplete_depths)
 
-    def next_join(self, depth: int) -> int:
+    def next_merge(self, depth: int) -> int:
         """The next layer after `depth` at which tokens wait to be taken along; the number of layers if none do."""
-        return min((one for one in self._short if one > depth), default=self._layers)
+        return min((one for one in self._incomplete_depths if one > depth), default=self._layers)
 
-    def grow(self, rows: int, ran: int) -> None:
-        """`rows` tokens more, which ran `ran` layers and took along whoever was less deep."""
-        depths = [*(max(one, ran) for one in self._short), *[ran] * rows]
+    def append(self, num_tokens: int, num_layers: int) -> None:
+        """`num_tokens` tokens more, which ran `num_layers` layers and took along whoever was less deep."""
+        depths = [*(max(one, num_layers) for one in self._incomplete_depths), *[num_layers] * num_tokens]
         whole = sum(one == self._layers for one in depths)
-        self._whole, self._short = self._whole + whole, depths[whole:]
+        self._num_complete, self._incomplete_depths = self._num_complete + whole, depths[whole:]
 
-    def passed(self, rows: int, ran: int) -> tuple[Load, ...]:
-        """What `ran` layers do for `rows` new tokens and for those that are taken along; from now on they are there."""
-        found, at, end = [], 0, len(self) + rows
-        while at < ran:
-            start, to = self.first_below(at), min(ran, self.next_join(at))
-            found.append(load(to - at, [(start, end - start)]))
+    def run_forward(self, num_tokens: int, num_layers: int) -> tuple[ForwardLoad, ...]:
+        """What `num_layers` layers do for `num_tokens` new tokens and for those that are taken along; from now on they
+        are there.
+        """
+        found, at, end = [], 0, len(self) + num_tokens
+        while at < num_layers:
+            start, to = self.cached_at(at), min(num_layers, self.next_merge(at))
+            found.append(batch_load(to - at, [(start, end - start)]))
             at = to
-        self.grow(rows, ran)
+        self.append(num_tokens, num_layers)
         return tuple(found)
 
 
-def read(body: tuple[Load, ...], rows: int, vain: int) -> tuple[Load, ...]:
-    """A pass whose last layers' `rows` went through the head, after `vain` checks that were not sure enough."""
-    *upper, last = body
-    checks = [Load(0.0, 0, 0, 0, float(rows))] * vain
-    return (*upper, last._replace(head_rows=float(rows)), *checks)
+def with_head_loads(loads: tuple[ForwardLoad, ...], num_tokens: int, failed_checks: int) -> tuple[ForwardLoad, ...]:
+    """A pass whose last layers' `num_tokens` went through the head, after `failed_checks` checks that were not sure
+    enough.
+    """
+    *upper, last = loads
+    checks = [ForwardLoad(0.0, 0, 0, 0, float(num_tokens))] * failed_checks
+    return (*upper, last._replace(head_tokens=float(num_tokens)), *checks)

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from serving.core.keyed_random import luck
+from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
-from serving.hardware.chip import Chip, Mode
-from serving.hardware.latency import Fits, Latency, load_fits
+from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.latency import FittedLatencies, LatencyModel, load_fitted_latencies
 from serving.hardware.roofline import roofline
 from serving.network.link import Link
 
@@ -14,27 +14,27 @@ GB = 2**30
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Power modes that change while serving, a new one every `every` requests of a device."""
+class PowerModeSchedule:
+    """Power modes that change while serving, a new one every `requests_per_mode` requests of a device."""
 
     modes: tuple[str, ...]
-    every: int = 1
+    requests_per_mode: int = 1
     order: Literal["random", "cycle"] = "random"
 
     def __post_init__(self) -> None:
         if not self.modes:
             raise ValueError("schedule: modes is empty; name the power modes to change between.")
-        if self.every < 1:
-            raise ValueError(f"schedule: every={self.every} requests must be at least 1.")
+        if self.requests_per_mode < 1:
+            raise ValueError(f"schedule: every={self.requests_per_mode} requests must be at least 1.")
 
     def mode(self, stream: int, request: int) -> str:
         """The mode in which a device (its `stream` from `serving.core.keyed_random.key`) serves its `request`, counted
         from 0.
         """
-        turn = request // self.every
+        turn = request // self.requests_per_mode
         if self.order == "cycle":
             return self.modes[turn % len(self.modes)]
-        return self.modes[int(luck(stream, turn, "mode") * len(self.modes))]
+        return self.modes[int(uniform(stream, turn, "mode") * len(self.modes))]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Fleet:
     chip: Chip
     mode: str | None = None
     count: int = 1
-    schedule: Schedule | None = None
+    schedule: PowerModeSchedule | None = None
     network: Link | None = None
     """This fleet's own link; None: the run's network."""
     tensor_parallel: int = 1
@@ -81,7 +81,7 @@ class Fleet:
         return self.mode or self.chip.default_mode
 
     @property
-    def figures(self) -> Mode:
+    def power_mode(self) -> PowerMode:
         """Clocks, peaks and power of the mode that the fleet is set to."""
         return self.chip.mode(self.mode)
 
@@ -94,7 +94,7 @@ class Fleet:
         """The mode of one device at its `request`-th request: by the schedule, or always the same."""
         return self.schedule.mode(stream, request) if self.schedule else self.mode_name
 
-    def latency(self, architecture: Architecture, mode: str | None = None) -> Latency:
+    def latency(self, architecture: Architecture, mode: str | None = None) -> LatencyModel:
         """The coefficients that time this architecture here, in the fleet's mode or in `mode`; `source` says which.
 
         A set of fitted coefficients without this architecture falls back to the roofline, and its source says so.
@@ -102,7 +102,7 @@ class Fleet:
         """
         if self.timing == "roofline":
             return self._roofline(architecture, mode)
-        fits = self._fits()
+        fits = self._fitted_latencies()
         if found := fits.latencies.get(architecture.name):
             return found
         try:
@@ -116,18 +116,18 @@ class Fleet:
         one = self.chip.joules(mode or self.mode, busy_s, idle_s)
         return None if one is None else one * self.tensor_parallel
 
-    def _roofline(self, architecture: Architecture, mode: str | None) -> Latency:
+    def _roofline(self, architecture: Architecture, mode: str | None) -> LatencyModel:
         return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)
 
-    def _fits(self) -> Fits:
+    def _fitted_latencies(self) -> FittedLatencies:
         if self.timing != "profile":
             return self.chip.fitted[self.timing]
         if self.chip.profile is None:
             raise ValueError(f"chip {self.chip.name} has not been profiled: run stage=profile, or set timing=roofline.")
-        return load_fits(self.chip.profile)
+        return load_fitted_latencies(self.chip.profile)
 
 
-def check_fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
+def check_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
     """Refuse a model that does not fit: weights, KV of `sessions` x `tokens`, and one forward of `tokens` rows.
 
     The operating system's share of a unified memory is not counted. Raises ValueError with each term, and where fleet
@@ -139,33 +139,33 @@ def check_fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: 
             "fewer bits once more; set the hardware's precision to fp16, or the model's quantization to none."
         )
     memory = fleet.memory_nbytes
-    weights, cache, activations = _terms(fleet, architecture, sessions, tokens)
+    weights, cache, activations = _memory_terms(fleet, architecture, sessions, tokens)
     if memory is None or weights + cache + activations <= memory:
         return
     chips = f"{fleet.tensor_parallel} x " if fleet.tensor_parallel > 1 else ""
     raise ValueError(
         f"{architecture.name} does not fit into {chips}{fleet.chip.name} ({_gb(memory)}) in {fleet.precision}: "
         f"weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {tokens} tokens) "
-        f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. {_cure(weights, memory)}"
+        f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. {_memory_advice(weights, memory)}"
     )
 
 
-def fits(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
+def fits_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
     """Does a model fit, as far as memory goes, where `check_fits` would refuse it?"""
     memory = fleet.memory_nbytes
-    return memory is None or sum(_terms(fleet, architecture, sessions, tokens)) <= memory
+    return memory is None or sum(_memory_terms(fleet, architecture, sessions, tokens)) <= memory
 
 
-def _terms(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> tuple[float, float, float]:
+def _memory_terms(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> tuple[float, float, float]:
     """Bytes of weights, KV cache and activations."""
     return (
         architecture.weights_nbytes(fleet.precision),
         sessions * tokens * architecture.kv_nbytes_per_token(fleet.precision),
-        architecture.activation_nbytes(tokens, fleet.precision, head_rows=sessions),
+        architecture.activation_nbytes(tokens, fleet.precision, head_tokens=sessions),
     )
 
 
-def _cure(weights: float, memory: float) -> str:
+def _memory_advice(weights: float, memory: float) -> str:
     if weights < memory:
         return "Serve fewer or shorter sessions, store the weights in fewer bits (precision), or use a larger chip."
     return "Store the weights in fewer bits (precision), use more chips (tensor_parallel) or a smaller model."

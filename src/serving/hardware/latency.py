@@ -15,26 +15,26 @@ COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s
 """What a latency is linear in: WISP, Eq. 19, the LM head's row and constant, a further session, a piece of work."""
 
 
-class Load(NamedTuple):
+class ForwardLoad(NamedTuple):
     """What one forward did, in the terms of WISP, Eq. 18 and 19."""
 
     layers: float
     """Layers of the timed architecture that ran; a split or an early exit runs fewer than all."""
-    rows: float
+    num_tokens: float
     """Tokens through the linear layers, summed over the batch: N_linear."""
     interactions: float
     """Query times key pairs, (cached + new) x new summed over the batch: N_interactions."""
-    cached: float
+    cached_tokens: float
     """Cached tokens read, summed over the batch's sessions: N_cached."""
-    head_rows: float = 0.0
+    head_tokens: float = 0.0
     """Rows through the LM head."""
-    forwards: float = 1
+    num_forwards: float = 1
     """How many forwards of as many layers, one after the other, these sums are of: each costs the constant part."""
-    further: int = 0
+    extra_sessions: int = 0
     """Sessions in each forward beyond its first, summed: every session has attention calls of its own."""
 
 
-def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0) -> Load:
+def batch_load(layers: float, spans: Iterable[tuple[int, int]], head_tokens: float = 0.0) -> ForwardLoad:
     """The load of one batched forward, from (cached, new) tokens of each session in it.
 
     Interactions follow WISP, Eq. 18: the whole rectangle, without halving the causal part of a prefill. Coefficients
@@ -46,11 +46,11 @@ def load(layers: float, spans: Iterable[tuple[int, int]], head_rows: float = 0.0
         rows += new
         interactions += (cached + new) * new
         read += cached
-    return Load(layers, rows, interactions, read, head_rows, further=max(0, sessions - 1))
+    return ForwardLoad(layers, rows, interactions, read, head_tokens, extra_sessions=max(0, sessions - 1))
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyModel:
     """Coefficients of `a*N_linear + b_compute*N_interactions + b_read*N_cached + c` (WISP, Eq. 19), and the LM head's.
 
     a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share of each.
@@ -64,7 +64,7 @@ class Latency:
     c_s: float
     layers: int
     source: str
-    head_row_s: float = 0.0
+    head_token_s: float = 0.0
     head_c_s: float = 0.0
     session_s: float = 0.0
     """Of each session beyond the first in a forward, for all layers."""
@@ -82,13 +82,13 @@ class Latency:
                     "A fit with negative coefficients needs more varied configurations."
                 )
 
-    def seconds(self, load: Load) -> float:
+    def seconds(self, load: ForwardLoad) -> float:
         """Seconds that one forward takes, by itself."""
-        return self.in_all((load,), 1, 1)
+        return self.total_seconds((load,), 1, 1)
 
-    def in_all(self, loads: Sequence[Load], depth: int, of: int) -> float:
-        """Seconds of one piece of work, whose forwards follow each other without a rest, of a model of `of` layers that
-        stands for one of `depth`: each of its layers for depth / of layers.
+    def total_seconds(self, loads: Sequence[ForwardLoad], timed_layers: int, served_layers: int) -> float:
+        """Seconds of one piece of work, whose forwards follow each other without a rest, of a model of `served_layers`
+        layers that stands for one of `timed_layers`: each of its layers for depth / of layers.
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
         total_s = self.wake_s if loads else 0.0
@@ -96,21 +96,21 @@ class Latency:
             body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s * forwards
             if further:
                 body_s += self.session_s * further
-            total_s += layers * depth / (of * self.layers) * body_s
+            total_s += layers * timed_layers / (served_layers * self.layers) * body_s
             if head_rows:
-                total_s += self.head_row_s * head_rows + self.head_c_s * forwards
+                total_s += self.head_token_s * head_rows + self.head_c_s * forwards
         return total_s
 
 
 @dataclass(frozen=True)
-class Fits:
+class FittedLatencies:
     """Coefficients that somebody fitted on measurements, by the name of the architecture."""
 
     source: str
-    latencies: dict[str, Latency]
+    latencies: dict[str, LatencyModel]
 
 
-def load_fits(path: Path) -> Fits:
+def load_fitted_latencies(path: Path) -> FittedLatencies:
     """Read a profile artifact: `{"source": ..., "latencies": {name: {...}}}` in `latency.json`, or the folder with it.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
@@ -118,7 +118,9 @@ def load_fits(path: Path) -> Fits:
     file = path / PROFILE_FILE if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
-        return Fits(str(data["source"]), {name: Latency(**fields) for name, fields in data["latencies"].items()})
+        return FittedLatencies(
+            str(data["source"]), {name: LatencyModel(**fields) for name, fields in data["latencies"].items()}
+        )
     except FileNotFoundError:
         raise ValueError(f"there is no profile at {file}. Run the profile stage first (stage=profile).") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

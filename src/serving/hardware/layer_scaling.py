@@ -5,31 +5,35 @@ from dataclasses import dataclass, field
 
 from serving.messages import Hop, Span
 
-Ends = tuple[int, int]
+LayerRange = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Scale:
+class LayerScale:
     """Every layer of a model of `layers` stands for depth / layers of them, but for spans that are named apart."""
 
     layers: int
-    depth: int
-    apart: dict[Ends, Ends] = field(default_factory=dict)
+    timed_layers: int
+    range_overrides: dict[LayerRange, LayerRange] = field(default_factory=dict)
     """(first, last) here -> there: where a placement splits the model, both are split at the same place."""
 
-    def of(self, span: Span) -> float:
+    def layers_for(self, span: Span) -> float:
         """Layers of the timed architecture that a span stands for."""
-        ends = self.apart.get((span.first, span.last))
-        return ends[1] - ends[0] if ends else (span.last - span.first) * self.depth / self.layers
+        ends = self.range_overrides.get((span.start_layer, span.end_layer))
+        return ends[1] - ends[0] if ends else (span.end_layer - span.start_layer) * self.timed_layers / self.layers
 
 
-WHOLE = Scale(1, 1)
+IDENTITY_SCALE = LayerScale(1, 1)
 """Every layer stands for one."""
 
 
-def between(here: Sequence[Hop], there: Sequence[Hop], layers: int, depth: int) -> Scale:
-    """The scale of a model whose route is `here`, and would be `there` if it had as many layers as it stands for."""
-    if len(here) < 2:
-        return Scale(layers, depth)
-    spans = zip((hop.span for hop in here), (hop.span for hop in there), strict=True)
-    return Scale(layers, depth, {(a.first, a.last): (b.first, b.last) for a, b in spans})
+def layer_scale(served_hops: Sequence[Hop], timed_hops: Sequence[Hop], layers: int, timed_layers: int) -> LayerScale:
+    """The scale of a model whose route is `served_hops`, and would be `timed_hops` if it had as many layers as it
+    stands for.
+    """
+    if len(served_hops) < 2:
+        return LayerScale(layers, timed_layers)
+    spans = zip((hop.span for hop in served_hops), (hop.span for hop in timed_hops), strict=True)
+    return LayerScale(
+        layers, timed_layers, {(a.start_layer, a.end_layer): (b.start_layer, b.end_layer) for a, b in spans}
+    )

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from serving.hardware.architecture import Architecture, Precision
-from serving.hardware.latency import Latency
+from serving.hardware.latency import LatencyModel
 
 if TYPE_CHECKING:
     from serving.hardware.chip import Chip
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def roofline(
     chip: "Chip", mode: str | None, architecture: Architecture, precision: Precision, tensor_parallel: int = 1
-) -> Latency:
+) -> LatencyModel:
     """Coefficients from a chip's figures and an architecture's shape.
 
     Linear layers: 2 FLOPs a weight, over the chip's dense peak times its compute efficiency. Attention: 4 x head_dim
@@ -29,12 +29,12 @@ def roofline(
         )
     flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
     nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel
-    return Latency(
+    return LatencyModel(
         a_s=2 * architecture.matmul_parameters / flops,
         b_compute_s=architecture.flops_per_interaction() / flops,
         b_read_s=architecture.kv_nbytes_per_token(precision) / nbytes,
         c_s=architecture.blocks_nbytes(precision) / nbytes + chip.launch_overhead_s,
-        head_row_s=2 * architecture.head_parameters / flops,
+        head_token_s=2 * architecture.head_parameters / flops,
         head_c_s=architecture.head_nbytes(precision) / nbytes,
         layers=architecture.layers,
         source=f"roofline of {chip.name} in mode {mode or chip.default_mode}, {architecture.name}, {precision}"

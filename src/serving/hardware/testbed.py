@@ -9,7 +9,7 @@ from serving.hardware.tier import Tier
 
 CLOUD = "cloud"
 """The tier of a testbed that names none; the stages of a pipeline behind its first are cloud.1, cloud.2 and so on."""
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_TIER_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Testbed:
         if self.cloud and (self.cloud.network or self.cloud.schedule):
             raise ValueError("testbed: a link and a schedule of modes belong to devices; the cloud has neither.")
         for name in self.tiers:
-            if not _NAME.fullmatch(name) or name == "here" or name.startswith(("device", CLOUD)):
+            if not _TIER_NAME.fullmatch(name) or name == "here" or name.startswith(("device", CLOUD)):
                 raise ValueError(
                     f"testbed: {name!r} cannot be a tier's name; use a-z, 0-9 and _, and neither here nor what begins "
                     "with device or cloud."
                 )
 
     @property
-    def top(self) -> Fleet:
+    def head_fleet(self) -> Fleet:
         """Where the large model's head runs: the cloud, or the last tier."""
         if self.cloud:
             return self.cloud
@@ -57,7 +57,7 @@ class Testbed:
         return self.tiers.get(name)
 
     @property
-    def names(self) -> str:
+    def tier_names(self) -> str:
         """Of the tiers, for people."""
         if self.tiers:
             return ", ".join(self.tiers)
@@ -67,8 +67,8 @@ class Testbed:
     def device_fleets(self) -> tuple[Fleet, ...]:
         return self.fleets or ((self.device,) if self.device else ())
 
-    def deal(self, devices: int) -> tuple[Fleet, ...]:
-        """The fleet of each of `devices` devices, in proportion to the fleets' counts.
+    def assign_fleets(self, num_devices: int) -> tuple[Fleet, ...]:
+        """The fleet of each of `num_devices` devices, in proportion to the fleets' counts.
 
         Each next device goes where (dealt + 1/2) / count is least (Webster's rule), the earlier fleet on a tie, so that
         every first part of the answer is as near to the proportion as whole devices allow.
@@ -76,7 +76,7 @@ class Testbed:
         fleets = self.device_fleets
         dealt = [0] * len(fleets)
         order = []
-        for _ in range(devices):
+        for _ in range(num_devices):
             least = min(range(len(fleets)), key=lambda i: (2 * dealt[i] + 1) / fleets[i].count)
             dealt[least] += 1
             order.append(fleets[least])

@@ -7,23 +7,23 @@ from math import isfinite
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
 from serving.network.link import Link
-from serving.network.outages import Outages, Window
+from serving.network.outages import OutageInterval, OutageSchedule
 
 
 @dataclass(frozen=True)
 class Tier:
     """Hyperion, section III-B. Raises ValueError for a link or a schedule of modes of the fleets' own.
 
-    `nodes` is the fleet that most tiers are; `others` are nodes of further kinds, beside them.
+    `nodes` is the fleet that most tiers are; `other_nodes` are nodes of further kinds, beside them.
     """
 
     nodes: Fleet
-    others: tuple[Fleet, ...] = ()
+    other_nodes: tuple[Fleet, ...] = ()
     link: Link | None = None
     """With the tier before it, for the first with devices: uplink towards the later one. None: the run's network."""
-    outages: Outages | None = None
+    outages: OutageSchedule | None = None
     """When each node fails, and when it is back, with nothing of what it knew."""
-    failing: tuple[int, ...] = ()
+    failing_nodes: tuple[int, ...] = ()
     """The numbers of the nodes that do; none named: all."""
     detect_ms: float = 1000.0
     """How long after a node failed its peers know, in emulated time; over gRPC its connections tell."""
@@ -37,12 +37,12 @@ class Tier:
             raise ValueError(
                 "tier: its link is always there; it is nodes that fail (tier.outages). Set link.outages=null."
             )
-        if strangers := [number for number in self.failing if not 0 <= number < len(self.each)]:
+        if strangers := [number for number in self.failing_nodes if not 0 <= number < len(self.node_fleets)]:
             raise ValueError(
-                f"tier: failing names node {strangers[0]} of {self.described}; there are {len(self.each)}, counted "
+                f"tier: failing names node {strangers[0]} of {self.described}; there are {len(self.node_fleets)}, counted "
                 "from 0."
             )
-        if self.failing and not self.outages:
+        if self.failing_nodes and not self.outages:
             raise ValueError(
                 f"tier: failing names nodes of {self.described}, and nothing says when they fail; set outages, too, or "
                 "failing=[]."
@@ -52,15 +52,15 @@ class Tier:
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
-        return (self.nodes, *self.others)
+        return (self.nodes, *self.other_nodes)
 
     @property
-    def each(self) -> tuple[Fleet, ...]:
+    def node_fleets(self) -> tuple[Fleet, ...]:
         """The fleet of every node."""
         return tuple(fleet for fleet in self.fleets for _ in range(fleet.count))
 
     @property
-    def roomiest(self) -> Fleet:
+    def largest_memory_fleet(self) -> Fleet:
         """The fleet whose nodes have most memory (Eq. 5)."""
         return max(self.fleets, key=lambda fleet: float("inf") if fleet.memory_nbytes is None else fleet.memory_nbytes)
 
@@ -73,12 +73,12 @@ class Tier:
         rooms = [room for fleet in self.fleets if (room := cache_tokens(fleet, part)) > 0]
         return min(rooms, default=0.0)
 
-    def windows(self, number: int, stream: int) -> Iterator[Window]:
+    def outage_intervals(self, node_index: int, stream: int) -> Iterator[OutageInterval]:
         """(fails, is back) of the node with this number, in order, perhaps without end; luck is by its `stream` (from
         `serving.core.keyed_random.key`).
         """
-        fails = self.outages and (not self.failing or number in self.failing)
-        return self.outages.windows(stream) if self.outages and fails else iter(())
+        fails = self.outages and (not self.failing_nodes or node_index in self.failing_nodes)
+        return self.outages.outage_intervals(stream) if self.outages and fails else iter(())
 
 
 def cache_tokens(fleet: Fleet, part: Architecture) -> float:

@@ -11,14 +11,14 @@ HEADER, WEIGHTS = "adapter.json", "adapter.safetensors"
 
 @dataclass(frozen=True)
 class Adapter:
-    """One self-attention module behind the first `shallow` layers; `WEIGHTS` lie in the same folder.
+    """One self-attention module behind the first `shallow_layers` layers; `WEIGHTS` lie in the same folder.
 
     Raises ValueError for a header that says too little.
     """
 
-    shallow: int
+    shallow_layers: int
     """Layers of the target that run here, before it."""
-    parameters: int
+    num_parameters: int
     """That were trained."""
     acceptance_length: float = 0.0
     """Tokens a round when it was served on prompts that it was not trained on, the target's own included."""
@@ -26,8 +26,10 @@ class Adapter:
     made_from: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.shallow < 1 or self.parameters < 1:
-            raise ValueError(f"shallow={self.shallow} layers and {self.parameters} parameters make no draft model")
+        if self.shallow_layers < 1 or self.num_parameters < 1:
+            raise ValueError(
+                f"shallow={self.shallow_layers} layers and {self.num_parameters} parameters make no draft model"
+            )
 
     def save(self, folder: Path) -> None:
         (folder / HEADER).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")

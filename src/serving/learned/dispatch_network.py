@@ -15,101 +15,109 @@ from numpy.typing import NDArray
 from serving.core.task import Task
 from serving.learned import arrays
 from serving.learned.arrays import Floats
-from serving.learned.mlp import Layer
-from serving.messages import Backlog
+from serving.learned.mlp import DenseLayer
+from serving.messages import LoadReport
 
 HEADER, WEIGHTS = "dispatcher.json", "dispatcher.safetensors"
 VERSION = 1
-ROUNDS = 2
-TASK = ("rows", "steps", "nodes")
+MESSAGE_ROUNDS = 2
+TASK_FEATURES = ("rows", "steps", "nodes")
 """Of the task's vertex, squashed: r / (r + 64), s / (s + 8), 1 / K."""
-NODE = ("queued", "steps", "rows", "completion", "free", "enough")
+NODE_FEATURES = ("queued", "steps", "rows", "completion", "free", "enough")
 """Of a node's vertex. What waits there, all passes of this task, its further rows, and the sum of these: seconds over
 the task's mean seconds, so that they are the same on slower chips. Free memory over the task's, within `_MEMORY`; and
 whether it is enough: 0 or 1.
 """
-LAYERS = ("task", "node", *(f"{name}_{i}" for i in range(1, ROUNDS + 1) for name in ("task", "node")), "score")
-_MEMORY = 4.0
+LAYER_NAMES = (
+    "task",
+    "node",
+    *(f"{name}_{i}" for i in range(1, MESSAGE_ROUNDS + 1) for name in ("task", "node")),
+    "score",
+)
+_MAX_MEMORY_RATIO = 4.0
 
-Numbers: TypeAlias = NDArray[np.float64]
+Doubles: TypeAlias = NDArray[np.float64]
 
 
-def graph(task: Task, backlogs: Sequence[Backlog]) -> tuple[list[float], list[list[float]]]:
-    """Features of the task, in the order of `TASK`, and of each of K nodes, in that of `NODE`."""
-    own = [task.seconds(each) for each in backlogs]
+def graph_features(task: Task, reports: Sequence[LoadReport]) -> tuple[list[float], list[list[float]]]:
+    """Features of the task, in the order of `TASK_FEATURES`, and of each of K nodes, in that of `NODE`."""
+    own = [task.compute_s(each) for each in reports]
     mean_s = sum(own) / len(own) or 1.0
-    nodes = [_node(task, each, seconds, mean_s) for each, seconds in zip(backlogs, own, strict=True)]
-    return [task.rows / (task.rows + 64), task.steps / (task.steps + 8), 1 / len(own)], nodes
+    nodes = [_node_features(task, each, seconds, mean_s) for each, seconds in zip(reports, own, strict=True)]
+    return [task.num_tokens / (task.num_tokens + 64), task.num_passes / (task.num_passes + 8), 1 / len(own)], nodes
 
 
-def _node(task: Task, backlog: Backlog, own_s: float, mean_s: float) -> list[float]:
-    steps_s, rows_s = task.steps * backlog.step_s, (task.rows - 1) * backlog.row_s
-    seconds = (backlog.queued_s, steps_s, rows_s, backlog.queued_s + own_s)
-    free = min(max(backlog.free / max(1, task.tokens), -_MEMORY), _MEMORY) / _MEMORY
-    return [*(each / mean_s for each in seconds), free, float(backlog.free >= task.tokens)]
+def _node_features(task: Task, report: LoadReport, task_s: float, mean_s: float) -> list[float]:
+    steps_s, rows_s = task.num_passes * report.pass_s, (task.num_tokens - 1) * report.per_token_s
+    seconds = (report.queued_s, steps_s, rows_s, report.queued_s + task_s)
+    free = (
+        min(max(report.free_tokens / max(1, task.max_cached_len), -_MAX_MEMORY_RATIO), _MAX_MEMORY_RATIO)
+        / _MAX_MEMORY_RATIO
+    )
+    return [*(each / mean_s for each in seconds), free, float(report.free_tokens >= task.max_cached_len)]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Dispatcher:
+class DispatchNetwork:
     """Scores of the K nodes of a tier for a task, whatever K is.
 
     A bipartite graph: the task's vertex, and the nodes' vertices around it. Both kinds are embedded; in each of
-    `ROUNDS` rounds the task hears the mean of its nodes, t = relu(W (t, mean n)), and each node hears the task,
+    `MESSAGE_ROUNDS` rounds the task hears the mean of its nodes, t = relu(W (t, mean n)), and each node hears the task,
     n = relu(V (n, t)); a linear layer reads a node's score from its state and its features. Raises ValueError for
     layers that do not fit each other, and for weights that are not finite.
     """
 
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, DenseLayer]
     """By the names in `LAYERS`: weights of shape (outputs, inputs), biases of shape (outputs)."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if set(self.layers) != set(LAYERS):
-            raise ValueError(f"a dispatcher has layers {', '.join(LAYERS)}, got {', '.join(sorted(self.layers))}")
-        for name, (outputs, inputs) in shapes(self.hidden).items():
+        if set(self.layers) != set(LAYER_NAMES):
+            raise ValueError(f"a dispatcher has layers {', '.join(LAYER_NAMES)}, got {', '.join(sorted(self.layers))}")
+        for name, (outputs, inputs) in layer_shapes(self.hidden_size).items():
             weight, bias = self.layers[name]
             if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
                 raise ValueError(
-                    f"layer {name} of a dispatcher of width {self.hidden} goes from {inputs} to {outputs}, got weights "
+                    f"layer {name} of a dispatcher of width {self.hidden_size} goes from {inputs} to {outputs}, got weights "
                     f"of shape {weight.shape} and biases of shape {bias.shape}"
                 )
         if not all(np.isfinite(each).all() for each in self.arrays().values()):
             raise ValueError("a weight is not finite")
 
     def __repr__(self) -> str:
-        return f"dispatcher of width {self.hidden} {self.digest[:12]}"
+        return f"dispatcher of width {self.hidden_size} {self.digest[:12]}"
 
     @property
-    def hidden(self) -> int:
+    def hidden_size(self) -> int:
         """How wide a vertex's state is."""
         return len(self.layers["task"][1])
 
-    def scores(self, task: Task, backlogs: Sequence[Backlog]) -> list[float]:
+    def scores(self, task: Task, reports: Sequence[LoadReport]) -> list[float]:
         """One a node; the highest is to take the task."""
-        return self.scored(*graph(task, backlogs))
+        return self.scores_from_features(*graph_features(task, reports))
 
-    def scored(self, task: Sequence[float], nodes: Sequence[Sequence[float]]) -> list[float]:
+    def scores_from_features(self, task: Sequence[float], nodes: Sequence[Sequence[float]]) -> list[float]:
         """The same from the features; nodes with equal features have equal scores."""
         seen = np.array(nodes)
-        t, n = self._through("task", np.array(task)), self._through("node", seen)
-        for i in range(1, ROUNDS + 1):
-            t = self._through(f"task_{i}", np.concatenate((t, n.mean(axis=0))))
-            n = self._through(f"node_{i}", np.concatenate((n, np.broadcast_to(t, n.shape)), axis=1))
+        t, n = self._relu_layer("task", np.array(task)), self._relu_layer("node", seen)
+        for i in range(1, MESSAGE_ROUNDS + 1):
+            t = self._relu_layer(f"task_{i}", np.concatenate((t, n.mean(axis=0))))
+            n = self._relu_layer(f"node_{i}", np.concatenate((n, np.broadcast_to(t, n.shape)), axis=1))
         found: list[float] = self._linear("score", np.concatenate((n, seen), axis=1))[:, 0].tolist()
         return found
 
-    def _through(self, name: str, x: Numbers) -> Numbers:
+    def _relu_layer(self, name: str, x: Doubles) -> Doubles:
         return np.maximum(self._linear(name, x), 0.0)
 
-    def _linear(self, name: str, x: Numbers) -> Numbers:
+    def _linear(self, name: str, x: Doubles) -> Doubles:
         """Row by row: what a matrix product makes of a row depends on where in the matrix it is."""
-        weight, bias = self._wide[name]
-        found: Numbers = (x[..., None, :] * weight).sum(axis=-1) + bias
+        weight, bias = self._double_layers[name]
+        found: Doubles = (x[..., None, :] * weight).sum(axis=-1) + bias
         return found
 
     @cached_property
-    def _wide(self) -> dict[str, tuple[Numbers, Numbers]]:
+    def _double_layers(self) -> dict[str, tuple[Doubles, Doubles]]:
         return {name: (weight.astype(np.float64), bias.astype(np.float64)) for name, (weight, bias) in
                 self.layers.items()}  # fmt: skip
 
@@ -129,8 +137,13 @@ class Dispatcher:
         header = {
             "version": VERSION,
             "family": "graph",
-            "graph": {"task": list(TASK), "node": list(NODE), "rounds": ROUNDS, "hears": "mean"},
-            "hidden": self.hidden,
+            "graph": {
+                "task": list(TASK_FEATURES),
+                "node": list(NODE_FEATURES),
+                "rounds": MESSAGE_ROUNDS,
+                "hears": "mean",
+            },
+            "hidden": self.hidden_size,
             "sha256": self.digest,
             "metrics": dict(self.metrics),
             "made_from": dict(self.made_from),
@@ -138,13 +151,18 @@ class Dispatcher:
         (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def shapes(hidden: int) -> dict[str, tuple[int, int]]:
+def layer_shapes(hidden_size: int) -> dict[str, tuple[int, int]]:
     """(outputs, inputs) of each layer of a dispatcher of that width."""
-    rounds = dict.fromkeys(LAYERS[2:-1], (hidden, 2 * hidden))
-    return {"task": (hidden, len(TASK)), "node": (hidden, len(NODE)), **rounds, "score": (1, hidden + len(NODE))}
+    rounds = dict.fromkeys(LAYER_NAMES[2:-1], (hidden_size, 2 * hidden_size))
+    return {
+        "task": (hidden_size, len(TASK_FEATURES)),
+        "node": (hidden_size, len(NODE_FEATURES)),
+        **rounds,
+        "score": (1, hidden_size + len(NODE_FEATURES)),
+    }
 
 
-def load(path: Path) -> Dispatcher:
+def load(path: Path) -> DispatchNetwork:
     """Reads the artifact that `training.hyperion.stages` wrote.
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
@@ -154,21 +172,28 @@ def load(path: Path) -> Dispatcher:
             f"there is no {path / HEADER}; policy.dispatch.dispatcher.path names a folder that stage=train made"
         )
     try:
-        return _made(json.loads((path / HEADER).read_text(encoding="utf-8")), path)
+        return _from_header(json.loads((path / HEADER).read_text(encoding="utf-8")), path)
     except Exception as problem:  # SafetensorError is no ValueError
         raise ValueError(
             f"dispatcher {path / HEADER} cannot be used ({problem!r}); train again with stage=train"
         ) from None
 
 
-def _made(header: Mapping[str, Any], path: Path) -> Dispatcher:
+def _from_header(header: Mapping[str, Any], path: Path) -> DispatchNetwork:
     if header["version"] != VERSION:
         raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
-    if header["graph"] != {"task": list(TASK), "node": list(NODE), "rounds": ROUNDS, "hears": "mean"}:
-        raise ValueError(f"its graph is {header['graph']}, this code makes one of {list(TASK)} and {list(NODE)}")
+    if header["graph"] != {
+        "task": list(TASK_FEATURES),
+        "node": list(NODE_FEATURES),
+        "rounds": MESSAGE_ROUNDS,
+        "hears": "mean",
+    }:
+        raise ValueError(
+            f"its graph is {header['graph']}, this code makes one of {list(TASK_FEATURES)} and {list(NODE_FEATURES)}"
+        )
     saved = arrays.load(path / WEIGHTS)
-    found = Dispatcher(
-        {name: (saved[f"{name}.weight"], saved[f"{name}.bias"]) for name in LAYERS},
+    found = DispatchNetwork(
+        {name: (saved[f"{name}.weight"], saved[f"{name}.bias"]) for name in LAYER_NAMES},
         metrics=dict(header["metrics"]),
         made_from=dict(header["made_from"]),
     )

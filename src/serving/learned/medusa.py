@@ -8,20 +8,20 @@ from pathlib import Path
 from typing import Any
 
 HEADER, WEIGHTS = "medusa.json", "medusa.safetensors"
-Ranks = tuple[int, ...]
+CandidateRanks = tuple[int, ...]
 """A candidate: which of each head's likeliest tokens lead to it, the first head's first, counted from 0."""
 
 
 @dataclass(frozen=True)
-class Medusa:
-    """`count` heads, and a tree of candidates of which one verification decides.
+class MedusaHeads:
+    """`num_heads` heads, and a tree of candidates of which one verification decides.
 
     Raises ValueError for a tree that names a head that there is not, or a candidate before its parent.
     """
 
-    count: int
-    tree: tuple[Ranks, ...]
-    parameters: int
+    num_heads: int
+    tree: tuple[CandidateRanks, ...]
+    num_parameters: int
     folder: str = ""
     """Where the weights lie; "" while they are being trained."""
     acceptance_length: float = 0.0
@@ -30,15 +30,17 @@ class Medusa:
     made_from: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known: set[Ranks] = {()}
+        known: set[CandidateRanks] = {()}
         for ranks in self.tree:
-            if not 1 <= len(ranks) <= self.count or ranks[:-1] not in known or ranks in known or min(ranks) < 0:
-                raise ValueError(f"candidate {list(ranks)} of a tree for {self.count} heads has no parent before it")
+            if not 1 <= len(ranks) <= self.num_heads or ranks[:-1] not in known or ranks in known or min(ranks) < 0:
+                raise ValueError(
+                    f"candidate {list(ranks)} of a tree for {self.num_heads} heads has no parent before it"
+                )
             known.add(ranks)
 
     def __repr__(self) -> str:
         """Both ends of a link must agree on it, and a folder's path is each one's own."""
-        return f"{self.count} medusa heads, tree {self.tree!r}"
+        return f"{self.num_heads} medusa heads, tree {self.tree!r}"
 
     @cached_property
     def parents(self) -> tuple[int, ...]:
@@ -46,26 +48,26 @@ class Medusa:
         return parents_of(self.tree)
 
     @property
-    def widest(self) -> int:
+    def top_k(self) -> int:
         """How many of a head's likeliest tokens the tree looks at, at most."""
         return 1 + max((ranks[-1] for ranks in self.tree), default=0)
 
-    def propose(self, likeliest: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    def propose(self, top_candidates: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The candidates' tokens, from each head's likeliest ones."""
-        return tuple(likeliest[len(ranks) - 1][ranks[-1]] for ranks in self.tree)
+        return tuple(top_candidates[len(ranks) - 1][ranks[-1]] for ranks in self.tree)
 
     def save(self, folder: Path) -> None:
         header = {name: value for name, value in asdict(self).items() if name != "folder"}
         (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def parents_of(tree: Sequence[Ranks]) -> tuple[int, ...]:
+def parents_of(tree: Sequence[CandidateRanks]) -> tuple[int, ...]:
     """Of each candidate of a tree its parent's index, -1 for those that follow the last agreed token."""
     at = {ranks: i for i, ranks in enumerate(tree)}
     return tuple(at.get(ranks[:-1], -1) for ranks in tree)
 
 
-def load(path: Path) -> Medusa:
+def load(path: Path) -> MedusaHeads:
     """Reads what the stage `training.hat.stages.train_medusa` wrote.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
@@ -74,7 +76,7 @@ def load(path: Path) -> Medusa:
     try:
         header = json.loads(file.read_text(encoding="utf-8"))
         tree = tuple(tuple(ranks) for ranks in header.pop("tree"))
-        return Medusa(tree=tree, folder=str(path), **header)
+        return MedusaHeads(tree=tree, folder=str(path), **header)
     except OSError:
         raise ValueError(f"there is no {file}; policy.draft.medusa names a folder that stage=train made") from None
     except (ValueError, TypeError, KeyError, AttributeError) as problem:

@@ -9,17 +9,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.core.scores import SCORES
+from serving.core.scores import LOGIT_SCORES
 from serving.learned import arrays
 from serving.learned.arrays import Floats
-from serving.learned.mlp import Perceptron, layers_of
+from serving.learned.mlp import NumpyMLP, layers_from
 
 HEADER, WEIGHTS = "predictor.json", "predictor.safetensors"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Predictor(Perceptron):
-    """P(a drafted token is accepted), from its `SCORES`.
+class RejectionPredictor(NumpyMLP):
+    """P(a drafted token is accepted), from its `LOGIT_SCORES`.
 
     Raises ValueError for layers that do not fit each other or the scores, and for a threshold that is no chance.
     """
@@ -28,34 +28,34 @@ class Predictor(Perceptron):
     """A chance below it is a predicted rejection."""
     acceptance: float = 0.0
     """Share of drafted tokens that stood with this predictor, served on prompts that it was not trained on."""
-    rule: str = ""
+    threshold_rule: str = ""
     """By which the threshold was chosen."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)
-    reads: ClassVar[Literal["scores"]] = "scores"
+    feature_kind: ClassVar[Literal["scores"]] = "scores"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inputs != len(SCORES):
-            raise ValueError(f"a predictor reads {len(SCORES)} scores, this one {self.inputs}")
+        if self.num_features != len(LOGIT_SCORES):
+            raise ValueError(f"a predictor reads {len(LOGIT_SCORES)} scores, this one {self.num_features}")
         if not 0 < self.threshold < 1:
             raise ValueError(f"the threshold is {self.threshold}; a chance of acceptance lies between 0 and 1")
         if not (isfinite(self.acceptance) and 0 <= self.acceptance <= 1):
             raise ValueError(f"the served acceptance is {self.acceptance}; it is a share")
 
     def __repr__(self) -> str:
-        return f"predictor {self.widths} {self.digest[:12]} at {self.threshold!r}"
+        return f"predictor {self.hidden_widths} {self.digest[:12]} at {self.threshold!r}"
 
     def save(self, folder: Path) -> None:
         """Writes predictor.json and predictor.safetensors."""
         arrays.save(self.arrays(), folder / WEIGHTS)
         header = {
             "family": "mlp",
-            "features": list(SCORES),
+            "features": list(LOGIT_SCORES),
             "layers": [len(bias) for _, bias in self.layers],
             "sha256": self.digest,
             "threshold": self.threshold,
-            "rule": self.rule,
+            "rule": self.threshold_rule,
             "acceptance": self.acceptance,
             "metrics": dict(self.metrics),
             "made_from": dict(self.made_from),
@@ -63,20 +63,20 @@ class Predictor(Perceptron):
         (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def load(path: Path) -> Predictor:
+def load(path: Path) -> RejectionPredictor:
     """Reads the artifact that the stage `training.stages.train_rejection_predictor` wrote.
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """
-    header = _read(path / HEADER, _header)
+    header = _read(path / HEADER, _read_header)
     saved = _read(path / WEIGHTS, arrays.load)
     try:
-        return _made(header, saved)
+        return _from_header(header, saved)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"predictor {path / HEADER} cannot be used ({problem!r}); {_AGAIN}") from None
+        raise ValueError(f"predictor {path / HEADER} cannot be used ({problem!r}); {_RETRAIN_ADVICE}") from None
 
 
-_AGAIN = "train again with stage=train"
+_RETRAIN_ADVICE = "train again with stage=train"
 
 
 def _read(file: Path, reader: Any) -> Any:
@@ -85,23 +85,23 @@ def _read(file: Path, reader: Any) -> Any:
     try:
         return reader(file)
     except Exception as problem:  # SafetensorError is no ValueError
-        raise ValueError(f"predictor {file} cannot be read ({problem!r}); {_AGAIN}") from None
+        raise ValueError(f"predictor {file} cannot be read ({problem!r}); {_RETRAIN_ADVICE}") from None
 
 
-def _header(file: Path) -> Any:
+def _read_header(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _made(header: Mapping[str, Any], saved: dict[str, Floats]) -> Predictor:
-    if header["features"] != list(SCORES):
-        raise ValueError(f"it reads {header['features']}, a drafter gives {list(SCORES)}")
-    found = Predictor(
-        layers_of(saved, len(header["layers"])),
+def _from_header(header: Mapping[str, Any], saved: dict[str, Floats]) -> RejectionPredictor:
+    if header["features"] != list(LOGIT_SCORES):
+        raise ValueError(f"it reads {header['features']}, a drafter gives {list(LOGIT_SCORES)}")
+    found = RejectionPredictor(
+        layers_from(saved, len(header["layers"])),
         saved["mean"],
         saved["deviation"],
         threshold=float(header["threshold"]),
         acceptance=float(header["acceptance"]),
-        rule=str(header["rule"]),
+        threshold_rule=str(header["rule"]),
         metrics=dict(header["metrics"]),
         made_from=dict(header["made_from"]),
     )

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.core.scores import SIDES, Side, check_threshold
+from serving.core.scores import THRESHOLD_SIDES, ThresholdSide, check_threshold
 from serving.learned import arrays
-from serving.learned.mlp import Perceptron, layers_of
+from serving.learned.mlp import NumpyMLP, layers_from
 
 HEADER, WEIGHTS = "router.json", "router.safetensors"
 VERSION = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Router(Perceptron):
+class TokenRouter(NumpyMLP):
     """The score of the next token, from the hidden state that the device model writes it from; and which scores are the
     cloud's to write.
 
@@ -25,25 +25,27 @@ class Router(Perceptron):
     """
 
     threshold: float = 0.5
-    side: Side = "below"
+    side: ThresholdSide = "below"
     """Scores on this side of the threshold go to the cloud. CITER's score is the chance that the device's own token is
     preferred, so `below`; Co-LLM's is P(Z_t = 1), the chance that it defers, so `above`.
     """
     family: str = "citer"
-    scores: tuple[float, ...] = ()
+    heldout_scores: tuple[float, ...] = ()
     """Of held-out states, in order: what share of them a threshold routes."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)
-    reads: ClassVar[Literal["hidden"]] = "hidden"
+    feature_kind: ClassVar[Literal["hidden"]] = "hidden"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.side not in SIDES:
-            raise ValueError(f"the side is {self.side!r}; scores {' or '.join(SIDES)} the threshold are routed")
+        if self.side not in THRESHOLD_SIDES:
+            raise ValueError(
+                f"the side is {self.side!r}; scores {' or '.join(THRESHOLD_SIDES)} the threshold are routed"
+            )
         check_threshold(self.threshold)
 
     def __repr__(self) -> str:
-        return f"{self.family} router {self.widths} {self.digest[:12]}, {self.side} {self.threshold!r}"
+        return f"{self.family} router {self.hidden_widths} {self.digest[:12]}, {self.side} {self.threshold!r}"
 
     def routes(self, score: float, threshold: float | None = None) -> bool:
         """Does the cloud write this token?"""
@@ -52,13 +54,13 @@ class Router(Perceptron):
 
     def threshold_for(self, share: float) -> float:
         """The threshold that routes `share` of the held-out states; the artifact's own where it has none of them."""
-        if not self.scores:
+        if not self.heldout_scores:
             return self.threshold
-        n, k = len(self.scores), round(share * len(self.scores))
+        n, k = len(self.heldout_scores), round(share * len(self.heldout_scores))
         nobody, everybody = (0.0, 1.0) if self.side == "below" else (1.0, 0.0)
         if share == 0 or k == n:
             return everybody if share else nobody
-        return self.scores[k if self.side == "below" else n - k - 1]
+        return self.heldout_scores[k if self.side == "below" else n - k - 1]
 
     def save(self, folder: Path) -> None:
         """Writes router.json and router.safetensors."""
@@ -66,19 +68,19 @@ class Router(Perceptron):
         header = {
             "version": VERSION,
             "family": self.family,
-            "features": {"hidden": self.inputs},
+            "features": {"hidden": self.num_features},
             "layers": [len(bias) for _, bias in self.layers],
             "sha256": self.digest,
             "threshold": self.threshold,
             "routed": self.side,
-            "scores": list(self.scores),
+            "scores": list(self.heldout_scores),
             "metrics": dict(self.metrics),
             "made_from": dict(self.made_from),
         }
         (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def load(path: Path) -> Router:
+def load(path: Path) -> TokenRouter:
     """Reads the artifact that `training.routing.stages` wrote.
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
@@ -88,23 +90,23 @@ def load(path: Path) -> Router:
             f"there is no {path / HEADER}; policy.offload.router.path names a folder that stage=train made"
         )
     try:
-        return _made(json.loads((path / HEADER).read_text(encoding="utf-8")), path)
+        return _from_header(json.loads((path / HEADER).read_text(encoding="utf-8")), path)
     except Exception as problem:  # SafetensorError is no ValueError
         raise ValueError(f"router {path / HEADER} cannot be used ({problem!r}); train again with stage=train") from None
 
 
-def _made(header: Mapping[str, Any], path: Path) -> Router:
+def _from_header(header: Mapping[str, Any], path: Path) -> TokenRouter:
     if header["version"] != VERSION:
         raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
     saved = arrays.load(path / WEIGHTS)
-    found = Router(
-        layers_of(saved, len(header["layers"])),
+    found = TokenRouter(
+        layers_from(saved, len(header["layers"])),
         saved["mean"],
         saved["deviation"],
         threshold=float(header["threshold"]),
         side=header["routed"],
         family=str(header["family"]),
-        scores=tuple(header["scores"]),
+        heldout_scores=tuple(header["scores"]),
         metrics=dict(header["metrics"]),
         made_from=dict(header["made_from"]),
     )

@@ -15,8 +15,8 @@ class Thresholds:
     """Synera, section 5: the confidence cut-off, the acceptance probability, and the profiled chunks themselves.
 
     `confidence` and `importance` are per-chunk averages, in the order the chunks were seen; a threshold is compared
-    with "above stays on the device" for confidence and "above is sent" for importance. `openings` are the perplexities
-    of each answer's first chunk.
+    with "above stays on the device" for confidence and "above is sent" for importance. `first_chunk_perplexities` are
+    the perplexities of each answer's first chunk.
     """
 
     c_th: float
@@ -25,7 +25,7 @@ class Thresholds:
     importance: tuple[float, ...]
     made_from: dict[str, str]
     """What was profiled: model pair, data, window, seed."""
-    openings: tuple[float, ...] = ()
+    first_chunk_perplexities: tuple[float, ...] = ()
 
     def importance_percentile(self, share: float) -> float:
         """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
@@ -48,19 +48,19 @@ def load(path: Path) -> Thresholds:
     """
     file = path / FILE
     try:
-        return _parsed(json.loads(file.read_text(encoding="utf-8")))
+        return _from_json(json.loads(file.read_text(encoding="utf-8")))
     except OSError:
         raise ValueError(f"there is no {file}; thresholds.path names a folder that stage=profile made") from None
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise ValueError(f"thresholds {file} cannot be read ({problem!r}); profile again with stage=profile") from None
 
 
-def _parsed(fields: dict[str, Any]) -> Thresholds:
+def _from_json(fields: dict[str, Any]) -> Thresholds:
     return Thresholds(
         c_th=float(fields["c_th"]),
         alpha=float(fields["alpha"]),
         confidence=tuple(fields["confidence"]),
         importance=tuple(fields["importance"]),
-        openings=tuple(fields["openings"]),
+        first_chunk_perplexities=tuple(fields["openings"]),
         made_from=dict(fields["made_from"]),
     )

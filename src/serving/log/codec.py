@@ -17,7 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from serving import messages
 
-_WORDS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
+_SPECIAL_FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan")}
 
 
 class MalformedError(ValueError):
@@ -25,11 +25,11 @@ class MalformedError(ValueError):
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(f"{place}: {what}" if place else what)
-        self.what, self.place = what, place
+        self.what, self.path = what, place
 
-    def inside(self, outer: str) -> "MalformedError":
-        dot = "." if self.place and not self.place.startswith("[") else ""
-        return MalformedError(self.what, f"{outer}{dot}{self.place}")
+    def within(self, outer: str) -> "MalformedError":
+        dot = "." if self.path and not self.path.startswith("[") else ""
+        return MalformedError(self.what, f"{outer}{dot}{self.path}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +41,21 @@ class Codec:
     decode: Callable[[Any], Any]
 
 
-def same(value: Any) -> Any:
+def identity(value: Any) -> Any:
     return value
 
 
-def wrong(data: Any, wanted: str) -> MalformedError:
-    return MalformedError(f"got {data!r:.80}, not {wanted}")
+def unexpected(data: Any, expected: str) -> MalformedError:
+    return MalformedError(f"got {data!r:.80}, not {expected}")
 
 
 # Scalars.
 
 
-def _exactly(kind: type, wanted: str) -> Callable[[Any], Any]:
+def _exactly(kind: type, expected: str) -> Callable[[Any], Any]:
     def decode(data: Any) -> Any:
         if type(data) is not kind:
-            raise wrong(data, wanted)
+            raise unexpected(data, expected)
         return data
 
     return decode
@@ -68,24 +68,24 @@ def _encode_float(value: float) -> float | str:
 def _decode_float(data: Any) -> float:
     if type(data) is float or type(data) is int:
         return data
-    if type(data) is str and data in _WORDS:
-        return _WORDS[data]
-    raise wrong(data, "a number")
+    if type(data) is str and data in _SPECIAL_FLOATS:
+        return _SPECIAL_FLOATS[data]
+    raise unexpected(data, "a number")
 
 
 def one_of(words: tuple[Any, ...]) -> Codec:
     def decode(data: Any) -> Any:
         if type(data) is not str or data not in words:
-            raise wrong(data, f"one of {', '.join(map(repr, words))}")
+            raise unexpected(data, f"one of {', '.join(map(repr, words))}")
         return data
 
-    return Codec(same, decode)
+    return Codec(identity, decode)
 
 
 SCALARS = {
-    int: Codec(same, _exactly(int, "a whole number")),
-    str: Codec(same, _exactly(str, "a text")),
-    bool: Codec(same, _exactly(bool, "true or false")),
+    int: Codec(identity, _exactly(int, "a whole number")),
+    str: Codec(identity, _exactly(str, "a text")),
+    bool: Codec(identity, _exactly(bool, "true or false")),
     float: Codec(_encode_float, _decode_float),
 }
 
@@ -95,69 +95,69 @@ SCALARS = {
 
 def as_list(data: Any) -> Any:
     if type(data) is not list and type(data) is not tuple:
-        raise wrong(data, "a list")
+        raise unexpected(data, "a list")
     return data
 
 
-def sequence(part: Codec) -> Codec:
+def sequence(item_codec: Codec) -> Codec:
     def decode(data: Any) -> tuple[Any, ...]:
-        return tuple([_decode_item(part, i, item) for i, item in enumerate(as_list(data))])
+        return tuple([_decode_item(item_codec, i, item) for i, item in enumerate(as_list(data))])
 
-    return Codec(_encode_sequence(part), decode)
+    return Codec(_encode_sequence(item_codec), decode)
 
 
-def _decode_item(part: Codec, i: int, item: Any) -> Any:
+def _decode_item(codec: Codec, i: int, item: Any) -> Any:
     try:
-        return part.decode(item)
+        return codec.decode(item)
     except MalformedError as error:
-        raise error.inside(f"[{i}]") from None
+        raise error.within(f"[{i}]") from None
 
 
-def _encode_sequence(part: Codec) -> Callable[[Any], Any]:
-    encode = part.encode
-    if encode is same:
-        return same
-    if part is SCALARS[float]:
+def _encode_sequence(item_codec: Codec) -> Callable[[Any], Any]:
+    encode = item_codec.encode
+    if encode is identity:
+        return identity
+    if item_codec is SCALARS[float]:
         return lambda value: value if all(map(isfinite, value)) else [encode(x) for x in value]
     return lambda value: [encode(x) for x in value]
 
 
-def fixed(parts: list[Codec]) -> Codec:
+def fixed_tuple(item_codecs: list[Codec]) -> Codec:
     def decode(data: Any) -> tuple[Any, ...]:
-        if len(as_list(data)) != len(parts):
-            raise wrong(data, f"a list of {len(parts)}")
-        return tuple(part.decode(item) for part, item in zip(parts, data, strict=True))
+        if len(as_list(data)) != len(item_codecs):
+            raise unexpected(data, f"a list of {len(item_codecs)}")
+        return tuple(part.decode(item) for part, item in zip(item_codecs, data, strict=True))
 
-    return Codec(lambda value: [part.encode(x) for part, x in zip(parts, value, strict=True)], decode)
+    return Codec(lambda value: [part.encode(x) for part, x in zip(item_codecs, value, strict=True)], decode)
 
 
-def mapping(part: Codec) -> Codec:
+def mapping(item_codec: Codec) -> Codec:
     def decode(data: Any) -> dict[str, Any]:
         found = {}
         for name, item in as_object(data).items():
             try:
-                found[name] = part.decode(item)
+                found[name] = item_codec.decode(item)
             except MalformedError as error:
-                raise error.inside(name) from None
+                raise error.within(name) from None
         return found
 
-    return Codec(lambda value: {name: part.encode(item) for name, item in value.items()}, decode)
+    return Codec(lambda value: {name: item_codec.encode(item) for name, item in value.items()}, decode)
 
 
 def as_object(data: Any) -> dict[str, Any]:
     if type(data) is not dict or not all(type(name) is str for name in data):
-        raise wrong(data, "an object")
+        raise unexpected(data, "an object")
     return data
 
 
-def optional(part: Codec) -> Codec:
+def optional(inner_codec: Codec) -> Codec:
     def encode(value: Any) -> Any:
-        return None if value is None else part.encode(value)
+        return None if value is None else inner_codec.encode(value)
 
     def decode(data: Any) -> Any:
-        return None if data is None else part.decode(data)
+        return None if data is None else inner_codec.decode(data)
 
-    return Codec(same if part.encode is same else encode, decode)
+    return Codec(identity if inner_codec.encode is identity else encode, decode)
 
 
 TAG = "is"
@@ -173,12 +173,12 @@ def _compiled(kind: Any) -> Codec:
     if kind in SCALARS:
         return SCALARS[kind]
     if _is_class(kind):
-        return _of_class(kind, False)
+        return _class_codec(kind, False)
     origin, args = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return _of_union(args)
+        return _union_codec(args)
     if origin is tuple:
-        return sequence(codec(args[0])) if args[-1] is Ellipsis else fixed([codec(arg) for arg in args])
+        return sequence(codec(args[0])) if args[-1] is Ellipsis else fixed_tuple([codec(arg) for arg in args])
     if origin is Literal:
         return one_of(args)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -206,7 +206,7 @@ def _fields(kind: Any) -> list[_Field]:
 
 
 @cache
-def _of_class(kind: Any, tagged: bool) -> Codec:
+def _class_codec(kind: Any, tagged: bool) -> Codec:
     parts, name = _fields(kind), kind.__name__
     known = {part.name for part in parts} | ({TAG} if tagged else set())
 
@@ -219,7 +219,7 @@ def _of_class(kind: Any, tagged: bool) -> Codec:
 
 
 def _encode_class(parts: list[_Field], tag: str | None) -> Callable[[Any], dict[str, Any]]:
-    plan = [(p.name, None if p.codec.encode is same else p.codec.encode, p.default) for p in parts]
+    plan = [(p.name, None if p.codec.encode is identity else p.codec.encode, p.default) for p in parts]
     get = attrgetter(*(p.name for p in parts))
     values = get if len(parts) > 1 else lambda thing: (get(thing),)
 
@@ -241,13 +241,13 @@ def _decode_field(part: _Field, data: dict[str, Any], owner: str) -> Any:
     try:
         return part.codec.decode(data[part.name])
     except MalformedError as error:
-        raise error.inside(f"{owner}.{part.name}") from None
+        raise error.within(f"{owner}.{part.name}") from None
 
 
 # Unions.
 
 
-def _of_union(kinds: tuple[Any, ...]) -> Codec:
+def _union_codec(kinds: tuple[Any, ...]) -> Codec:
     classes = [kind for kind in kinds if _is_class(kind)]
     rest = [kind for kind in kinds if kind is not type(None) and not _is_class(kind)]
     if len(rest) + bool(classes) != 1 and not (len(rest) == 1 and get_origin(rest[0]) is tuple):
@@ -257,25 +257,25 @@ def _of_union(kinds: tuple[Any, ...]) -> Codec:
         return optional(codec(rest[0]))
     if not rest and len(classes) == 1:
         return optional(codec(classes[0]))
-    return _of_classes(classes, codec(rest[0]) if rest else None, nullable)
+    return _tagged_codec(classes, codec(rest[0]) if rest else None, nullable)
 
 
-def _of_classes(classes: list[Any], listed: Codec | None, nullable: bool) -> Codec:
-    parts = {kind.__name__: _of_class(kind, True) for kind in classes}
+def _tagged_codec(classes: list[Any], tuple_codec: Codec | None, nullable: bool) -> Codec:
+    parts = {kind.__name__: _class_codec(kind, True) for kind in classes}
     encoders = {kind: parts[kind.__name__].encode for kind in classes}
-    if listed:
-        encoders[tuple] = listed.encode
+    if tuple_codec:
+        encoders[tuple] = tuple_codec.encode
     if nullable:
-        encoders[type(None)] = same
+        encoders[type(None)] = identity
 
     def decode(data: Any) -> Any:
-        if listed and type(data) in (list, tuple):
-            return listed.decode(data)
+        if tuple_codec and type(data) in (list, tuple):
+            return tuple_codec.decode(data)
         if data is None and nullable:
             return None
         tag = as_object(data).get(TAG)
         if type(tag) is not str or tag not in parts:
-            raise wrong(tag, f"one of {', '.join(parts)}")
+            raise unexpected(tag, f"one of {', '.join(parts)}")
         return parts[tag].decode(data)
 
     return Codec(lambda value: encoders[type(value)](value), decode)

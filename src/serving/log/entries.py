@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from serving.drivers.observer import Observer, Registrar
+from serving.drivers.observer import NodeObserver, Observer
 from serving.messages import Command, Event, Message, Outcome, Work
 
 
 @dataclass(frozen=True, slots=True)
-class Born:
+class NodeCreated:
     """A fresh node: the run began, or its host started again."""
 
     node: str
@@ -17,7 +17,7 @@ class Born:
 
 
 @dataclass(frozen=True, slots=True)
-class Handled:
+class EventHandled:
     """A node heard an event, and said commands."""
 
     node: str
@@ -27,7 +27,7 @@ class Handled:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class WorkDone:
     """A piece of work on a node's chip, from its begin to its end."""
 
     node: str
@@ -38,42 +38,42 @@ class Ran:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class MessageSent:
     """A message left a node; `nbytes` is what it weighs on the imitated link."""
 
     node: str
     to: str
     message: Message
     nbytes: int
-    now_s: float
+    sent_s: float
     arrives_s: float
     """Infinite for a message that is lost."""
 
 
-Entry: TypeAlias = Born | Handled | Ran | Sent
+LogEntry: TypeAlias = NodeCreated | EventHandled | WorkDone | MessageSent
 
 
-def shifted(entry: Entry, offset_s: float) -> Entry:
+def shift_time(entry: LogEntry, offset_s: float) -> LogEntry:
     """The entry on a clock that is `offset_s` ahead; times inside of commands stay as they were said."""
     match entry:
-        case Ran():
+        case WorkDone():
             return replace(entry, begin_s=entry.begin_s + offset_s, end_s=entry.end_s + offset_s)
-        case Sent():
-            return replace(entry, now_s=entry.now_s + offset_s, arrives_s=entry.arrives_s + offset_s)
+        case MessageSent():
+            return replace(entry, sent_s=entry.sent_s + offset_s, arrives_s=entry.arrives_s + offset_s)
         case _:
             return replace(entry, at_s=entry.at_s + offset_s)
 
 
-def feed(entries: Iterable[Entry], observer: Observer) -> None:
+def feed_observer(entries: Iterable[LogEntry], observer: Observer) -> None:
     """Shows an observer what it would have seen of one driver, and a registrar who was born when."""
     for entry in entries:
         match entry:
-            case Born(node, at_s):
-                if isinstance(observer, Registrar):
-                    observer.born(node, at_s)
-            case Handled(node, at_s, event, commands):
-                observer.handled(node, event, at_s, commands)
-            case Ran(node, work, outcome, begin_s, end_s):
-                observer.ran(node, work, outcome, begin_s, end_s)
-            case Sent(node, to, message, nbytes, now_s, arrives_s):
-                observer.sent(node, to, message, nbytes, now_s, arrives_s)
+            case NodeCreated(node, at_s):
+                if isinstance(observer, NodeObserver):
+                    observer.node_created(node, at_s)
+            case EventHandled(node, at_s, event, commands):
+                observer.event_handled(node, event, at_s, commands)
+            case WorkDone(node, work, outcome, begin_s, end_s):
+                observer.work_done(node, work, outcome, begin_s, end_s)
+            case MessageSent(node, to, message, nbytes, now_s, arrives_s):
+                observer.message_sent(node, to, message, nbytes, now_s, arrives_s)

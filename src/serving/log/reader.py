@@ -19,19 +19,29 @@ from pathlib import Path
 from typing import Any
 
 from serving.log.codec import MalformedError, codec
-from serving.log.entries import Born, Entry, Handled, Ran, Sent, shifted
-from serving.log.event_log import REMEMBERED, VERSION, Recent
-from serving.messages import Command, Event, Finished, Message, Outcome, Received, Send, Start, Work
+from serving.log.entries import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone, shift_time
+from serving.log.event_log import MAX_PENDING, VERSION, RecentMap
+from serving.messages import (
+    Command,
+    Event,
+    Message,
+    MessageReceived,
+    Outcome,
+    SendMessage,
+    StartWork,
+    Work,
+    WorkFinished,
+)
 
-_EVENT, _COMMANDS, _WORK, _OUTCOME, _MESSAGE, _SECONDS = (
+_decode_event, _decode_commands, _decode_work, _decode_outcome, _decode_message, _decode_seconds = (
     codec(kind).decode for kind in (Event, tuple[Command, ...], Work, Outcome, Message, float)
 )
-_TEXT, _COUNT = codec(str).decode, codec(int).decode
-Line = dict[str, Any]
+_decode_str, _decode_int = codec(str).decode, codec(int).decode
+LogLine = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Header:
+class LogHeader:
     """What a journal says of itself."""
 
     facts: dict[str, Any]
@@ -40,41 +50,41 @@ class Header:
     """Added to this journal's times, they are comparable with the other journals of the run."""
 
 
-def header(path: Path) -> Header:
+def read_header(path: Path) -> LogHeader:
     """The facts of a journal; raises ValueError when it is none, or one of another version."""
     lines = _lines(path)
     _, first = next(lines, (0, {}))
-    _check(path, first)
+    _check_version(path, first)
     facts = dict(first["facts"])
     for _, line in lines:
         if "facts" in line:
             facts |= line["facts"]
-    return Header(facts, _SECONDS(first["offset_s"]))
+    return LogHeader(facts, _decode_seconds(first["offset_s"]))
 
 
-def read(path: Path) -> Iterator[Entry]:
+def read_entries(path: Path) -> Iterator[LogEntry]:
     """The entries in the order of their writing, times as written; raises ValueError with the line that is wrong."""
-    reader = _Reader()
+    reader = _LineDecoder()
     for number, line in _lines(path):
         if number == 1:
-            _check(path, line)
+            _check_version(path, line)
         elif "facts" not in line:
             try:
-                yield reader.entry(line)
+                yield reader.decode(line)
             except KeyError as error:
                 raise ValueError(f"{path.name} line {number}: there is no {error.args[0]!r}") from error
             except ValueError as error:
                 raise ValueError(f"{path.name} line {number}: {error}") from error
 
 
-def _check(path: Path, first: Line) -> None:
+def _check_version(path: Path, first: LogLine) -> None:
     if first.get("journal") != VERSION or not {"facts", "offset_s"} <= set(first):
         found = f"version {first['journal']}" if "journal" in first else "no journal"
         raise ValueError(f"{path} is {found}; this program reads journals of version {VERSION}")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Line]]:
-    for number, text in enumerate(_complete(path), 1):
+def _lines(path: Path) -> Iterator[tuple[int, LogLine]]:
+    for number, text in enumerate(_complete_lines(path), 1):
         try:
             line = json.loads(text)
         except ValueError as error:
@@ -84,7 +94,7 @@ def _lines(path: Path) -> Iterator[tuple[int, Line]]:
         yield number, line
 
 
-def _complete(path: Path) -> Iterator[bytes]:
+def _complete_lines(path: Path) -> Iterator[bytes]:
     """Lines up to where the writer was stopped."""
     with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
         try:
@@ -95,136 +105,138 @@ def _complete(path: Path) -> Iterator[bytes]:
             return
 
 
-class _Reader:
+class _LineDecoder:
     """Resolves what lines refer to."""
 
     def __init__(self) -> None:
         self._serial = 0
-        self._said = Recent[int, Command](4 * REMEMBERED)
-        self._outcomes = Recent[int, Finished](4 * REMEMBERED)
+        self._commands = RecentMap[int, Command](4 * MAX_PENDING)
+        self._outcomes = RecentMap[int, WorkFinished](4 * MAX_PENDING)
 
-    def entry(self, line: Line) -> Entry:
+    def decode(self, line: LogLine) -> LogEntry:
         if "node" in line:
             return self._handled(line)
         if "ran" in line:
             return self._ran(line)
         if "sent" in line:
             return self._sent(line)
-        return Born(_TEXT(line["born"]), _SECONDS(line["at"]))
+        return NodeCreated(_decode_str(line["born"]), _decode_seconds(line["at"]))
 
-    def _handled(self, line: Line) -> Handled:
-        event = self._finished(line["finished"]) if "finished" in line else _EVENT(line["event"])
-        commands = _COMMANDS(line["commands"])
+    def _handled(self, line: LogLine) -> EventHandled:
+        event = self._finished(line["finished"]) if "finished" in line else _decode_event(line["event"])
+        commands = _decode_commands(line["commands"])
         for command in commands:
-            if isinstance(command, Start | Send):
+            if isinstance(command, StartWork | SendMessage):
                 self._serial += 1
-                self._said.put(self._serial, command)
-        return Handled(_TEXT(line["node"]), _SECONDS(line["at"]), event, commands)
+                self._commands.put(self._serial, command)
+        return EventHandled(_decode_str(line["node"]), _decode_seconds(line["at"]), event, commands)
 
-    def _finished(self, serial: Any) -> Finished:
-        event = self._outcomes.take(_COUNT(serial))
+    def _finished(self, serial: Any) -> WorkFinished:
+        event = self._outcomes.take(_decode_int(serial))
         if event is None:
             raise ValueError(f"no work {serial} ran before")
         return event
 
-    def _ran(self, line: Line) -> Ran:
-        outcome = _OUTCOME(line["outcome"])
+    def _ran(self, line: LogLine) -> WorkDone:
+        outcome = _decode_outcome(line["outcome"])
         if "work" in line:
-            work = _WORK(line["work"])
+            work = _decode_work(line["work"])
         else:
-            start = self._said.take(_COUNT(line["start"]))
-            if not isinstance(start, Start):
+            start = self._commands.take(_decode_int(line["start"]))
+            if not isinstance(start, StartWork):
                 raise ValueError(f"no work {line['start']} was started before")
-            self._outcomes.put(line["start"], Finished(start.job, outcome))
+            self._outcomes.put(line["start"], WorkFinished(start.job, outcome))
             work = start.work
-        return Ran(_TEXT(line["ran"]), work, outcome, _SECONDS(line["begin"]), _SECONDS(line["end"]))
+        return WorkDone(
+            _decode_str(line["ran"]), work, outcome, _decode_seconds(line["begin"]), _decode_seconds(line["end"])
+        )
 
-    def _sent(self, line: Line) -> Sent:
+    def _sent(self, line: LogLine) -> MessageSent:
         if "message" in line:
-            send = Send(_TEXT(line["to"]), _MESSAGE(line["message"]), _COUNT(line["nbytes"]))
+            send = SendMessage(_decode_str(line["to"]), _decode_message(line["message"]), _decode_int(line["nbytes"]))
         else:
-            said = self._said.take(_COUNT(line["send"]))
-            if not isinstance(said, Send):
+            said = self._commands.take(_decode_int(line["send"]))
+            if not isinstance(said, SendMessage):
                 raise ValueError(f"no message {line['send']} was said before")
             send = said
-        now_s, arrives_s = _SECONDS(line["now"]), _SECONDS(line["arrives"])
-        return Sent(_TEXT(line["sent"]), send.to, send.message, send.nbytes, now_s, arrives_s)
+        now_s, arrives_s = _decode_seconds(line["now"]), _decode_seconds(line["arrives"])
+        return MessageSent(_decode_str(line["sent"]), send.to, send.message, send.nbytes, now_s, arrives_s)
 
 
-SKEW_S = 0.1
+MAX_SKEW_S = 0.1
 
 
-def merge(paths: Sequence[Path], skew_s: float = SKEW_S) -> Iterator[Entry]:
+def merge_logs(paths: Sequence[Path], skew_s: float = MAX_SKEW_S) -> Iterator[LogEntry]:
     """The entries of all journals in causal order, on the clock of those without an offset."""
-    return merged([_shifted(path) for path in paths], skew_s)
+    return merge_entries([_shifted(path) for path in paths], skew_s)
 
 
-def _shifted(path: Path) -> Iterator[Entry]:
-    offset_s = header(path).offset_s
-    return (shifted(entry, offset_s) for entry in read(path)) if offset_s else read(path)
+def _shifted(path: Path) -> Iterator[LogEntry]:
+    offset_s = read_header(path).offset_s
+    return (shift_time(entry, offset_s) for entry in read_entries(path)) if offset_s else read_entries(path)
 
 
-def merged(streams: Iterable[Iterator[Entry]], skew_s: float = SKEW_S) -> Iterator[Entry]:
+def merge_entries(streams: Iterable[Iterator[LogEntry]], skew_s: float = MAX_SKEW_S) -> Iterator[LogEntry]:
     """As `merge`, of entries whose times are on one clock already."""
     merger = _Merger(list(streams), skew_s)
-    while merger.heads:
+    while merger.next_entries:
         yield merger.next()
 
 
 class _Merger:
-    def __init__(self, streams: list[Iterator[Entry]], skew_s: float) -> None:
+    def __init__(self, streams: list[Iterator[LogEntry]], skew_s: float) -> None:
         self._streams, self._skew_s = streams, skew_s
-        self._under_way: Counter[tuple[str, Message]] = Counter()
-        self.heads: list[tuple[float, int, Entry]] = []
+        self._in_flight: Counter[tuple[str, Message]] = Counter()
+        self.next_entries: list[tuple[float, int, LogEntry]] = []
         """(time, stream, entry): the next of each stream, the earliest first."""
         for number in range(len(streams)):
             self._advance(number)
 
-    def next(self) -> Entry:
+    def next(self) -> LogEntry:
         _, number, entry = self._pick()
-        if isinstance(entry, Sent):
-            self._under_way[entry.to, entry.message] += 1
-        elif isinstance(entry, Handled) and isinstance(entry.event, Received):
+        if isinstance(entry, MessageSent):
+            self._in_flight[entry.to, entry.message] += 1
+        elif isinstance(entry, EventHandled) and isinstance(entry.event, MessageReceived):
             self._arrived((entry.node, entry.event.message))
         self._advance(number)
         return entry
 
-    def _pick(self) -> tuple[float, int, Entry]:
+    def _pick(self) -> tuple[float, int, LogEntry]:
         """The earliest whose cause has been seen, among those within the skew of the earliest of all."""
-        held: list[tuple[float, int, Entry]] = []
-        while self.heads and not (held and self.heads[0][0] > held[0][0] + self._skew_s):
-            head = heapq.heappop(self.heads)
+        held: list[tuple[float, int, LogEntry]] = []
+        while self.next_entries and not (held and self.next_entries[0][0] > held[0][0] + self._skew_s):
+            head = heapq.heappop(self.next_entries)
             if self._has_cause(head[2]):
                 break
             held.append(head)
         else:
             head = held.pop(0)
         for other in held:
-            heapq.heappush(self.heads, other)
+            heapq.heappush(self.next_entries, other)
         return head
 
-    def _has_cause(self, entry: Entry) -> bool:
-        if isinstance(entry, Handled) and isinstance(entry.event, Received):
-            return self._under_way[entry.node, entry.event.message] > 0
+    def _has_cause(self, entry: LogEntry) -> bool:
+        if isinstance(entry, EventHandled) and isinstance(entry.event, MessageReceived):
+            return self._in_flight[entry.node, entry.event.message] > 0
         return True
 
     def _arrived(self, key: tuple[str, Message]) -> None:
-        self._under_way[key] -= 1
-        if self._under_way[key] <= 0:
-            del self._under_way[key]
+        self._in_flight[key] -= 1
+        if self._in_flight[key] <= 0:
+            del self._in_flight[key]
 
     def _advance(self, number: int) -> None:
         entry = next(self._streams[number], None)
         if entry is not None:
-            heapq.heappush(self.heads, (_time(entry), number, entry))
+            heapq.heappush(self.next_entries, (_entry_time_s(entry), number, entry))
 
 
-def _time(entry: Entry) -> float:
+def _entry_time_s(entry: LogEntry) -> float:
     """When its process saw it; of a piece of work that is not said: it follows what came before it."""
     match entry:
-        case Ran():
+        case WorkDone():
             return float("-inf")
-        case Sent():
-            return entry.now_s
+        case MessageSent():
+            return entry.sent_s
         case _:
             return entry.at_s

@@ -17,17 +17,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
-from serving.messages import Deliver, Reply, Request, Rows
+from serving.messages import EmitTokens, Reply, Request, SequenceSlice
 
 Track: TypeAlias = Literal["session", "tokens", "verdicts", "chip"]
 _TRACKS: tuple[Track, ...] = ("session", "tokens", "verdicts", "chip")
-_THREADS = 10
+_THREADS_PER_PROCESS = 10
 """Thread ids a process: unique in the file, and none of them a process id of its own process."""
 
-Point = tuple[str, Track, int]
+FlowPoint = tuple[str, Track, int]
 """(node, track, microsecond) inside a slice."""
 
-_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_to_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def microseconds(at_s: float) -> int:
@@ -44,7 +44,7 @@ class TraceFile:
         self._pids: dict[str, int] = {}
         self._threads: set[int] = set()
         self._serial = count(1)
-        self._comma = ""
+        self._separator = ""
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
 
     def slice(self, node: str, track: Track, name: str, begin_s: float, end_s: float, **args: Any) -> None:
@@ -56,13 +56,13 @@ class TraceFile:
         self._write("b", name, microseconds(begin_s), **of, args=args)
         self._write("e", name, microseconds(end_s), **of)
 
-    def mark(self, node: str, track: Track, name: str, at_s: float, **args: Any) -> None:
+    def instant(self, node: str, track: Track, name: str, at_s: float, **args: Any) -> None:
         self._write("i", name, microseconds(at_s), **self._thread(node, track), s="t", cat=track, args=args)
 
     def counter(self, node: str, name: str, at_s: float, value: float) -> None:
         self._write("C", name, microseconds(at_s), pid=self._process(node), args={name: value})
 
-    def flow(self, name: str, points: list[Point]) -> None:
+    def flow(self, name: str, points: list[FlowPoint]) -> None:
         """An arrow from slice to slice."""
         number, last = next(self._serial), len(points) - 1
         for i, (node, track, at) in enumerate(points):
@@ -78,7 +78,7 @@ class TraceFile:
 
     def _thread(self, node: str, track: Track) -> dict[str, int]:
         pid, place = self._process(node), _TRACKS.index(track)
-        where = {"pid": pid, "tid": _THREADS * pid + place}
+        where = {"pid": pid, "tid": _THREADS_PER_PROCESS * pid + place}
         if where["tid"] not in self._threads:
             self._threads.add(where["tid"])
             self._write("M", "thread_name", 0, **where, args={"name": track})
@@ -86,8 +86,8 @@ class TraceFile:
         return where
 
     def _write(self, phase: str, name: str, ts: int, **more: Any) -> None:
-        self._file.write(self._comma + _json({"ph": phase, "name": name, "ts": ts, **more}))
-        self._comma = ",\n"
+        self._file.write(self._separator + _to_json({"ph": phase, "name": name, "ts": ts, **more}))
+        self._separator = ",\n"
 
     def close(self) -> None:
         if not self._raw.closed:
@@ -102,7 +102,7 @@ class TraceFile:
         self.close()
 
 
-class Sessions:
+class SessionTracks:
     """A device serves one session at a time: its track shows from when it turned to one until the user had it all."""
 
     def __init__(self, file: TraceFile, limit: int) -> None:
@@ -112,150 +112,150 @@ class Sessions:
         self.ended: set[str] = set()
         self._open: dict[str, dict[str, float]] = defaultdict(dict)
         """Device -> its sessions in the order of arrival, with when."""
-        self._free_s: dict[str, float] = {}
-        self._shown: set[str] = set()
+        self._device_free_s: dict[str, float] = {}
+        self._has_first_token: set[str] = set()
 
     def begin(self, node: str, session: str, now: float) -> None:
         if len(self.device) < self._limit:
             self.device[session] = node
         self._open[node][session] = now
 
-    def deliver(self, node: str, deliver: Deliver, now: float) -> None:
-        arrived_s = self._open[node].get(deliver.session)
+    def emit(self, node: str, emit: EmitTokens, now: float) -> None:
+        arrived_s = self._open[node].get(emit.session)
         if arrived_s is None:
             return
-        if deliver.tokens and deliver.session in self.device:
-            self._show(node, deliver, now - arrived_s, now)
-        if deliver.ending:
-            self._end(node, deliver.session, deliver.ending, now)
+        if emit.tokens and emit.session in self.device:
+            self._draw_tokens(node, emit, now - arrived_s, now)
+        if emit.ending:
+            self._end(node, emit.session, emit.ending, now)
 
-    def _show(self, node: str, deliver: Deliver, since_s: float, now: float) -> None:
-        session, n = deliver.session, len(deliver.tokens)
-        if session not in self._shown:
-            self._shown.add(session)
-            self._file.mark(node, "session", "first token", now, session=session, ttft_ms=1e3 * since_s)
+    def _draw_tokens(self, node: str, emit: EmitTokens, since_s: float, now: float) -> None:
+        session, n = emit.session, len(emit.tokens)
+        if session not in self._has_first_token:
+            self._has_first_token.add(session)
+            self._file.instant(node, "session", "first token", now, session=session, ttft_ms=1e3 * since_s)
         name = f"{n} token{'s' if n > 1 else ''}"
-        about = {"tokens": list(deliver.tokens), "origins": list(deliver.origins)}
-        self._file.mark(node, "tokens", name, now, session=session, **about)
+        about = {"tokens": list(emit.tokens), "origins": list(emit.origins)}
+        self._file.instant(node, "tokens", name, now, session=session, **about)
 
     def _end(self, node: str, session: str, ending: str, now: float) -> None:
         """Only the device's oldest session was served; another one left while it waited for its turn."""
         self.ended.add(session)
         served = next(iter(self._open[node])) == session
         arrived_s = self._open[node].pop(session)
-        begun_s = max(arrived_s, self._free_s.get(node, arrived_s))
+        begun_s = max(arrived_s, self._device_free_s.get(node, arrived_s))
         if served:
-            self._free_s[node] = now
+            self._device_free_s[node] = now
         if session not in self.device:
             return
         if served:
             waited_ms = 1e3 * (begun_s - arrived_s)
             self._file.slice(node, "session", session, begun_s, now, ending=ending, waited_ms=waited_ms)
         else:
-            self._file.mark(node, "session", f"{session} {ending} while it waited", now)
+            self._file.instant(node, "session", f"{session} {ending} while it waited", now)
 
-    def lose(self, node: str, now: float) -> None:
+    def abort_all(self, node: str, now: float) -> None:
         """The device starts again, or the log ends."""
         for session in list(self._open[node]):
             self._end(node, session, "unfinished", now)
 
     def close(self, now: float) -> None:
         for node in list(self._open):
-            self.lose(node, now)
+            self.abort_all(node, now)
 
 
-class Queues:
+class QueueTracks:
     """Requests that wait at workers: from their arrival to the start of their batch."""
 
-    def __init__(self, file: TraceFile, sessions: Sessions) -> None:
+    def __init__(self, file: TraceFile, sessions: SessionTracks) -> None:
         self._file, self._sessions = file, sessions
-        self._since: dict[str, dict[str, float]] = defaultdict(dict)
+        self._waiting_since_s: dict[str, dict[str, float]] = defaultdict(dict)
 
     def arrive(self, node: str, session: str, now: float) -> None:
-        if session not in self._since[node] and session not in self._sessions.ended:
-            self._since[node][session] = now
+        if session not in self._waiting_since_s[node] and session not in self._sessions.ended:
+            self._waiting_since_s[node][session] = now
             self._count(node, now)
 
-    def leave(self, node: str, sessions: Sequence[str], now: float, why: str) -> None:
-        """`why`: batch, or how else the wait ended."""
-        left = [session for session in sessions if session in self._since[node]]
+    def leave(self, node: str, sessions: Sequence[str], now: float, reason: str) -> None:
+        """`reason`: batch, or how else the wait ended."""
+        left = [session for session in sessions if session in self._waiting_since_s[node]]
         for session in left:
-            since_s = self._since[node].pop(session)
+            since_s = self._waiting_since_s[node].pop(session)
             if session in self._sessions.device:
-                self._file.span(node, "queue", since_s, now, session=session, until=why)
+                self._file.span(node, "queue", since_s, now, session=session, until=reason)
         if left:
             self._count(node, now)
 
     def close(self, now: float) -> None:
-        for node in list(self._since):
-            self.lose(node, now)
+        for node in list(self._waiting_since_s):
+            self.abort_all(node, now)
 
-    def lose(self, node: str, now: float) -> None:
-        self.leave(node, list(self._since[node]), now, "unserved")
+    def abort_all(self, node: str, now: float) -> None:
+        self.leave(node, list(self._waiting_since_s[node]), now, "unserved")
 
     def _count(self, node: str, now: float) -> None:
-        self._file.counter(node, "waiting", now, len(self._since[node]))
+        self._file.counter(node, "waiting", now, len(self._waiting_since_s[node]))
 
 
 @dataclass(slots=True)
-class _Ask:
+class _PendingVerdict:
     session: str
-    round: int
+    attempt: int
     drafts: int
     begin_s: float
-    batches: list[Point] = field(default_factory=list)
+    batches: list[FlowPoint] = field(default_factory=list)
 
 
-class Verdicts:
+class VerdictTracks:
     """From a device's question to its answer, with an arrow through the batches that answered it."""
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
-        self._asks: dict[str, _Ask] = {}
+        self._pending: dict[str, _PendingVerdict] = {}
         """Device -> what it waits for."""
         self._device: dict[str, str] = {}
 
-    def ask(self, node: str, request: Request, now: float) -> None:
-        rows = request.rows
+    def start(self, node: str, request: Request, now: float) -> None:
+        rows = request.slice
         if rows.rule:
             self.abandon(node, now)
-            self._open(node, _Ask(rows.session, request.round, rows.check, now))
+            self._open(node, _PendingVerdict(rows.session, request.attempt, rows.num_drafts, now))
 
-    def batch(self, node: str, rows: Rows, begin_s: float) -> None:
-        ask = self._asks.get(self._device.get(rows.session, ""))
-        if ask and ask.session == rows.session:
+    def add_batch(self, node: str, seq: SequenceSlice, begin_s: float) -> None:
+        ask = self._pending.get(self._device.get(seq.session, ""))
+        if ask and ask.session == seq.session:
             ask.batches.append((node, "chip", microseconds(begin_s)))
 
-    def answer(self, node: str, reply: Reply, now: float) -> None:
-        ask = self._asks.get(node)
-        if not ask or (ask.session, ask.round) != (reply.session, reply.round):
+    def finish(self, node: str, reply: Reply, now: float) -> None:
+        ask = self._pending.get(node)
+        if not ask or (ask.session, ask.attempt) != (reply.session, reply.attempt):
             return
         self._close(node, now, f"{reply.verdict.accepted} of {ask.drafts} accepted" if ask.drafts else "token")
-        if reply.left:
-            self._open(node, _Ask(reply.session, reply.round, 0, now))
+        if reply.remaining_budget:
+            self._open(node, _PendingVerdict(reply.session, reply.attempt, 0, now))
 
     def abandon(self, node: str, now: float) -> None:
-        if node in self._asks:
-            self._asks[node].batches.clear()
+        if node in self._pending:
+            self._pending[node].batches.clear()
             self._close(node, now, "abandoned")
 
-    def leave(self, node: str, session: str, now: float) -> None:
+    def end_session(self, node: str, session: str, now: float) -> None:
         """The session is over, whatever it still waited for."""
-        if node in self._asks and self._asks[node].session == session:
+        if node in self._pending and self._pending[node].session == session:
             self.abandon(node, now)
 
     def close(self, now: float) -> None:
-        for node in list(self._asks):
+        for node in list(self._pending):
             self.abandon(node, now)
 
-    def _open(self, node: str, ask: _Ask) -> None:
-        self._asks[node], self._device[ask.session] = ask, node
+    def _open(self, node: str, pending: _PendingVerdict) -> None:
+        self._pending[node], self._device[pending.session] = pending, node
 
-    def _close(self, node: str, now: float, how: str) -> None:
-        ask = self._asks.pop(node)
+    def _close(self, node: str, now: float, outcome: str) -> None:
+        ask = self._pending.pop(node)
         del self._device[ask.session]
-        self._file.slice(node, "verdicts", how, ask.begin_s, now, session=ask.session, round=ask.round)
+        self._file.slice(node, "verdicts", outcome, ask.begin_s, now, session=ask.session, round=ask.attempt)
         if ask.batches:
             begin, end = microseconds(ask.begin_s), microseconds(now)
-            points: list[Point] = [(node, "verdicts", begin), *ask.batches, (node, "verdicts", max(begin, end - 1))]
+            points: list[FlowPoint] = [(node, "verdicts", begin), *ask.batches, (node, "verdicts", max(begin, end - 1))]
             self._file.flow("request", points)

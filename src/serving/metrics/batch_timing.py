@@ -5,34 +5,34 @@ from math import sqrt
 from typing import Any, NamedTuple
 
 from serving.hardware.estimator import Estimator
-from serving.messages import Command, Event, Forward, Message, Outcome, Work
+from serving.messages import Command, Event, ForwardWork, Message, Outcome, Work
 
 
-class Batch(NamedTuple):
+class BatchTiming(NamedTuple):
     """One forward of a node of the cloud; seconds of the run's clock."""
 
     node: str
-    work: Forward
+    work: ForwardWork
     begin_s: float
     end_s: float
 
 
-class Watch:
+class BatchObserver:
     """An observer that keeps every batch."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[BatchTiming] = []
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if isinstance(work, Forward) and not node.startswith("device-"):
-            self.batches.append(Batch(node, work, begin_s, end_s))
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if isinstance(work, ForwardWork) and not node.startswith("device-"):
+            self.batches.append(BatchTiming(node, work, begin_s, end_s))
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
 
-def rows(batches: Sequence[Batch], estimator: Callable[[str], Estimator]) -> list[dict[str, Any]]:
+def batch_rows(batches: Sequence[BatchTiming], estimator: Callable[[str], Estimator]) -> list[dict[str, Any]]:
     """One a batch: what was in it, how long it took, and how long it was expected to take."""
     estimators = {node: estimator(node) for node in {batch.node for batch in batches}}
     return [
@@ -40,16 +40,16 @@ def rows(batches: Sequence[Batch], estimator: Callable[[str], Estimator]) -> lis
             "node": batch.node,
             "begin_s": batch.begin_s,
             "end_s": batch.end_s,
-            "requests": len(batch.work.rows),
-            "rows": sum(rows.n for rows in batch.work.rows),
-            "cached": sum(rows.start for rows in batch.work.rows),
+            "requests": len(batch.work.slices),
+            "rows": sum(rows.num_tokens for rows in batch.work.slices),
+            "cached": sum(rows.start for rows in batch.work.slices),
             "expected_s": estimators[batch.node].batch_s(batch.work),
         }
         for batch in batches
     ]
 
 
-def errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def estimator_errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """R2, mean absolute percentage error and bias (expected minus measured) over batches (WISP, section 5.5); how long
     they took and how many rows they had, on average, and the deviation of the time (HAT, Fig. 8).
     """

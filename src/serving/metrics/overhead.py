@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 
 from serving.deployment.wiring import Driver
-from serving.drivers.simulator import Chip, Wire
+from serving.drivers.simulator import ComputeResource, LinkDirection
 from serving.hardware.executor import Executor
 from serving.messages import Command, Event, Node, Outcome, Work
 
 
-class Overhead:
+class OverheadTimer:
     """Stands before a driver while its stage is set: every node and chip added through it is timed.
 
     A node's time is all of `handle`: the policy's slots, bookkeeping, queues and batches. A chip's is `execute`, scores
@@ -19,14 +19,14 @@ class Overhead:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self.decided_s: dict[str, float] = defaultdict(float)
-        self.computed_s: dict[str, float] = defaultdict(float)
+        self.decision_s: dict[str, float] = defaultdict(float)
+        self.compute_s: dict[str, float] = defaultdict(float)
 
-    def add(self, name: str, node: Node, chip: Chip) -> None:
-        executor = _Executor(name, chip.executor, self.computed_s)
-        self._driver.add(name, _Node(name, node, self.decided_s), Chip(executor, chip.processor))
+    def add(self, name: str, node: Node, chip: ComputeResource) -> None:
+        executor = _TimedExecutor(name, chip.executor, self.compute_s)
+        self._driver.add(name, _TimedNode(name, node, self.decision_s), ComputeResource(executor, chip.processor))
 
-    def connect(self, a: str, b: str, wire: Wire) -> None:
+    def connect(self, a: str, b: str, wire: LinkDirection) -> None:
         self._driver.connect(a, b, wire)
 
     def post(self, at: float, node: str, event: Event) -> None:
@@ -36,14 +36,14 @@ class Overhead:
         """`device_ms_per_token`: of the text, all devices together; `cloud_share`: of deciding beside computing there,
         absent without a cloud that computed.
         """
-        found = {"device_ms_per_token": 1e3 * sum(self.decided_s[name] for name in devices) / max(1, tokens)}
-        computed_s = sum(self.computed_s[name] for name in workers)
+        found = {"device_ms_per_token": 1e3 * sum(self.decision_s[name] for name in devices) / max(1, tokens)}
+        computed_s = sum(self.compute_s[name] for name in workers)
         if computed_s:
-            found["cloud_share"] = sum(self.decided_s[name] for name in workers) / computed_s
+            found["cloud_share"] = sum(self.decision_s[name] for name in workers) / computed_s
         return found
 
 
-class _Node:
+class _TimedNode:
     def __init__(self, name: str, node: Node, spent_s: dict[str, float]) -> None:
         self._name, self._handle, self._spent_s = name, node.handle, spent_s
 
@@ -54,7 +54,7 @@ class _Node:
         return commands
 
 
-class _Executor:
+class _TimedExecutor:
     def __init__(self, name: str, executor: Executor, spent_s: dict[str, float]) -> None:
         self._name, self._executor, self._spent_s = name, executor, spent_s
         self.drop = executor.drop

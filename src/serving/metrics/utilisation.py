@@ -7,71 +7,85 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from serving.deployment.topology import Cast
-from serving.messages import INF, Command, Drop, Event, Forward, Message, Outcome, Received, Release, Work
-from serving.metrics.recorder import Record
+from serving.deployment.topology import Topology
+from serving.messages import (
+    INF,
+    Command,
+    DropCache,
+    Event,
+    ForwardWork,
+    Message,
+    MessageReceived,
+    Outcome,
+    Release,
+    Work,
+)
+from serving.metrics.recorder import SessionRecord
 
 
-class Occupancy:
+class UtilisationObserver:
     """An observer of the nodes of a cloud."""
 
     def __init__(self) -> None:
         self.busy_s: dict[str, float] = defaultdict(float)
-        self.most_tokens: dict[str, int] = defaultdict(int)
+        self.peak_cache_tokens: dict[str, int] = defaultdict(int)
         """Per node, the most tokens that its caches held at one time, of whichever sessions."""
-        self._tokens: dict[str, dict[str, int]] = defaultdict(dict)
-        self._held: dict[str, int] = defaultdict(int)
+        self._session_tokens: dict[str, dict[str, int]] = defaultdict(dict)
+        self._cached_tokens: dict[str, int] = defaultdict(int)
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if type(event) is Received and type(event.message) is Release:
-            self._gone(node, event.message.session)
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if type(event) is MessageReceived and type(event.message) is Release:
+            self._drop_session(node, event.message.session)
         for command in commands:
-            if type(command) is Drop:
-                self._gone(node, command.session)
+            if type(command) is DropCache:
+                self._drop_session(node, command.session)
 
-    def born(self, node: str, at: float) -> None:  # noqa: ARG002
+    def node_created(self, node: str, at_s: float) -> None:  # noqa: ARG002
         """Whatever was there before it holds nothing any more."""
-        self._tokens[node].clear()
-        self._held[node] = 0
+        self._session_tokens[node].clear()
+        self._cached_tokens[node] = 0
 
-    def _gone(self, node: str, session: str) -> None:
-        self._held[node] -= self._tokens[node].pop(session, 0)
+    def _drop_session(self, node: str, session: str) -> None:
+        self._cached_tokens[node] -= self._session_tokens[node].pop(session, 0)
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if not isinstance(work, Forward):
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if not isinstance(work, ForwardWork):
             return
         self.busy_s[node] += end_s - begin_s
-        tokens = self._tokens[node]
-        for rows in work.rows:
-            length = rows.start + rows.n
-            self._held[node] += length - tokens.get(rows.session, 0)
+        tokens = self._session_tokens[node]
+        for rows in work.slices:
+            length = rows.start + rows.num_tokens
+            self._cached_tokens[node] += length - tokens.get(rows.session, 0)
             tokens[rows.session] = length
-        self.most_tokens[node] = max(self.most_tokens[node], self._held[node])
+        self.peak_cache_tokens[node] = max(self.peak_cache_tokens[node], self._cached_tokens[node])
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
-    def by_tier(self, cast: Cast, records: Iterable[Record]) -> dict[str, dict[str, float]]:
+    def by_tier(self, topology: Topology, records: Iterable[SessionRecord]) -> dict[str, dict[str, float]]:
         """For each tier: `busy`, the share of the time in which any request was under way, its nodes' mean; `memory`,
         weights and the fullest caches over what a node has, their mean; `blocks` of the timed model; `nodes`.
         """
-        open_s = under_way_s((record.arrived_s, record.ended_s) for record in records)
-        return {tier: self._tier(cast, tier, nodes, open_s) for tier, nodes in cast.tiers.items()}
+        open_s = covered_s((record.arrived_s, record.ended_s) for record in records)
+        return {tier: self._tier_metrics(topology, tier, nodes, open_s) for tier, nodes in topology.tiers.items()}
 
-    def _tier(self, cast: Cast, tier: str, nodes: tuple[str, ...], open_s: float) -> dict[str, float]:
-        held = [(hop.span, cast.setup.part(hop)) for hop in cast.setup.hops if hop.node == tier]
-        found = {"nodes": float(len(nodes)), "blocks": float(sum(span.last - span.first for span, _ in held))}
+    def _tier_metrics(self, topology: Topology, tier: str, nodes: tuple[str, ...], open_s: float) -> dict[str, float]:
+        held = [(hop.span, topology.setup.hop_architecture(hop)) for hop in topology.setup.hops if hop.node == tier]
+        found = {
+            "nodes": float(len(nodes)),
+            "blocks": float(sum(span.end_layer - span.start_layer for span, _ in held)),
+        }
         if open_s > 0:
             found["busy"] = sum(self.busy_s[node] for node in nodes) / len(nodes) / open_s
         shares = []
         for node in nodes:
-            fleet = cast.cloud_fleets[node]
+            fleet = topology.cloud_fleets[node]
             for _, part in held if fleet.memory_nbytes else ():
-                cache = self.most_tokens[node] * part.kv_nbytes_per_token(fleet.precision)
+                cache = self.peak_cache_tokens[node] * part.kv_nbytes_per_token(fleet.precision)
                 shares.append((part.weights_nbytes(fleet.precision) + cache) / (fleet.memory_nbytes or 1.0))
         return found | ({"memory": sum(shares) / len(shares)} if shares else {})
 
 
-def under_way_s(spans: Iterable[tuple[float, float | None]]) -> float:
+def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:
     """How long any of these spans of time lasted; one without an end is none."""
     total_s, until_s = 0.0, float("-inf")
     for begin_s, end_s in sorted((a, b) for a, b in spans if b is not None):
@@ -80,34 +94,36 @@ def under_way_s(spans: Iterable[tuple[float, float | None]]) -> float:
     return total_s
 
 
-Span = tuple[float, float]
+TimeSpan = tuple[float, float]
 
-_LINK, _CLOUD, _OWN = ("uplink", "downlink"), ("queue", "prefill", "verify", "decode"), ("draft",)
+_LINK_LANES, _CLOUD_LANES, _DEVICE_LANES = ("uplink", "downlink"), ("queue", "prefill", "verify", "decode"), ("draft",)
 
 
-class Stalls(NamedTuple):
+class StallTimes(NamedTuple):
     """Seconds, and how long its questions were in the cloud, stood still or not."""
 
     link_s: float
     cloud_s: float
-    resident_s: float
+    cloud_residence_s: float
 
 
-def stalls(line: Sequence[tuple[str, float, float, int]], ended_s: float = INF) -> Stalls:
+def stall_times(timeline: Sequence[tuple[str, float, float, int]], ended_s: float = INF) -> StallTimes:
     """From a session's time line: while a message is under way, or the cloud has it, and the device does not draft.
 
     Where a message overlaps with work in the cloud, as a prompt in parts does, the cloud counts. Nobody waits any more
     from `ended_s` on: the cloud is told then that it may forget the session.
     """
-    until = [(lane, begin, min(end, ended_s)) for lane, begin, end, _ in line if begin < ended_s]
-    own, cloud, link = (_union((a, b) for lane, a, b in until if lane in lanes) for lanes in (_OWN, _CLOUD, _LINK))
-    waiting_cloud = _without(cloud, own)
-    waiting_link = _without(_without(link, own), cloud)
-    return Stalls(_length(waiting_link), _length(waiting_cloud), _length(cloud))
+    until = [(lane, begin, min(end, ended_s)) for lane, begin, end, _ in timeline if begin < ended_s]
+    own, cloud, link = (
+        _merged((a, b) for lane, a, b in until if lane in lanes) for lanes in (_DEVICE_LANES, _CLOUD_LANES, _LINK_LANES)
+    )
+    waiting_cloud = _subtracted(cloud, own)
+    waiting_link = _subtracted(_subtracted(link, own), cloud)
+    return StallTimes(_total_s(waiting_link), _total_s(waiting_cloud), _total_s(cloud))
 
 
-def _union(spans: Iterable[Span]) -> list[Span]:
-    found: list[Span] = []
+def _merged(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+    found: list[TimeSpan] = []
     for begin, end in sorted(spans):
         if found and begin <= found[-1][1]:
             found[-1] = found[-1][0], max(end, found[-1][1])
@@ -116,7 +132,7 @@ def _union(spans: Iterable[Span]) -> list[Span]:
     return found
 
 
-def _without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+def _subtracted(spans: Sequence[TimeSpan], others: Sequence[TimeSpan]) -> list[TimeSpan]:
     """What of the spans no other covers; both in order and apart."""
     found, i = [], 0
     for begin, end in spans:
@@ -132,5 +148,5 @@ def _without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     return found
 
 
-def _length(spans: Iterable[Span]) -> float:
+def _total_s(spans: Iterable[TimeSpan]) -> float:
     return sum(end - begin for begin, end in spans)

@@ -10,10 +10,10 @@ from math import inf, isfinite
 from statistics import NormalDist
 from typing import Literal, Protocol
 
-from serving.core.keyed_random import course, key, luck, luck_at
+from serving.core.keyed_random import key, substream, uniform, uniform_at
 from serving.core.provenance import check_sources
-from serving.network.outages import Downtime, Outages, Window, is_break
-from serving.network.rate import Capacity, Constant, Delay, Direction, Rate
+from serving.network.outages import OutageCursor, OutageInterval, OutageSchedule, is_disconnection
+from serving.network.rate import ConstantRate, LinkCapacity, LinkDelay, TrafficDirection, TransmitRate
 
 _HALF_NORMAL = NormalDist()
 _LONGEST_TIMEOUT_S = 60.0
@@ -41,12 +41,12 @@ class Link:
     """Serialisation and stack traversal a message, both ends together."""
     timeout_ms: float = 200.0
     """Retransmission timeout after the first loss; doubles with each further one (RFC 6298), 60 s at most."""
-    uplink: Capacity | None = None
+    uplink: LinkCapacity | None = None
     """Instead of uplink_mbps: a rate that changes, from a recording for instance."""
-    downlink: Capacity | None = None
-    delay: Delay | None = None
+    downlink: LinkCapacity | None = None
+    delay: LinkDelay | None = None
     """On top of delay_ms: a delay that changes, either way."""
-    outages: Outages | None = None
+    outages: OutageSchedule | None = None
     """When the link is down, both directions of a device at once; no bits leave, and the clock of a trace runs on."""
     detect_ms: float = 1000.0
     """How long after it went down both ends know, as by a keep-alive. An outage that is over by then only delays; a
@@ -65,7 +65,7 @@ class Link:
         if self.jitter_shape not in ("uniform", "half_normal"):
             raise ValueError(f"network.jitter_shape={self.jitter_shape!r} must be uniform or half_normal.")
 
-    def _check_capacity(self, direction: Direction, mbps: float | None, capacity: Capacity | None) -> None:
+    def _check_capacity(self, direction: TrafficDirection, mbps: float | None, capacity: LinkCapacity | None) -> None:
         name = f"{direction}link"
         if (mbps is None) == (capacity is None):
             given = "neither is" if mbps is None else f"both are, {name}_mbps={mbps:g},"
@@ -96,42 +96,42 @@ class Link:
             f"{self.jitter_ms:g} ms jitter, {self.loss:.1%} lost{outages}"
         )
 
-    def mean_mbps(self, direction: Direction) -> float:
-        capacity, mbps = self._given(direction)
+    def mean_mbps(self, direction: TrafficDirection) -> float:
+        capacity, mbps = self._capacity(direction)
         return capacity.mean_mbps if capacity else mbps
 
-    def rate(self, direction: Direction, stream: int = 0) -> Rate:
+    def rate(self, direction: TrafficDirection, stream: int = 0) -> TransmitRate:
         """How fast bits leave on the link of the device with this `stream`, were it never down."""
-        capacity, mbps = self._given(direction)
-        return capacity.rate(direction, stream) if capacity else Constant(mbps)
+        capacity, mbps = self._capacity(direction)
+        return capacity.rate(direction, stream) if capacity else ConstantRate(mbps)
 
-    def seconds(self, nbytes: float, direction: Direction) -> float:
+    def mean_transfer_s(self, nbytes: float, direction: TrafficDirection) -> float:
         """A lone message's way through an empty link at its mean rate, without what changes by luck or time."""
-        leaves_s = Constant(self.mean_mbps(direction)).sent(nbytes + self.overhead_nbytes, 0.0)
+        leaves_s = ConstantRate(self.mean_mbps(direction)).departure_s(nbytes + self.overhead_nbytes, 0.0)
         return leaves_s + (self.delay_ms + self.message_ms) / 1e3
 
-    def channel(self, direction: Direction, stream: int) -> "Channel":
+    def channel(self, direction: TrafficDirection, stream: int) -> "Channel":
         """A fresh channel of the device with this `stream` (from `serving.core.keyed_random.key`), the same for both
         directions.
         """
         return Channel(self, direction, stream)
 
-    def windows(self, stream: int) -> Iterator[Window]:
+    def outage_intervals(self, stream: int) -> Iterator[OutageInterval]:
         """(goes down, comes back) in seconds, in order, perhaps without end: when that device's link is down."""
-        return self.outages.windows(stream) if self.outages else iter(())
+        return self.outages.outage_intervals(stream) if self.outages else iter(())
 
-    def breaks(self, stream: int) -> Iterator[Window]:
+    def disconnections(self, stream: int) -> Iterator[OutageInterval]:
         """(lost, joined) in seconds, in order, perhaps without end: when both ends hear of that device's outages.
 
         Outages that are over before anybody notices are not among them.
         """
         detect_s = self.detect_ms / 1e3
-        if self.outages is None or not is_break((0.0, self.outages.longest_s), detect_s):
+        if self.outages is None or not is_disconnection((0.0, self.outages.max_duration_s), detect_s):
             return iter(())
-        windows = self.outages.windows(stream)
-        return ((down_s + detect_s, up_s) for down_s, up_s in windows if is_break((down_s, up_s), detect_s))
+        windows = self.outages.outage_intervals(stream)
+        return ((down_s + detect_s, up_s) for down_s, up_s in windows if is_disconnection((down_s, up_s), detect_s))
 
-    def _given(self, direction: Direction) -> tuple[Capacity | None, float]:
+    def _capacity(self, direction: TrafficDirection) -> tuple[LinkCapacity | None, float]:
         """The trace of a direction, or its constant."""
         up = direction == "up"
         return (self.uplink, self.uplink_mbps or 0.0) if up else (self.downlink, self.downlink_mbps or 0.0)
@@ -148,87 +148,91 @@ class Channel:
     the link is back, never arrives. The channel begins afresh when it is.
     """
 
-    def __init__(self, link: Link, direction: Direction, stream: int) -> None:
+    def __init__(self, link: Link, direction: TrafficDirection, stream: int) -> None:
         self._link, self._stream = link, key(stream, direction)
-        rate, windows = link.rate(direction, stream), link.windows(stream)
-        self._downtime = Downtime(windows, link.detect_ms / 1e3) if link.outages else None
-        self._sent = partial(self._downtime.sent, rate) if self._downtime else rate.sent
+        rate, windows = link.rate(direction, stream), link.outage_intervals(stream)
+        self._outages = OutageCursor(windows, link.detect_ms / 1e3) if link.outages else None
+        self._departure_s = partial(self._outages.departure_s, rate) if self._outages else rate.departure_s
         self._delay = link.delay.delay(stream) if link.delay else None
         self._delay_s = (link.delay_ms + link.message_ms) / 1e3
-        self._jitter, self._jitter_ms = course(self._stream, "jitter"), link.jitter_ms
+        self._jitter_stream, self._jitter_ms = substream(self._stream, "jitter"), link.jitter_ms
         self._uniform = link.jitter_shape == "uniform"
         self._overhead_nbytes = link.overhead_nbytes
-        self._steady = not (link.loss or self._delay or self._downtime)
-        self._serial = 0
-        self._broken_until_s = 0.0
-        self.free_s = 0.0
+        self._is_deterministic = not (link.loss or self._delay or self._outages)
+        self._message_index = 0
+        self._disconnected_until_s = 0.0
+        self.idle_from_s = 0.0
         """When the last bit of the messages that arrive has left."""
-        self.arrived_s = 0.0
+        self.last_arrival_s = 0.0
         """When the last of them arrives."""
 
-    def arrive(self, nbytes: float, now: float) -> float:
-        """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
-        serial = self._serial
-        self._serial += 1
-        if not self._steady:
-            return self._arrive(nbytes, now, serial)
-        free_s = self.free_s
-        free_s = self.free_s = self._sent(nbytes + self._overhead_nbytes, now if now > free_s else free_s)
+    def arrival_s(self, nbytes: float, now_s: float) -> float:
+        """When a message handed over at `now_s` arrives, infinite if never; calls come in order of `now_s`."""
+        serial = self._message_index
+        self._message_index += 1
+        if not self._is_deterministic:
+            return self._unsteady_arrival_s(nbytes, now_s, serial)
+        free_s = self.idle_from_s
+        free_s = self.idle_from_s = self._departure_s(
+            nbytes + self._overhead_nbytes, now_s if now_s > free_s else free_s
+        )
         arrived_s = free_s + (self._delay_s + self._jitter_s(serial) if self._jitter_ms else self._delay_s)
-        if arrived_s > self.arrived_s:
-            self.arrived_s = arrived_s
-        return self.arrived_s
+        if arrived_s > self.last_arrival_s:
+            self.last_arrival_s = arrived_s
+        return self.last_arrival_s
 
-    def _arrive(self, nbytes: float, now: float, serial: int) -> float:
+    def _unsteady_arrival_s(self, nbytes: float, now: float, message_index: int) -> float:
         """Over a link that loses messages, is down at times, or has a recorded delay."""
         link = self._link
-        if now < self._broken_until_s:
+        if now < self._disconnected_until_s:
             return inf
-        losses = self._losses(serial) if link.loss else 0
-        free_s = self._sent((nbytes + link.overhead_nbytes) * (1 + losses), max(now, self.free_s))
-        late_s = self._delay_s + (self._jitter_s(serial) if link.jitter_ms else 0.0)
+        losses = self._losses(message_index) if link.loss else 0
+        free_s = self._departure_s((nbytes + link.overhead_nbytes) * (1 + losses), max(now, self.idle_from_s))
+        late_s = self._delay_s + (self._jitter_s(message_index) if link.jitter_ms else 0.0)
         if self._delay:
             late_s += self._delay(free_s)
         if losses:
             late_s += sum(min(link.timeout_ms / 1e3 * 2**n, _LONGEST_TIMEOUT_S) for n in range(losses))
-        arrived_s = max(self.arrived_s, free_s + late_s)
-        if self._downtime and (mended_s := self._downtime.mended(now, arrived_s)):
-            self._broken_until_s = mended_s
+        arrived_s = max(self.last_arrival_s, free_s + late_s)
+        if self._outages and (mended_s := self._outages.reconnected_s(now, arrived_s)):
+            self._disconnected_until_s = mended_s
             return inf
-        self.free_s, self.arrived_s = free_s, arrived_s
+        self.idle_from_s, self.last_arrival_s = free_s, arrived_s
         return arrived_s
 
-    def _losses(self, serial: int) -> int:
+    def _losses(self, message_index: int) -> int:
         losses = 0
-        while luck(self._stream, serial, f"loss {losses}") < self._link.loss:
+        while uniform(self._stream, message_index, f"loss {losses}") < self._link.loss:
             losses += 1
         return losses
 
-    def _jitter_s(self, serial: int) -> float:
-        chance = luck_at(self._jitter, serial)
+    def _jitter_s(self, message_index: int) -> float:
+        chance = uniform_at(self._jitter_stream, message_index)
         if self._uniform:
             return chance * self._jitter_ms / 1e3
         return _HALF_NORMAL.inv_cdf(0.5 + chance / 2) * self._jitter_ms / 1e3
 
 
-class _Wire(Protocol):
-    def arrive(self, nbytes: float, now: float) -> float: ...
+class _LinkDirection(Protocol):
+    def arrival_s(self, nbytes: float, now_s: float) -> float: ...
 
 
-class Relay:
+class MultiLinkChannel:
     """A message queues for the sender's `own` wire; each of the `further` links, nobody's own, takes the time that a
     lone message takes at its mean rate. Messages keep their order.
     """
 
-    def __init__(self, own: _Wire, further: Sequence[tuple["Link", Direction]]) -> None:
-        self._own = own
-        self._delay_s = sum(link.seconds(0, direction) for link, direction in further)
-        self._nbyte_s = sum(link.seconds(1, direction) - link.seconds(0, direction) for link, direction in further)
-        self._arrived_s = 0.0
+    def __init__(self, first_channel: _LinkDirection, next_links: Sequence[tuple["Link", TrafficDirection]]) -> None:
+        self._first_channel = first_channel
+        self._delay_s = sum(link.mean_transfer_s(0, direction) for link, direction in next_links)
+        self._s_per_byte = sum(
+            link.mean_transfer_s(1, direction) - link.mean_transfer_s(0, direction) for link, direction in next_links
+        )
+        self._last_arrival_s = 0.0
 
-    def arrive(self, nbytes: float, now: float) -> float:
-        """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
-        at_s = self._own.arrive(nbytes, now) + self._delay_s + nbytes * self._nbyte_s
+    def arrival_s(self, nbytes: float, now_s: float) -> float:
+        """When a message handed over at `now_s` arrives, infinite if never; calls come in order of `now_s`."""
+        at_s = self._first_channel.arrival_s(nbytes, now_s) + self._delay_s + nbytes * self._s_per_byte
         if at_s < float("inf"):
-            self._arrived_s = at_s = max(at_s, self._arrived_s)
+            self._last_arrival_s = at_s = max(at_s, self._last_arrival_s)
         return at_s

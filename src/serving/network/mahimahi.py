@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.network.trace import Loop, Trace
+from serving.network.trace import CapacityCurve, CapacityTrace
 from serving.workload.files import read_text
-from serving.workload.row import BrokenRowError
+from serving.workload.row import InvalidRecordError
 
 PACKET_NBYTES = 1500
 _MBPS = PACKET_NBYTES * 8e-3
@@ -15,7 +15,7 @@ _MBPS = PACKET_NBYTES * 8e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mahimahi(Trace):
+class MahimahiTrace(CapacityTrace):
     """One line a delivery opportunity: the millisecond in which 1,500 bytes can leave; several may share one.
 
     As in mm-link, the last time is the period (so that a 0 is at the same moment as the end of the lap before), the
@@ -25,20 +25,20 @@ class Mahimahi(Trace):
     Source: Netravali et al., Mahimahi: Accurate Record-and-Replay for HTTP, USENIX ATC 2015 (LinkShell).
     """
 
-    def read(self, path: Path) -> Loop:
+    def read(self, path: Path) -> CapacityCurve:
         counts, last_ms = Counter[int](), 0
-        for number, text in _numbered(path):
+        for number, text in _numbered_lines(path):
             last_ms = _milliseconds(text, last_ms, f"{path} line {number}")
             counts[last_ms] += 1
         if not last_ms:
-            raise BrokenRowError(
+            raise InvalidRecordError(
                 f"{path} line {number}: the last time is 0, and it is the period; 1 ms or more is needed"
             )
         counts[last_ms] += counts.pop(0, 0)
-        return Loop.of_steps(_steps(counts), str(path))
+        return CapacityCurve.from_steps(_steps(counts), str(path))
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, str]]:
+def _numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if text := line.strip():
             yield number, text
@@ -46,9 +46,11 @@ def _numbered(path: Path) -> Iterator[tuple[int, str]]:
 
 def _milliseconds(text: str, last_ms: int, where: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise BrokenRowError(f"{where}: found {text!r:.60}, needed is one time in whole milliseconds, as 1500")
+        raise InvalidRecordError(f"{where}: found {text!r:.60}, needed is one time in whole milliseconds, as 1500")
     if int(text) < last_ms:
-        raise BrokenRowError(f"{where}: {text} ms is before the {last_ms} ms of the line before; sort the file by time")
+        raise InvalidRecordError(
+            f"{where}: {text} ms is before the {last_ms} ms of the line before; sort the file by time"
+        )
     return int(text)
 
 

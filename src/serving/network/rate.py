@@ -9,26 +9,26 @@ from functools import cached_property
 from math import isfinite, log2
 from typing import Literal, Protocol, TypeAlias
 
-Direction: TypeAlias = Literal["up", "down"]
+TrafficDirection: TypeAlias = Literal["up", "down"]
 
 
-class Rate(Protocol):
+class TransmitRate(Protocol):
     """How fast bits leave: constant here, a recording elsewhere."""
 
-    def sent(self, nbytes: float, start: float) -> float:
-        """When the last of `nbytes` has left if the first may leave at `start`."""
+    def departure_s(self, nbytes: float, start_s: float) -> float:
+        """When the last of `nbytes` has left if the first may leave at `start_s`."""
         ...
 
-    def carried(self, start: float, end: float) -> float:
-        """How many bytes can leave from `start` to `end`."""
+    def nbytes_between(self, start_s: float, end_s: float) -> float:
+        """How many bytes can leave from `start_s` to `end_s`."""
         ...
 
 
-class Capacity(Protocol):
+class LinkCapacity(Protocol):
     """What one direction can carry where that is no constant; `serving.links` has the recorded ones."""
 
     @property
-    def directions(self) -> tuple[Direction, ...]:
+    def directions(self) -> tuple[TrafficDirection, ...]:
         """Those of which it has something to say."""
         ...
 
@@ -38,12 +38,12 @@ class Capacity(Protocol):
     @property
     def described(self) -> str: ...
 
-    def rate(self, direction: Direction, stream: int) -> Rate:
+    def rate(self, direction: TrafficDirection, stream: int) -> TransmitRate:
         """As the device with this `stream` (from `serving.core.keyed_random.key`) meets it, in seconds of the run."""
         ...
 
 
-class Delay(Protocol):
+class LinkDelay(Protocol):
     """A propagation delay that changes; `serving.links` has a recorded one."""
 
     @property
@@ -55,20 +55,20 @@ class Delay(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class ConstantRate:
     """A rate that never changes."""
 
     mbps: float
 
-    def sent(self, nbytes: float, start: float) -> float:
-        return start + nbytes * 8e-6 / self.mbps
+    def departure_s(self, nbytes: float, start_s: float) -> float:
+        return start_s + nbytes * 8e-6 / self.mbps
 
-    def carried(self, start: float, end: float) -> float:
-        return (end - start) * self.mbps / 8e-6
+    def nbytes_between(self, start_s: float, end_s: float) -> float:
+        return (end_s - start_s) * self.mbps / 8e-6
 
 
 @dataclass(frozen=True)
-class Shannon:
+class ShannonCapacity:
     """R = B log2(1 + SINR), the capacity of a channel (Hyperion, section III-B)."""
 
     bandwidth_mhz: float
@@ -81,7 +81,7 @@ class Shannon:
             raise ValueError(f"network: sinr_db={self.sinr_db} must be a finite number of decibels.")
 
     @property
-    def directions(self) -> tuple[Direction, ...]:
+    def directions(self) -> tuple[TrafficDirection, ...]:
         return ("up", "down")
 
     @cached_property
@@ -92,5 +92,5 @@ class Shannon:
     def described(self) -> str:
         return f"{self.mean_mbps:.4g} Mbit/s ({self.bandwidth_mhz:g} MHz at {self.sinr_db:g} dB)"
 
-    def rate(self, direction: Direction, stream: int) -> Rate:  # noqa: ARG002 - the protocol's arguments
-        return Constant(self.mean_mbps)
+    def rate(self, direction: TrafficDirection, stream: int) -> TransmitRate:  # noqa: ARG002 - the protocol's arguments
+        return ConstantRate(self.mean_mbps)

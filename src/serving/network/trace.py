@@ -14,8 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Generic, Literal, TypeVar
 
-from serving.core.keyed_random import luck
-from serving.network.rate import Direction
+from serving.core.keyed_random import uniform
+from serving.network.rate import TrafficDirection
 
 # A message that just fills what is left must not wait for more because its start was rounded: at a clock of 10^5 s
 # and 400 Mbit/s a float is wrong by a thousandth of a byte.
@@ -23,7 +23,7 @@ _SLACK_NBYTES = 0.01
 
 
 @dataclass(frozen=True)
-class Loop:
+class CapacityCurve:
     """How many bytes could have left by each moment of a recording: straight lines between (`times_s`, `nbytes`).
 
     Both begin with 0, end with the recording's length and total, and are shared by all who replay it.
@@ -33,7 +33,7 @@ class Loop:
     nbytes: "array[float]"
 
     @classmethod
-    def of_steps(cls, steps: Iterable[tuple[float, float]], source: str) -> "Loop":
+    def from_steps(cls, steps: Iterable[tuple[float, float]], source: str) -> "CapacityCurve":
         """From a rate that changes in steps: (until second, Mbit/s) in order of time, from second 0 on.
 
         Raises ValueError that names the `source` when nothing could have left.
@@ -54,45 +54,45 @@ class Loop:
     def mean_mbps(self) -> float:
         return self.nbytes[-1] / self.period_s / 125_000
 
-    def by(self, at_s: float) -> float:
-        """Bytes that could have left from second 0 of the first lap until `at_s`."""
+    def nbytes_by(self, time_s: float) -> float:
+        """Bytes that could have left from second 0 of the first lap until `time_s`."""
         times_s, nbytes = self.times_s, self.nbytes
-        lap, phase_s = divmod(at_s, times_s[-1])
+        lap, phase_s = divmod(time_s, times_s[-1])
         i = min(bisect_right(times_s, phase_s), len(times_s) - 1)
         share = (phase_s - times_s[i - 1]) / (times_s[i] - times_s[i - 1])
         return lap * nbytes[-1] + nbytes[i - 1] + share * (nbytes[i] - nbytes[i - 1])
 
-    def when(self, amount: float) -> float:
-        """The first moment by which `amount` bytes could have left."""
+    def time_of(self, cumulative_nbytes: float) -> float:
+        """The first moment by which `cumulative_nbytes` bytes could have left."""
         times_s, nbytes = self.times_s, self.nbytes
-        lap, rest = divmod(max(0.0, amount - _SLACK_NBYTES), nbytes[-1])
+        lap, rest = divmod(max(0.0, cumulative_nbytes - _SLACK_NBYTES), nbytes[-1])
         i = min(bisect_right(nbytes, rest), len(nbytes) - 1)
         share = min(1.0, (rest + _SLACK_NBYTES - nbytes[i - 1]) / (nbytes[i] - nbytes[i - 1]))
         return lap * times_s[-1] + times_s[i - 1] + share * (times_s[i] - times_s[i - 1])
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedRate:
     """The loop as a `serving.network.link.Rate` for one device, `offset_s` into the recording when its clock says 0."""
 
-    loop: Loop
+    curve: CapacityCurve
     offset_s: float = 0.0
 
-    def sent(self, nbytes: float, start: float) -> float:
+    def departure_s(self, nbytes: float, start_s: float) -> float:
         if not nbytes > 0:
-            return start
-        at_s = start + self.offset_s
-        return max(start, self.loop.when(self.loop.by(at_s) + nbytes) - self.offset_s)
+            return start_s
+        at_s = start_s + self.offset_s
+        return max(start_s, self.curve.time_of(self.curve.nbytes_by(at_s) + nbytes) - self.offset_s)
 
-    def carried(self, start: float, end: float) -> float:
-        return self.loop.by(end + self.offset_s) - self.loop.by(start + self.offset_s)
+    def nbytes_between(self, start_s: float, end_s: float) -> float:
+        return self.curve.nbytes_by(end_s + self.offset_s) - self.curve.nbytes_by(start_s + self.offset_s)
 
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recording(ABC, Generic[T]):
+class LinkRecording(ABC, Generic[T]):
     """A file of one format; it is read once, when the object is made, and all devices share what it says.
 
     Raises ValueError that names file and line when the file is not what its format promises; a path that an artifact
@@ -113,14 +113,14 @@ class Recording(ABC, Generic[T]):
                 "network.downlink.path=FILE or network.delay.path=FILE, wherever path is null."
             )
         if isinstance(self.path, Path):
-            _ = self.content
+            _ = self.data
 
     @abstractmethod
     def read(self, path: Path) -> T:
         """What the file says; raises ValueError that names file and line."""
 
     @cached_property
-    def content(self) -> T:
+    def data(self) -> T:
         path = Path(str(self.path))
         if not path.is_file():
             problem = "is a folder; a recording is one file" if path.is_dir() else "does not exist"
@@ -128,30 +128,30 @@ class Recording(ABC, Generic[T]):
         return self.read(path)
 
     @property
-    def file(self) -> str:
+    def file_name(self) -> str:
         """The file's name, without its folder."""
         return Path(str(self.path)).name
 
-    def share(self, stream: int) -> float:
+    def start_fraction(self, stream: int) -> float:
         """Where the device with this `stream` (from `serving.core.keyed_random.key`) enters: a share of the length,
         below 1.
         """
-        return luck(stream, 0, "start of a recording") if self.start == "random" else 0.0
+        return uniform(stream, 0, "start of a recording") if self.start == "random" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace(Recording[Loop]):
+class CapacityTrace(LinkRecording[CapacityCurve]):
     """A recording of what one direction carried: a `serving.network.link.Capacity`."""
 
-    directions: ClassVar[tuple[Direction, ...]] = ("up", "down")
+    directions: ClassVar[tuple[TrafficDirection, ...]] = ("up", "down")
 
     @property
     def mean_mbps(self) -> float:
-        return self.content.mean_mbps
+        return self.data.mean_mbps
 
     @property
     def described(self) -> str:
-        return f"{self.mean_mbps:.3g} Mbit/s on average ({self.file})"
+        return f"{self.mean_mbps:.3g} Mbit/s on average ({self.file_name})"
 
-    def rate(self, direction: Direction, stream: int) -> Replay:  # noqa: ARG002 - the protocol's argument
-        return Replay(self.content, self.share(stream) * self.content.period_s)
+    def rate(self, direction: TrafficDirection, stream: int) -> ReplayedRate:  # noqa: ARG002 - the protocol's argument
+        return ReplayedRate(self.data, self.start_fraction(stream) * self.data.period_s)

@@ -6,16 +6,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from serving.network.trace import Loop, Trace
+from serving.network.trace import CapacityCurve, CapacityTrace
 from serving.workload.files import read_text
-from serving.workload.row import BrokenRowError
+from serving.workload.row import InvalidRecordError
 
-Line = tuple[float, float, str]
+TraceLine = tuple[float, float, str]
 """Seconds, Mbit/s, and where it stands."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwoColumns(Trace):
+class TwoColumnTrace(CapacityTrace):
     """Lines of seconds and Mbit/s; the rate is a step function of time.
 
     `holds: until` - a line's rate was measured up to its time, since the line before (since 0 for the first); the
@@ -32,47 +32,49 @@ class TwoColumns(Trace):
             raise ValueError(f"network: a trace's holds={self.holds!r} must be until or from.")
         super().__post_init__()
 
-    def read(self, path: Path) -> Loop:
+    def read(self, path: Path) -> CapacityCurve:
         lines = list(_lines(path))
-        steps = _until(lines) if self.holds == "until" else _from(lines)
-        return Loop.of_steps(steps, str(path))
+        steps = _steps_until(lines) if self.holds == "until" else _steps_from(lines)
+        return CapacityCurve.from_steps(steps, str(path))
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def _lines(path: Path) -> Iterator[TraceLine]:
     last_s = -1.0
     for number, text in enumerate(read_text(path).split("\n"), 1):
         if text.strip():
             line = _line(text, f"{path} line {number}")
             if line[0] <= last_s:
-                raise BrokenRowError(f"{line[2]}: {line[0]:g} s is not after the {last_s:g} s of the line before")
+                raise InvalidRecordError(f"{line[2]}: {line[0]:g} s is not after the {last_s:g} s of the line before")
             last_s = line[0]
             yield line
 
 
-def _line(text: str, where: str) -> Line:
+def _line(text: str, where: str) -> TraceLine:
     words = text.split()
     try:
         seconds, mbps = map(float, words)
     except ValueError:
-        raise BrokenRowError(
+        raise InvalidRecordError(
             f"{where}: found {text.strip()!r:.60}, needed are seconds and Mbit/s, as 0.5 3.2"
         ) from None
     if not (isfinite(seconds) and isfinite(mbps) and seconds >= 0 and mbps >= 0):
-        raise BrokenRowError(f"{where}: found {text.strip()!r:.60}, needed are finite numbers of 0 or more")
+        raise InvalidRecordError(f"{where}: found {text.strip()!r:.60}, needed are finite numbers of 0 or more")
     return seconds, mbps, where
 
 
-def _until(lines: list[Line]) -> list[tuple[float, float]]:
+def _steps_until(lines: list[TraceLine]) -> list[tuple[float, float]]:
     if not lines[0][0]:
-        raise BrokenRowError(
+        raise InvalidRecordError(
             f"{lines[0][2]}: the first rate would hold until 0 s; with holds=from it begins there (network.*.holds)"
         )
     return [(seconds, mbps) for seconds, mbps, _ in lines]
 
 
-def _from(lines: list[Line]) -> list[tuple[float, float]]:
+def _steps_from(lines: list[TraceLine]) -> list[tuple[float, float]]:
     if len(lines) < 2:
-        raise BrokenRowError(f"{lines[0][2]}: one line alone does not say how long it holds; two or more are needed")
+        raise InvalidRecordError(
+            f"{lines[0][2]}: one line alone does not say how long it holds; two or more are needed"
+        )
     begins_s = [seconds - lines[0][0] for seconds, _, _ in lines]
     ends_s = [*begins_s[1:], 2 * begins_s[-1] - begins_s[-2]]
     return [(end_s, mbps) for end_s, (_, mbps, _) in zip(ends_s, lines, strict=True)]

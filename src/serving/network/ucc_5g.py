@@ -11,16 +11,16 @@ from math import isfinite
 from pathlib import Path
 from typing import ClassVar
 
-from serving.network.rate import Direction
-from serving.network.trace import Loop, Recording, Trace
+from serving.network.rate import TrafficDirection
+from serving.network.trace import CapacityCurve, CapacityTrace, LinkRecording
 from serving.workload import files
-from serving.workload.row import BrokenRowError, Row
+from serving.workload.row import DataRecord, InvalidRecordError
 
-_COLUMNS = ("Timestamp", "State", "DL_bitrate")
+_RATE_COLUMNS = ("Timestamp", "State", "DL_bitrate")
 
 
 @dataclass(frozen=True, kw_only=True)
-class UCC5G(Trace):
+class UCC5GTrace(CapacityTrace):
     """CSV with Timestamp, State and DL_bitrate (kbit/s), one reading a second or two; downlink only.
 
     The uplink of these logs carries acknowledgements only and says nothing of what it could carry, so that it is
@@ -31,99 +31,102 @@ class UCC5G(Trace):
     ACM MMSys 2020.
     """
 
-    directions: ClassVar[tuple[Direction, ...]] = ("down",)
+    directions: ClassVar[tuple[TrafficDirection, ...]] = ("down",)
 
-    def read(self, path: Path) -> Loop:
+    def read(self, path: Path) -> CapacityCurve:
         seconds: dict[float, list[float]] = {}
-        for at_s, row in downloading(files.table(path, _COLUMNS, ",", quoted=True)):
+        for at_s, row in download_rows(files.csv_records(path, _RATE_COLUMNS, ",", quoted=True)):
             seconds.setdefault(at_s, []).append(_mbps(row))
         if not seconds:
-            raise BrokenRowError(f"{path}: no reading in state D, while downloading; the log says nothing of capacity")
+            raise InvalidRecordError(
+                f"{path}: no reading in state D, while downloading; the log says nothing of capacity"
+            )
         until_s = [*list(seconds)[1:], list(seconds)[-1] + 1.0]
         steps = ((until, sum(rates) / len(rates)) for until, rates in zip(until_s, seconds.values(), strict=True))
-        return Loop.of_steps(steps, str(path))
+        return CapacityCurve.from_steps(steps, str(path))
 
 
-def downloading(rows: Iterable[Row]) -> Iterator[tuple[float, Row]]:
+def download_rows(rows: Iterable[DataRecord]) -> Iterator[tuple[float, DataRecord]]:
     """The rows in state D, each with its seconds since the first of them; raises ValueError by line."""
     first = last = None
     for row in rows:
         at = _time(row)
         if last and at < last:
-            raise row.broken("Timestamp is earlier than the line before; sort the log by time")
+            raise row.error("Timestamp is earlier than the line before; sort the log by time")
         last = at
         if row.text("State") == "D":
             first = first or at
             yield (at - first).total_seconds(), row
 
 
-def _time(row: Row) -> datetime:
+def _time(row: DataRecord) -> datetime:
     text = row.text("Timestamp")
     try:
         return datetime.strptime(text, "%Y.%m.%d_%H.%M.%S")
     except ValueError:
-        raise row.broken(f"Timestamp is {text!r:.40}, needed is a time like 2019.12.16_11.49.59") from None
+        raise row.error(f"Timestamp is {text!r:.40}, needed is a time like 2019.12.16_11.49.59") from None
 
 
-def _mbps(row: Row) -> float:
-    kbps = row.whole("DL_bitrate")
+def _mbps(row: DataRecord) -> float:
+    kbps = row.integer("DL_bitrate")
     if kbps < 0:
-        raise row.broken(f"DL_bitrate is {kbps}, needed are kbit/s, 0 or more")
+        raise row.error(f"DL_bitrate is {kbps}, needed are kbit/s, 0 or more")
     return kbps / 1e3
 
 
-_COLUMNS_of_pings = ("Timestamp", "State", "PINGAVG")
+_PING_COLUMNS = ("Timestamp", "State", "PINGAVG")
 
 
 @dataclass(frozen=True)
-class Delays:
+class RecordedDelays:
     """One-way seconds from each moment on, until the recording's end; the first also before it."""
 
     times_s: tuple[float, ...]
     delays_s: tuple[float, ...]
     period_s: float
 
-    def at(self, now: float) -> float:
-        return self.delays_s[max(0, bisect_right(self.times_s, now % self.period_s) - 1)]
+    def delay_at(self, time_s: float) -> float:
+        return self.delays_s[max(0, bisect_right(self.times_s, time_s % self.period_s) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pings(Recording[Delays]):
+class PingTrace(LinkRecording[RecordedDelays]):
     """CSV with Timestamp, State and PINGAVG (ms; `-` where none was taken): half of a ping is each message's delay.
 
     A ping holds until the next one, ten to fifteen seconds later in these logs. Over the same file as the downlink's
-    `UCC5G` it is entered at the same moment. The pings were taken beside a download, so that they hold some queueing.
-    Source: see `UCC5G`.
+    `UCC5GTrace` it is entered at the same moment. The pings were taken beside a download, so that they hold some
+    queueing.
+    Source: see `UCC5GTrace`.
     """
 
     @property
     def described(self) -> str:
-        mean_s = sum(self.content.delays_s) / len(self.content.delays_s)
-        return f"pings of {2e3 * mean_s:.0f} ms on average ({self.file})"
+        mean_s = sum(self.data.delays_s) / len(self.data.delays_s)
+        return f"pings of {2e3 * mean_s:.0f} ms on average ({self.file_name})"
 
     def delay(self, stream: int) -> Callable[[float], float]:
-        delays, offset_s = self.content, self.share(stream) * self.content.period_s
-        return lambda now: delays.at(now + offset_s)
+        delays, offset_s = self.data, self.start_fraction(stream) * self.data.period_s
+        return lambda now: delays.delay_at(now + offset_s)
 
-    def read(self, path: Path) -> Delays:
-        rows = [*downloading(files.table(path, _COLUMNS_of_pings, ",", quoted=True))]
-        found = {at_s: ping_ms / 2e3 for at_s, ping_ms in _taken(rows)}
+    def read(self, path: Path) -> RecordedDelays:
+        rows = [*download_rows(files.csv_records(path, _PING_COLUMNS, ",", quoted=True))]
+        found = {at_s: ping_ms / 2e3 for at_s, ping_ms in _measured_pings(rows)}
         if not found:
-            raise BrokenRowError(f"{path}: no ping was taken while downloading; use network.delay_ms")
-        return Delays(tuple(found), tuple(found.values()), rows[-1][0] + 1.0)
+            raise InvalidRecordError(f"{path}: no ping was taken while downloading; use network.delay_ms")
+        return RecordedDelays(tuple(found), tuple(found.values()), rows[-1][0] + 1.0)
 
 
-def _taken(rows: list[tuple[float, Row]]) -> Iterator[tuple[float, float]]:
+def _measured_pings(rows: list[tuple[float, DataRecord]]) -> Iterator[tuple[float, float]]:
     for at_s, row in rows:
         if (text := row.text("PINGAVG")) != "-":
             yield at_s, _ping_ms(text, row)
 
 
-def _ping_ms(text: str, row: Row) -> float:
+def _ping_ms(text: str, row: DataRecord) -> float:
     try:
         ping_ms = float(text)
     except ValueError:
         ping_ms = -1.0
     if not (isfinite(ping_ms) and ping_ms >= 0):
-        raise row.broken(f"PINGAVG is {text!r:.40}, needed are milliseconds, 0 or more, or -")
+        raise row.error(f"PINGAVG is {text!r:.40}, needed are milliseconds, 0 or more, or -")
     return ping_ms

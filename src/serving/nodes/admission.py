@@ -4,68 +4,80 @@ for the batch's first also those of sessions that wait here, the youngest first,
 
 from collections.abc import Mapping, Sequence
 
-from serving.core.kv_accounting import Key, Ledger
-from serving.core.queued_request import Item
+from serving.core.kv_accounting import CacheKey, KVAccounting
+from serving.core.queued_request import QueuedRequest
 from serving.messages import INF
 
-Batch = list[tuple[Item, int]]
-Queue = Mapping[str, Sequence[Item]]
+PickedBatch = list[tuple[QueuedRequest, int]]
+RequestQueue = Mapping[str, Sequence[QueuedRequest]]
 """Session -> its parts in order."""
 
 
-def admit(picked: Batch, ledger: Ledger, queue: Queue) -> tuple[Batch, list[Key]]:
+def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue) -> tuple[PickedBatch, list[CacheKey]]:
     """What runs now, and the caches that the ledger has struck out for it; who lost its own will miss.
 
     Raises RuntimeError when the budget is too small for the first alone.
     """
-    if ledger.capacity == INF or not ledger.keep or _need(picked, ledger) <= ledger.free:
+    if (
+        kv_accounting.capacity_tokens == INF
+        or not kv_accounting.keep_caches
+        or _extra_tokens(picked, kv_accounting) <= kv_accounting.free_tokens
+    ):
         return picked, []
-    used = ledger.used
-    fit: Batch = []
-    evicted: list[Key] = []
+    used = kv_accounting.used_tokens
+    fit: PickedBatch = []
+    evicted: list[CacheKey] = []
     for item, rows in picked:
-        if not cached(item, ledger):
+        if not has_required_cache(item, kv_accounting):
             continue
-        need = ledger.need(item.rows, item.span, rows, item.done)
-        over = used + need - ledger.capacity
+        need = kv_accounting.extra_tokens(item.slice, item.span, rows, item.done_tokens)
+        over = used + need - kv_accounting.capacity_tokens
         if over > 0:
-            gone, freed = _evict(over, ledger, ledger.idle(queue) + ([] if fit else _waiting(item, ledger, queue)))
+            gone, freed = _evict_until(
+                over,
+                kv_accounting,
+                kv_accounting.idle_caches(queue) + ([] if fit else _queued_caches(item, kv_accounting, queue)),
+            )
             used -= freed
             evicted += gone
-        if used + need <= ledger.capacity:
+        if used + need <= kv_accounting.capacity_tokens:
             used += need
             fit.append((item, rows))
         elif not fit:
-            whole = ledger.whole(item.cached + rows)
-            raise RuntimeError(f"{item.rows.session} needs {whole} cached tokens, the budget is {ledger.capacity}")
+            whole = kv_accounting.round_up_to_blocks(item.cached_len + rows)
+            raise RuntimeError(
+                f"{item.slice.session} needs {whole} cached tokens, the budget is {kv_accounting.capacity_tokens}"
+            )
     return fit, evicted
 
 
-def _need(picked: Batch, ledger: Ledger) -> int:
+def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:
     """Blocks that the batch takes, in tokens, at any time while it starts."""
-    return sum([max(0, ledger.need(item.rows, item.span, rows, item.done)) for item, rows in picked])
+    return sum(
+        [max(0, kv_accounting.extra_tokens(item.slice, item.span, rows, item.done_tokens)) for item, rows in picked]
+    )
 
 
-def cached(item: Item, ledger: Ledger) -> bool:
+def has_required_cache(queued: QueuedRequest, kv_accounting: KVAccounting) -> bool:
     """Is the cache as long as what this item builds on?"""
-    return ledger.valid(item.rows, item.span) >= item.cached
+    return kv_accounting.valid_len(queued.slice, queued.span) >= queued.cached_len
 
 
-def _evict(tokens: float, ledger: Ledger, victims: Sequence[Key]) -> tuple[list[Key], int]:
+def _evict_until(tokens: float, kv_accounting: KVAccounting, victims: Sequence[CacheKey]) -> tuple[list[CacheKey], int]:
     """Strikes out caches in this order until `tokens` are free; returns them, and how many became free."""
-    gone: list[Key] = []
+    gone: list[CacheKey] = []
     freed = 0
     for key in victims:
         if freed >= tokens:
             break
-        freed += ledger.held(key)
-        ledger.evict(key)
+        freed += kv_accounting.allocated_tokens(key)
+        kv_accounting.evict(key)
         gone.append(key)
     return gone, freed
 
 
-def _waiting(spared: Item, ledger: Ledger, queue: Queue) -> list[Key]:
+def _queued_caches(excluded: QueuedRequest, kv_accounting: KVAccounting, queue: RequestQueue) -> list[CacheKey]:
     """Caches of sessions that wait here, the youngest first."""
-    young = [i for i in reversed([parts[0] for parts in queue.values()]) if i is not spared]
-    keys = [(i.rows.session, i.span.first) for i in young]
-    return [key for key in keys if key in ledger.lengths]
+    young = [i for i in reversed([parts[0] for parts in queue.values()]) if i is not excluded]
+    keys = [(i.slice.session, i.span.start_layer) for i in young]
+    return [key for key in keys if key in kv_accounting.cached_lens]

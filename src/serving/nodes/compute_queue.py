@@ -3,10 +3,10 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from serving.messages import Command, Forward, Generate, Start, Work
+from serving.messages import Command, DraftWork, ForwardWork, StartWork, Work
 
 
-class Chip:
+class ComputeQueue:
     """One piece of work at a time; what waits and is not wanted any more is never begun.
 
     Drafting ahead is for idle times (HAT, section 3.5): it begins when nobody else wants the chip.
@@ -15,38 +15,38 @@ class Chip:
     def __init__(self) -> None:
         self.running: int | None = None
         """The job that the chip is busy with."""
-        self._waiting: tuple[deque[Start], ...] = (deque(), deque(), deque())
+        self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
 
-    def take(self, said: list[Command], wanted: Callable[[int], bool], due: bool) -> list[Command]:
+    def submit(self, commands: list[Command], is_wanted: Callable[[int], bool], hop_pending: bool) -> list[Command]:
         """What is left to say once all work that was to be started has joined the queue, with what begins now.
 
-        `due`: a hop is about to be decided on, at this very instant; nothing else begins before it.
+        `hop_pending`: a hop is about to be decided on, at this very instant; nothing else begins before it.
         """
         out: list[Command] = []
-        for command in said:
-            if isinstance(command, Start):
-                self._waiting[_rank(command.work)].append(command)
+        for command in commands:
+            if isinstance(command, StartWork):
+                self._queues[_priority(command.work)].append(command)
             else:
                 out.append(command)
-        return out + self._begin(wanted, self._waiting[:1] if due else self._waiting)
+        return out + self._start_next(is_wanted, self._queues[:1] if hop_pending else self._queues)
 
-    def done(self, job: int) -> None:
+    def finish(self, job: int) -> None:
         if job == self.running:
             self.running = None
 
-    def _begin(self, wanted: Callable[[int], bool], queues: Sequence[deque[Start]]) -> list[Command]:
+    def _start_next(self, is_wanted: Callable[[int], bool], queues: Sequence[deque[StartWork]]) -> list[Command]:
         if self.running is not None:
             return []
         for queue in queues:
             while queue:
                 start = queue.popleft()
-                if wanted(start.job):
+                if is_wanted(start.job):
                     self.running = start.job
                     return [start]
         return []
 
 
-def _rank(work: Work) -> int:
-    if isinstance(work, Forward):
+def _priority(work: Work) -> int:
+    if isinstance(work, ForwardWork):
         return 0
-    return 2 if isinstance(work, Generate) and work.branches else 1
+    return 2 if isinstance(work, DraftWork) and work.branches else 1

@@ -6,43 +6,43 @@ What it says to itself never leaves it: the hops that run here, their answers, a
 from collections import deque
 from collections.abc import Sequence
 
-from serving.core.ids import Numbers
-from serving.core.link_monitor import Monitor
+from serving.core.ids import IdGenerator
+from serving.core.link_monitor import DeviceMonitor
 from serving.core.session import Session
 from serving.messages import (
     HEADER_NBYTES,
     INF,
-    Backlog,
-    Begin,
-    Call,
-    Cancelled,
+    CacheMiss,
     Command,
-    Deliver,
+    EmitTokens,
     Event,
-    Failed,
-    Finished,
+    GenerationRequest,
     Hop,
-    Joined,
-    Lost,
+    LoadReport,
     Message,
-    Miss,
-    Received,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
     Release,
     Reply,
     Request,
-    Send,
-    Woke,
+    RequestArrived,
+    SendMessage,
+    SessionCancelled,
+    TimerFired,
+    WorkFailed,
+    WorkFinished,
 )
-from serving.nodes.compute_queue import Chip
-from serving.nodes.hop_path import Route
-from serving.nodes.node_selector import Chooser, Tiers
+from serving.nodes.compute_queue import ComputeQueue
+from serving.nodes.hop_path import HopPath
+from serving.nodes.node_selector import NodeSelector, TierNodes
 from serving.nodes.requester import Requester
 from serving.nodes.worker import Worker
 from serving.policy.policy import Policy
-from serving.policy.slots.placement import HERE
-from serving.policy.slots.scheduler import Continuous
+from serving.policy.slots.placement import DEVICE_TIER
+from serving.policy.slots.scheduler import ContinuousBatch
 
-_PARKED = 48
+_MAX_IDLE_SESSIONS = 48
 """Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
 
 Commands = list[Command]
@@ -60,58 +60,71 @@ class Device:
         name: str,
         policy: Policy,
         hops: tuple[Hop, ...],
-        tiers: Tiers,
+        tiers: TierNodes,
         seed: int,
         timeout_s: float = INF,
-        at_once: int = 1,
-        row_nbytes: int = 0,
+        max_concurrency: int = 1,
+        hidden_nbytes: int = 0,
     ) -> None:
-        self.name, self.policy, self.seed, self.timeout_s, self.at_once = name, policy, seed, timeout_s, at_once
-        tiers = {**tiers, HERE: (name,)}
-        self.chooser, self.numbers = Chooser(tiers, policy.dispatch, name, policy.kv_cache.block_tokens), Numbers()
-        self.route = Route(name, policy, hops, self.chooser)
-        self.monitor = Monitor(row_nbytes)
-        self.waiting: deque[Call] = deque()
-        self.serving: dict[str, Requester] = {}
+        self.name, self.policy, self.seed, self.timeout_s, self.max_concurrency = (
+            name,
+            policy,
+            seed,
+            timeout_s,
+            max_concurrency,
+        )
+        tiers = {**tiers, DEVICE_TIER: (name,)}
+        self.node_selector, self.ids = (
+            NodeSelector(tiers, policy.dispatch, name, policy.kv_cache.block_tokens),
+            IdGenerator(),
+        )
+        self.hop_path = HopPath(name, policy, hops, self.node_selector)
+        self.monitor = DeviceMonitor(hidden_nbytes)
+        self.waiting: deque[GenerationRequest] = deque()
+        self.active: dict[str, Requester] = {}
         """Sessions that run."""
-        self.parked: dict[str, Session] = {}
+        self.idle_sessions: dict[str, Session] = {}
         """Sessions between two calls."""
-        self.chip = Chip() if at_once > 1 or any(hop.node == HERE for hop in hops) else None
+        self.compute_queue = (
+            ComputeQueue() if max_concurrency > 1 or any(hop.node == DEVICE_TIER for hop in hops) else None
+        )
         """Who uses it when, where more than one piece of work may want it."""
-        self.here: Worker | None = None
+        self.local_worker: Worker | None = None
         """What runs the hops that are here."""
-        if any(hop.node == HERE for hop in hops):
-            self.here = Worker(name, policy, tiers, scheduler=Continuous(), numbers=self.numbers)
-            if self.here.workload:
-                self.monitor.hop = self.here.workload.delay
+        if any(hop.node == DEVICE_TIER for hop in hops):
+            self.local_worker = Worker(name, policy, tiers, scheduler=ContinuousBatch(), ids=self.ids)
+            if self.local_worker.monitor:
+                self.monitor.local_hop_time = self.local_worker.monitor.batch_time
 
     @property
-    def current(self) -> Requester | None:
+    def active_requester(self) -> Requester | None:
         """The session that is served, where it is one at a time."""
-        return next(iter(self.serving.values()), None)
+        return next(iter(self.active.values()), None)
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
-        if not self.chip:
+        if not self.compute_queue:
             return self._handle(event, now)
-        if isinstance(event, Finished | Failed):
-            self.chip.done(event.job)
-        said = self._to_others(self._handle(event, now), now)
-        return self.chip.take(said, self._wanted, due=self.here is not None and self.here.deciding)
+        if isinstance(event, WorkFinished | WorkFailed):
+            self.compute_queue.finish(event.job)
+        said = self._handle_own_messages(self._handle(event, now), now)
+        return self.compute_queue.submit(
+            said, self._is_wanted, hop_pending=self.local_worker is not None and self.local_worker.decision_pending
+        )
 
-    def _wanted(self, job: int) -> bool:
+    def _is_wanted(self, job: int) -> bool:
         """Does anybody still wait for this job?"""
-        if self.here and job == self.here.job:
+        if self.local_worker and job == self.local_worker.job:
             return True
-        return any(job == each.job for each in self.serving.values())
+        return any(job == each.job for each in self.active.values())
 
-    def _to_others(self, said: Commands, now: float) -> Commands:
+    def _handle_own_messages(self, commands: Commands, now: float) -> Commands:
         """What is left to say once everything that was said to this device itself has been heard."""
         out: Commands = []
-        queue = deque(said)
+        queue = deque(commands)
         while queue:
             command = queue.popleft()
-            if isinstance(command, Send) and command.to == self.name:
-                queue.extendleft(reversed(self._received(command.message, now)))
+            if isinstance(command, SendMessage) and command.to == self.name:
+                queue.extendleft(reversed(self._on_message(command.message, now)))
             else:
                 out.append(command)
         return out
@@ -119,112 +132,120 @@ class Device:
     def _handle(self, event: Event, now: float) -> Commands:
         """What only a device knows is settled here, the frequent first; the rest is for the sessions it serves."""
         match event:
-            case Received(message):
-                return self._heard(message, now)
-            case Finished(job) | Failed(job):
-                return self._done(job, event, now)
-            case Woke(timer):
-                if self.here and (timer == self.here.timer or timer in self.here.tenancy.leases):
-                    return self.here.handle(event, now)
-                return self._tell_all(event, now)
-            case Begin(call):
+            case MessageReceived(message):
+                return self._on_link_message(message, now)
+            case WorkFinished(job) | WorkFailed(job):
+                return self._on_work_done(job, event, now)
+            case TimerFired(timer):
+                if self.local_worker and (
+                    timer == self.local_worker.timer or timer in self.local_worker.session_registry.leases
+                ):
+                    return self.local_worker.handle(event, now)
+                return self._notify_all(event, now)
+            case RequestArrived(call):
                 self.waiting.append(call)
-                return self._next(now)
-            case Cancelled(session):
-                current = self.serving.get(session)
-                return self._tell(current, event, now) if current else self._cancel(session)
-            case Lost(peer):
-                self.chooser.lost(peer)
-                for parked in self.parked.values():
-                    parked.astray = True
-                return self._tell_all(event, now) + (self.here.handle(event, now) if self.here else [])
-            case Joined(peer):
-                self.chooser.joined(peer)
-                return (self.here.handle(event, now) if self.here else []) + self._tell_all(event, now)
+                return self._start_waiting(now)
+            case SessionCancelled(session):
+                current = self.active.get(session)
+                return self._notify(current, event, now) if current else self._cancel(session)
+            case PeerLost(peer):
+                self.node_selector.mark_lost(peer)
+                for parked in self.idle_sessions.values():
+                    parked.may_have_stale_nodes = True
+                return self._notify_all(event, now) + (
+                    self.local_worker.handle(event, now) if self.local_worker else []
+                )
+            case PeerRestored(peer):
+                self.node_selector.mark_restored(peer)
+                return (self.local_worker.handle(event, now) if self.local_worker else []) + self._notify_all(
+                    event, now
+                )
         return []
 
     # Messages.
 
-    def _heard(self, message: Message, now: float) -> Commands:
+    def _on_link_message(self, message: Message, now: float) -> Commands:
         """Something came over the link."""
-        if isinstance(message, Request) and self.policy.monitors:
-            nbytes = HEADER_NBYTES + message.rows.nbytes
-            self.monitor.heard(nbytes, message.sent_s, message.condition, now)
-        elif isinstance(message, Reply) and message.condition:
-            self.monitor.heard(0, None, message.condition, now)
-        return self._received(message, now)
+        if isinstance(message, Request) and self.policy.monitors_link:
+            nbytes = HEADER_NBYTES + message.slice.nbytes
+            self.monitor.record_message(nbytes, message.sent_s, message.path_stats, now)
+        elif isinstance(message, Reply) and message.path_stats:
+            self.monitor.record_message(0, None, message.path_stats, now)
+        return self._on_message(message, now)
 
-    def _received(self, message: Message, now: float) -> Commands:
+    def _on_message(self, message: Message, now: float) -> Commands:
         if isinstance(message, Request | Release):
-            return self.here.handle(Received(message), now) if self.here else []
-        if isinstance(message, Backlog):
-            self.chooser.backlogs[message.node] = message
+            return self.local_worker.handle(MessageReceived(message), now) if self.local_worker else []
+        if isinstance(message, LoadReport):
+            self.node_selector.load_reports[message.node] = message
             return []
-        current = self.serving.get(message.session) if isinstance(message, Reply | Miss) else None
-        return self._tell(current, Received(message), now) if current else []
+        current = self.active.get(message.session) if isinstance(message, Reply | CacheMiss) else None
+        return self._notify(current, MessageReceived(message), now) if current else []
 
     # Work on the chip.
 
-    def _done(self, job: int, event: Event, now: float) -> Commands:
-        here = self.here
+    def _on_work_done(self, job: int, event: Event, now: float) -> Commands:
+        here = self.local_worker
         if here and job == here.job:
-            out = self._to_others(here.handle(event, now), now)
+            out = self._handle_own_messages(here.handle(event, now), now)
             if not here.queue:  # now the sessions may have the chip, as they are once they have heard what it said
-                out += [command for each in list(self.serving.values()) for command in each.meanwhile(now)]
+                out += [command for each in list(self.active.values()) for command in each.on_chip_idle(now)]
         else:
-            out = self._tell_all(event, now)
+            out = self._notify_all(event, now)
         self.monitor.chip_free_s = now
         return out
 
     # Sessions.
 
-    def _tell(self, current: Requester, event: Event, now: float) -> Commands:
-        out = current.handle(event, now)
-        if current.state != "running":
-            out = out + self._over(current) + self._next(now)
+    def _notify(self, requester: Requester, event: Event, now: float) -> Commands:
+        out = requester.handle(event, now)
+        if requester.state != "running":
+            out = out + self._close(requester) + self._start_waiting(now)
         return out
 
-    def _tell_all(self, event: Event, now: float) -> Commands:
+    def _notify_all(self, event: Event, now: float) -> Commands:
         """Each knows by name what is its own."""
-        if len(self.serving) == 1:
-            (current,) = self.serving.values()
-            return self._tell(current, event, now)
-        return [command for each in list(self.serving.values()) for command in self._tell(each, event, now)]
+        if len(self.active) == 1:
+            (current,) = self.active.values()
+            return self._notify(current, event, now)
+        return [command for each in list(self.active.values()) for command in self._notify(each, event, now)]
 
-    def _next(self, now: float) -> Commands:
+    def _start_waiting(self, now: float) -> Commands:
         """Opens the sessions that wait longest, as long as there is room."""
         out: Commands = []
-        while self.waiting and len(self.serving) < self.at_once:
+        while self.waiting and len(self.active) < self.max_concurrency:
             session = Session(self.waiting.popleft(), self.seed, self.monitor)
-            if old := self.parked.pop(session.call.session, None):
+            if old := self.idle_sessions.pop(session.request.session, None):
                 self._resume(session, old)
-            current = Requester(session, self.policy, self.route, self.numbers, self.timeout_s, self.at_once == 1)
-            self.serving[session.call.session] = current
-            out += current.begin(now)
+            current = Requester(
+                session, self.policy, self.hop_path, self.ids, self.timeout_s, self.max_concurrency == 1
+            )
+            self.active[session.request.session] = current
+            out += current.start(now)
             if current.state != "running":
-                out += self._over(current)
+                out += self._close(current)
         return out
 
     def _resume(self, session: Session, old: Session) -> None:
         session.resume(old)
-        if not self.chooser.dead.isdisjoint(session.path):
-            session.forget_route()
+        if not self.node_selector.lost_nodes.isdisjoint(session.path):
+            session.invalidate_path()
 
-    def _over(self, over: Requester) -> Commands:
+    def _close(self, requester: Requester) -> Commands:
         """A session that may go on keeps its caches; beyond so many the one unused for longest goes."""
-        name = over.s.call.session
-        del self.serving[name]
-        if not over.keeps or name in self.parked:
+        name = requester.session.request.session
+        del self.active[name]
+        if not requester.keeps_cache or name in self.idle_sessions:
             return []
-        self.parked[name] = over.s
-        return self._forget(next(iter(self.parked))) if len(self.parked) > _PARKED else []
+        self.idle_sessions[name] = requester.session
+        return self._release(next(iter(self.idle_sessions))) if len(self.idle_sessions) > _MAX_IDLE_SESSIONS else []
 
-    def _forget(self, session: str) -> Commands:
-        return self.route.released(self.parked.pop(session))
+    def _release(self, session: str) -> Commands:
+        return self.hop_path.release_commands(self.idle_sessions.pop(session))
 
     def _cancel(self, session: str) -> Commands:
-        if session in self.parked:
-            return self._forget(session)
+        if session in self.idle_sessions:
+            return self._release(session)
         kept = deque(call for call in self.waiting if call.session != session)
         gone, self.waiting = len(kept) < len(self.waiting), kept
-        return [Deliver(session, (), (), "cancelled")] if gone else []
+        return [EmitTokens(session, (), (), "cancelled")] if gone else []

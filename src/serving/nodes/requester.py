@@ -8,47 +8,47 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal
 
-from serving.core.ids import Numbers
+from serving.core.ids import IdGenerator
 from serving.core.scores import IMPORTANCE
-from serving.core.session import Branch, Origins, Session, Tokens
+from serving.core.session import Branch, Origins, Session, TokenIds
 from serving.messages import (
     INF,
-    Cancelled,
-    Chunk,
+    CacheMiss,
     Command,
-    Deliver,
-    Drafted,
+    DraftDecision,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    EmitTokens,
     Event,
-    Failed,
-    Finished,
-    Generate,
-    Guess,
-    Joined,
-    Lost,
+    LookaheadOutcome,
     Message,
-    Miss,
+    MessageReceived,
     Outcome,
-    Received,
+    PeerLost,
+    PeerRestored,
     Reply,
-    Rows,
-    Start,
-    Stop,
-    Wake,
-    Woke,
+    SequenceSlice,
+    SessionCancelled,
+    SetTimer,
+    StartWork,
+    TimerFired,
+    WorkFailed,
+    WorkFinished,
 )
-from serving.nodes.hop_path import Route
+from serving.nodes.hop_path import HopPath
 from serving.policy.policy import Policy
-from serving.policy.slots.offload import Trained
+from serving.policy.slots.offload import ScoredOffload
 
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
-_LONGEST_PATIENCE_S = 60.0
-_ATTEMPTS = 64
+_MAX_REPLY_TIMEOUT_S = 60.0
+_MAX_ATTEMPTS = 64
 """Vain attempts at one question; misses and broken routes mend themselves in a few."""
-_LONGEST_WAIT_S = 300.0
+_MAX_RETRY_S = 300.0
 """How long one question is asked in vain: a chip may be slower than a device is patient."""
 
 Commands = list[Command]
-State = Literal["running", "complete", "cancelled", "failed"]
+SessionState = Literal["running", "complete", "cancelled", "failed"]
 
 
 class Requester:
@@ -56,341 +56,365 @@ class Requester:
         self,
         session: Session,
         policy: Policy,
-        route: Route,
-        numbers: Numbers,
-        timeout_s: float = INF,
-        alone: bool = True,
+        hop_path: HopPath,
+        ids: IdGenerator,
+        base_timeout_s: float = INF,
+        exclusive_chip: bool = True,
     ) -> None:
-        """With the chip `alone`, else a token at a time, so that other sessions' hops need not wait for a draft."""
-        self.alone = alone
-        self.s, self.p, self.route, self.numbers, self.timeout_s = session, policy, route, numbers, timeout_s
-        self.state: State = "running"
+        """With the chip `exclusive_chip`, else a token at a time, so that other sessions' hops need not wait for a
+        draft.
+        """
+        self.exclusive_chip = exclusive_chip
+        self.session, self.policy, self.hop_path, self.ids, self.base_timeout_s = (
+            session,
+            policy,
+            hop_path,
+            ids,
+            base_timeout_s,
+        )
+        self.state: SessionState = "running"
         self.job: int | None = None
         """The job whose outcome is awaited; None while the chip owes this session nothing."""
-        self.ahead: list[Branch] = []
+        self.drafting_branches: list[Branch] = []
         """The branches that this job drafts on, which an arriving verdict makes void; none where it drafts."""
-        self.begun_s = 0.0
+        self.job_started_s = 0.0
         """When that job was asked for."""
         self.timer = 0
         """The one timer under way, 0 where none is; a timer a question would fill a driver's heap."""
-        self.asked_s = self.due_s = 0.0
+        self.request_sent_s = self.timer_due_s = 0.0
         """When the last question was asked, and when the timer is due."""
-        self.unheard = False
+        self.awaiting_first_reply = False
         """Was the last question not answered yet?"""
-        self.patience_s = timeout_s
+        self.reply_timeout_s = base_timeout_s
         """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
-        self.vain = 0
+        self.failed_attempts = 0
         """Attempts at the question in flight since something was agreed, and when the first of them was made."""
-        self.vain_since_s = 0.0
+        self.failing_since_s = 0.0
         self.given_up = False
-        self.drafts, self.probes = policy.draft.source == "model", policy.probes
-        self.weighs = IMPORTANCE in self.probes
-        self.looks_ahead, self.sends_drafts = policy.waiting.steps > 0, policy.verify.send
-        self.goes_alone = self.drafts and (
-            not route.hops or policy.early_exit.has_tail or policy.link_loss.action == "local"
+        self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
+        self.needs_importance = IMPORTANCE in self.requested_scores
+        self.has_lookahead, self.sends_drafts = policy.lookahead.max_steps > 0, policy.verify.sends_drafts
+        self.may_be_unverified = self.has_drafter and (
+            not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"
         )
-        """Can it come to `_alone` at all?"""
+        """Can it come to `_unverified` at all?"""
         session.offline = not self._reachable()
 
     # One event.
 
-    def begin(self, now: float) -> Commands:
-        self.s.seen_s = now
+    def start(self, now: float) -> Commands:
+        self.session.last_emitted_s = now
         out: Commands = []
-        if self.route.hops and not self.s.offline and not self._stays():
-            if self.p.prefill.when == "first":
-                out = self._ask(now, 1, drafts=False)
-            elif self.p.prefill.when == "ahead" and len(self.s.tokens) > self.s.peer + 1:
-                out = self._send_ahead(now)
-        if self.s.flight is not None and self.route.begins_here:
+        if self.hop_path.hops and not self.session.offline and not self._stays_local():
+            if self.policy.prefill.when == "first":
+                out = self._send_request(now, 1, with_drafts=False)
+            elif self.policy.prefill.when == "ahead" and len(self.session.tokens) > self.session.target_cached_len + 1:
+                out = self._send_prompt_ahead(now)
+        if self.session.in_flight_drafts is not None and self.hop_path.starts_on_device:
             return out  # the chip is the route's first, see `meanwhile`
         return out + self._advance(now)
 
-    def _stays(self) -> bool:
+    def _stays_local(self) -> bool:
         """Is nothing of this session to leave the device, its prompt neither?"""
-        return isinstance(self.p.offload, Trained) and self.p.offload.stays(self.s)
+        return isinstance(self.policy.offload, ScoredOffload) and self.policy.offload.never_offloads(self.session)
 
     def handle(self, event: Event, now: float) -> Commands:
         if self.state != "running":
             return []
-        if isinstance(event, Finished):
-            return self._finished(event.job, event.outcome, now)
-        if isinstance(event, Received):
-            return self._received(event.message, now)
+        if isinstance(event, WorkFinished):
+            return self._on_draft(event.job, event.outcome, now)
+        if isinstance(event, MessageReceived):
+            return self._on_message(event.message, now)
         match event:
-            case Failed():
+            case WorkFailed():
                 return self._end("failed") if event.job == self.job else []
-            case Woke():
-                return self._woke(event.timer, now)
-            case Lost():
-                return self._lost(event.peer, now)
-            case Joined():
-                return self._joined(event.peer, now)
-            case Cancelled():
+            case TimerFired():
+                return self._on_timer(event.timer, now)
+            case PeerLost():
+                return self._on_peer_lost(event.peer, now)
+            case PeerRestored():
+                return self._on_peer_restored(event.peer, now)
+            case SessionCancelled():
                 return self._end("cancelled")
         return []
 
-    def _received(self, message: Message, now: float) -> Commands:
+    def _on_message(self, message: Message, now: float) -> Commands:
         if isinstance(message, Reply):
-            return self._replied(message, now)
-        if isinstance(message, Miss) and message.round >= self.s.round:
-            self.s.round = message.round  # a later one than this session ever had: it is over there, and opens above
-            return self._again(now)
+            return self._on_reply(message, now)
+        if isinstance(message, CacheMiss) and message.attempt >= self.session.attempt:
+            self.session.attempt = (
+                message.attempt
+            )  # a later one than this session ever had: it is over there, and opens above
+            return self._retry(now)
         return []
 
-    def _finished(self, job: int, outcome: Outcome, now: float) -> Commands:
-        if job != self.job or not isinstance(outcome, Drafted):
+    def _on_draft(self, job: int, outcome: Outcome, now: float) -> Commands:
+        if job != self.job or not isinstance(outcome, DraftOutcome):
             return []  # abandoned
-        self.job, self.s.kv = None, outcome.cached
-        draft = self.p.draft
-        self.s.monitor.drafted(1 if self.ahead else len(outcome.tokens), self.begun_s, now)
-        if self.ahead:
-            self.s.drafted_ahead(outcome, self.ahead, draft.fell, draft.keep)
+        self.job, self.session.draft_cached_len = None, outcome.cached_len
+        draft = self.policy.draft
+        self.session.monitor.record_draft(1 if self.drafting_branches else len(outcome.tokens), self.job_started_s, now)
+        if self.drafting_branches:
+            self.session.extend_branches(outcome, self.drafting_branches, draft.should_stop, draft.keep_last)
         else:
-            self.s.drafted(outcome)
-        return self._go_on(now)
+            self.session.add_draft(outcome)
+        return self._next_step(now)
 
-    def meanwhile(self, now: float) -> Commands:
+    def on_chip_idle(self, now: float) -> Commands:
         """The chip, which this device shares with its part of the route, is free."""
-        waits = self.state == "running" and self.s.flight is not None and self.job is None
-        return self._meanwhile(now) if waits else []
+        waits = self.state == "running" and self.session.in_flight_drafts is not None and self.job is None
+        return self._use_waiting_time(now) if waits else []
 
-    def _replied(self, reply: Reply, now: float) -> Commands:
-        s = self.s
-        if reply.round != s.round or s.flight is None or reply.at < len(s.tokens):
+    def _on_reply(self, reply: Reply, now: float) -> Commands:
+        s = self.session
+        if reply.attempt != s.attempt or s.in_flight_drafts is None or reply.committed_len < len(s.tokens):
             return []  # late or repeated
-        if reply.at > len(s.tokens):
-            return self._again(now, forget=False)  # an earlier reply of this round was lost
+        if reply.committed_len > len(s.tokens):
+            return self._retry(now, caches_lost=False)  # an earlier reply of this round was lost
         self.job = None  # whatever ran ahead is abandoned
-        s.path, s.left, self.patience_s, self.vain = reply.path, reply.left, self.timeout_s, 0
-        if self.unheard:
-            self.unheard, s.network_s = False, max(0.0, now - self.asked_s - reply.spent_s)
+        s.path, s.remaining_budget, self.reply_timeout_s, self.failed_attempts = (
+            reply.path,
+            reply.remaining_budget,
+            self.base_timeout_s,
+            0,
+        )
+        if self.awaiting_first_reply:
+            self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
         # A draft that did not travel was replaced: none of it accepted.
-        out = self._chunk(reply.verdict.accepted, s.foreseen(reply.verdict))
-        out += self._show(*s.settle(reply.verdict), now)
-        if not self.p.kv_cache.device:
-            s.kv = 0
-        if reply.left and not s.ended:
-            s.flight = ()
+        out = self._draft_decision(reply.verdict.accepted, s.lookahead_outcome(reply.verdict))
+        out += self._emit(*s.apply_verdict(reply.verdict), now)
+        if not self.policy.kv_cache.device_keeps_cache:
+            s.draft_cached_len = 0
+        if reply.remaining_budget and not s.is_complete:
+            s.in_flight_drafts = ()
         else:
-            s.round += 1
+            s.attempt += 1
         out += self._advance(now)
         return out
 
-    def _woke(self, timer: int, now: float) -> Commands:
-        s = self.s
+    def _on_timer(self, timer: int, now: float) -> Commands:
+        s = self.session
         if timer != self.timer:
             return []
-        if s.flight is None or s.offline:
+        if s.in_flight_drafts is None or s.offline:
             self.timer = 0
             return []
-        due = max(s.seen_s, self.asked_s) + self.patience_s  # progress re-arms it
+        due = max(s.last_emitted_s, self.request_sent_s) + self.reply_timeout_s  # progress re-arms it
         if now < due:
-            self.due_s = due
-            return [Wake(due, timer)]
+            self.timer_due_s = due
+            return [SetTimer(due, timer)]
         self.timer = 0
-        s.path = s.home = ()  # whoever does not answer is not asked again before the others
-        self.patience_s = max(self.timeout_s, min(2 * self.patience_s, _LONGEST_PATIENCE_S))
-        return self._again(now)
+        s.path = s.previous_path = ()  # whoever does not answer is not asked again before the others
+        self.reply_timeout_s = max(self.base_timeout_s, min(2 * self.reply_timeout_s, _MAX_REPLY_TIMEOUT_S))
+        return self._retry(now)
 
-    def _lost(self, peer: str, now: float) -> Commands:
-        s = self.s
-        s.offline, s.astray = not self._reachable(), True
+    def _on_peer_lost(self, peer: str, now: float) -> Commands:
+        s = self.session
+        s.offline, s.may_have_stale_nodes = not self._reachable(), True
         if not s.offline:
-            return self._again(now) if peer in s.path else []
-        if s.flight is None:
+            return self._retry(now) if peer in s.path else []
+        if s.in_flight_drafts is None:
             return []
-        if self.p.link_loss.action == "fail":
+        if self.policy.link_loss.action == "fail":
             return self._end("failed")
-        return self._go_on_alone(now) if self.p.link_loss.action == "local" else []
+        return self._continue_locally(now) if self.policy.link_loss.action == "local" else []
 
-    def _go_on_alone(self, now: float) -> Commands:
-        s = self.s
+    def _continue_locally(self, now: float) -> Commands:
+        s = self.session
         self.job = None
-        s.round += 1
-        s.flight = None
-        return self._stand(now) + self._advance(now) if s.draft else self._advance(now)
+        s.attempt += 1
+        s.in_flight_drafts = None
+        return self._accept_locally(now) + self._advance(now) if s.draft else self._advance(now)
 
     def _give_up(self, now: float) -> Commands:
         """The cloud is there and answers nothing of use: for this session it is as good as gone."""
-        if self.p.link_loss.action != "local":
+        if self.policy.link_loss.action != "local":
             return self._end("failed")
-        self.given_up = self.s.offline = True
-        return self._go_on_alone(now)
+        self.given_up = self.session.offline = True
+        return self._continue_locally(now)
 
-    def _joined(self, peer: str, now: float) -> Commands:
-        s = self.s
+    def _on_peer_restored(self, peer: str, now: float) -> Commands:
+        s = self.session
         was, s.offline = s.offline, not self._reachable()
-        if s.flight is None:
+        if s.in_flight_drafts is None:
             return self._advance(now)
         if was and not s.offline:
-            self.vain_since_s = now  # while nobody could be asked, nothing was asked in vain
-        affected = was or self.unheard or peer in s.path  # until an answer came, nobody knows by way of whom it would
-        return self._again(now, forget=False) if affected and not s.offline else []
+            self.failing_since_s = now  # while nobody could be asked, nothing was asked in vain
+        affected = (
+            was or self.awaiting_first_reply or peer in s.path
+        )  # until an answer came, nobody knows by way of whom it would
+        return self._retry(now, caches_lost=False) if affected and not s.offline else []
 
     def _reachable(self) -> bool:
-        return not self.given_up and self.route.reachable()
+        return not self.given_up and self.hop_path.reachable()
 
     # What next.
 
     def _advance(self, now: float) -> Commands:
-        return self._end("complete") if self.s.ended else self._go_on(now)
+        return self._end("complete") if self.session.is_complete else self._next_step(now)
 
-    def _go_on(self, now: float) -> Commands:
-        s = self.s
+    def _next_step(self, now: float) -> Commands:
+        s = self.session
         if self.job is not None:
             return []
-        if s.flight is not None:
-            return self._meanwhile(now)
-        alone = self.goes_alone and self._alone()
-        stop = self._alone_stop() if alone else self.p.draft.plan(s) or self._unscored()
+        if s.in_flight_drafts is not None:
+            return self._use_waiting_time(now)
+        alone = self.may_be_unverified and self._unverified()
+        stop = self._unverified_stop() if alone else self.policy.draft.next_stop(s) or self._importance_stop()
         if stop:
-            return self._generate(stop, now)
-        budget = 0 if alone else self._budget()  # nobody is asked when alone
+            return self._start_draft(stop, now)
+        budget = 0 if alone else self._token_budget()  # nobody is asked when alone
         if budget:
-            return self._hold(budget) if s.offline else self._ask(now, budget)
+            return self._on_unreachable(budget) if s.offline else self._send_request(now, budget)
         if not s.draft:
-            raise RuntimeError(f"{self.route.name}: policy {self.p.name} drafted nothing and asks nobody")
-        return self._stand(now) + self._advance(now)
+            raise RuntimeError(f"{self.hop_path.name}: policy {self.policy.name} drafted nothing and asks nobody")
+        return self._accept_locally(now) + self._advance(now)
 
-    def _alone(self) -> bool:
+    def _unverified(self) -> bool:
         """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
-        return self.goes_alone and (
-            not self.route.hops
-            or self.p.early_exit.tail(self.s)
-            or (self.s.offline and self.p.link_loss.action == "local")
+        return self.may_be_unverified and (
+            not self.hop_path.hops
+            or self.policy.early_exit.past_sequence_exit(self.session)
+            or (self.session.offline and self.policy.link_loss.action == "local")
         )
 
-    def _alone_stop(self) -> Stop | None:
-        return None if self.s.draft else Stop(1)
+    def _unverified_stop(self) -> DraftStopRule | None:
+        return None if self.session.draft else DraftStopRule(1)
 
-    def _unscored(self) -> Stop | None:
+    def _importance_stop(self) -> DraftStopRule | None:
         """A draft adopted whole is fed once, for its importance, before it is decided on."""
-        return Stop(0) if self.weighs and self.s.unscored else None
+        return DraftStopRule(0) if self.needs_importance and self.session.num_unscored else None
 
-    def _budget(self) -> int:
+    def _token_budget(self) -> int:
         """Tokens the route may write now; an empty draft is always asked."""
-        if not self.s.draft and self.drafts:
+        if not self.session.draft and self.has_drafter:
             return 1
-        return self.p.offload.ask(self.s)
+        return self.policy.offload.tokens_to_offload(self.session)
 
-    def _meanwhile(self, now: float) -> Commands:
+    def _use_waiting_time(self, now: float) -> Commands:
         """A verdict is awaited: fill the drafter's cache with the prompt, then draft ahead."""
-        s = self.s
-        if self.drafts and s.kv == 0 and len(s.tokens) > 1:
-            return self._generate(Stop(0), now)
-        return self._look_ahead(now) if self.looks_ahead else []
+        s = self.session
+        if self.has_drafter and s.draft_cached_len == 0 and len(s.tokens) > 1:
+            return self._start_draft(DraftStopRule(0), now)
+        return self._start_lookahead(now) if self.has_lookahead else []
 
-    def _hold(self, budget: int) -> Commands:
+    def _on_unreachable(self, budget: int) -> Commands:
         """The cloud is gone: fail, or let the question stand until it is back."""
-        if self.p.link_loss.action == "fail":
+        if self.policy.link_loss.action == "fail":
             return self._end("failed")
-        self.s.ask(self.p.verify.send, self.p.verify.rule(self.s))
-        self.s.left = budget
+        self.session.start_verification(self.policy.verify.sends_drafts, self.policy.verify.rule(self.session))
+        self.session.remaining_budget = budget
         return []
 
-    def _stand(self, now: float) -> Commands:
+    def _accept_locally(self, now: float) -> Commands:
         """The draft is shown unasked; where nobody could be asked there was no decision, and no chunk to count."""
-        chunk = [] if self._alone() else self._chunk(None)
-        return chunk + self._show(*self.s.stand(), now)
+        chunk = [] if self._unverified() else self._draft_decision(None)
+        return chunk + self._emit(*self.session.accept_locally(), now)
 
     def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
         self.state, self.job = ending, None
-        told: Commands = [Deliver(self.s.call.session, (), (), ending)]
-        return told if self.keeps else told + self.route.released(self.s)
+        told: Commands = [EmitTokens(self.session.request.session, (), (), ending)]
+        return told if self.keeps_cache else told + self.hop_path.release_commands(self.session)
 
     @property
-    def keeps(self) -> bool:
+    def keeps_cache(self) -> bool:
         """Do the caches of this session, which is over, wait for another call?"""
-        return self.s.call.keep and self.state in ("complete", "cancelled")
+        return self.session.request.keep_cache and self.state in ("complete", "cancelled")
 
-    def _show(self, tokens: Tokens, origins: Origins, now: float) -> Commands:
-        self.s.seen_s = now
-        return [Deliver(self.s.call.session, tokens, origins)]
+    def _emit(self, tokens: TokenIds, origins: Origins, now: float) -> Commands:
+        self.session.last_emitted_s = now
+        return [EmitTokens(self.session.request.session, tokens, origins)]
 
-    def _chunk(self, accepted: int | None, guess: Guess = "") -> Commands:
-        s = self.s
+    def _draft_decision(self, accepted: int | None, lookahead_outcome: LookaheadOutcome = "") -> Commands:
+        s = self.session
         if not s.draft:
             return []
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
-        return [Chunk(s.call.session, len(s.tokens), tuple(s.draft), scores, accepted, guess)]
+        return [DraftDecision(s.request.session, len(s.tokens), tuple(s.draft), scores, accepted, lookahead_outcome)]
 
     # Work on the own chip.
 
-    def _generate(self, stop: Stop, now: float) -> Commands:
-        s = self.s
-        start, feed = s.feed()
-        if not stop.cap:
+    def _start_draft(self, stop: DraftStopRule, now: float) -> Commands:
+        s = self.session
+        start, feed = s.draft_input()
+        if not stop.max_tokens:
             feed = feed[:-1]
-        elif not self.alone and stop.cap > 1:
-            stop = replace(stop, cap=1)
-        return self._start(
-            Generate(
-                s.call.session, start, feed, stop, s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
-                again=s.unscored if self.weighs else 0, whole=self.p.exchange.whole,
+        elif not self.exclusive_chip and stop.max_tokens > 1:
+            stop = replace(stop, max_tokens=1)
+        return self._start_work(
+            DraftWork(
+                s.request.session, start, feed, stop, s.request.stop_tokens, self.requested_scores, s.request.sampling, self.policy.early_exit.layer_exit,
+                num_adopted_drafts=s.num_unscored if self.needs_importance else 0, full_draft_probs=self.policy.payload.full_distributions,
             ),
             [],
             now,
         )  # fmt: skip
 
-    def _look_ahead(self, now: float) -> Commands:
+    def _start_lookahead(self, now: float) -> Commands:
         """One token on each guess; work cannot be cancelled, so a verdict waits for one token at most."""
-        s = self.s
-        if not s.guessed:
-            s.guessed = True
-            s.branches = [Branch(accepted, token) for accepted, token in self.p.waiting.guesses(s)]
-        growing = s.growing(self.p.waiting.limit(s))
+        s = self.session
+        if not s.lookahead_started:
+            s.lookahead_started = True
+            s.branches = [Branch(accepted, token) for accepted, token in self.policy.lookahead.assumed_verdicts(s)]
+        growing = s.growing_branches(self.policy.lookahead.num_steps(s))
         if not growing:
             return []
-        start, feeds = s.feeds_ahead(growing)
-        work = Generate(
-            s.call.session, start, (), Stop(1), s.call.ends, self.probes, s.call.sampling, self.p.early_exit.layer,
-            feeds, whole=self.p.exchange.whole,
+        start, feeds = s.branch_inputs(growing)
+        work = DraftWork(
+            s.request.session, start, (), DraftStopRule(1), s.request.stop_tokens, self.requested_scores, s.request.sampling, self.policy.early_exit.layer_exit,
+            feeds, full_draft_probs=self.policy.payload.full_distributions,
         )  # fmt: skip
-        return self._start(work, growing, now)
+        return self._start_work(work, growing, now)
 
-    def _start(self, work: Generate, ahead: list[Branch], now: float) -> Commands:
-        self.job, self.ahead, self.s.kv, self.begun_s = self.numbers.next(), ahead, work.start, now
-        return [Start(self.job, work)]
+    def _start_work(self, work: DraftWork, branches: list[Branch], now: float) -> Commands:
+        self.job, self.drafting_branches, self.session.draft_cached_len, self.job_started_s = (
+            self.ids.next(),
+            branches,
+            work.start,
+            now,
+        )
+        return [StartWork(self.job, work)]
 
     # Questions to the route.
 
-    def _ask(self, now: float, budget: int, drafts: bool = True) -> Commands:
-        s = self.s
-        s.left = budget
-        rows = s.ask(drafts and self.sends_drafts, self.p.verify.rule(s))
-        out = self.route.requests(s, rows, budget, now)
-        self.asked_s, self.unheard = now, True
-        if self.timeout_s < INF and not (self.timer and self.due_s <= now + self.patience_s):
-            self.timer, self.due_s = self.numbers.next(), now + self.patience_s
-            out.append(Wake(self.due_s, self.timer))
-        if not self.route.begins_here:  # else the route's first hop goes first
-            out += self._meanwhile(now)
+    def _send_request(self, now: float, budget: int, with_drafts: bool = True) -> Commands:
+        s = self.session
+        s.remaining_budget = budget
+        rows = s.start_verification(with_drafts and self.sends_drafts, self.policy.verify.rule(s))
+        out = self.hop_path.requests(s, rows, budget, now)
+        self.request_sent_s, self.awaiting_first_reply = now, True
+        if self.base_timeout_s < INF and not (self.timer and self.timer_due_s <= now + self.reply_timeout_s):
+            self.timer, self.timer_due_s = self.ids.next(), now + self.reply_timeout_s
+            out.append(SetTimer(self.timer_due_s, self.timer))
+        if not self.hop_path.starts_on_device:  # else the route's first hop goes first
+            out += self._use_waiting_time(now)
         return out
 
-    def _send_ahead(self, now: float) -> Commands:
+    def _send_prompt_ahead(self, now: float) -> Commands:
         """The prompt but its last token, which travels with the first question."""
-        s = self.s
-        at, n = s.peer, len(s.tokens) - 1
-        out = self.route.requests(s, Rows(s.call.session, at, n - at, tuple(s.tokens[at:n])), 1, now)
-        s.peer = n
+        s = self.session
+        at, n = s.target_cached_len, len(s.tokens) - 1
+        out = self.hop_path.requests(s, SequenceSlice(s.request.session, at, n - at, tuple(s.tokens[at:n])), 1, now)
+        s.target_cached_len = n
         return out
 
-    def _again(self, now: float, forget: bool = True) -> Commands:
+    def _retry(self, now: float, caches_lost: bool = True) -> Commands:
         """The same question to a route that may have lost its caches: a new attempt."""
-        s = self.s
-        waiting = s.flight is not None
-        if forget or s.keep is not None:  # `keep` names rows of one forward: it cannot be said twice
-            s.forget_route()
+        s = self.session
+        waiting = s.in_flight_drafts is not None
+        if caches_lost or s.kept_tree_nodes is not None:  # `keep` names rows of one forward: it cannot be said twice
+            s.invalidate_path()
         else:
-            s.round += 1
+            s.attempt += 1
         if not waiting or s.offline:
             return []
-        self.vain += 1
-        if self.vain == 1:
-            self.vain_since_s = now
-        if self.vain > _ATTEMPTS or now > self.vain_since_s + max(_LONGEST_WAIT_S, 4 * self.timeout_s):
+        self.failed_attempts += 1
+        if self.failed_attempts == 1:
+            self.failing_since_s = now
+        if self.failed_attempts > _MAX_ATTEMPTS or now > self.failing_since_s + max(
+            _MAX_RETRY_S, 4 * self.base_timeout_s
+        ):
             return self._give_up(now)
         self.job = None  # a look-ahead belongs to the old attempt
-        s.flight = None
-        return self._ask(now, s.left)
+        s.in_flight_drafts = None
+        return self._send_request(now, s.remaining_budget)

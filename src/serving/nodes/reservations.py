@@ -2,67 +2,69 @@
 
 from typing import NamedTuple
 
-from serving.core.kv_accounting import Ledger
+from serving.core.kv_accounting import KVAccounting
 from serving.hardware.estimator import Estimator
-from serving.messages import INF, Backlog, Request, Span
+from serving.messages import INF, LoadReport, Request, Span
 
 
-class Commitment(NamedTuple):
-    round: int
-    rows: int
+class Reservation(NamedTuple):
+    attempt: int
+    pending_tokens: int
     """That wait or run, of a session's present pass."""
-    steps: int
+    remaining_passes: int
     """Passes that follow."""
-    tokens: int
+    max_cached_len: int
     """That its cache may come to."""
 
 
-class Commitments:
+class Reservations:
     """By session. Remaining work is that of Hyperion, Eq. 19; an answer's length is its limit, because nobody knows it
     before it is written.
     """
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
-        self._open: dict[str, Commitment] = {}
-        self.row_s = self.step_s = 0.0
+        self._by_session: dict[str, Reservation] = {}
+        self.per_token_s = self.pass_s = 0.0
         """Of a row more in a pass, and of a pass that has one: known since the first request."""
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._by_session)
 
     @property
-    def timed(self) -> bool:
+    def has_timing(self) -> bool:
         """Is it known how long a pass takes?"""
-        return self.step_s > 0
+        return self.pass_s > 0
 
-    def take(self, m: Request, span: Span) -> bool:
+    def reserve(self, request: Request, span: Span) -> bool:
         """A request has come; was its session new?"""
-        session, rows = m.rows.session, m.rows
-        if not self.timed:
-            self.row_s, self.step_s = self._estimator.row_s(span), self._estimator.step_s(span)
-        known = self._open.get(session)
-        waiting = known.rows if known and known.round == m.round else 0
-        tokens = rows.start + rows.n + m.budget - 1
-        self._open[session] = Commitment(m.round, waiting + rows.n, m.budget - 1, tokens)
+        session, rows = request.slice.session, request.slice
+        if not self.has_timing:
+            self.per_token_s, self.pass_s = self._estimator.per_token_s(span), self._estimator.pass_s(span)
+        known = self._by_session.get(session)
+        waiting = known.pending_tokens if known and known.attempt == request.attempt else 0
+        tokens = rows.start + rows.num_tokens + request.budget - 1
+        self._by_session[session] = Reservation(request.attempt, waiting + rows.num_tokens, request.budget - 1, tokens)
         return known is None
 
-    def done(self, session: str, rows: int) -> None:
+    def complete(self, session: str, num_tokens: int) -> None:
         """So many of its rows have run."""
-        if known := self._open.get(session):
-            self._open[session] = known._replace(rows=max(0, known.rows - rows))
+        if known := self._by_session.get(session):
+            self._by_session[session] = known._replace(pending_tokens=max(0, known.pending_tokens - num_tokens))
 
-    def drop(self, session: str) -> bool:
+    def release(self, session: str) -> bool:
         """Nothing is owed any more; was anything?"""
-        return self._open.pop(session, None) is not None
+        return self._by_session.pop(session, None) is not None
 
-    def backlog(self, node: str, ledger: Ledger) -> Backlog:
-        queued_s = sum([self._seconds(each) for each in self._open.values()], 0.0)
+    def load_report(self, node: str, kv_accounting: KVAccounting) -> LoadReport:
+        queued_s = sum([self._compute_s(each) for each in self._by_session.values()], 0.0)
         free = INF
-        if ledger.capacity < INF:
-            free = ledger.capacity - sum([ledger.whole(each.tokens) for each in self._open.values()])
-        return Backlog(node, queued_s, self.row_s, self.step_s, free)
+        if kv_accounting.capacity_tokens < INF:
+            free = kv_accounting.capacity_tokens - sum(
+                [kv_accounting.round_up_to_blocks(each.max_cached_len) for each in self._by_session.values()]
+            )
+        return LoadReport(node, queued_s, self.per_token_s, self.pass_s, free)
 
-    def _seconds(self, each: Commitment) -> float:
-        passes = each.steps + (each.rows > 0)
-        return passes * self.step_s + max(0, each.rows - 1) * self.row_s
+    def _compute_s(self, reservation: Reservation) -> float:
+        passes = reservation.remaining_passes + (reservation.pending_tokens > 0)
+        return passes * self.pass_s + max(0, reservation.pending_tokens - 1) * self.per_token_s

@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING, ClassVar
 from serving.core.decoding import Decoding
 from serving.core.scores import ROUTE
 from serving.deployment.queries import Query
-from serving.learned.medusa import Medusa, Ranks
-from serving.messages import INF, Call
-from serving.outcomes.outcomes import Opened, check_exit
-from serving.outcomes.trace import Trace
-from serving.outcomes.trace_engine import Reader, Unknown
+from serving.learned.medusa import CandidateRanks, MedusaHeads
+from serving.messages import INF, GenerationRequest
+from serving.outcomes.outcomes import OutcomeEngines, check_exit
+from serving.outcomes.trace import OutcomeTrace
+from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
-from serving.workload.workload import Asked
+from serving.workload.workload import WorkloadRequest
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Replayed:
+class TraceOutcomes:
     """Requests are met by name and prompt, else by prompt; what was not recorded is dealt onto the recorded sessions by
     luck, so that a few hundred of them serve any number of devices.
     """
 
-    trace: Trace
+    trace: OutcomeTrace
     tokenizer: "Tokenizer"
     is_text: ClassVar[bool] = True
 
@@ -34,40 +34,40 @@ class Replayed:
     def described(self) -> str:
         return self.trace.described
 
-    def queries(self, asked: Sequence[Asked], decoding: Decoding, seed: int) -> list[Query]:
+    def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
         """The requests with recorded prompts and, where the record's limit is lower than theirs, its limit."""
         check_greedy(decoding)
-        return [self._query(one, seed) for one in asked]
+        return [self._make_query(one, seed) for one in requests]
 
-    def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> Opened:
+    def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
         """Engines that read the trace. Raises ValueError for prompts that were not recorded, and for a policy whose
         drafts leave layers early by another rule than the recorded ones.
         """
-        trace, unknown = self.trace, Unknown()
-        check_exit(trace.exit, policy, "the trace")
-        bound = {query.call.session: trace.session_for(query.call, seed) for query in queries}
-        small = Reader(trace, bound, trace.device_layers, unknown, trace.exit, policy.scorers)
+        trace, unknown = self.trace, UnrecordedCounts()
+        check_exit(trace.exit_rule, policy, "the trace")
+        bound = {query.request.session: trace.session_for(query.request, seed) for query in queries}
+        small = TraceEngine(trace, bound, trace.device_layers, unknown, trace.exit_rule, policy.scorers)
         medusa = policy.draft.medusa
-        check_tree(trace.tree, medusa)
-        check_router(trace.router, policy)
-        large, here = (Reader(trace, bound, trace.cloud_layers, unknown, medusa=medusa) for _ in range(2))
+        check_medusa_tree(trace.medusa_tree, medusa)
+        check_router(trace.router_digest, policy)
+        large, here = (TraceEngine(trace, bound, trace.cloud_layers, unknown, medusa=medusa) for _ in range(2))
 
         def notes() -> tuple[str, ...]:
-            return (*_about(trace, policy, seed), *unknown.notes())
+            return (*_quality_notes(trace, policy, seed), *unknown.notes())
 
-        return Opened(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, here, notes)
+        return OutcomeEngines(small, trace.device_layers, large, trace.cloud_layers, self.tokenizer, here, notes)
 
-    def _query(self, asked: Asked, seed: int) -> Query:
-        name = f"r{asked.index:05d}"
-        session = self.trace.named(name, asked.prompt.id) or self.trace.dealt(name, seed)
-        rate = asked.slo.tokens_per_s if asked.slo else 0.0
-        ttft_s = asked.slo.ttft_s if asked.slo and asked.slo.ttft_s else INF
-        prompt, limit = session.path[: session.prompt_tokens], min(asked.max_new_tokens, session.limit)
-        call = Call(name, prompt, limit, self.trace.ends, None, rate, ttft_s)
-        return Query(call, session.prompt, asked.device, asked.at_s, asked.think_s, asked.slo)
+    def _make_query(self, request: WorkloadRequest, seed: int) -> Query:
+        name = f"r{request.index:05d}"
+        session = self.trace.find_session(name, request.prompt.id) or self.trace.sampled_session(name, seed)
+        rate = request.slo.tokens_per_s if request.slo else 0.0
+        ttft_s = request.slo.ttft_s if request.slo and request.slo.ttft_s else INF
+        prompt, limit = session.token_ids[: session.prompt_tokens], min(request.max_new_tokens, session.max_new_tokens)
+        call = GenerationRequest(name, prompt, limit, self.trace.stop_tokens, None, rate, ttft_s)
+        return Query(call, session.prompt, request.device, request.at_s, request.think_s, request.slo)
 
 
-def load(path: Path) -> Replayed:
+def load(path: Path) -> TraceOutcomes:
     """What the stage `serving.stages.record_outcomes` wrote, with the tokenizer of its pair.
 
     Raises ValueError that names the file when it is missing or damaged.
@@ -75,7 +75,7 @@ def load(path: Path) -> Replayed:
     from serving.engines.tokenizer import Tokenizer
     from serving.outcomes import store
 
-    return Replayed(store.load(path), Tokenizer(path / store.TOKENIZER))
+    return TraceOutcomes(store.load(path), Tokenizer(path / store.TOKENIZER_DIR))
 
 
 def check_greedy(decoding: Decoding) -> None:
@@ -87,12 +87,12 @@ def check_greedy(decoding: Decoding) -> None:
         )
 
 
-def check_tree(tree: tuple[Ranks, ...], medusa: Medusa | None) -> None:
+def check_medusa_tree(recorded: tuple[CandidateRanks, ...], medusa: MedusaHeads | None) -> None:
     """Raises ValueError for heads whose proposals were not recorded, or in another tree."""
-    if medusa and medusa.tree != tree:
+    if medusa and medusa.tree != recorded:
         raise ValueError(
             f"the target's heads propose a tree of {len(medusa.tree)} candidates, and the record has "
-            f"{f'another of {len(tree)}' if tree else 'none'}; record it with them (runtime/outcomes=trace or fitted, "
+            f"{f'another of {len(recorded)}' if recorded else 'none'}; record it with them (runtime/outcomes=trace or fitted, "
             "medusa: ${policy.draft.medusa})"
         )
 
@@ -108,18 +108,18 @@ def check_router(recorded: str, policy: Policy) -> None:
         )
 
 
-def _about(trace: Trace, policy: Policy, seed: int) -> tuple[str, ...]:
+def _quality_notes(trace: OutcomeTrace, policy: Policy, seed: int) -> tuple[str, ...]:
     """Is the recorded text what this policy would write?"""
-    if trace.policy is None and policy.lossless:
+    if trace.policy_name is None and policy.lossless:
         return ()
-    if trace.policy is None:
+    if trace.policy_name is None:
         return (
             f"policy {policy.name} is lossy, and the trace holds the target's own text: quality is not simulated; "
             "record this policy's own text (runtime/outcomes=own_trace)",
         )
-    if (trace.policy, trace.seed) != (policy.name, seed):
+    if (trace.policy_name, trace.seed) != (policy.name, seed):
         return (
-            f"the trace holds the text of policy {trace.policy} under seed {trace.seed}, which {policy.name} under "
+            f"the trace holds the text of policy {trace.policy_name} under seed {trace.seed}, which {policy.name} under "
             f"seed {seed} would not write exactly",
         )
     return (f"quality is that of policy {policy.name}'s own recorded text",)

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NoReturn
 
-from serving.core.scores import SCORES
+from serving.core.scores import LOGIT_SCORES
 
 
 @dataclass(frozen=True)
-class Stated:
+class StatedPredictor:
     """Lets through `recall` of the drafts that are right and `false_alarm` of those that are wrong.
 
     WISP's MLP: 0.8011 and 0.4250 (Table 4), with which 0.48 of Qwen3-0.6B's drafts stand (Table 5).
@@ -18,8 +18,8 @@ class Stated:
     false_alarm: float = 0.4250
     acceptance: float = 0.48
     threshold: ClassVar[float] = 0.5
-    reads: ClassVar[Literal["scores"]] = "scores"
-    inputs: ClassVar[int] = len(SCORES)
+    feature_kind: ClassVar[Literal["scores"]] = "scores"
+    num_features: ClassVar[int] = len(LOGIT_SCORES)
 
     def __post_init__(self) -> None:
         for name in ("recall", "false_alarm", "acceptance"):
@@ -30,17 +30,17 @@ class Stated:
     def digest(self) -> str:
         return repr(self)
 
-    def score(self, right: bool, draw: float) -> float:
+    def score(self, right: bool, uniform: float) -> float:
         """1 where a draft is let through, else 0, by a draw in [0, 1)."""
-        return float(draw < (self.recall if right else self.false_alarm))
+        return float(uniform < (self.recall if right else self.false_alarm))
 
-    def chance(self, features: Sequence[float]) -> NoReturn:  # noqa: ARG002
-        raise ValueError(self._unfit)
+    def probability(self, features: Sequence[float]) -> NoReturn:  # noqa: ARG002
+        raise ValueError(self._untrained_error)
 
-    def chances(self, features: Any) -> NoReturn:  # noqa: ARG002
-        raise ValueError(self._unfit)
+    def probabilities(self, features: Any) -> NoReturn:  # noqa: ARG002
+        raise ValueError(self._untrained_error)
 
-    _unfit: ClassVar[str] = (
+    _untrained_error: ClassVar[str] = (
         "policy.draft.predictor is known by its rates alone and cannot judge a draft; use it with "
         "runtime=simulated runtime/outcomes=constant, or train one: policy/draft=rejection_predictor"
     )

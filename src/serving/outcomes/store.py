@@ -7,16 +7,16 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from serving.core.scores import SCORES
-from serving.messages import Exit
-from serving.outcomes.trace import TOPS, Recorded, Tables, Trace, triangle
+from serving.core.scores import LOGIT_SCORES
+from serving.messages import EarlyExitRule
+from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSession, TraceTables, triangle_size
 from serving.workload.prompt import Prompt
 
-HEADER, TENSORS, TOKENIZER = "trace.json", "trace.safetensors", "tokenizer"
-_ABOUT = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree", "router")
+HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
+_HEADER_FIELDS = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree", "router")
 
 
-def save(out: Path, trace: Trace) -> None:
+def save(out: Path, trace: OutcomeTrace) -> None:
     """Writes the trace into a folder."""
     from safetensors.numpy import save_file
 
@@ -25,25 +25,25 @@ def save(out: Path, trace: Trace) -> None:
     for session, path in zip(sessions, paths, strict=True):
         session["tokens"] = len(path)
         del session["first"]
-    about = {name: getattr(trace, name) for name in _ABOUT} | {"sessions": sessions}
-    about["exit"] = asdict(trace.exit) if trace.exit else None
-    save_file(_arrays(paths, trace.tables), out / TENSORS)
-    (out / HEADER).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    about = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
+    about["exit"] = asdict(trace.exit_rule) if trace.exit_rule else None
+    save_file(_arrays(paths, trace.tables), out / TENSORS_FILE)
+    (out / HEADER_FILE).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
 
-def load(path: Path) -> Trace:
+def load(path: Path) -> OutcomeTrace:
     """Reads what `save` wrote; raises ValueError that names the folder when it is missing, cut off or inconsistent."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        about = json.loads((path / HEADER).read_text(encoding="utf-8"))
-        arrays = load_file(path / TENSORS)
+        about = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
+        arrays = load_file(path / TENSORS_FILE)
         text = arrays.pop("path").tolist()
-        about["exit"] = Exit(**about["exit"]) if about["exit"] else None
+        about["exit"] = EarlyExitRule(**about["exit"]) if about["exit"] else None
         about["tree"] = tuple(tuple(ranks) for ranks in about["tree"])
-        trace = Trace(
-            _sessions(about.pop("sessions"), text), Tables(**arrays), **about | {"ends": tuple(about["ends"])}
+        trace = OutcomeTrace(
+            _sessions(about.pop("sessions"), text), TraceTables(**arrays), **about | {"ends": tuple(about["ends"])}
         )
         _check(trace, len(text))
     except OSError:
@@ -55,45 +55,49 @@ def load(path: Path) -> Trace:
     return trace
 
 
-def joined(parts: Sequence[Trace]) -> Trace:
+def join_traces(parts: Sequence[OutcomeTrace]) -> OutcomeTrace:
     """One trace of the sessions of several."""
     begins = accumulate((len(part.tables.targets) for part in parts), initial=0)
     sessions = [
-        replace(s, first=s.first + begin) for part, begin in zip(parts, begins, strict=False) for s in part.sessions
+        replace(s, first_row=s.first_row + begin)
+        for part, begin in zip(parts, begins, strict=False)
+        for s in part.sessions
     ]
-    about = {name: getattr(parts[0], name) for name in _ABOUT}
-    return Trace(tuple(sessions), stacked([part.tables for part in parts]), **about)
+    about = {name: getattr(parts[0], name) for name in _HEADER_FIELDS}
+    return OutcomeTrace(tuple(sessions), stack_tables([part.tables for part in parts]), **about)
 
 
-def stacked(tables: Sequence[Tables]) -> Tables:
+def stack_tables(tables: Sequence[TraceTables]) -> TraceTables:
     """One table with the rows of several."""
     import numpy as np
 
     columns = {
         field.name: np.concatenate([getattr(one, field.name) for one in tables], 1 if field.name == "scores" else 0)
-        for field in fields(Tables)
+        for field in fields(TraceTables)
     }
-    return Tables(**columns)
+    return TraceTables(**columns)
 
 
-def _arrays(paths: Sequence[tuple[int, ...]], tables: Tables) -> dict[str, Any]:
+def _arrays(paths: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, Any]:
     import numpy as np
 
     text = np.array([token for path in paths for token in path], np.int32)
-    return {"path": text} | {field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(Tables)}
+    return {"path": text} | {
+        field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(TraceTables)
+    }
 
 
-def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[Recorded, ...]:
+def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[RecordedSession, ...]:
     found, at, first = [], 0, 0
     for fields_ in listed:
         tokens = fields_["tokens"]
         path = tuple(text[at : at + tokens])
         asides = tuple((base, length, token) for base, length, token in fields_["asides"])
-        session = Recorded(
+        session = RecordedSession(
             fields_["name"], _prompt(fields_["prompt"]), path, fields_["prompt_tokens"], fields_["limit"], first, asides
         )
         found.append(session)
-        at, first = at + tokens, first + session.rows
+        at, first = at + tokens, first + session.num_rows
     return tuple(found)
 
 
@@ -102,23 +106,23 @@ def _prompt(fields_: dict[str, Any]) -> Prompt:
     return Prompt(**plain)
 
 
-def _check(trace: Trace, text: int) -> None:
+def _check(trace: OutcomeTrace, text: int) -> None:
     """Raises ValueError where the tables contradict what the header says."""
-    tables, rows = trace.tables, sum(session.rows for session in trace.sessions)
+    tables, rows = trace.tables, sum(session.num_rows for session in trace.sessions)
     shapes = {
-        "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.depth), "tops": (rows, tables.depth, TOPS),
-        "scores": (len(SCORES), rows, tables.depth), "depths": (rows, tables.depth),
-        "attention": (rows, triangle(tables.depth)), "proposals": (rows, len(trace.tree)),
-        "routes": (rows, tables.depth if trace.router else 0),
+        "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.max_draft_len), "tops": (rows, tables.max_draft_len, NUM_TOP_CANDIDATES),
+        "scores": (len(LOGIT_SCORES), rows, tables.max_draft_len), "depths": (rows, tables.max_draft_len),
+        "attention": (rows, triangle_size(tables.max_draft_len)), "proposals": (rows, len(trace.medusa_tree)),
+        "routes": (rows, tables.max_draft_len if trace.router_digest else 0),
     }  # fmt: skip
-    if not trace.sessions or sum(len(session.path) for session in trace.sessions) != text:
+    if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")
     for name, shape in shapes.items():
         if getattr(tables, name).shape != shape:
             raise ValueError(f"{name} has the shape {getattr(tables, name).shape}, and the header says {shape}")
-    if not all(0 < session.prompt_tokens <= len(session.path) for session in trace.sessions):
+    if not all(0 < session.prompt_tokens <= len(session.token_ids) for session in trace.sessions):
         raise ValueError("a session has no prompt, or one longer than its text")
-    if tables.depths.max() > trace.device_layers:
-        raise ValueError(f"a draft was read off after {tables.depths.max()} of {trace.device_layers} layers")
-    if tables.counts.min() < 1 or tables.counts.max() > tables.depth:
-        raise ValueError(f"a continuation is empty or longer than {tables.depth} tokens")
+    if tables.exit_layers.max() > trace.device_layers:
+        raise ValueError(f"a draft was read off after {tables.exit_layers.max()} of {trace.device_layers} layers")
+    if tables.continuation_lens.min() < 1 or tables.continuation_lens.max() > tables.max_draft_len:
+        raise ValueError(f"a continuation is empty or longer than {tables.max_draft_len} tokens")

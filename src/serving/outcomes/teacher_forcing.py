@@ -9,31 +9,31 @@ from typing import NamedTuple
 
 import torch
 
-from serving.core.scores import SCORES, UNTRAINED, Scorers
-from serving.engines.torch.draft import Chunk, Reading, write_on
-from serving.engines.torch.draft_heads import Proposer
-from serving.engines.torch.model import Model
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.engines.torch.tensor_store import Blobs
-from serving.hardware.latency import Load
+from serving.core.scores import LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.engines.torch.draft import DraftBuilder, EarlyExitDecoder, draft_tokens
+from serving.engines.torch.draft_heads import MedusaProposer
+from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.latency import ForwardLoad
 from serving.hardware.timed_executor import Engine
-from serving.messages import Drafted, Exit, Forward, Generate, Outcome, Stop
-from serving.outcomes.lookup import Lookup
-from serving.outcomes.trace import Recorded
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, Outcome
+from serving.outcomes.lookup import TraceLookup
+from serving.outcomes.trace import RecordedSession
 
 
 class Continuation(NamedTuple):
     """What the drafter writes on from one position."""
 
-    drafted: Drafted
-    depths: list[int]
+    drafted: DraftOutcome
+    exit_layers: list[int]
     """After how many layers each token was read off."""
     attention: list[float]
     """What the row that wrote the first token pays to itself, then per fed-back token what it pays to tokens 0..i."""
 
 
-class Forced:
+class TeacherForcedModel:
     """One model under teacher forcing.
 
     Args:
@@ -43,53 +43,77 @@ class Forced:
         scorers: trained scores of its drafts, beside the others.
     """
 
-    def __init__(self, model: Model, vocabulary: int, rule: Exit | None = None, scorers: Scorers = UNTRAINED) -> None:
-        self._model, self._stack, self._blobs, self._scorers = model, Stack(model, vocabulary), Blobs(0), scorers
-        self._depth, self._rule, self._reading = len(model.layers), rule, Reading(self._stack, rule)
+    def __init__(
+        self,
+        model: DecomposedModel,
+        vocabulary: int,
+        exit_rule: EarlyExitRule | None = None,
+        scorers: Scorers = NO_SCORERS,
+    ) -> None:
+        self._model, self._runner, self._tensor_store, self._scorers = (
+            model,
+            ModelRunner(model, vocabulary),
+            TensorStore(0),
+            scorers,
+        )
+        self._num_layers, self._exit_rule, self._reading = (
+            len(model.layers),
+            exit_rule,
+            EarlyExitDecoder(self._runner, exit_rule),
+        )
 
     @torch.inference_mode()
-    def choices(self, path: Sequence[int], first: int, rows: int = 256) -> list[int]:
-        """The greedy token after path[:p] for p = first..len(path), at most `rows` rows a pass."""
-        slot, found = Slot(self._model, 0, self._depth), []
-        for at in range(0, len(path), rows):
-            part = path[at : at + rows]
-            hidden = self._stack.run(self._stack.embed(part), [Lot(slot, len(part))], 0, self._depth)
+    def greedy_tokens(self, token_ids: Sequence[int], first: int, max_tokens: int = 256) -> list[int]:
+        """The greedy token after path[:p] for p = first..len(path), at most `max_tokens` rows a pass."""
+        slot, found = SequenceCache(self._model, 0, self._num_layers), []
+        for at in range(0, len(token_ids), max_tokens):
+            part = token_ids[at : at + max_tokens]
+            hidden = self._runner.run(self._runner.embed(part), [RunnerInput(slot, len(part))], 0, self._num_layers)
             if at + len(part) >= first:
                 hidden = hidden[max(0, first - 1 - at) :]
-                found += self._stack.logits(hidden).argmax(-1).tolist()
+                found += self._runner.logits(hidden).argmax(-1).tolist()
         return found
 
     @torch.inference_mode()
-    def seen(self, path: Sequence[int], first: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def hidden_and_logits(self, token_ids: Sequence[int], first: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What the head looks at after path[:p] for p = first..len(path), and its logits."""
-        slot = Slot(self._model, 0, self._depth)
-        hidden = self._stack.run(self._stack.embed(path), [Lot(slot, len(path))], 0, self._depth)
-        normed = self._stack.normed(hidden[first - 1 :])
-        return normed, self._stack.read_off(normed)
+        slot = SequenceCache(self._model, 0, self._num_layers)
+        hidden = self._runner.run(
+            self._runner.embed(token_ids), [RunnerInput(slot, len(token_ids))], 0, self._num_layers
+        )
+        normed = self._runner.apply_norm(hidden[first - 1 :])
+        return normed, self._runner.apply_lm_head(normed)
 
     @torch.inference_mode()
-    def proposals(self, path: Sequence[int], first: int, heads: Proposer) -> list[tuple[int, ...]]:
+    def proposals(self, token_ids: Sequence[int], first: int, proposer: MedusaProposer) -> list[tuple[int, ...]]:
         """What the heads propose beside each of those choices."""
-        return [heads.propose(row)[0] for row in self.seen(path, first)[0]]
+        return [proposer.propose(row)[0] for row in self.hidden_and_logits(token_ids, first)[0]]
 
     @torch.inference_mode()
-    def continuations(self, path: Sequence[int], first: int, depth: int, ends: tuple[int, ...]) -> list[Continuation]:
-        """The greedy continuation of path[:p], `depth` tokens deep, for p = first..len(path)."""
-        slot = Slot(self._model, 0, self._depth)
+    def continuations(
+        self, token_ids: Sequence[int], first: int, max_draft_len: int, stop_tokens: tuple[int, ...]
+    ) -> list[Continuation]:
+        """The greedy continuation of path[:p], `max_draft_len` tokens deep, for p = first..len(path)."""
+        slot = SequenceCache(self._model, 0, self._num_layers)
         found = []
-        for at in range(first, len(path) + 1):
+        for at in range(first, len(token_ids) + 1):
             slot.truncate(0 if at == first else at - 1, "recorded")
-            feed, probes = tuple(path[slot.length : at]), (*SCORES, *self._scorers)
-            work = Generate("", slot.length, feed, Stop(depth), ends, probes, exit=self._rule)
+            feed, probes = tuple(token_ids[slot.length : at]), (*LOGIT_SCORES, *self._scorers)
+            work = DraftWork(
+                "", slot.length, feed, DraftStopRule(max_draft_len), stop_tokens, probes, early_exit=self._exit_rule
+            )
             found.append(self._continue(work, slot))
         return found
 
-    def _continue(self, work: Generate, slot: Slot) -> Continuation:
+    def _continue(self, work: DraftWork, slot: SequenceCache) -> Continuation:
         """As `serving.engines.torch.draft` writes, but the attention of every pass is kept."""
-        chunk, seen = Chunk(work, self._blobs, self._scorers), self._reading.importance(frozenset(range(self._depth)))
-        write_on(chunk, self._reading, self._stack, slot, seen)
-        drafted = chunk.drafted(slot.length, None)
-        depths = [round(share * self._depth) for share in drafted.depths or (1.0,) * len(drafted.tokens)]
+        chunk, seen = (
+            DraftBuilder(work, self._tensor_store, self._scorers),
+            self._reading.importance_collector(frozenset(range(self._num_layers))),
+        )
+        draft_tokens(chunk, self._reading, self._runner, slot, seen)
+        drafted = chunk.build(slot.length, None)
+        depths = [round(share * self._num_layers) for share in drafted.exit_depths or (1.0,) * len(drafted.tokens)]
         return Continuation(drafted, depths, _attention(seen.passes))
 
 
@@ -101,36 +125,38 @@ def _attention(passes: Sequence[torch.Tensor]) -> list[float]:
     return found
 
 
-Aside = tuple[int, int, int]
-"""(base, length, token), see `Recorded.asides`."""
+LookaheadBranch = tuple[int, int, int]
+"""(base, length, token), see `Recorded.lookahead_branches`."""
 
 
-class Overheard:
+class LookaheadRecorder:
     """A drafter's engine, and by session the texts behind which it drafted ahead."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cached: dict[str, list[int]] = defaultdict(list)
-        self.texts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+        self.lookahead_texts: dict[str, list[tuple[int, ...]]] = defaultdict(list)
 
-    def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
+    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         outcome, loads = self._engine.execute(work)
-        if isinstance(work, Generate) and isinstance(outcome, Drafted):
+        if isinstance(work, DraftWork) and isinstance(outcome, DraftOutcome):
             cached = self._cached[work.session]
             del cached[work.start :]
-            self.texts[work.session] += [(*cached, *branch) for branch in work.branches]
-            cached += () if work.branches else (*work.feed, *outcome.tokens)
+            self.lookahead_texts[work.session] += [(*cached, *branch) for branch in work.branches]
+            cached += () if work.branches else (*work.input_tokens, *outcome.tokens)
         return outcome, loads
 
     def drop(self, session: str, first: int | None) -> None:
         self._engine.drop(session, first)
 
 
-def asides(lookup: Lookup, session: Recorded, texts: Sequence[tuple[int, ...]]) -> dict[Aside, tuple[int, ...]]:
+def lookahead_branches(
+    lookup: TraceLookup, session: RecordedSession, texts: Sequence[tuple[int, ...]]
+) -> dict[LookaheadBranch, tuple[int, ...]]:
     """Where these texts leave what was recorded of their session, and each text up to and with the token that does."""
-    found: dict[Aside, tuple[int, ...]] = {}
+    found: dict[LookaheadBranch, tuple[int, ...]] = {}
     for text in texts:
-        place, off = lookup.left(session, (0, 0), text)
+        place, off = lookup.find_divergence(session, (0, 0), text)
         if off is not None:
             found.setdefault((*place, text[off]), text[: off + 1])
     return found

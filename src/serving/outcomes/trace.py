@@ -5,73 +5,73 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from serving.core.keyed_random import key, luck
-from serving.core.scores import SCORES, Scorer
-from serving.learned.medusa import Ranks
-from serving.messages import Call, Exit
-from serving.outcomes.outcomes import described
+from serving.core.keyed_random import key, uniform
+from serving.core.scores import LOGIT_SCORES, Scorer
+from serving.learned.medusa import CandidateRanks
+from serving.messages import EarlyExitRule, GenerationRequest
+from serving.outcomes.outcomes import describe_exit
 from serving.workload.prompt import Prompt
 
-TOPS = 3
+NUM_TOP_CANDIDATES = 3
 
 
-def triangle(depth: int) -> int:
-    """Numbers of attention that give the importance of any part of a draft of `depth` tokens."""
-    return 1 + depth * (depth - 1) // 2
+def triangle_size(draft_len: int) -> int:
+    """Numbers of attention that give the importance of any part of a draft of `draft_len` tokens."""
+    return 1 + draft_len * (draft_len - 1) // 2
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """One session: its `path` is the prompt and the agreed text, `first` its first row in the tables.
+class RecordedSession:
+    """One session: its `token_ids` is the prompt and the agreed text, `first_row` its first row in the tables.
 
-    Behind the rows of its positions come those of its `asides`: wrong guesses that the recorded policy drafted on from
-    while it waited. Each is (base, length, token): the text up to `base`, the recorded continuation from there up to
-    `length`, and a token that neither has.
+    Behind the rows of its positions come those of its `lookahead_branches`: wrong guesses that the recorded policy
+    drafted on from while it waited. Each is (base, length, token): the text up to `base`, the recorded continuation
+    from there up to `length`, and a token that neither has.
     """
 
     name: str
     prompt: Prompt
-    path: tuple[int, ...]
+    token_ids: tuple[int, ...]
     prompt_tokens: int
-    limit: int
-    first: int
-    asides: tuple[tuple[int, int, int], ...] = ()
+    max_new_tokens: int
+    first_row: int
+    lookahead_branches: tuple[tuple[int, int, int], ...] = ()
 
     @property
-    def positions(self) -> int:
+    def num_positions(self) -> int:
         """One row each, from the end of the prompt to the end of the text."""
-        return len(self.path) - self.prompt_tokens + 1
+        return len(self.token_ids) - self.prompt_tokens + 1
 
     @property
-    def rows(self) -> int:
-        return self.positions + len(self.asides)
+    def num_rows(self) -> int:
+        return self.num_positions + len(self.lookahead_branches)
 
 
 @dataclass(frozen=True, eq=False)
-class Tables:
+class TraceTables:
     """Per row (a position of a session, or an aside) what follows the text up to it, as NumPy arrays.
 
-    Shapes: `targets` (rows), `counts` (rows), `drafts` (rows, depth), `tops` (rows, depth, 3), `scores` (4, rows,
-    depth) in the order of `SCORES`, `depths` (rows, depth), `attention` (rows, triangle). A continuation is shorter
-    than `depth` (`counts`) where it ran into an end token. `depths` says after how many layers each draft was read off.
-    `attention` holds what the row that wrote the first draft pays to itself, then per fed-back draft i what it pays to
-    drafts 0..i. Nobody asks the target behind an aside: its `targets` are 0. `proposals` (rows, tree) are what
-    the target's heads propose beside the row's target, none without heads. `routes` (rows, depth) are a router's scores
-    of the drafts, none (rows, 0) without one.
+    Shapes: `targets` (rows), `continuation_lens` (rows), `drafts` (rows, depth), `top_candidates` (rows, depth, 3),
+    `scores` (4, rows, depth) in the order of `LOGIT_SCORES`, `exit_layers` (rows, depth), `attention` (rows, triangle).
+    A continuation is shorter than `max_draft_len` (`continuation_lens`) where it ran into an end token. `exit_layers`
+    says after how many layers each draft was read off. `attention` holds what the row that wrote the first draft pays
+    to itself, then per fed-back draft i what it pays to drafts 0..i. Nobody asks the target behind an aside: its
+    `targets` are 0. `proposals` (rows, tree) are what the target's heads propose beside the row's target, none without
+    heads. `router_scores` (rows, depth) are a router's scores of the drafts, none (rows, 0) without one.
     """
 
     targets: Any
-    counts: Any
+    continuation_lens: Any
     drafts: Any
-    tops: Any
+    top_candidates: Any
     scores: Any
-    depths: Any
+    exit_layers: Any
     attention: Any
     proposals: Any
-    routes: Any
+    router_scores: Any
 
     @property
-    def depth(self) -> int:
+    def max_draft_len(self) -> int:
         return int(self.drafts.shape[1])
 
     def flat(self, name: str) -> Sequence[Any]:
@@ -79,80 +79,84 @@ class Tables:
         return cast("Sequence[Any]", memoryview(getattr(self, name).reshape(-1)))
 
     def flat_score(self, name: str) -> Sequence[float]:
-        return cast("Sequence[float]", memoryview(self.scores[SCORES.index(name)].reshape(-1)))
+        return cast("Sequence[float]", memoryview(self.scores[LOGIT_SCORES.index(name)].reshape(-1)))
 
     def flat_trained(self, scorer: Scorer) -> Sequence[float]:
         """The same of a score that is told from all the recorded ones."""
-        found = scorer.chances(self.scores.reshape(len(SCORES), -1).T)
+        found = scorer.probabilities(self.scores.reshape(len(LOGIT_SCORES), -1).T)
         return cast("Sequence[float]", memoryview(found.astype("float64")))
 
 
 @dataclass(frozen=True)
-class Trace:
+class OutcomeTrace:
     """Outcomes as they were recorded.
 
-    `policy` None: the target's own greedy text, which every lossless policy writes. Else the text that this policy
+    `policy_name` None: the target's own greedy text, which every lossless policy writes. Else the text that this policy
     wrote under `seed`, exact for it alone.
     """
 
-    sessions: tuple[Recorded, ...]
-    tables: Tables
-    policy: str | None
+    sessions: tuple[RecordedSession, ...]
+    tables: TraceTables
+    policy_name: str | None
     seed: int
     device_layers: int
     cloud_layers: int
-    ends: tuple[int, ...]
+    stop_tokens: tuple[int, ...]
     """Tokens after which there is nothing to write."""
     made_from: dict[str, str]
-    exit: Exit | None = None
+    exit_rule: EarlyExitRule | None = None
     """The rule by which the recorded drafts left layers early; None: they ran all."""
-    tree: tuple[Ranks, ...] = ()
+    medusa_tree: tuple[CandidateRanks, ...] = ()
     """Whose candidates heads of the target proposed beside each of its tokens; (): it has no heads."""
-    router: str = ""
+    router_digest: str = ""
     """The digest of the router whose scores were recorded; "": none were."""
 
     @property
     def described(self) -> str:
-        text = f"text of policy {self.policy} under seed {self.seed}" if self.policy else "the target's own greedy text"
-        text += f", drafts {described(self.exit)}" if self.exit else ""
+        text = (
+            f"text of policy {self.policy_name} under seed {self.seed}"
+            if self.policy_name
+            else "the target's own greedy text"
+        )
+        text += f", drafts {describe_exit(self.exit_rule)}" if self.exit_rule else ""
         pair = self.made_from.get("pair", "a pair")
         return f"tokens are read from a trace of {pair}: {len(self.sessions)} sessions, {text}"
 
     @cached_property
-    def _by_name(self) -> dict[str, Recorded]:
+    def _by_name(self) -> dict[str, RecordedSession]:
         return {session.name: session for session in self.sessions}
 
     @cached_property
-    def _by_tokens(self) -> dict[tuple[int, ...], Recorded]:
-        return {session.path[: session.prompt_tokens]: session for session in reversed(self.sessions)}
+    def _by_prompt_tokens(self) -> dict[tuple[int, ...], RecordedSession]:
+        return {session.token_ids[: session.prompt_tokens]: session for session in reversed(self.sessions)}
 
     @cached_property
-    def _by_id(self) -> dict[str, Recorded]:
+    def _by_prompt_id(self) -> dict[str, RecordedSession]:
         return {session.prompt.id: session for session in reversed(self.sessions)}
 
-    def session_for(self, call: Call, seed: int) -> Recorded:
+    def session_for(self, request: GenerationRequest, seed: int) -> RecordedSession:
         """The recorded session behind a call: of its name or else its prompt; without a prompt one dealt by luck.
 
         Raises ValueError for a prompt that was not recorded.
         """
-        if not call.prompt:
-            return self.dealt(call.session, seed)
-        named = self._by_name.get(call.session)
-        if named and named.path[: named.prompt_tokens] == call.prompt:
+        if not request.prompt:
+            return self.sampled_session(request.session, seed)
+        named = self._by_name.get(request.session)
+        if named and named.token_ids[: named.prompt_tokens] == request.prompt:
             return named
         try:
-            return self._by_tokens[call.prompt]
+            return self._by_prompt_tokens[request.prompt]
         except KeyError:
             raise ValueError(
-                f"request {call.session} asks a prompt of {len(call.prompt)} tokens that is not in the trace; record "
+                f"request {request.session} asks a prompt of {len(request.prompt)} tokens that is not in the trace; record "
                 "the workload that is simulated, or let the trace deal its own prompts"
             ) from None
 
-    def named(self, name: str, prompt_id: str) -> Recorded | None:
+    def find_session(self, name: str, prompt_id: str) -> RecordedSession | None:
         """The session recorded under this name, or for this prompt of the data set."""
         named = self._by_name.get(name)
-        return named if named and named.prompt.id == prompt_id else self._by_id.get(prompt_id)
+        return named if named and named.prompt.id == prompt_id else self._by_prompt_id.get(prompt_id)
 
-    def dealt(self, name: str, seed: int) -> Recorded:
+    def sampled_session(self, name: str, seed: int) -> RecordedSession:
         """One of the sessions, the same for this name and seed whoever asks."""
-        return self.sessions[int(luck(key(seed, name), 0, "recorded session") * len(self.sessions))]
+        return self.sessions[int(uniform(key(seed, name), 0, "recorded session") * len(self.sessions))]

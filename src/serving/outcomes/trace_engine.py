@@ -2,211 +2,249 @@
 
 The drafter's cache is known by two numbers: it holds the recorded text up to `base`, and then the recorded continuation
 from there. A token that is neither is off the path: from there on the position alone decides, as if the text were the
-recorded one, and `Unknown` counts it.
+recorded one, and `UnrecordedCounts` counts it.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 
-from serving.core.scores import IMPORTANCE, UNTRAINED, Scorers
+from serving.core.scores import IMPORTANCE, NO_SCORERS, Scorers
 from serving.hardware.estimator import forward_load
-from serving.hardware.latency import Load
-from serving.learned.medusa import Medusa
-from serving.messages import HEADS, Blob, Drafted, Exit, Forward, Generate, Outcome, Result, Rows, Span, Verdict
-from serving.outcomes.loads import counting
-from serving.outcomes.lookup import Found, Lookup, Place, check_prompt
-from serving.outcomes.trace import Recorded, Trace
+from serving.hardware.latency import ForwardLoad
+from serving.learned.medusa import MedusaHeads
+from serving.messages import (
+    MEDUSA_TREE,
+    DraftOutcome,
+    DraftWork,
+    EarlyExitRule,
+    ForwardWork,
+    Outcome,
+    SequenceSlice,
+    SliceOutcome,
+    Span,
+    TensorRef,
+    Verdict,
+)
+from serving.outcomes.loads import load_counter
+from serving.outcomes.lookup import RecordedDraft, TraceLookup, TracePosition, check_prompt
+from serving.outcomes.trace import OutcomeTrace, RecordedSession
 
-_SILENT = Result(None, None)
+_EMPTY_RESULT = SliceOutcome(None, None)
 
 
-class HoleError(RuntimeError):
+class CacheGapError(RuntimeError):
     """Work that begins behind the end of its session's cache."""
 
 
 @dataclass(slots=True)
-class Unknown:
+class UnrecordedCounts:
     """What was asked beyond the record."""
 
-    asked: int = 0
-    tokens: int = 0
+    requested: int = 0
+    off_path: int = 0
     """Tokens that are neither on the recorded path nor in a recorded continuation of it."""
-    deep: int = 0
+    beyond_draft_len: int = 0
     """Drafts behind a wrong one, further than was recorded."""
-    ahead: int = 0
+    lookahead: int = 0
     """Tokens drafted ahead behind a guess that was not recorded; it is wrong, so that no text depends on them."""
 
     def notes(self) -> tuple[str, ...]:
         found = []
-        if self.tokens + self.deep:
-            share = (self.tokens + self.deep) / max(1, self.asked)
+        if self.off_path + self.beyond_draft_len:
+            share = (self.off_path + self.beyond_draft_len) / max(1, self.requested)
             found.append(
-                f"{self.tokens} tokens left the recorded path, and {self.deep} drafts were deeper than recorded "
+                f"{self.off_path} tokens left the recorded path, and {self.beyond_draft_len} drafts were deeper than recorded "
                 f"({share:.1%} of the tokens asked about); there the recorded outcome of the same position stood in"
             )
-        if self.ahead:
+        if self.lookahead:
             found.append(
-                f"{self.ahead} tokens were drafted ahead on wrong guesses that were not recorded: where these end, and "
+                f"{self.lookahead} tokens were drafted ahead on wrong guesses that were not recorded: where these end, and "
                 "where they leave early, is that of the recorded text; it moves how long the device is busy, not what "
                 "is written"
             )
         return tuple(found)
 
 
-class Reader:
-    """One model of a recorded pair; the drafter, which may leave early by a `rule`, by `Generate`, the target by
-    `Forward`.
+class TraceEngine:
+    """One model of a recorded pair; the drafter, which may leave early by a `rule`, by `DraftWork`, the target by
+    `ForwardWork`.
     """
 
     def __init__(
-        self, trace: Trace, bound: Mapping[str, Recorded], layers: int, unknown: Unknown, rule: Exit | None = None,
-        scorers: Scorers = UNTRAINED, medusa: Medusa | None = None,
+        self, trace: OutcomeTrace, sessions: Mapping[str, RecordedSession], layers: int, unrecorded: UnrecordedCounts, exit_rule: EarlyExitRule | None = None,
+        scorers: Scorers = NO_SCORERS, medusa: MedusaHeads | None = None,
     ) -> None:  # fmt: skip
         self._medusa = medusa
-        self._bound, self._unknown, self._layers, self._rule = bound, unknown, layers, rule
-        self._lookup, self._loads = Lookup(trace.tables, scorers), counting(layers, rule)
-        self._drafter: dict[str, Place] = {}
-        self._cached: dict[tuple[str, int | None], int] = {}
+        self._sessions, self._unrecorded, self._layers, self._exit_rule = sessions, unrecorded, layers, exit_rule
+        self._lookup, self._load_counter = TraceLookup(trace.tables, scorers), load_counter(layers, exit_rule)
+        self._drafter_positions: dict[str, TracePosition] = {}
+        self._cached_tokens: dict[tuple[str, int | None], int] = {}
         """The target's cached tokens, by session and first layer."""
         self._serial = count(1)
 
-    def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
+    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Looks the outcome up.
 
         Raises HoleError for work that begins behind a cache, ValueError for a prompt that is not the session's, and for
         what the trace does not record: sampling, another rule of early exit, heads.
         """
-        if isinstance(work, Forward):
-            results = tuple(self._rows(rows, work, out) for rows, out in zip(work.rows, work.out, strict=True))
+        if isinstance(work, ForwardWork):
+            results = tuple(
+                self._run_slice(rows, work, out) for rows, out in zip(work.slices, work.hidden_exports, strict=True)
+            )
             return results, (forward_load(work),)
-        if work.sampling is not None or work.exit != self._rule:
+        if work.sampling is not None or work.early_exit != self._exit_rule:
             raise ValueError(
                 f"session {work.session!r} samples, or leaves layers early by another rule, which the trace does not "
                 "record"
             )
-        session, place = self._session(work.session), self._drafter.get(work.session, (0, 0))
-        place = _cut(place, work.start, work.session)
+        session, place = self._session(work.session), self._drafter_positions.get(work.session, (0, 0))
+        place = _truncated(place, work.start, work.session)
         return self._branches(work, session, place) if work.branches else self._continue(work, session, place)
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees what is known of a cache."""
         if first is None:
-            self._drafter.pop(session, None)
-            self._loads.drop(session)
-        self._cached.pop((session, first), None)
+            self._drafter_positions.pop(session, None)
+            self._load_counter.drop(session)
+        self._cached_tokens.pop((session, first), None)
 
-    def _session(self, name: str) -> Recorded:
+    def _session(self, name: str) -> RecordedSession:
         try:
-            return self._bound[name]
+            return self._sessions[name]
         except KeyError:
             raise ValueError(f"session {name!r} was not among the calls that the trace was opened for") from None
 
-    def _continue(self, work: Generate, session: Recorded, place: Place) -> tuple[Drafted, tuple[Load, ...]]:
-        lookup, fed = self._lookup, len(work.feed)
-        if work.stop.cap and not fed:
-            raise ValueError(f"session {work.session!r} asks for {work.stop.cap} tokens with nothing to feed")
-        old = work.again if work.stop.cap else max(0, work.again - 1)  # adopted drafts that are fed
-        begun = self._feed(session, place, work.feed[: fed - old])
-        place = self._feed(session, begun, work.feed[fed - old :]) if old else begun
-        found = lookup.draft(session, place, work.stop, work.ends)
-        back = max(0, len(found.read) - 1)  # drafts that are fed back
-        self._unknown.asked += fed + len(found.at)
-        self._unknown.deep += found.deep
-        self._drafter[work.session] = lookup.fed(session, place, found.tokens[:back])[0]
-        scores = self._scores(work, found.at)
-        if IMPORTANCE in work.probes:
-            at = lookup.reach(session, begun, work.again + len(found.at))[0] if work.again else found.at
+    def _continue(
+        self, work: DraftWork, session: RecordedSession, position: TracePosition
+    ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
+        lookup, fed = self._lookup, len(work.input_tokens)
+        if work.stop_rule.max_tokens and not fed:
+            raise ValueError(
+                f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed"
+            )
+        old = (
+            work.num_adopted_drafts if work.stop_rule.max_tokens else max(0, work.num_adopted_drafts - 1)
+        )  # adopted drafts that are fed
+        begun = self._feed(session, position, work.input_tokens[: fed - old])
+        position = self._feed(session, begun, work.input_tokens[fed - old :]) if old else begun
+        found = lookup.draft(session, position, work.stop_rule, work.stop_tokens)
+        back = max(0, len(found.pass_indices) - 1)  # drafts that are fed back
+        self._unrecorded.requested += fed + len(found.indices)
+        self._unrecorded.beyond_draft_len += found.num_unrecorded
+        self._drafter_positions[work.session] = lookup.advance(session, position, found.tokens[:back])[0]
+        scores = self._scores(work, found.indices)
+        if IMPORTANCE in work.requested_scores:
+            at = (
+                lookup.next_indices(session, begun, work.num_adopted_drafts + len(found.indices))[0]
+                if work.num_adopted_drafts
+                else found.indices
+            )
             scores[IMPORTANCE] = lookup.importance(at, fed=old > 0)
-            self._unknown.deep += lookup.beyond(at)
-        return self._drafted(work, found.at, scores, found.stopped, work.start + fed + back), self._did(work, found)
+            self._unrecorded.beyond_draft_len += lookup.num_without_importance(at)
+        return self._drafted(work, found.indices, scores, found.stopped, work.start + fed + back), self._draft_loads(
+            work, found
+        )
 
-    def _feed(self, session: Recorded, place: Place, tokens: tuple[int, ...]) -> Place:
-        place, strange = self._lookup.fed(session, place, tokens)
-        self._unknown.tokens += strange
-        return place
+    def _feed(self, session: RecordedSession, position: TracePosition, tokens: tuple[int, ...]) -> TracePosition:
+        position, strange = self._lookup.advance(session, position, tokens)
+        self._unrecorded.off_path += strange
+        return position
 
-    def _did(self, work: Generate, found: Found) -> tuple[Load, ...]:
-        if not work.stop.cap:
-            return self._loads.fill(work.session, work.start, len(work.feed))
-        return self._loads.write(work.session, work.start, len(work.feed), self._lookup.depths(found.read))
+    def _draft_loads(self, work: DraftWork, draft: RecordedDraft) -> tuple[ForwardLoad, ...]:
+        if not work.stop_rule.max_tokens:
+            return self._load_counter.prefill(work.session, work.start, len(work.input_tokens))
+        return self._load_counter.draft(
+            work.session, work.start, len(work.input_tokens), self._lookup.exit_layers(draft.pass_indices)
+        )
 
-    def _branches(self, work: Generate, session: Recorded, place: Place) -> tuple[Drafted, tuple[Load, ...]]:
+    def _branches(
+        self, work: DraftWork, session: RecordedSession, position: TracePosition
+    ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
         """One token after each branch. A branch lives on only if its guess is what the target wrote, and then it is on
         the path: no text depends on what stands in for another one.
         """
-        places = [self._lookup.behind(session, place, branch) for branch in work.branches]
+        places = [self._lookup.branch_token(session, position, branch) for branch in work.branches]
         at = [one for one, _ in places]
-        self._unknown.ahead += sum(not recorded for _, recorded in places)
-        self._drafter[work.session] = place
+        self._unrecorded.lookahead += sum(not recorded for _, recorded in places)
+        self._drafter_positions[work.session] = position
         rows = sum(len(branch) for branch in work.branches)
-        loads = self._loads.branch(work.session, work.start, rows, self._lookup.depths(at))
+        loads = self._load_counter.branch(work.session, work.start, rows, self._lookup.exit_layers(at))
         return self._drafted(work, at, self._scores(work, at), False, work.start), loads
 
-    def _scores(self, work: Generate, at: list[int]) -> dict[str, tuple[float, ...]]:
-        return {name: self._lookup.scores(name, at) for name in work.probes if name != IMPORTANCE}
+    def _scores(self, work: DraftWork, indices: list[int]) -> dict[str, tuple[float, ...]]:
+        return {name: self._lookup.scores(name, indices) for name in work.requested_scores if name != IMPORTANCE}
 
     def _drafted(
-        self, work: Generate, at: list[int], scores: dict[str, tuple[float, ...]], stopped: bool, cached: int
-    ) -> Drafted:
-        lookup, n = self._lookup, len(at) if work.whole else 0
-        odds = tuple(Blob(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n))
-        depths = tuple(depth / self._layers for depth in lookup.depths(at)) if work.exit else ()
-        return Drafted(lookup.tokens(at), scores, lookup.tops(at), stopped, cached, odds, (0,) * n, depths)
+        self, work: DraftWork, indices: list[int], scores: dict[str, tuple[float, ...]], stopped: bool, cached: int
+    ) -> DraftOutcome:
+        lookup, n = self._lookup, len(indices) if work.full_draft_probs else 0
+        odds = tuple(TensorRef(f"odds/{work.session}/{next(self._serial)}", 0) for _ in range(n))
+        depths = tuple(depth / self._layers for depth in lookup.exit_layers(indices)) if work.early_exit else ()
+        return DraftOutcome(
+            lookup.tokens(indices), scores, lookup.top_candidates(indices), stopped, cached, odds, (0,) * n, depths
+        )
 
-    def _rows(self, rows: Rows, work: Forward, out: str) -> Result:
+    def _run_slice(self, seq: SequenceSlice, work: ForwardWork, out: str) -> SliceOutcome:
         span = work.span
-        if rows.rule == "sample":
-            raise ValueError(f"session {rows.session!r} samples, which a trace does not record")
-        if span.embed:
-            if len(rows.tokens) != rows.n:
-                raise ValueError(f"session {rows.session!r} has {rows.n} rows but {len(rows.tokens)} tokens to embed")
-            check_prompt(self._session(rows.session), rows.start, rows.tokens)
-        if span.first < span.last:
-            self._grow(rows, span)
-        if not span.head:
+        if seq.rule == "sample":
+            raise ValueError(f"session {seq.session!r} samples, which a trace does not record")
+        if span.embedding:
+            if len(seq.tokens) != seq.num_tokens:
+                raise ValueError(
+                    f"session {seq.session!r} has {seq.num_tokens} rows but {len(seq.tokens)} tokens to embed"
+                )
+            check_prompt(self._session(seq.session), seq.start, seq.tokens)
+        if span.start_layer < span.end_layer:
+            self._extend_cache(seq, span)
+        if not span.lm_head:
             if not out:
-                return _SILENT
-            sent = rows.n if out == "all" else rows.check + 1
-            return Result(None, Blob(f"hidden/{span.last}/{rows.session}/{next(self._serial)}", sent))
-        if not rows.rule:
-            return _SILENT
-        verdict = self._verdict(rows, span)
-        return Result(self._proposed(rows, verdict) if HEADS in work.probes else verdict, None)
+                return _EMPTY_RESULT
+            sent = seq.num_tokens if out == "all" else seq.num_drafts + 1
+            return SliceOutcome(None, TensorRef(f"hidden/{span.end_layer}/{seq.session}/{next(self._serial)}", sent))
+        if not seq.rule:
+            return _EMPTY_RESULT
+        verdict = self._verdict(seq, span)
+        return SliceOutcome(
+            self._with_proposal(seq, verdict) if MEDUSA_TREE in work.requested_outputs else verdict, None
+        )
 
-    def _grow(self, rows: Rows, span: Span) -> None:
-        cached = self._cached.get((rows.session, span.first), 0)  # a tree's, which its keep cuts to `start`, too
-        if cached < rows.start:
-            raise HoleError(f"session {rows.session!r} begins at {rows.start}, but {cached} tokens are cached")
-        self._cached[rows.session, span.first] = rows.start + rows.n
+    def _extend_cache(self, seq: SequenceSlice, span: Span) -> None:
+        cached = self._cached_tokens.get(
+            (seq.session, span.start_layer), 0
+        )  # a tree's, which its keep cuts to `start`, too
+        if cached < seq.start:
+            raise CacheGapError(f"session {seq.session!r} begins at {seq.start}, but {cached} tokens are cached")
+        self._cached_tokens[seq.session, span.start_layer] = seq.start + seq.num_tokens
 
-    def _verdict(self, rows: Rows, span: Span) -> Verdict:
-        session, at = self._session(rows.session), rows.start + rows.n - rows.check
-        if span.embed:
-            plain = rows.tokens[: rows.n - rows.check]
-            if session.path[rows.start : at] != plain:
-                self._unknown.tokens += _differ(session.path[rows.start : at], plain)
-        self._unknown.asked += rows.n
-        drafts = rows.tokens[len(rows.tokens) - rows.check :]
-        if rows.parents is not None:
-            return self._lookup.tree(session, at, drafts, rows.parents)
+    def _verdict(self, seq: SequenceSlice, span: Span) -> Verdict:
+        session, at = self._session(seq.session), seq.start + seq.num_tokens - seq.num_drafts
+        if span.embedding:
+            plain = seq.tokens[: seq.num_tokens - seq.num_drafts]
+            if session.token_ids[seq.start : at] != plain:
+                self._unrecorded.off_path += _count_differences(session.token_ids[seq.start : at], plain)
+        self._unrecorded.requested += seq.num_tokens
+        drafts = seq.tokens[len(seq.tokens) - seq.num_drafts :]
+        if seq.parents is not None:
+            return self._lookup.tree_verdict(session, at, drafts, seq.parents)
         return self._lookup.verdict(session, at, drafts)
 
-    def _proposed(self, rows: Rows, verdict: Verdict) -> Verdict:
+    def _with_proposal(self, seq: SequenceSlice, verdict: Verdict) -> Verdict:
         """With the tree that the target's heads grow behind it."""
         if self._medusa is None:
-            raise ValueError(f"session {rows.session!r} wants heads to draft, and the trace knows none")
-        at = rows.start + rows.n - rows.check + verdict.accepted
-        tokens = self._lookup.proposal(self._session(rows.session), at)
-        return replace(verdict, proposal=(tokens, self._medusa.parents))
+            raise ValueError(f"session {seq.session!r} wants heads to draft, and the trace knows none")
+        at = seq.start + seq.num_tokens - seq.num_drafts + verdict.accepted
+        tokens = self._lookup.proposal(self._session(seq.session), at)
+        return replace(verdict, next_tree=(tokens, self._medusa.parents))
 
 
-def _cut(place: Place, start: int, session: str) -> Place:
-    base, length = place
+def _truncated(position: TracePosition, start: int, session: str) -> TracePosition:
+    base, length = position
     if length < start:
-        raise HoleError(f"session {session!r} begins at token {start}, but only {length} tokens are cached")
+        raise CacheGapError(f"session {session!r} begins at token {start}, but only {length} tokens are cached")
     return min(base, start), start
 
 
-def _differ(path: tuple[int, ...], tokens: tuple[int, ...]) -> int:
-    return sum(a != b for a, b in zip(path, tokens, strict=False)) + max(0, len(tokens) - len(path))
+def _count_differences(recorded: tuple[int, ...], tokens: tuple[int, ...]) -> int:
+    return sum(a != b for a, b in zip(recorded, tokens, strict=False)) + max(0, len(tokens) - len(recorded))

@@ -2,22 +2,22 @@
 
 from dataclasses import dataclass
 
-from serving.core.scores import UNTRAINED, Scorers
-from serving.policy.engine_requirements import Provision
+from serving.core.scores import NO_SCORERS, Scorers
+from serving.policy.engine_requirements import EngineRequirements
 from serving.policy.slots.dispatch import Dispatch
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.kv_cache import KvCache
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Waiting
-from serving.policy.slots.offload import Offload, Trained
-from serving.policy.slots.payload import Exchange, Hidden
-from serving.policy.slots.placement import HERE, Placement
+from serving.policy.slots.lookahead import Lookahead
+from serving.policy.slots.offload import Offload, ScoredOffload
+from serving.policy.slots.payload import HiddenStatePayload, Payload
+from serving.policy.slots.placement import DEVICE_TIER, Placement
 from serving.policy.slots.prefill import Prefill
 from serving.policy.slots.scheduler import Scheduler
-from serving.policy.slots.verify import Tree, Verify
+from serving.policy.slots.verify import TreeVerify, Verify
 
-_ANY_DEPTH = 1024
+_PLACEHOLDER_LAYERS = 1024
 """A depth to ask a placement for its shape before a model is known."""
 
 
@@ -26,11 +26,11 @@ class Policy:
     name: str
     draft: Draft
     offload: Offload
-    waiting: Waiting
+    lookahead: Lookahead
     early_exit: EarlyExit
     verify: Verify
     prefill: Prefill
-    exchange: Exchange
+    payload: Payload
     kv_cache: KvCache
     scheduler: Scheduler
     placement: Placement
@@ -43,8 +43,8 @@ class Policy:
                 raise ValueError(f"policy {self.name}: {why}")
 
     def _rules(self) -> list[tuple[bool, str]]:
-        hops = self.placement.route(_ANY_DEPTH, _ANY_DEPTH)
-        drafts, reach, tree = self.draft.source == "model", self.offload.reach, isinstance(self.verify, Tree)
+        hops = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
+        drafts, reach, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
         offload, draft = type(self.offload).__name__, self.draft.source
         return [
             (not hops and reach != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
@@ -58,11 +58,11 @@ class Policy:
             ),
             (reach == "handover" and drafts, "offload=handover would throw every draft away; choose draft=none"),
             (
-                self.waiting.steps > 0 and not drafts,
-                f"waiting={type(self.waiting).__name__} drafts ahead; draft={draft} cannot",
+                self.lookahead.max_steps > 0 and not drafts,
+                f"waiting={type(self.lookahead).__name__} drafts ahead; draft={draft} cannot",
             ),
             (
-                self.early_exit.has_tail and not drafts,
+                self.early_exit.has_sequence_exit and not drafts,
                 f"early_exit leaves the tail to the device; draft={draft} cannot write it",
             ),
             (
@@ -70,11 +70,11 @@ class Policy:
                 f"link_loss=local needs a drafter on the device, and draft={draft}; choose wait or fail",
             ),
             (
-                not self.kv_cache.keep and any(not hop.span.embed for hop in hops),
+                not self.kv_cache.keeps_prefixes and any(not hop.span.embedding for hop in hops),
                 "kv_cache=none computes a session anew from its tokens, and a later hop has only hidden states",
             ),
             (
-                reach == "handover" and any(hop.node == HERE for hop in hops),
+                reach == "handover" and any(hop.node == DEVICE_TIER for hop in hops),
                 "offload=handover needs a route that does not come back to the device",
             ),
             (
@@ -83,38 +83,48 @@ class Policy:
                 "only verify=tree judges, and nobody else makes any",
             ),
             (
-                any(hop.node == HERE for hop in hops) and not isinstance(self.exchange, Hidden),
+                any(hop.node == DEVICE_TIER for hop in hops) and not isinstance(self.payload, HiddenStatePayload),
                 "placement=u_shape sends hidden states alone; choose exchange=hidden",
             ),
             (
-                isinstance(self.exchange, Hidden) and bool(hops) and not any(hop.node == HERE for hop in hops),
+                isinstance(self.payload, HiddenStatePayload)
+                and bool(hops)
+                and not any(hop.node == DEVICE_TIER for hop in hops),
                 "exchange=hidden needs a placement that embeds on the device (u_shape); this one wants tokens",
             ),
         ]
 
     @property
-    def probes(self) -> tuple[str, ...]:
+    def requested_scores(self) -> tuple[str, ...]:
         """Scores that the device's slots need, computed inside the drafter's forward."""
-        return tuple(sorted({*self.draft.probes, *self.offload.probes, *self.waiting.probes}))
+        return tuple(
+            sorted({*self.draft.requested_scores, *self.offload.requested_scores, *self.lookahead.requested_scores})
+        )
 
     @property
     def scorers(self) -> Scorers:
         """The trained ones among them."""
-        own = self.offload.scorers if isinstance(self.offload, Trained) else UNTRAINED
+        own = self.offload.scorers if isinstance(self.offload, ScoredOffload) else NO_SCORERS
         return {**self.draft.scorers, **own}
 
     @property
-    def monitors(self) -> bool:
+    def monitors_link(self) -> bool:
         """Do decisions need to know how link and cloud fare?"""
-        return self.prefill.monitors or self.waiting.monitors
+        return self.prefill.monitors_link or self.lookahead.monitors_link
 
     @property
-    def provision(self) -> Provision:
+    def engine_requirements(self) -> EngineRequirements:
         """What the engines that serve it must bring."""
-        verifies = self.verify.send and self.draft.source != "none" and self.offload.reach != "none"
-        return Provision(self.scorers, self.kv_cache.block_tokens, self.exchange.number, self.draft.medusa, verifies)
+        verifies = self.verify.sends_drafts and self.draft.source != "none" and self.offload.scope != "none"
+        return EngineRequirements(
+            self.scorers, self.kv_cache.block_tokens, self.payload.hidden_dtype, self.draft.medusa, verifies
+        )
 
     @property
     def lossless(self) -> bool:
         """Is every token the target's own? Then speed differs between policies, and text does not."""
-        return self.offload.reach in ("all", "handover") and self.verify.send and not self.early_exit.has_tail
+        return (
+            self.offload.scope in ("all", "handover")
+            and self.verify.sends_drafts
+            and not self.early_exit.has_sequence_exit
+        )

@@ -7,28 +7,28 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
-from serving.drivers.observer import Observer, Registrar
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+from serving.drivers.observer import NodeObserver, Observer
 from serving.drivers.simulator import Simulator
-from serving.metrics.recorder import Record, Recorder
+from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress, silent
-from serving.runtimes.clients import Users
-from serving.runtimes.failures import Breaks, Failures
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.failures import LinkOutageInjector, NodeFailureInjector
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import Models, Query
-    from serving.runtimes.runtime import Served
+    from serving.deployment.queries import LoadedModels, Query
+    from serving.runtimes.runtime import RunResult
 
 
 @dataclass(frozen=True)
 class Emulated:
     """A run of a setup on virtual time; the same setup and seed give the same record.
 
-    With `shared` all nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall.
+    With `shared_chip` all nodes compute on one chip in turn, as in the runtime `local` at the pace of the wall.
     """
 
-    shared: bool = False
+    shared_chip: bool = False
 
     detail: ClassVar[bool] = True
     described = "tokens come from the models, run here; time from the chips and link above"
@@ -36,43 +36,50 @@ class Emulated:
     def check(self, setup: Setup) -> None:
         """It plays all."""
 
-    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.deployment.model_loading import open_models, queries
-        from serving.runtimes.runtime import Served
+    def serve(
+        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+    ) -> "RunResult":
+        from serving.deployment.model_loading import load_models, make_queries
+        from serving.runtimes.runtime import RunResult
 
-        models = open_models(
-            setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens, waits=True
+        models = load_models(
+            setup.pair.device,
+            setup.pair.cloud,
+            accelerator,
+            setup.policy.engine_requirements,
+            setup.workload.context_tokens,
+            wait_for_server=True,
         )
         with closing(models):
-            asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-            records = play(setup, models, asked, progress, observers, self.shared)
-        return Served(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())
+            asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
+            records = simulate(setup, models, asked, progress, observers, self.shared_chip)
+        return RunResult(asked, records, models.tokenizer, models.cloud_layers, notes=models.notes())
 
 
-def play(
+def simulate(
     setup: Setup,
-    models: "Models",
+    models: "LoadedModels",
     queries: "Sequence[Query]",
     progress: Progress = silent,
     observers: Sequence[Observer] = (),
-    shared: bool = False,
+    shared_chip: bool = False,
     detail: bool = True,
-) -> dict[str, Record]:
+) -> dict[str, SessionRecord]:
     """The records by session, on virtual time; raises StalledError when a session never ended."""
-    cast = Cast(setup, models.cloud_layers)
-    users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices, detail)
+    cast = Topology(setup, models.cloud_layers)
+    users, recorder = WorkloadClients(queries, cast.devices, progress), Recorder(cast.devices, detail)
     names = (*cast.workers, *cast.devices)
-    breaks = Breaks(cast, names, lambda *what: simulator.post(*what), lambda: users.over)
-    simulator = Simulator([recorder, *([breaks] if breaks.expected else []), *observers])
-    chips = Chips(cast, models, queries, shared)
-    born = [observer.born for observer in observers if isinstance(observer, Registrar)]
-    failures = Failures(cast, simulator, chips, lambda: users.over, born)
-    populate(simulator, cast, chips, names)
-    link(simulator, cast)
-    simulator.on_end(partial(users.hear, post=simulator.post))
-    users.ask(simulator.post)
-    breaks.begin()
-    failures.begin()
+    breaks = LinkOutageInjector(cast, names, lambda *what: simulator.post(*what), lambda: users.all_ended)
+    simulator = Simulator([recorder, *([breaks] if breaks.has_outages else []), *observers])
+    chips = ChipFactory(cast, models, queries, shared_chip)
+    born = [observer.node_created for observer in observers if isinstance(observer, NodeObserver)]
+    failures = NodeFailureInjector(cast, simulator, chips, lambda: users.all_ended, born)
+    add_nodes(simulator, cast, chips, names)
+    connect_nodes(simulator, cast)
+    simulator.on_session_end(partial(users.on_session_end, post=simulator.post))
+    users.start(simulator.post)
+    breaks.start()
+    failures.start()
     simulator.run()
-    users.check(recorder.records)
+    users.check_all_ended(recorder.records)
     return recorder.records

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace
 from serving.network.link import Link
 from serving.progress import Progress
 from serving.transport.limits import Limits
 from serving.transport.security import Security
-from serving.transport.shaping.netem import note
-from serving.transport.shaping.tc import shaped
+from serving.transport.shaping.netem import shaping_notes
+from serving.transport.shaping.tc import shaped_links
 
 if TYPE_CHECKING:
-    from serving.runtimes.runtime import Served
+    from serving.runtimes.runtime import RunResult
 
 Shaping: TypeAlias = Literal["user", "tc", "none"]
 
@@ -35,7 +35,7 @@ class Grpc:
     """A run on the wall clock over real connections; each process writes a journal, and they are read as one.
 
     The named links stand before the transport, in each process (`shaping` user), or before the clouds' ports, in the
-    kernel (tc; `serving.transport.shaping.netem.note` says what is then otherwise), or nowhere (none).
+    kernel (tc; `serving.transport.shaping.netem.shaping_notes` says what is then otherwise), or nowhere (none).
     """
 
     pace: Pace = "wall"
@@ -57,7 +57,7 @@ class Grpc:
             raise ValueError(f"runtime.shaping is {self.shaping!r}; it must be one of {', '.join(_SHAPINGS)}")
         if self.device_processes < 1:
             raise ValueError(f"runtime.device_processes is {self.device_processes}; it must be at least 1")
-        if bool(self.security.certificate) != bool(self.security.authority):
+        if bool(self.security.certificate) != bool(self.security.ca_certificate):
             given, missing = ("certificate", "authority") if self.security.certificate else ("authority", "certificate")
             raise ValueError(
                 f"runtime.security: {given} is given without {missing}, but both ends of the connections are here: "
@@ -77,27 +77,33 @@ class Grpc:
                 "set runtime.shaping=user, or none"
             )
 
-    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.deployment.model_loading import depth, queries, spoken
-        from serving.runtimes.process_group import Crew
-        from serving.runtimes.runtime import Served
+    def serve(
+        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+    ) -> "RunResult":
+        from serving.deployment.model_loading import load_tokenizer, make_queries, num_layers
+        from serving.runtimes.process_group import ProcessGroup
+        from serving.runtimes.runtime import RunResult
 
-        tokenizer, _ = spoken(setup.pair.device, setup.pair.cloud)
-        layers = depth(setup.pair.cloud)
-        asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, tokenizer)
-        cast = Cast(setup, layers)
-        links = self._links_of_kernel(cast)
+        tokenizer, _ = load_tokenizer(setup.pair.device, setup.pair.cloud)
+        layers = num_layers(setup.pair.cloud)
+        asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, tokenizer)
+        cast = Topology(setup, layers)
+        links = self._kernel_links(cast)
         with (
-            shaped(links) if links else nullcontext() as shape,
+            shaped_links(links) if links else nullcontext() as shape,
             tempfile.TemporaryDirectory(prefix="tandem-") as folder,
         ):
-            crew = Crew(self, cast, asked, accelerator, Path(folder), shape)
-            pacing = crew.play(progress)
-            records = crew.records(observers)
-        kept = "; ".join(f"{name}: {each.described}" for name, each in pacing.items())
-        here, notes = self.pace == "wall", (f"pace: {kept}", *note(links))
-        return Served(asked, records, tokenizer, layers, timeout_s=self.timeout_s, here=here, notes=notes)
+            crew = ProcessGroup(self, cast, asked, accelerator, Path(folder), shape)
+            pacing = crew.run(progress)
+            records = crew.collect_records(observers)
+        kept = "; ".join(f"{name}: {each.summary}" for name, each in pacing.items())
+        here, notes = self.pace == "wall", (f"pace: {kept}", *shaping_notes(links))
+        return RunResult(asked, records, tokenizer, layers, timeout_s=self.timeout_s, local_timing=here, notes=notes)
 
-    def _links_of_kernel(self, cast: Cast) -> list[Link]:
+    def _kernel_links(self, topology: Topology) -> list[Link]:
         """Each device's, if it is the kernel that holds them; where no cloud is asked there is none."""
-        return [cast.link(name) for name in cast.devices] if self.shaping == "tc" and cast.workers else []
+        return (
+            [topology.device_link(name) for name in topology.devices]
+            if self.shaping == "tc" and topology.workers
+            else []
+        )

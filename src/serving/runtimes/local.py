@@ -8,20 +8,20 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, get_args
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
-from serving.drivers.clock import Wall
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+from serving.drivers.clock import WallClock
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Live, Pace, Pacing
-from serving.metrics.overhead import Overhead
-from serving.metrics.recorder import Record, Recorder
+from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver
+from serving.metrics.overhead import OverheadTimer
+from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress, silent
-from serving.runtimes.clients import Users
-from serving.runtimes.failures import Breaks
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.failures import LinkOutageInjector
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import Models, Query
-    from serving.runtimes.runtime import Served
+    from serving.deployment.queries import LoadedModels, Query
+    from serving.runtimes.runtime import RunResult
 
 
 @dataclass(frozen=True)
@@ -54,42 +54,50 @@ class Local:
                 "not; choose runtime=grpc, where they are killed, emulated or simulated"
             )
 
-    def serve(self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()) -> "Served":
-        from serving.deployment.model_loading import open_models, queries
-        from serving.runtimes.runtime import Served
+    def serve(
+        self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
+    ) -> "RunResult":
+        from serving.deployment.model_loading import load_models, make_queries
+        from serving.runtimes.runtime import RunResult
 
-        models = open_models(
-            setup.pair.device, setup.pair.cloud, accelerator, setup.policy.provision, setup.workload.tokens
+        models = load_models(
+            setup.pair.device,
+            setup.pair.cloud,
+            accelerator,
+            setup.policy.engine_requirements,
+            setup.workload.context_tokens,
         )
         with closing(models):
-            asked = queries(setup.workload, setup.decoding, setup.seed, setup.devices, models.tokenizer)
-            records, pacing, overhead = asyncio.run(self.play(setup, models, asked, progress, observers))
-        here, notes = self.pace == "wall", (f"pace: {pacing.described}", *models.notes())
-        return Served(asked, records, models.tokenizer, models.cloud_layers, here=here, notes=notes, overhead=overhead)
+            asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, models.tokenizer)
+            records, pacing, overhead = asyncio.run(self.run(setup, models, asked, progress, observers))
+        here, notes = self.pace == "wall", (f"pace: {pacing.summary}", *models.notes())
+        return RunResult(
+            asked, records, models.tokenizer, models.cloud_layers, local_timing=here, notes=notes, overhead=overhead
+        )
 
-    async def play(
+    async def run(
         self,
         setup: Setup,
-        models: "Models",
+        models: "LoadedModels",
         queries: "Sequence[Query]",
         progress: Progress = silent,
         observers: Sequence[Observer] = (),
-    ) -> tuple[dict[str, Record], Pacing, dict[str, float]]:
+    ) -> tuple[dict[str, SessionRecord], PacingStats, dict[str, float]]:
         """The records by session, how well the pace was kept, and what deciding cost."""
-        cast = Cast(setup, models.cloud_layers)
-        users, recorder = Users(queries, cast.devices, progress), Recorder(cast.devices)
+        cast = Topology(setup, models.cloud_layers)
+        users, recorder = WorkloadClients(queries, cast.devices, progress), Recorder(cast.devices)
         names = (*cast.workers, *cast.devices)
-        breaks = Breaks(cast, names, lambda *what: live.post(*what), lambda: users.over)
-        live = Live(Wall(), [recorder, breaks, *observers], self.pace)
-        overhead = Overhead(live)
-        populate(overhead, cast, Chips(cast, models, queries), names)
+        breaks = LinkOutageInjector(cast, names, lambda *what: live.post(*what), lambda: users.all_ended)
+        live = RealTimeDriver(WallClock(), [recorder, breaks, *observers], self.pace)
+        overhead = OverheadTimer(live)
+        add_nodes(overhead, cast, ChipFactory(cast, models, queries), names)
         if self.shaped:
-            link(live, cast)
-            breaks.begin()
-        live.on_end(partial(users.hear, post=live.post, clock="real time"))
-        users.ask(live.post)
+            connect_nodes(live, cast)
+            breaks.start()
+        live.on_session_end(partial(users.on_session_end, post=live.post, clock="real time"))
+        users.start(live.post)
         try:
-            await live.run(lambda: users.over)
+            await live.run(lambda: users.all_ended)
         finally:
             live.close()
         tokens = sum(len(record.tokens) for record in recorder.records.values())

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live, Pace
-from serving.runtimes.clients import Users
-from serving.runtimes.failures import Breaks
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import Pace, RealTimeDriver
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.failures import LinkOutageInjector
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import Models, Query
-    from serving.runtimes.host import Host
+    from serving.deployment.queries import LoadedModels, Query
+    from serving.runtimes.host import NodeHost
 
 
-_MEETING_S = 60.0
+_CONNECT_TIMEOUT_S = 60.0
 """On a busy machine a process takes its time to start."""
 
 
 @dataclass(frozen=True)
-class Part:
+class NodeProcessConfig:
     """What a child process is told. It and its parent then talk in (word, value) over a pipe.
 
     A cloud says `listening`; all hear `dial`, with the addresses of those whom they reach out to and with who of them
@@ -40,99 +40,101 @@ class Part:
 
     setup: Setup
     layers: int
-    names: tuple[str, ...]
+    node_names: tuple[str, ...]
     queries: "tuple[Query, ...]"
     pace: Pace
     shaped: bool
     timeout_s: float
     accelerator: str
-    listen: str
+    listen_address: str
     security: Security
     limits: Limits
     digest: str
-    journal: Path
+    event_log_path: Path
 
     @property
     def is_cloud(self) -> bool:
-        return not self.names[0].startswith("device-")
+        return not self.node_names[0].startswith("device-")
 
 
-def play(part: Part, line: Connection) -> None:
+def run_node_process(config: NodeProcessConfig, pipe: Connection) -> None:
     """The child's whole life; the parent decides when it ends, also by dying."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: the parent says stop
     try:
-        asyncio.run(_Player(part, line).play())
+        asyncio.run(_NodeProcess(config, pipe).run())
     except EOFError:
         sys.exit(1)  # the parent is gone
     except Exception as problem:
-        line.send(("failed", f"{', '.join(part.names)}: {type(problem).__name__}: {problem}"))
+        pipe.send(("failed", f"{', '.join(config.node_names)}: {type(problem).__name__}: {problem}"))
         raise
 
 
-class _Player:
-    def __init__(self, part: Part, line: Connection) -> None:
-        self.part, self.line = part, line
-        self.cast = Cast(part.setup, part.layers, part.timeout_s)
+class _NodeProcess:
+    def __init__(self, config: NodeProcessConfig, pipe: Connection) -> None:
+        self.config, self.pipe = config, pipe
+        self.topology = Topology(config.setup, config.layers, config.timeout_s)
 
-    async def play(self) -> None:
-        from serving.deployment.model_loading import open_side
-        from serving.engines.torch.tensor_store import Blobs
-        from serving.runtimes.host import Host
+    async def run(self) -> None:
+        from serving.deployment.model_loading import load_side
+        from serving.engines.torch.tensor_store import TensorStore
+        from serving.runtimes.host import NodeHost
 
-        part, blobs = self.part, Blobs()
-        tier = self.cast.tier_of[part.names[0]] if part.is_cloud and part.setup.hardware.tiers else None
-        models = open_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator, tier=tier)
+        part, blobs = self.config, TensorStore()
+        tier = self.topology.tier_of[part.node_names[0]] if part.is_cloud and part.setup.hardware.tiers else None
+        models = load_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator, tier=tier)
         with closing(models):
-            host = Host(self.cast, part.names, blobs, part.security, part.limits, part.digest, len(models.tokenizer))
+            host = NodeHost(
+                self.topology, part.node_names, blobs, part.security, part.limits, part.digest, len(models.tokenizer)
+            )
             try:
-                await self._meet(host)
-                await self._serve(host, models, await self._hear("play"))
+                await self._connect(host)
+                await self._serve(host, models, await self._receive("play"))
             finally:
                 await host.close()
 
-    async def _meet(self, host: "Host") -> None:
-        if self.part.is_cloud:
-            self.line.send(("listening", await host.listen(self.part.listen)))
-        addresses, running = await self._hear("dial")
-        await host.dial(addresses)
-        await host.reached(running, _MEETING_S)
-        self.line.send(("joined", None))
+    async def _connect(self, host: "NodeHost") -> None:
+        if self.config.is_cloud:
+            self.pipe.send(("listening", await host.listen(self.config.listen_address)))
+        addresses, running = await self._receive("dial")
+        await host.connect(addresses)
+        await host.wait_until_reachable(running, _CONNECT_TIMEOUT_S)
+        self.pipe.send(("joined", None))
 
-    async def _serve(self, host: "Host", models: "Models", origin_s: float) -> None:
-        from serving.log.event_log import Journal
+    async def _serve(self, host: "NodeHost", models: "LoadedModels", origin_s: float) -> None:
+        from serving.log.event_log import EventLog
 
-        part = self.part
-        with Journal(part.journal, {"names": list(part.names)}) as journal:
-            stop = asyncio.create_task(self._hear("stop"))
-            breaks = Breaks(self.cast, part.names, lambda *what: live.post(*what), stop.done)
-            live = Live(Wall(origin_s), [journal, breaks], part.pace)
-            populate(live, self.cast, Chips(self.cast, models, part.queries), part.names)
-            for name in part.names:
-                journal.born(name, live.now())
+        part = self.config
+        with EventLog(part.event_log_path, {"names": list(part.node_names)}) as journal:
+            stop = asyncio.create_task(self._receive("stop"))
+            breaks = LinkOutageInjector(self.topology, part.node_names, lambda *what: live.post(*what), stop.done)
+            live = RealTimeDriver(WallClock(origin_s), [journal, breaks], part.pace)
+            add_nodes(live, self.topology, ChipFactory(self.topology, models, part.queries), part.node_names)
+            for name in part.node_names:
+                journal.node_created(name, live.now())
             if part.shaped:
-                link(live, self.cast)
-                breaks.begin()
-            host.play(live)
-            self._ask(live)
-            stop.add_done_callback(lambda _: live.stir())
+                connect_nodes(live, self.topology)
+                breaks.start()
+            host.start(live)
+            self._start_clients(live)
+            stop.add_done_callback(lambda _: live.wake_up())
             try:
                 await live.run(stop.done)
                 await stop
             finally:
                 stop.cancel()
                 live.close()
-        self.line.send(("done", live.pacing))
+        self.pipe.send(("done", live.pacing))
 
-    def _ask(self, live: Live) -> None:
+    def _start_clients(self, driver: RealTimeDriver) -> None:
         """Seats the users of this process's devices; a cloud has none."""
-        users = Users(self.part.queries, self.cast.devices)
-        live.on_end(partial(users.hear, post=live.post))
-        live.on_end(lambda session, _: self.line.send(("ended", session)))
-        users.ask(live.post)
+        users = WorkloadClients(self.config.queries, self.topology.devices)
+        driver.on_session_end(partial(users.on_session_end, post=driver.post))
+        driver.on_session_end(lambda session, _: self.pipe.send(("ended", session)))
+        users.start(driver.post)
 
-    async def _hear(self, word: str) -> Any:
+    async def _receive(self, kind: str) -> Any:
         """The next thing that the parent says, which must be that word."""
-        said, value = await asyncio.to_thread(self.line.recv)
-        if said != word:
-            raise RuntimeError(f"the parent said {said!r} where {word!r} was due")
+        said, value = await asyncio.to_thread(self.pipe.recv)
+        if said != kind:
+            raise RuntimeError(f"the parent said {said!r} where {kind!r} was due")
         return value

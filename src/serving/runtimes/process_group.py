@@ -9,105 +9,105 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Pacing
+from serving.drivers.real_time import PacingStats
 from serving.messages import INF
-from serving.metrics.recorder import Record, Recorder
+from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress
-from serving.runtimes.clients import Users
-from serving.runtimes.failures import Fate
-from serving.runtimes.node_process import Part, play
-from serving.transport.shaping.tc import Shape
+from serving.runtimes.clients import WorkloadClients
+from serving.runtimes.failures import FailureSchedule
+from serving.runtimes.node_process import NodeProcessConfig, run_node_process
+from serving.transport.shaping.tc import ApplyShaping
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Query
     from serving.runtimes.grpc import Grpc
 
-_LEAVING_S = 5.0
+_STOP_TIMEOUT_S = 5.0
 """How long a process that was told to stop may take."""
 
 
-class Crew:
+class ProcessGroup:
     """The processes of one run."""
 
     def __init__(
-        self, runtime: "Grpc", cast: Cast, queries: "Sequence[Query]", accelerator: str, folder: Path,
-        shape: Shape | None,
+        self, runtime: "Grpc", topology: Topology, queries: "Sequence[Query]", accelerator: str, folder: Path,
+        shape: ApplyShaping | None,
     ) -> None:  # fmt: skip
-        self.runtime, self.cast, self.queries = runtime, cast, queries
+        self.runtime, self.topology, self.queries = runtime, topology, queries
         self.accelerator, self.folder, self.shape = accelerator, folder, shape
-        self.lines: dict[str, Connection] = {}
+        self.pipes: dict[str, Connection] = {}
         self.processes: dict[str, BaseProcess] = {}
         self.addresses: dict[str, str] = {}
         """Of each cloud process."""
         self.origin_s = 0.0
-        self.fate = Fate(cast)
+        self.failure_schedule = FailureSchedule(topology)
         self._context = mp.get_context("spawn")
-        self._lives: dict[str, int] = {}
+        self._restarts: dict[str, int] = {}
 
-    def play(self, progress: Progress) -> dict[str, Pacing]:
+    def run(self, progress: Progress) -> dict[str, PacingStats]:
         """Starts everybody, lets them meet, waits until all is answered; how well each process kept the pace."""
-        cast, crowd = self.cast, min(self.runtime.device_processes, len(self.cast.devices))
-        clouds = {names[0]: names for names in cast.clouds}
+        cast, crowd = self.topology, min(self.runtime.device_processes, len(self.topology.devices))
+        clouds = {names[0]: names for names in cast.cloud_processes}
         devices = {f"devices-{i}": cast.devices[i::crowd] for i in range(crowd)}
         with self._running({**clouds, **devices}):
-            self.addresses = {name: self._hear(name, "listening") for name in clouds}
+            self.addresses = {name: self._receive_from(name, "listening") for name in clouds}
             if self.shape:
                 self.shape(self.addresses.values())
             for name in clouds:
-                self._introduce(name)
+                self._connect_upstream(name)
             listening = {node: self.addresses[name] for name, nodes in clouds.items() for node in nodes}
-            self._tell(devices, "dial", (listening, tuple(listening)))
+            self._send(devices, "dial", (listening, tuple(listening)))
             for name in (*clouds, *devices):
-                self._hear(name, "joined")
+                self._receive_from(name, "joined")
             self.origin_s = time.monotonic()
-            self._tell(self.lines, "play", self.origin_s)
-            self._wait_for_all(progress)
-            self._tell(self.lines, "stop", None)
-            return {name: self._hear(name, "done") for name in self.lines}
+            self._send(self.pipes, "play", self.origin_s)
+            self._wait_until_answered(progress)
+            self._send(self.pipes, "stop", None)
+            return {name: self._receive_from(name, "done") for name in self.pipes}
 
-    def records(self, observers: Sequence[Observer]) -> dict[str, Record]:
+    def collect_records(self, observers: Sequence[Observer]) -> dict[str, SessionRecord]:
         """What all journals together say, as if one driver had been watched."""
-        from serving.log.entries import feed
-        from serving.log.reader import merge
+        from serving.log.entries import feed_observer
+        from serving.log.reader import merge_logs
 
-        recorder = Recorder(self.cast.devices)
+        recorder = Recorder(self.topology.devices)
         for observer in (recorder, *observers):
-            feed(merge(sorted(self.folder.glob("*.jsonl"))), observer)
-        Users(self.queries, self.cast.devices).check(recorder.records)
+            feed_observer(merge_logs(sorted(self.folder.glob("*.jsonl"))), observer)
+        WorkloadClients(self.queries, self.topology.devices).check_all_ended(recorder.records)
         return recorder.records
 
-    def _introduce(self, cloud: str) -> None:
+    def _connect_upstream(self, cloud: str) -> None:
         """To the nodes of earlier tiers, which it dials; it waits for those that run."""
-        before = {node: self.addresses[node] for node in self.cast.before(cloud)}
-        self._tell([cloud], "dial", (before, tuple(node for node in before if node in self.lines)))
+        before = {node: self.addresses[node] for node in self.topology.upstream_nodes(cloud)}
+        self._send([cloud], "dial", (before, tuple(node for node in before if node in self.pipes)))
 
-    def _wait_for_all(self, progress: Progress) -> None:
+    def _wait_until_answered(self, progress: Progress) -> None:
         ended: set[str] = set()
         while len(ended) < len(self.queries):
             now = time.monotonic() - self.origin_s
-            for name in self.fate.due(now):
-                self._turn(name)
-            for line in wait(list(self.lines.values()), self.fate.rest_s(now)):
+            for name in self.failure_schedule.due(now):
+                self._kill_or_restart(name)
+            for line in wait(list(self.pipes.values()), self.failure_schedule.next_in_s(now)):
                 assert isinstance(line, Connection)
-                ended.add(self._next(line, "ended"))
+                ended.add(self._receive(line, "ended"))
             progress(len(ended), len(self.queries), f"{time.monotonic() - self.origin_s:.0f} s of real time")
 
     # Who fails, and comes back.
 
-    def _turn(self, name: str) -> None:
+    def _kill_or_restart(self, name: str) -> None:
         """A node that runs is killed, with no word to anybody; one that does not is started again."""
-        if name in self.lines:
+        if name in self.pipes:
             self.processes[name].kill()
             self.processes[name].join()
-            self.lines.pop(name).close()
+            self.pipes.pop(name).close()
             return
         self._start(name, (name,), self.addresses[name])
-        self._hear(name, "listening")
-        self._introduce(name)
-        self._hear(name, "joined")
-        self._tell([name], "play", self.origin_s)
+        self._receive_from(name, "listening")
+        self._connect_upstream(name)
+        self._receive_from(name, "joined")
+        self._send([name], "play", self.origin_s)
 
     # Processes.
 
@@ -118,7 +118,7 @@ class Crew:
                 self._start(name, nodes)
             yield
             for process in self.processes.values():
-                process.join(_LEAVING_S)
+                process.join(_STOP_TIMEOUT_S)
         finally:
             for process in self.processes.values():
                 process.terminate()
@@ -126,38 +126,38 @@ class Crew:
 
     def _start(self, name: str, nodes: tuple[str, ...], listen: str = "127.0.0.1:0") -> None:
         here, there = self._context.Pipe()
-        self._lives[name] = self._lives.get(name, -1) + 1
-        part = self._part(name, nodes, listen)
+        self._restarts[name] = self._restarts.get(name, -1) + 1
+        part = self._process_config(name, nodes, listen)
         # no daemon: a cloud may start processes of its own; they all end with the line to their parent
-        process = self._context.Process(target=play, args=(part, there), name=name)
+        process = self._context.Process(target=run_node_process, args=(part, there), name=name)
         process.start()
         there.close()
-        self.lines[name], self.processes[name] = here, process
+        self.pipes[name], self.processes[name] = here, process
 
-    def _part(self, name: str, nodes: tuple[str, ...], listen: str) -> Part:
-        runtime, cast = self.runtime, self.cast
+    def _process_config(self, name: str, nodes: tuple[str, ...], listen: str) -> NodeProcessConfig:
+        runtime, cast = self.runtime, self.topology
         queries = tuple(q for q in self.queries if cast.devices[q.device] in nodes)
-        return Part(
+        return NodeProcessConfig(
             cast.setup, cast.layers, nodes, queries, runtime.pace, runtime.shaping == "user",
             runtime.timeout_s or INF, self.accelerator, listen, runtime.security, runtime.limits, cast.digest,
-            self.folder / f"{name}.{self._lives.get(name, 0)}.jsonl",
+            self.folder / f"{name}.{self._restarts.get(name, 0)}.jsonl",
         )  # fmt: skip
 
     # The pipes.
 
-    def _tell(self, names: Iterable[str], word: str, value: Any) -> None:
+    def _send(self, names: Iterable[str], kind: str, value: Any) -> None:
         for name in names:
-            self.lines[name].send((word, value))
+            self.pipes[name].send((kind, value))
 
-    def _hear(self, name: str, word: str) -> Any:
-        return self._next(self.lines[name], word)
+    def _receive_from(self, name: str, kind: str) -> Any:
+        return self._receive(self.pipes[name], kind)
 
-    def _next(self, line: Connection, word: str) -> Any:
+    def _receive(self, pipe: Connection, kind: str) -> Any:
         try:
-            said, value = line.recv()
+            said, value = pipe.recv()
         except EOFError:
-            name = next(name for name, each in self.lines.items() if each is line)
+            name = next(name for name, each in self.pipes.items() if each is pipe)
             raise RuntimeError(f"the process {name} died; what it said is above") from None
-        if said != word:
-            raise RuntimeError(value if said == "failed" else f"a process said {said!r} where {word!r} was due")
+        if said != kind:
+            raise RuntimeError(value if said == "failed" else f"a process said {said!r} where {kind!r} was due")
         return value

@@ -11,62 +11,72 @@ from typing import Any
 
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.engines.tokenizer import Tokenizer
 from serving.hardware.fleet import Fleet
-from serving.hardware.replica_packing import Packing, reported
-from serving.messages import INF, Chunk
+from serving.hardware.replica_packing import ReplicaPacking, reported_factor
+from serving.messages import INF, DraftDecision
 from serving.metrics import batch_timing
-from serving.metrics.batch_timing import Batch
-from serving.metrics.recorder import Record
-from serving.metrics.utilisation import Occupancy, stalls
-from serving.runtimes.runtime import Runtime, Served
+from serving.metrics.batch_timing import BatchTiming
+from serving.metrics.recorder import SessionRecord
+from serving.metrics.utilisation import UtilisationObserver, stall_times
+from serving.runtimes.runtime import RunResult, Runtime
 from serving.workload.dataset import quality_note
 from serving.workload.metrics import Rouge1
 
-Row = dict[str, Any]
+ResultRow = dict[str, Any]
 
 
-def write(
+def write_results(
     out: Path,
     setup: Setup,
     runtime: Runtime,
-    served: Served,
-    packing: Packing | None = None,
-    batches: Sequence[Batch] = (),
-    occupancy: Occupancy | None = None,
+    served: RunResult,
+    packing: ReplicaPacking | None = None,
+    batches: Sequence[BatchTiming] = (),
+    utilisation: UtilisationObserver | None = None,
 ) -> None:
     """Fills the artifact folder of a `serve` stage."""
     queries, records, tokenizer = served.queries, served.records, served.tokenizer
-    cast = Cast(setup, served.layers)
-    fleets = tuple(cast.fleets.values())
-    modes = {s: m for name, own in cast.by_device(queries).items() for s, m in cast.modes(name, own).items()}
+    cast = Topology(setup, served.target_layers)
+    fleets = tuple(cast.device_fleets.values())
+    modes = {
+        s: m for name, own in cast.queries_by_device(queries).items() for s, m in cast.power_modes(name, own).items()
+    }
     rows = []
     for query in queries:
-        record = records[query.call.session]
-        row = _request(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
-        row["cloud_energy_j"] = _joules(cast, record)
-        rows.append(row | (_UNKNOWN_ENERGY if served.here else {}) | ({} if served.is_text else _UNJUDGED))
-    _parquet(out / "requests.parquet", rows)
-    _parquet(out / "timeline.parquet", [row for q in queries for row in _line(records[q.call.session])])
-    _parquet(out / "chunks.parquet", [_chunk(c) for q in queries for c in records[q.call.session].chunks])
-    expected = batch_timing.rows(batches, cast.estimator) if batches else []
+        record = records[query.request.session]
+        row = _request_row(setup, query, record, fleets[query.device], modes[record.session], tokenizer)
+        row["cloud_energy_j"] = _cloud_energy_j(cast, record)
+        rows.append(row | (_UNKNOWN_ENERGY if served.local_timing else {}) | ({} if served.is_text else _NO_QUALITY))
+    _write_parquet(out / "requests.parquet", rows)
+    _write_parquet(
+        out / "timeline.parquet", [row for q in queries for row in _timeline_rows(records[q.request.session])]
+    )
+    _write_parquet(
+        out / "chunks.parquet", [_decision_row(c) for q in queries for c in records[q.request.session].draft_decisions]
+    )
+    expected = batch_timing.batch_rows(batches, cast.estimator) if batches else []
     if expected:
-        _parquet(out / "batches.parquet", expected)
+        _write_parquet(out / "batches.parquet", expected)
     meta = json.dumps(_meta(setup, runtime, served, fleets, rows, packing) | {
-        "estimator": batch_timing.errors(expected),
-        "tiers": occupancy.by_tier(cast, records.values()) if occupancy else {},
+        "estimator": batch_timing.estimator_errors(expected),
+        "tiers": utilisation.by_tier(cast, records.values()) if utilisation else {},
     }, indent=1)  # fmt: skip
     (out / "meta.json").write_text(meta, encoding="utf-8")
 
 
-def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str, tokenizer: Tokenizer) -> Row:
-    prompt, seen = query.prompt, record.seen_s
+def _request_row(
+    setup: Setup, query: Query, record: SessionRecord, fleet: Fleet, mode: str, tokenizer: Tokenizer
+) -> ResultRow:
+    prompt, seen = query.prompt, record.token_times_s
     text = tokenizer.decode(record.tokens)
-    answer, metrics = prompt.answered(text), setup.workload.dataset.metrics
+    answer, metrics = prompt.extract_answer(text), setup.workload.dataset.metrics
     ended_s = record.arrived_s if record.ended_s is None else record.ended_s
-    begun_s = record.arrived_s if record.begun_s is None else record.begun_s
-    stalled = stalls(record.line, INF if record.ended_s is None else record.ended_s) if record.line else None
+    begun_s = record.arrived_s if record.started_s is None else record.started_s
+    stalled = (
+        stall_times(record.timeline, INF if record.ended_s is None else record.ended_s) if record.timeline else None
+    )
     own = sum(record.origins.count(kind) for kind in ("device", "offline", "accepted"))
     return {
         "request": record.session,
@@ -91,53 +101,53 @@ def _request(setup: Setup, query: Query, record: Record, fleet: Fleet, mode: str
         "ttft_s": seen[0] - record.arrived_s if seen else None,
         "tbt_s": [b - a for a, b in pairwise(seen)],
         "drafted": record.drafted,
-        "sent": record.sent,
-        "accepted": record.accepted,
+        "sent": record.drafts_verified,
+        "accepted": record.drafts_accepted,
         "wasted": record.drafted - own,
-        "discarded": record.discarded,
+        "discarded": record.discarded_tokens,
         "draft_s": record.draft_s,
-        "exited": record.exited,
-        "depth": record.depth,
-        "guesses": record.guesses,
-        "position_hits": record.position_hits,
-        "hits": record.hits,
+        "exited": record.early_exit_tokens,
+        "depth": record.layer_share_sum,
+        "guesses": record.lookahead_attempts,
+        "position_hits": record.lookahead_position_hits,
+        "hits": record.lookahead_hits,
         "stalled_link_s": stalled.link_s if stalled else None,
         "stalled_cloud_s": stalled.cloud_s if stalled else None,
-        "cloud_resident_s": stalled.resident_s if stalled else None,
-        "chunks": record.decided,
-        "chunks_asked": record.asked,
+        "cloud_resident_s": stalled.cloud_residence_s if stalled else None,
+        "chunks": record.num_decisions,
+        "chunks_asked": record.num_offloaded,
         "uplink_nbytes": record.uplink_nbytes,
         "downlink_nbytes": record.downlink_nbytes,
         "uplink_messages": record.uplink_messages,
         "device_busy_s": record.device_busy_s,
         "cloud_busy_s": record.cloud_busy_s,
-        "cloud_rows": record.cloud_rows,
-        "cloud_wait_s": record.cloud_wait_s,
+        "cloud_rows": record.cloud_forward_tokens,
+        "cloud_wait_s": record.cloud_queue_s,
         "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
     }
 
 
-def _joules(cast: Cast, record: Record) -> float | None:
+def _cloud_energy_j(topology: Topology, record: SessionRecord) -> float | None:
     """What the cloud's nodes spent on a request; None where the power of one is unknown."""
-    spent = [cast.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
+    spent = [topology.cloud_fleets[node].joules(busy_s) for node, busy_s in record.node_busy_s.items()]
     known = [joules for joules in spent if joules is not None]
     return sum(known) if len(known) == len(spent) else None
 
 
-def _line(record: Record) -> Iterator[Row]:
-    for lane, begin_s, end_s, amount in record.line:
+def _timeline_rows(record: SessionRecord) -> Iterator[ResultRow]:
+    for lane, begin_s, end_s, amount in record.timeline:
         yield {"request": record.session, "lane": lane, "begin_s": begin_s, "end_s": end_s, "amount": amount}
 
 
-def _chunk(chunk: Chunk) -> Row:
-    means = {name: sum(values) / len(values) for name, values in chunk.scores.items() if values}
+def _decision_row(decision: DraftDecision) -> ResultRow:
+    means = {name: sum(values) / len(values) for name, values in decision.scores.items() if values}
     return {
-        "request": chunk.session,
-        "at": chunk.at,
-        "n": len(chunk.tokens),
-        "accepted": chunk.accepted,
+        "request": decision.session,
+        "at": decision.position,
+        "n": len(decision.tokens),
+        "accepted": decision.accepted,
         "confidence": means.get("confidence"),
         "importance": means.get("importance"),
     }
@@ -146,15 +156,15 @@ def _chunk(chunk: Chunk) -> Row:
 def _meta(
     setup: Setup,
     runtime: Runtime,
-    served: Served,
+    served: RunResult,
     fleets: Sequence[Fleet],
-    rows: Sequence[Row],
-    packing: Packing | None,
+    rows: Sequence[ResultRow],
+    packing: ReplicaPacking | None,
 ) -> dict[str, Any]:
     metrics = setup.workload.dataset.metrics
-    timed = setup.pair.cloud.timing
-    factor = packing.factor(timed) if packing else reported(timed)
-    links = [fleet.network or setup.network for fleet in fleets] if setup.placed else []
+    timed = setup.pair.cloud.timed_architecture
+    factor = packing.factor(timed) if packing else reported_factor(timed)
+    links = [fleet.network or setup.network for fleet in fleets] if setup.uses_target else []
     return {
         "policy": setup.policy.name,
         "runtime": type(runtime).__name__.lower(),
@@ -162,7 +172,7 @@ def _meta(
         "lossless": setup.policy.lossless,
         "quality_metric": metrics[0].name if metrics and served.is_text else None,
         "notes": [*_notes(setup), *served.notes],
-        "timing": _here(setup) if served.here else _timing(setup, fleets),
+        "timing": _local_timing(setup) if served.local_timing else _timing(setup, fleets),
         "links": list(dict.fromkeys(link.described for link in links)),
         "packing_factor": asdict(factor) if factor else None,
         "overhead": dict(served.overhead),
@@ -174,11 +184,16 @@ def _meta(
 def _notes(setup: Setup) -> list[str]:
     pair = setup.pair
     assumed = (
-        f"the models stand for {pair.device.timing.name} and {pair.cloud.timing.name} in time, bytes and memory; "
+        f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, bytes and memory; "
         "set model.device.timing and model.cloud.timing to what they are"
     )
     found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
-    found += [pair.device.charged, pair.cloud.charged, pair.cloud.served, pair.cloud.shared]
+    found += [
+        pair.device.quantization_note,
+        pair.cloud.quantization_note,
+        pair.cloud.server_note,
+        pair.cloud.tensor_parallel_note,
+    ]
     return [note for note in found if note]
 
 
@@ -186,31 +201,31 @@ def _timing(setup: Setup, fleets: Sequence[Fleet]) -> dict[str, str]:
     """Which coefficients made the time of each side that the policy uses."""
     found = {}
     if setup.policy.draft.source == "model":
-        sources = dict.fromkeys(fleet.latency(setup.pair.device.timing).source for fleet in fleets)
+        sources = dict.fromkeys(fleet.latency(setup.pair.device.timed_architecture).source for fleet in fleets)
         found["device"] = "; ".join(sources)
-    if setup.placed:
+    if setup.uses_target:
         tiers = [tier for hop in setup.hops if (tier := setup.hardware.tier(hop.node))]
-        every = [fleet.latency(setup.pair.cloud.timing).source for tier in tiers for fleet in tier.fleets]
+        every = [fleet.latency(setup.pair.cloud.timed_architecture).source for tier in tiers for fleet in tier.fleets]
         found["cloud"] = "; ".join(dict.fromkeys(every))
     return found
 
 
-def _here(setup: Setup) -> dict[str, str]:
-    sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.placed))
+def _local_timing(setup: Setup) -> dict[str, str]:
+    sides = (("device", setup.policy.draft.source == "model"), ("cloud", setup.uses_target))
     return {side: "the wall clock of this machine, whatever chip is named" for side, used in sides if used}
 
 
-_UNJUDGED = {"text": "", "quality": None, "rouge_1": None}
+_NO_QUALITY = {"text": "", "quality": None, "rouge_1": None}
 _UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
-_LISTS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
-_NULLABLE = {
+_LIST_COLUMNS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
+_NULLABLE_COLUMNS = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
     "device_energy_j": "double", "cloud_energy_j": "double", "stalled_link_s": "double", "stalled_cloud_s": "double",
     "cloud_resident_s": "double",
 }  # fmt: skip
 """Columns whose type the first row may not show."""
-_COLUMNS = {
+_TABLE_COLUMNS = {
     "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount":
     "int64"}, "chunks.parquet": {
         "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance":
@@ -219,17 +234,17 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-def _parquet(file: Path, rows: Sequence[Row]) -> None:
+def _write_parquet(file: Path, rows: Sequence[ResultRow]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    names = list(rows[0]) if rows else list(_COLUMNS.get(file.name, {}))
+    names = list(rows[0]) if rows else list(_TABLE_COLUMNS.get(file.name, {}))
     columns = {}
     for name in names:
         values = [row[name] for row in rows]
-        if name in _LISTS:
-            columns[name] = pa.array(values, pa.list_(pa.type_for_alias(_LISTS[name])))
+        if name in _LIST_COLUMNS:
+            columns[name] = pa.array(values, pa.list_(pa.type_for_alias(_LIST_COLUMNS[name])))
         else:
-            kind = _NULLABLE.get(name) or _COLUMNS.get(file.name, {}).get(name)
+            kind = _NULLABLE_COLUMNS.get(name) or _TABLE_COLUMNS.get(file.name, {}).get(name)
             columns[name] = pa.array(values, pa.type_for_alias(kind) if kind else None)
     pq.write_table(pa.table(columns), file)

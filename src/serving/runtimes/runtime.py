@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
 from serving.drivers.observer import Observer
-from serving.metrics.recorder import Record
+from serving.metrics.recorder import SessionRecord
 from serving.progress import Progress
 
 if TYPE_CHECKING:
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Served:
+class RunResult:
     """What was asked, and what became of it by session."""
 
     queries: Sequence[Query]
-    records: Mapping[str, Record]
+    records: Mapping[str, SessionRecord]
     tokenizer: "Tokenizer"
-    layers: int
+    target_layers: int
     """Of the large model where it ran."""
     is_text: bool = True
     """Do the tokens stand for words, so that answers can be judged?"""
     timeout_s: float | None = None
     """How long devices waited for an answer before they asked again; None: for ever."""
-    here: bool = False
+    local_timing: bool = False
     """Did work take as long as it takes on this machine, whose power nobody measures, and not as on named chips?"""
     notes: tuple[str, ...] = ()
     """What a reader of the figures must know."""
@@ -52,4 +52,4 @@ class Runtime(Protocol):
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
-    ) -> Served: ...
+    ) -> RunResult: ...

@@ -4,48 +4,49 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.hardware.latency import load
+from serving.deployment.topology import Topology
+from serving.hardware.latency import batch_load
 
 
 @dataclass(frozen=True)
-class Mixing:
-    """Batches of one prompt, whole or in chunks, and `decodes` sessions with `cached` tokens each; `steps` in a row.
+class PrefillInterference:
+    """Batches of one prompt, whole or in chunks, and `num_decodes` sessions with `cached_tokens` tokens each;
+    `num_steps` in a row.
 
     Where the cloud is a pipeline, a batch's time is that of all its nodes together.
     """
 
     setup: Setup
-    decodes: int = 9
-    cached: int = 512
-    steps: int = 64
+    num_decodes: int = 9
+    cached_tokens: int = 512
+    num_steps: int = 64
 
-    def batch_s(self, prompt_rows: int, prompt_cached: int = 0, decodes: int | None = None) -> float:
+    def batch_s(self, prompt_tokens: int, prompt_cached_tokens: int = 0, num_decodes: int | None = None) -> float:
         """Of one batch; without rows of a prompt only the others are in it."""
-        others = [(self.cached, 1)] * (self.decodes if decodes is None else decodes)
-        spans = [*others, *([(prompt_cached, prompt_rows)] if prompt_rows else [])]
-        cast = Cast(self.setup, self.setup.pair.cloud.timing.layers)
-        layers = sum(hop.span.last - hop.span.first for hop in cast.hops if hop.node in cast.tiers)
-        return cast.cloud_latency(cast.workers[0]).seconds(load(layers, spans))
+        others = [(self.cached_tokens, 1)] * (self.num_decodes if num_decodes is None else num_decodes)
+        spans = [*others, *([(prompt_cached_tokens, prompt_tokens)] if prompt_tokens else [])]
+        cast = Topology(self.setup, self.setup.pair.cloud.timed_architecture.layers)
+        layers = sum(hop.span.end_layer - hop.span.start_layer for hop in cast.hops if hop.node in cast.tiers)
+        return cast.cloud_latency(cast.workers[0]).seconds(batch_load(layers, spans))
 
-    def chunked_s(self, prompt: int, chunk: int) -> tuple[float, float]:
+    def chunked_s(self, prompt_tokens: int, chunk_tokens: int) -> tuple[float, float]:
         """(all of the steps, up to the one that ends the prompt), where a prompt is run in chunks."""
-        starts = range(0, prompt, chunk)
-        prefill = [self.batch_s(min(chunk, prompt - start), start) for start in starts]
-        after = [self.batch_s(0, decodes=self.decodes + 1)] * max(0, self.steps - len(prefill))
+        starts = range(0, prompt_tokens, chunk_tokens)
+        prefill = [self.batch_s(min(chunk_tokens, prompt_tokens - start), start) for start in starts]
+        after = [self.batch_s(0, num_decodes=self.num_decodes + 1)] * max(0, self.num_steps - len(prefill))
         return sum(prefill) + sum(after), sum(prefill)
 
-    def by_prompt(self, lengths: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
+    def by_prompt_length(self, lengths: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
         """A batch's seconds, and those of a batch whose prompt has one token, by the prompt's length (Fig. 1c)."""
         alone_s = self.batch_s(1)
         return {f"{n} tokens": {"batch_s": self.batch_s(n), "of_one_token": self.batch_s(n) / alone_s} for n in lengths}
 
-    def by_chunk(self, prompt: int, chunks: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
+    def by_chunk_size(self, prompt_tokens: int, chunk_sizes: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
         """What chunks save of all steps, and what they add until the prompt is done (Fig. 1d)."""
-        whole_s, first_s = self.chunked_s(prompt, prompt)
+        whole_s, first_s = self.chunked_s(prompt_tokens, prompt_tokens)
         found = {}
-        for chunk in chunks:
-            all_s, ttft_s = self.chunked_s(prompt, chunk)
+        for chunk in chunk_sizes:
+            all_s, ttft_s = self.chunked_s(prompt_tokens, chunk)
             found[f"chunks of {chunk}"] = {
                 "all_s": all_s, "saved_s": whole_s - all_s, "ttft_s": ttft_s, "ttft_of_whole": ttft_s / first_s,
             }  # fmt: skip

@@ -11,19 +11,28 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 from serving.messages import Message
-from serving.transport.connection import Luggage, Reception
-from serving.transport.decode import Decoder
-from serving.transport.errors import RefusedError
+from serving.transport.connection import FrameReceiver, ReceivedTensors
+from serving.transport.decode import MessageDecoder
+from serving.transport.errors import ProtocolError
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
 from serving.transport.security import Security
-from serving.transport.session_ownership import Known, Owners
-from serving.transport.stream import ADMITTED, METHOD, Blobs, Ears, Outbox, Sender, converse, goodbye
+from serving.transport.session_ownership import PeerExpectations, SessionOwners
+from serving.transport.stream import (
+    ADMITTED_METADATA,
+    METHOD,
+    MessageSender,
+    MessageSink,
+    Outbox,
+    TensorSource,
+    goodbye_frame,
+    run_stream,
+)
 
 
-class Backoff:
+class ReconnectBackoff:
     """Exponential, with jitter from a seed, so that a fleet whose cloud restarts does not come back in one instant.
 
     Args:
@@ -31,15 +40,15 @@ class Backoff:
         stream: from `serving.core.keyed_random.key`.
     """
 
-    def __init__(self, first_s: float, longest_s: float, stream: int) -> None:
-        self._first_s, self._longest_s, self._stream = first_s, longest_s, stream
+    def __init__(self, initial_s: float, max_s: float, stream: int) -> None:
+        self._initial_s, self._max_s, self._stream = initial_s, max_s, stream
         self._failures = self._attempts = 0
 
-    def next_s(self) -> float:
-        wait_s = min(self._longest_s, self._first_s * 2.0 ** min(self._failures, 64))
+    def next_delay_s(self) -> float:
+        wait_s = min(self._max_s, self._initial_s * 2.0 ** min(self._failures, 64))
         self._failures += 1
         self._attempts += 1
-        return wait_s * (0.5 + 0.5 * luck(self._stream, self._attempts, "reconnect"))
+        return wait_s * (0.5 + 0.5 * uniform(self._stream, self._attempts, "reconnect"))
 
     def reset(self) -> None:
         """It worked: the next failure is a first one."""
@@ -48,14 +57,14 @@ class Backoff:
 
 log = logging.getLogger(__name__)
 
-PERMANENT = {"UNAUTHENTICATED", "FAILED_PRECONDITION"}
+PERMANENT_CODES = {"UNAUTHENTICATED", "FAILED_PRECONDITION"}
 """What trying again does not mend."""
 
-_OVER = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
+_STREAM_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
 """What a write raises when the call has ended."""
 
 
-class Dialler:
+class TransportClient:
     """Keeps one stream to one listening host, and connects again for as long as it runs.
 
     Args:
@@ -72,29 +81,29 @@ class Dialler:
     def __init__(
         self,
         nodes: tuple[str, ...],
-        ears: Ears,
-        blobs: Blobs | None,
+        sink: MessageSink,
+        tensor_store: TensorSource | None,
         address: str,
         security: Security | None = None,
         limits: Limits | None = None,
         *,
-        digest: str = "",
-        known: Known | None = None,
-        owners: Owners | None = None,
+        config_digest: str = "",
+        expectations: PeerExpectations | None = None,
+        owners: SessionOwners | None = None,
         seed: int = 0,
     ) -> None:
-        self._ears, self._blobs, self._address, self._owners = ears, blobs, address, owners
+        self._sink, self._tensor_store, self._address, self._owners = sink, tensor_store, address, owners
         self._security, self._limits = security or Security(), limits or Limits()
-        self._hello = Hello(nodes, digest, blobs is not None)
-        self._decoder = Decoder(self._limits, known or Known(), blobs is not None)
-        self._sender = Sender(blobs, self._limits)
-        self._luggage = Luggage(blobs, self._limits.tensors_nbytes)
-        self._backoff = Backoff(self._limits.backoff_s, self._limits.backoff_max_s, key(seed, nodes[0]))
+        self._hello = Hello(nodes, config_digest, tensor_store is not None)
+        self._decoder = MessageDecoder(self._limits, expectations or PeerExpectations(), tensor_store is not None)
+        self._sender = MessageSender(tensor_store, self._limits)
+        self._received_tensors = ReceivedTensors(tensor_store, self._limits.tensors_nbytes)
+        self._backoff = ReconnectBackoff(self._limits.backoff_s, self._limits.backoff_max_s, key(seed, nodes[0]))
         self._outbox: Outbox | None = None
-        self._there: tuple[str, ...] = ()
+        self._remote_nodes: tuple[str, ...] = ()
         self._task: asyncio.Task[None] | None = None
-        self._tried, self._stopping = asyncio.Event(), asyncio.Event()
-        self.trouble: RefusedError | None = None
+        self._attempted, self._stopping = asyncio.Event(), asyncio.Event()
+        self.last_error: ProtocolError | None = None
         """Why the last attempt or stream failed; None while connected. For people, and for a readiness page."""
 
     async def start(self) -> None:
@@ -103,113 +112,121 @@ class Dialler:
         Raises RefusedError where trying again would not help: a wrong token, another version, another configuration;
         ValueError for a token without TLS beyond this machine, or files that are missing.
         """
-        self._security.check(self._address, self._security.authority is not None)
+        self._security.check_token_is_protected(self._address, self._security.ca_certificate is not None)
         self._security.channel_credentials()
-        self._task = asyncio.create_task(self._keep(), name=f"dialler to {self._address}")
-        await self._tried.wait()
+        self._task = asyncio.create_task(self._reconnect_loop(), name=f"dialler to {self._address}")
+        await self._attempted.wait()
         if self._task.done():
             await self._task  # ears or store raised
-        if self.trouble and self.trouble.code in PERMANENT:
+        if self.last_error and self.last_error.code in PERMANENT_CODES:
             await self.stop(0.0)
-            raise self.trouble
+            raise self.last_error
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Lets what waits leave and closes; after `grace_s` whatever happens."""
         self._stopping.set()
         if self._outbox:
-            self._outbox.close(goodbye(f"{self._hello.nodes[0]} stops"))
+            self._outbox.close(goodbye_frame(f"{self._hello.nodes[0]} stops"))
             if self._task:
                 await asyncio.wait((self._task,), timeout=grace_s)
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._luggage.discard()
+        self._received_tensors.discard()
         if self._task and not self._task.cancelled() and (error := self._task.exception()):
             raise error
 
     def send(self, sender: str, to: str, message: Message) -> None:
-        """Never blocks; a message is dropped while its node is not connected. Raises as `Sender.send`."""
-        self._sender.send(self._outbox if to in self._there else None, sender, to, message)
+        """Never blocks; a message is dropped while its node is not connected. Raises as `MessageSender.send`."""
+        self._sender.send(self._outbox if to in self._remote_nodes else None, sender, to, message)
 
-    async def _keep(self) -> None:
+    async def _reconnect_loop(self) -> None:
         try:
             while not self._stopping.is_set():
                 try:
                     await self._attempt()
                 except grpc.aio.AioRpcError as error:
-                    self._note(RefusedError(error.code().name, error.details() or "no reason given"))
-                except RefusedError as refused:
-                    self._note(refused)
-                self._tried.set()
-                await self._rest()
+                    self._record_error(ProtocolError(error.code().name, error.details() or "no reason given"))
+                except ProtocolError as refused:
+                    self._record_error(refused)
+                self._attempted.set()
+                await self._wait_backoff()
         finally:
-            self._tried.set()
+            self._attempted.set()
 
-    async def _rest(self) -> None:
+    async def _wait_backoff(self) -> None:
         try:
-            async with asyncio.timeout(self._backoff.next_s()):
+            async with asyncio.timeout(self._backoff.next_delay_s()):
                 await self._stopping.wait()
         except TimeoutError:
             return
 
-    def _note(self, trouble: RefusedError) -> None:
+    def _record_error(self, error: ProtocolError) -> None:
         """Once per kind of trouble, not once per attempt."""
-        if self.trouble is None or self.trouble.code != trouble.code:
-            log.warning("%s: %s (%s); trying again", self._address, trouble.text, trouble.code)
-        self.trouble = trouble
+        if self.last_error is None or self.last_error.code != error.code:
+            log.warning("%s: %s (%s); trying again", self._address, error.text, error.code)
+        self.last_error = error
 
     async def _attempt(self) -> None:
         """One stream, from connecting to its end."""
         async with self._channel() as channel:
             call = channel.stream_stream(METHOD)(metadata=self._security.metadata)
             try:
-                await self._talk(call, await self._greet(call))
+                await self._run_connected(call, await self._handshake(call))
             finally:
                 call.cancel()
 
     def _channel(self) -> Any:
-        credentials, options = self._security.channel_credentials(), self._limits.options
+        credentials, options = self._security.channel_credentials(), self._limits.channel_options
         if credentials:
             return grpc.aio.secure_channel(self._address, credentials, options)
         return grpc.aio.insecure_channel(self._address, options)
 
-    async def _greet(self, call: Any) -> Hello:
+    async def _handshake(self, call: Any) -> Hello:
         limits = self._limits
         try:
-            async with asyncio.timeout(limits.connect_s):
+            async with asyncio.timeout(limits.connect_timeout_s):
                 # A write into a refusal would hide its reason: grpc issue 36066
-                if ADMITTED[0] in await call.initial_metadata():
-                    with suppress(*_OVER):
-                        await call.write(self._hello.wire)
+                if ADMITTED_METADATA[0] in await call.initial_metadata():
+                    with suppress(*_STREAM_ENDED):
+                        await call.write(self._hello.encoded)
                 data = await call.read()
         except TimeoutError:
-            raise RefusedError("DEADLINE_EXCEEDED", f"no answer in limits.connect_s={limits.connect_s:g} s.") from None
-        return self._hello.meet(data if isinstance(data, bytes) else b"", limits)
+            raise ProtocolError(
+                "DEADLINE_EXCEEDED", f"no answer in limits.connect_s={limits.connect_timeout_s:g} s."
+            ) from None
+        return self._hello.check_peer(data if isinstance(data, bytes) else b"", limits)
 
-    async def _talk(self, call: Any, hello: Hello) -> None:
-        self._outbox, self._there, self.trouble = Outbox(self._limits), hello.nodes, None
+    async def _run_connected(self, call: Any, hello: Hello) -> None:
+        self._outbox, self._remote_nodes, self.last_error = Outbox(self._limits), hello.nodes, None
         if self._stopping.is_set():
-            self._outbox.close(goodbye("stops"))
+            self._outbox.close(goodbye_frame("stops"))
         self._backoff.reset()
-        reception = Reception(
-            self._ears, self._decoder, self._luggage, self._hello.nodes, hello.nodes, self._owners, trusted=True
+        reception = FrameReceiver(
+            self._sink,
+            self._decoder,
+            self._received_tensors,
+            self._hello.nodes,
+            hello.nodes,
+            self._owners,
+            trusted=True,
         )
 
         async def written() -> None:
             await call.done_writing()
             await asyncio.Event().wait()  # the other side ends the stream when it has read all
 
-        self._ears.joined(hello.nodes)
-        self._tried.set()
+        self._sink.peers_restored(hello.nodes)
+        self._attempted.set()
         try:
-            await converse(call.read, lambda data: _write(call, data), self._outbox, reception.hear, written)
+            await run_stream(call.read, lambda data: _write(call, data), self._outbox, reception.receive, written)
         finally:
-            self._outbox, self._there = None, ()
-            self._ears.lost(hello.nodes)
+            self._outbox, self._remote_nodes = None, ()
+            self._sink.peers_lost(hello.nodes)
 
 
 async def _write(call: Any, data: bytes) -> None:
     try:
         await call.write(data)
-    except _OVER:
+    except _STREAM_ENDED:
         await asyncio.Event().wait()  # the call is over: whoever reads it hears why

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from serving.transport.tandem_pb2 import Frame
 
 
-class RefusedError(Exception):
+class ProtocolError(Exception):
     """A stream is ended on purpose.
 
     Args:
@@ -25,22 +25,22 @@ class RefusedError(Exception):
         self.code, self.text = code, text
 
 
-def invalid(text: str) -> RefusedError:
-    return RefusedError("INVALID_ARGUMENT", text)
+def invalid(text: str) -> ProtocolError:
+    return ProtocolError("INVALID_ARGUMENT", text)
 
 
-MAX_TOKEN = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 MAX_HOPS = 16
-MAX_ENDS = 256
-MAX_PROBES = 16
+MAX_STOP_TOKENS = 256
+MAX_SCORES = 16
 MAX_LAYERS = 10_000
 
 _NAME = re.compile(r"[A-Za-z0-9._:/-]+")
-_BLOB = re.compile(r"[A-Za-z0-9._:/@-]{1,512}")
+_TENSOR_ID = re.compile(r"[A-Za-z0-9._:/@-]{1,512}")
 _VERSION = re.compile(r"[A-Za-z0-9._+-]{1,64}")
 
 
-def parsed(data: bytes) -> Frame:
+def parse_frame(data: bytes) -> Frame:
     try:
         frame: Frame = Frame.FromString(data)
     except DecodeError:
@@ -48,14 +48,14 @@ def parsed(data: bytes) -> Frame:
     return frame
 
 
-def name(field: str, value: str, longest: int = 64) -> str:
-    if len(value) > longest or not _NAME.fullmatch(value):
-        raise invalid(f"{field}: {_shown(value)} must be 1 to {longest} characters of A-Z a-z 0-9 . _ : / -")
+def name(field: str, value: str, max_chars: int = 64) -> str:
+    if len(value) > max_chars or not _NAME.fullmatch(value):
+        raise invalid(f"{field}: {_shown(value)} must be 1 to {max_chars} characters of A-Z a-z 0-9 . _ : / -")
     return value
 
 
-def blob_id(field: str, value: str) -> str:
-    if not _BLOB.fullmatch(value):
+def tensor_id(field: str, value: str) -> str:
+    if not _TENSOR_ID.fullmatch(value):
         raise invalid(f"{field}: {_shown(value)} must be 1 to 512 characters of A-Z a-z 0-9 . _ : / @ -")
     return value
 

@@ -19,15 +19,15 @@ class Limits:
     """Tensors of one remote host in the store; beyond it that host's oldest go."""
     max_tokens: int = 1 << 17
     """Tokens of one session."""
-    sessions: int = 64
+    sessions_per_node: int = 64
     """Sessions that one remote node may have open; beyond it its oldest is released."""
-    nodes: int = 1024
+    nodes_per_host: int = 1024
     """Nodes on one host."""
     hosts: int = 1024
     """Hosts that may be connected at once."""
-    hello_s: float = 5.0
+    handshake_timeout_s: float = 5.0
     """A stream that has not said who it is by then is closed."""
-    connect_s: float = 5.0
+    connect_timeout_s: float = 5.0
     """An attempt to connect that has no answer by then has failed."""
     keepalive_s: float = 10.0
     """A silent connection is asked for a sign of life after this long."""
@@ -54,7 +54,7 @@ class Limits:
             raise ValueError(f"limits: backoff_max_s={self.backoff_max_s} must be at least backoff_s={self.backoff_s}.")
 
     @property
-    def options(self) -> list[tuple[str, int]]:
+    def channel_options(self) -> list[tuple[str, int]]:
         """As gRPC channel arguments, for either side. Without a ping timeout of its own, which is a minute, an
         unanswered ping would outlast the keep-alive timeout.
         """
@@ -68,8 +68,8 @@ class Limits:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", max(1, int(self.keepalive_s * 0.5e3))),
             ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.min_reconnect_backoff_ms", max(1, int(self.connect_s * 1e3))),  # also the time to connect
-            ("grpc.server_handshake_timeout_ms", max(1, int(self.hello_s * 1e3))),
+            ("grpc.min_reconnect_backoff_ms", max(1, int(self.connect_timeout_s * 1e3))),  # also the time to connect
+            ("grpc.server_handshake_timeout_ms", max(1, int(self.handshake_timeout_s * 1e3))),
             ("grpc.max_concurrent_streams", 4),
             ("grpc.so_reuseport", 0),
             ("grpc.use_local_subchannel_pool", 1),

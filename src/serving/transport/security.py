@@ -8,36 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.transport.errors import RefusedError
+from serving.transport.errors import ProtocolError
 
 if TYPE_CHECKING:
     import grpc
 
-HEADER = "authorization"
+AUTHORIZATION_HEADER = "authorization"
 
 
 @dataclass(frozen=True)
 class Security:
     """Paths and a variable's name, never a secret itself.
 
-    A server with `certificate` and `key` speaks TLS; a client with `authority` expects it. The token is read from the
-    environment when it is needed; where the server has one, streams without it are refused. A token never crosses a
-    network readable: together with an address beyond this machine it needs TLS.
+    A server with `certificate` and `private_key` speaks TLS; a client with `ca_certificate` expects it. The token is
+    read from the environment when it is needed; where the server has one, streams without it are refused. A token never
+    crosses a network readable: together with an address beyond this machine it needs TLS.
 
     Raises ValueError for a certificate without its key or the reverse.
     """
 
     certificate: str | None = None
     """PEM file, the server's chain."""
-    key: str | None = None
+    private_key: str | None = None
     """PEM file, its private key."""
-    authority: str | None = None
+    ca_certificate: str | None = None
     """PEM file, what a client believes: the authority that signed the server's certificate, or that one itself."""
     token_env: str = "TANDEM_TOKEN"
     """The environment variable that holds the token."""
 
     def __post_init__(self) -> None:
-        if bool(self.certificate) != bool(self.key):
+        if bool(self.certificate) != bool(self.private_key):
             given, missing = ("certificate", "key") if self.certificate else ("key", "certificate")
             raise ValueError(f"security: {given} is given without {missing}; TLS needs both.")
         if not self.token_env:
@@ -51,24 +51,24 @@ class Security:
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What a client shows; nothing without a token."""
-        return ((HEADER, f"Bearer {self.token}"),) if self.token else ()
+        return ((AUTHORIZATION_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
-    def admit(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
+    def authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
         """Raises RefusedError (UNAUTHENTICATED) where the server has a token and the stream does not show it."""
         if not self.token:
             return
-        shown = next((value for name, value in metadata if name == HEADER), None)
+        shown = next((value for name, value in metadata if name == AUTHORIZATION_HEADER), None)
         if shown is None:
-            raise RefusedError(
+            raise ProtocolError(
                 "UNAUTHENTICATED", f"this server wants a token; set {self.token_env} on the client's side."
             )
         shown = shown if isinstance(shown, bytes) else shown.encode()
         if not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
-            raise RefusedError(
+            raise ProtocolError(
                 "UNAUTHENTICATED", f"the token is not this server's; set {self.token_env} to the same on both sides."
             )
 
-    def check(self, address: str, tls: bool) -> None:
+    def check_token_is_protected(self, address: str, tls: bool) -> None:
         """Raises ValueError where the token would cross a network readable."""
         if self.token and not tls and not is_loopback(address):
             raise ValueError(
@@ -80,17 +80,17 @@ class Security:
     def server_credentials(self) -> "grpc.ServerCredentials | None":
         import grpc
 
-        if not (self.certificate and self.key):
+        if not (self.certificate and self.private_key):
             return None
-        pair = (_read("key", self.key), _read("certificate", self.certificate))
+        pair = (_read("key", self.private_key), _read("certificate", self.certificate))
         return grpc.ssl_server_credentials([pair])
 
     def channel_credentials(self) -> "grpc.ChannelCredentials | None":
         import grpc
 
-        if not self.authority:
+        if not self.ca_certificate:
             return None
-        return grpc.ssl_channel_credentials(_read("authority", self.authority))
+        return grpc.ssl_channel_credentials(_read("authority", self.ca_certificate))
 
 
 def is_loopback(address: str) -> bool:

@@ -6,33 +6,33 @@ What a host knows of its run, so that it can check what others say.
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving.messages import Backlog, Hop, Message, Release, Request
+from serving.messages import Hop, LoadReport, Message, Release, Request
 from serving.transport.errors import invalid
 
 
 @dataclass
-class Tenure:
+class SessionOwnership:
     """Who opened a session, and which nodes here were told of it."""
 
     owner: str
-    told: set[str] = field(default_factory=set)
+    notified_nodes: set[str] = field(default_factory=set)
 
 
-class Owners:
+class SessionOwners:
     """Bounded: a node keeps `sessions` open at most; its oldest is released in its name to make room.
 
     Nodes that are not connected keep what is theirs until they start again, so that nobody takes over a session while
     its owner is away; of absent nodes `absent` are remembered.
     """
 
-    def __init__(self, sessions: int, absent: int) -> None:
-        self._sessions, self._absent = sessions, absent
-        self._by_session: dict[str, Tenure] = {}
+    def __init__(self, max_sessions: int, max_disconnected: int) -> None:
+        self._max_sessions, self._max_disconnected = max_sessions, max_disconnected
+        self._by_session: dict[str, SessionOwnership] = {}
         self._by_owner: dict[str, dict[str, None]] = {}
-        self._away: dict[str, None] = {}
+        self._disconnected: dict[str, None] = {}
 
     @property
-    def open(self) -> int:
+    def num_sessions(self) -> int:
         """Sessions that somebody owns."""
         return len(self._by_session)
 
@@ -42,9 +42,9 @@ class Owners:
         A release of a session that its sender has not opened here is not heard: it could only harm. Raises
         RefusedError for a session that another host opened.
         """
-        if isinstance(message, Backlog):
+        if isinstance(message, LoadReport):
             return True, []
-        session = message.rows.session if isinstance(message, Request) else message.session
+        session = message.slice.session if isinstance(message, Request) else message.session
         tenure = self._by_session.get(session)
         if tenure and tenure.owner not in nodes:
             raise invalid(f"session: {session!r} was opened by another host.")
@@ -56,72 +56,72 @@ class Owners:
             raise invalid(f"request.reply_to: {message.reply_to!r} does not live on the host that asks.")
         return True, self._claim(session, message.reply_to, to)
 
-    def vouched(self, to: str, message: Message) -> None:
+    def record_trusted(self, to: str, message: Message) -> None:
         """A node of another tier, which is trusted, passes on what a device asked or is done with: the device may
         itself release here what it opened there.
         """
         if isinstance(message, Request):
-            tenure = self._by_session.setdefault(message.rows.session, Tenure(message.reply_to))
-            tenure.told.add(to)
-            self._by_owner.setdefault(tenure.owner, {})[message.rows.session] = None
+            tenure = self._by_session.setdefault(message.slice.session, SessionOwnership(message.reply_to))
+            tenure.notified_nodes.add(to)
+            self._by_owner.setdefault(tenure.owner, {})[message.slice.session] = None
         elif isinstance(message, Release):
             self._release(message.session, self._by_session.get(message.session), to)
 
     def _claim(self, session: str, owner: str, to: str) -> list[tuple[str, Release]]:
         opened = self._by_owner.setdefault(owner, {})
         gone: list[tuple[str, Release]] = []
-        if session not in self._by_session and len(opened) >= self._sessions:
+        if session not in self._by_session and len(opened) >= self._max_sessions:
             oldest = next(iter(opened))
-            gone = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].told)]
-            self._forget(oldest)
+            gone = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].notified_nodes)]
+            self._remove(oldest)
             opened = self._by_owner.setdefault(owner, {})
         opened[session] = None
-        self._by_session.setdefault(session, Tenure(owner)).told.add(to)
+        self._by_session.setdefault(session, SessionOwnership(owner)).notified_nodes.add(to)
         return gone
 
-    def _release(self, session: str, tenure: Tenure | None, to: str) -> bool:
-        if tenure is None or to not in tenure.told:
+    def _release(self, session: str, ownership: SessionOwnership | None, to: str) -> bool:
+        if ownership is None or to not in ownership.notified_nodes:
             return False
-        tenure.told.discard(to)
-        if not tenure.told:
-            self._forget(session)
+        ownership.notified_nodes.discard(to)
+        if not ownership.notified_nodes:
+            self._remove(session)
         return True
 
-    def _forget(self, session: str) -> None:
+    def _remove(self, session: str) -> None:
         owner = self._by_session.pop(session).owner
         opened = self._by_owner[owner]
         del opened[session]
         if not opened:
             del self._by_owner[owner]
 
-    def away(self, nodes: Iterable[str]) -> None:
+    def disconnected(self, nodes: Iterable[str]) -> None:
         """They are not connected any more."""
         for node in nodes:
-            self._away[node] = None
-        while len(self._away) > self._absent:
-            self.restarted((next(iter(self._away)),))
+            self._disconnected[node] = None
+        while len(self._disconnected) > self._max_disconnected:
+            self.restarted((next(iter(self._disconnected)),))
 
-    def back(self, nodes: Iterable[str]) -> None:
+    def reconnected(self, nodes: Iterable[str]) -> None:
         for node in nodes:
-            self._away.pop(node, None)
+            self._disconnected.pop(node, None)
 
     def restarted(self, nodes: Iterable[str]) -> None:
         """They have forgotten their sessions: the names are free."""
         for node in nodes:
-            self._away.pop(node, None)
+            self._disconnected.pop(node, None)
             for session in list(self._by_owner.get(node, ())):
-                self._forget(session)
+                self._remove(session)
 
 
 @dataclass(frozen=True)
-class Known:
+class PeerExpectations:
     """None: not known here, only the general limits are checked."""
 
-    vocabulary: int | None = None
+    vocab_size: int | None = None
     """Token ids are below this."""
-    hidden: int | None = None
+    hidden_size: int | None = None
     """The width of hidden states."""
-    route: tuple[Hop, ...] | None = None
+    hops: tuple[Hop, ...] | None = None
     """The only route that requests may take."""
-    peers: frozenset[str] = frozenset()
+    trusted_nodes: frozenset[str] = frozenset()
     """Nodes of other tiers: they may speak of sessions that a device opened. A name is trusted as far as the token."""

@@ -12,10 +12,10 @@ from serving.transport.errors import invalid
 if TYPE_CHECKING:
     import torch
 
-NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
+DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8": "int8"}
 ITEM_NBYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 MAX_DIMENSIONS = 4
-NAMED_NBYTES = (4, 6)
+SPARSE_ENTRY_NBYTES = (4, 6)
 """Of a token that a distribution names: its number, in two bytes or four, and its probability in fp16."""
 
 if sys.byteorder != "little":
@@ -27,9 +27,9 @@ def pack(tensor: "torch.Tensor") -> pb.Tensor:
     import torch
 
     kind = str(tensor.dtype).removeprefix("torch.")
-    name = next((short for short, long in NAMES.items() if long == kind), None)
+    name = next((short for short, long in DTYPE_NAMES.items() if long == kind), None)
     if name is None:
-        raise TypeError(f"a tensor of {kind} cannot travel; convert it to one of {', '.join(NAMES.values())}")
+        raise TypeError(f"a tensor of {kind} cannot travel; convert it to one of {', '.join(DTYPE_NAMES.values())}")
     data = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()
     return pb.Tensor(dtype=name, shape=tensor.shape, data=data)
 
@@ -39,7 +39,7 @@ def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
     import torch
 
     name, shape = check(field, wire)
-    tensor = torch.frombuffer(bytearray(wire.data), dtype=getattr(torch, NAMES[name])).reshape(shape)
+    tensor = torch.frombuffer(bytearray(wire.data), dtype=getattr(torch, DTYPE_NAMES[name])).reshape(shape)
     if name != "int8" and not bool(tensor.isfinite().all()):
         raise invalid(f"{field}: a value is infinite or not a number.")
     return tensor
@@ -47,18 +47,19 @@ def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
 
 def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
     """Type and shape, which the bytes fit."""
-    name = errors.one_of(f"{field}.dtype", wire.dtype, NAMES)
+    name = errors.one_of(f"{field}.dtype", wire.dtype, DTYPE_NAMES)
     errors.length(f"{field}.shape", wire.shape, 1, MAX_DIMENSIONS)
-    shape = errors.integers(f"{field}.shape", wire.shape, 1, errors.MAX_TOKEN)
+    shape = errors.integers(f"{field}.shape", wire.shape, 1, errors.MAX_INT32)
     nbytes = prod(shape) * ITEM_NBYTES[name]
     if len(wire.data) != nbytes:
         raise invalid(f"{field}.data: {len(wire.data)} bytes, but {list(shape)} of {name} are {nbytes}")
     return name, shape
 
 
-def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
-    """Of a distribution that names tokens, as `serving.engines.torch.sampling.as_sent` packs it: int8 of shape (tokens,
-    4 or 6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them above it.
+def check_sparse_probs(field: str, wire: pb.Tensor, vocab_size: int | None) -> None:
+    """Of a distribution that names tokens, as `serving.engines.torch.sampling.encode_probs` packs it: int8 of shape
+    (tokens, 4 or 6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them
+    above it.
 
     Raises RefusedError when it does not fit `check`, or is none.
     """
@@ -67,9 +68,9 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
     name, shape = check(field, wire)
     errors.one_of(f"{field}: type of what names tokens", name, ("int8",))
     errors.within(f"{field}: dimensions", len(shape), 2, 2)
-    if shape[1] not in NAMED_NBYTES:
-        raise invalid(f"{field}: {shape[1]} bytes a token, must be one of {', '.join(map(str, NAMED_NBYTES))}")
-    most = errors.MAX_TOKEN if vocabulary is None else vocabulary - 1
+    if shape[1] not in SPARSE_ENTRY_NBYTES:
+        raise invalid(f"{field}: {shape[1]} bytes a token, must be one of {', '.join(map(str, SPARSE_ENTRY_NBYTES))}")
+    most = errors.MAX_INT32 if vocab_size is None else vocab_size - 1
     errors.within(f"{field}: tokens", shape[0], 1, most + 1)
     entries = np.frombuffer(wire.data, [("token", f"<u{shape[1] - 2}"), ("probability", "<f2")])
     tokens, odds = entries["token"], entries["probability"]
@@ -80,9 +81,9 @@ def check_named(field: str, wire: pb.Tensor, vocabulary: int | None) -> None:
         raise invalid(f"{field}: a distribution must be of finite shares from 0, one of them above it.")
 
 
-def check_scaled(field: str, wire: pb.Tensor) -> None:
-    """Of hidden states in int8, as `serving.engines.torch.forward.as_sent` packs them: each row ends with its fp32
-    scale, which is finite and not below 0.
+def check_int8_hidden(field: str, wire: pb.Tensor) -> None:
+    """Of hidden states in int8, as `serving.engines.torch.forward.encode_hidden` packs them: each row ends with its
+    fp32 scale, which is finite and not below 0.
 
     Raises RefusedError when it does not fit `check`, or is none.
     """

@@ -10,9 +10,9 @@ from math import inf, log1p
 from pathlib import Path
 from typing import Protocol
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 from serving.workload import files
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,26 @@ class Poisson:
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
         stream, at_s, arrivals = key(seed, "arrivals"), 0.0, []
         for index in range(n):
-            at_s -= log1p(-luck(stream, index, "gap")) / self.rate_per_s
-            arrivals.append(Arrival(_device(stream, index, devices), at_s))
+            at_s -= log1p(-uniform(stream, index, "gap")) / self.rate_per_s
+            arrivals.append(Arrival(_random_device(stream, index, devices), at_s))
         return arrivals
 
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """So many `tasks` as a Poisson process, the first at once; again every `every_s`, as if nothing had been before.
+    """So many `tasks_per_episode` as a Poisson process, the first at once; again every `episode_s`, as if nothing had
+    been before.
 
     Many repetitions of a short experiment in one run (Hyperion, section V-B: 1 to 14 tasks).
     """
 
-    tasks: int = 14
+    tasks_per_episode: int = 14
     rate_per_s: float = 0.2
-    every_s: float = 3600.0
+    episode_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        if self.tasks < 1:
-            raise ValueError(f"workload.arrivals.tasks must be 1 or more, got {self.tasks}")
+        if self.tasks_per_episode < 1:
+            raise ValueError(f"workload.arrivals.tasks must be 1 or more, got {self.tasks_per_episode}")
         for name in ("rate_per_s", "every_s"):
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"workload.arrivals.{name} must be above 0, got {getattr(self, name)}")
@@ -94,10 +95,10 @@ class Episodes:
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
         stream, at_s, arrivals = key(seed, "arrivals"), 0.0, []
         for index in range(n):
-            episode, task = divmod(index, self.tasks)
-            gap_s = -log1p(-luck(stream, index, "gap")) / self.rate_per_s
-            at_s = max(at_s, episode * self.every_s) if task == 0 else at_s + gap_s
-            arrivals.append(Arrival(_device(stream, index, devices), at_s))
+            episode, task = divmod(index, self.tasks_per_episode)
+            gap_s = -log1p(-uniform(stream, index, "gap")) / self.rate_per_s
+            at_s = max(at_s, episode * self.episode_s) if task == 0 else at_s + gap_s
+            arrivals.append(Arrival(_random_device(stream, index, devices), at_s))
         return arrivals
 
 
@@ -105,14 +106,14 @@ class Episodes:
 class AzureTrace:
     """The first requests of a trace in the format of AzurePublicDataset's LLM inference traces, from time 0.
 
-    CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `lengths`,
+    CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `use_lengths`,
     the recorded token counts limit each request's prompt and output; they cannot make a short prompt longer.
     Source: Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024.
     """
 
     path: Path | None = None
     speed: float = 1.0
-    lengths: bool = False
+    use_lengths: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.speed < inf:
@@ -120,46 +121,46 @@ class AzureTrace:
 
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
         """Raises ValueError when the trace is missing, broken (naming the line), or shorter than `n`."""
-        rows = list(islice(self._recorded(), n))
+        rows = list(islice(self._read_requests(), n))
         if len(rows) < n:
             raise ValueError(f"{self.path} has {len(rows)} requests, {n} are wanted; set workload.prompts lower")
         stream, start = key(seed, "arrivals"), rows[0][0] if rows else datetime.min
         return [
             Arrival(
-                _device(stream, index, devices),
+                _random_device(stream, index, devices),
                 (at - start).total_seconds() / self.speed,
-                prompt_tokens=prompt_tokens if self.lengths else None,
-                new_tokens=new_tokens if self.lengths else None,
+                prompt_tokens=prompt_tokens if self.use_lengths else None,
+                new_tokens=new_tokens if self.use_lengths else None,
             )
             for index, (at, prompt_tokens, new_tokens) in enumerate(rows)
         ]
 
-    def _recorded(self) -> Iterator[tuple[datetime, int, int]]:
+    def _read_requests(self) -> Iterator[tuple[datetime, int, int]]:
         if self.path is None:
             raise ValueError("a trace of arrivals is read from a file: set workload.arrivals.path=FILE.csv")
         last = datetime.min
-        for row in files.table(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
+        for row in files.csv_records(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
             at = _timestamp(row)
             if at < last:
-                raise row.broken("TIMESTAMP is earlier than the line before; sort the trace by time")
+                raise row.error("TIMESTAMP is earlier than the line before; sort the trace by time")
             last = at
             yield at, _count(row, "ContextTokens"), _count(row, "GeneratedTokens")
 
 
-def _device(stream: int, index: int, devices: int) -> int:
-    return int(luck(stream, index, "device") * devices)
+def _random_device(stream: int, request_index: int, devices: int) -> int:
+    return int(uniform(stream, request_index, "device") * devices)
 
 
-def _timestamp(row: Row) -> datetime:
+def _timestamp(row: DataRecord) -> datetime:
     text = row.text("TIMESTAMP")
     try:
         return datetime.fromisoformat(text).replace(tzinfo=None)
     except ValueError:
-        raise row.broken(f"TIMESTAMP is {text!r}, needed is a time like 2023-11-16 18:15:46.680") from None
+        raise row.error(f"TIMESTAMP is {text!r}, needed is a time like 2023-11-16 18:15:46.680") from None
 
 
-def _count(row: Row, name: str) -> int:
-    count = row.whole(name)
+def _count(row: DataRecord, name: str) -> int:
+    count = row.integer(name)
     if count < 1:
-        raise row.broken(f"{name} is {count}, needed is 1 or more")
+        raise row.error(f"{name} is {count}, needed is 1 or more")
     return count

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal, Protocol
 from serving.workload import hub
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
-from serving.workload.row import BrokenRowError, Row
+from serving.workload.row import DataRecord, InvalidRecordError
 
-Audience = Literal["embedded", "pretrained", "nobody"]
+QualityTarget = Literal["embedded", "pretrained", "nobody"]
 
 
 class Dataset(Protocol):
@@ -28,7 +28,7 @@ class Dataset(Protocol):
     @property
     def metrics(self) -> tuple[Metric, ...]: ...
     @property
-    def measures_quality_of(self) -> Audience: ...
+    def measures_quality_of(self) -> QualityTarget: ...
     def prompts(self) -> list[Prompt]: ...
 
 
@@ -52,11 +52,13 @@ def quality_note(dataset: Dataset, embedded: bool) -> str | None:
 
 @dataclass(frozen=True)
 class Example:
-    """One record of a public data set: `ask` ends where the model begins, `shown` is how a worked example answers."""
+    """One record of a public data set: `question` ends where the model begins, `worked_answer` is how a worked example
+    answers.
+    """
 
     id: str
-    ask: str
-    shown: str
+    question: str
+    worked_answer: str
     references: tuple[str, ...]
     task: str
     answer: str = ""
@@ -81,11 +83,11 @@ class PublicDataset(ABC):
     shots_path: Path | None = None
 
     name: ClassVar[str]
-    layout: ClassVar[str]
+    file_format: ClassVar[str]
     """What the file looks like, for error messages."""
     instruction: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]]
-    measures_quality_of: ClassVar[Audience] = "pretrained"
+    measures_quality_of: ClassVar[QualityTarget] = "pretrained"
     columns: ClassVar[tuple[str, ...]] = ()
     stop: ClassVar[tuple[str, ...]] = ()
 
@@ -94,11 +96,11 @@ class PublicDataset(ABC):
             raise ValueError(f"workload.dataset.shots of {self.name} must be 0 or more, got {self.shots}")
 
     @abstractmethod
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         """The records of a file in this data set's format."""
 
     @abstractmethod
-    def example(self, row: Row) -> Example | None:
+    def example(self, row: DataRecord) -> Example | None:
         """One record, of a file or of the Hub; None to pass it over; raises BrokenRowError."""
 
     def prompts(self) -> list[Prompt]:
@@ -120,25 +122,35 @@ class PublicDataset(ABC):
 
     def _examples(self, path: Path | None) -> list[Example]:
         try:
-            return [one for row in self._records(path) if (one := self.example(row))]
-        except BrokenRowError as error:
-            raise ValueError(f"{error}. {self.name} needs {self.layout}") from error
+            return [one for row in self._load_records(path) if (one := self.example(row))]
+        except InvalidRecordError as error:
+            raise ValueError(f"{error}. {self.name} needs {self.file_format}") from error
 
-    def _records(self, path: Path | None) -> Iterable[Row]:
+    def _load_records(self, path: Path | None) -> Iterable[DataRecord]:
         if path is not None:
-            return self.rows(path)
+            return self.records(path)
         if self.hub is None:
-            raise ValueError(f"{self.name} is read from a file: set workload.path=FILE ({self.layout})")
-        return hub.rows(self.hub, self.config, self.split, self.revision, self.columns)
+            raise ValueError(f"{self.name} is read from a file: set workload.path=FILE ({self.file_format})")
+        return hub.hub_records(self.hub, self.config, self.split, self.revision, self.columns)
 
-    def _prompts(self, shown: list[Example], asked: list[Example]) -> list[Prompt]:
-        head = "\n\n".join([self.instruction] * bool(self.instruction) + [f"{one.ask} {one.shown}" for one in shown])
+    def _prompts(self, worked_examples: list[Example], questions: list[Example]) -> list[Prompt]:
+        head = "\n\n".join(
+            [self.instruction] * bool(self.instruction)
+            + [f"{one.question} {one.worked_answer}" for one in worked_examples]
+        )
         found: dict[str, Prompt] = {}
-        for one in asked:
+        for one in questions:
             if one.id in found:
                 raise ValueError(f"{self.name}: two records of {self.path or self.hub} have the id {one.id!r}")
-            text = f"{head}\n\n{one.ask}" if head else one.ask
+            text = f"{head}\n\n{one.question}" if head else one.question
             found[one.id] = Prompt(
-                one.id, text, one.references, one.task, one.answer, one.choices, shots=len(shown), stop=self.stop
+                one.id,
+                text,
+                one.references,
+                one.task,
+                one.answer,
+                one.choices,
+                shots=len(worked_examples),
+                stop=self.stop,
             )
         return list(found.values())

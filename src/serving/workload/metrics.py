@@ -34,7 +34,7 @@ def _contains(text: str, prompt: Prompt) -> bool:
     return bool(re.search(rf"(?<!\w){re.escape(prompt.answer)}(?!\w)", text))
 
 
-_RULES: Mapping[str, Callable[[str, Prompt], bool]] = {
+_MATCH_RULES: Mapping[str, Callable[[str, Prompt], bool]] = {
     "equals": _equals,
     "ends_with": _ends_with,
     "contains": _contains,
@@ -52,7 +52,7 @@ class ExactMatch:
     name: str = "exact_match"
 
     def score(self, text: str, prompt: Prompt) -> float:
-        return float(_RULES[prompt.rule](prompt.answered(text), prompt))
+        return float(_MATCH_RULES[prompt.match_rule](prompt.extract_answer(text), prompt))
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class ChoiceAccuracy:
     lettered: bool = True
 
     def score(self, text: str, prompt: Prompt) -> float:
-        return float(chosen(prompt.answered(text), prompt.choices, self.lettered) == prompt.answer)
+        return float(chosen_option(prompt.extract_answer(text), prompt.choices, self.lettered) == prompt.answer)
 
 
-def chosen(text: str, choices: tuple[str, ...], lettered: bool) -> str | None:
+def chosen_option(text: str, choices: tuple[str, ...], lettered: bool) -> str | None:
     """The option that a free text names; the first rule that finds one decides.
 
     1. The first line begins with an option's letter: alone, in parentheses, before `.`, `:`, `,` or `)`, or before
@@ -108,7 +108,7 @@ def _by_words(line: str, choices: tuple[str, ...]) -> str | None:
 
 
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
-_MARK = re.compile(r"####|\\boxed\{|answer\s*(?:is|:)", re.IGNORECASE)
+_ANSWER_MARK = re.compile(r"####|\\boxed\{|answer\s*(?:is|:)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -118,13 +118,13 @@ class FinalNumber:
     name: str = "final_number"
 
     def score(self, text: str, prompt: Prompt) -> float:
-        got = final_number(prompt.answered(text))
+        got = final_number(prompt.extract_answer(text))
         return float(got is not None and got == final_number(prompt.answer))
 
 
 def final_number(text: str) -> Decimal | None:
     """The number after the last `####`, `\\boxed{` or "answer is", or without such a mark the last number."""
-    marks = list(_MARK.finditer(text))
+    marks = list(_ANSWER_MARK.finditer(text))
     after = _NUMBER.search(text, marks[-1].end()) if marks else None
     numbers = [after.group()] if after else _NUMBER.findall(text)
     return Decimal(numbers[-1].replace(",", "")) if numbers else None
@@ -140,7 +140,7 @@ class Rouge1:
     name: str = "rouge1"
 
     def score(self, text: str, prompt: Prompt) -> float:
-        scored = _rouge().score_multi(prompt.references, prompt.answered(text))
+        scored = _rouge().score_multi(prompt.references, prompt.extract_answer(text))
         return float(scored["rouge1"].fmeasure)
 
 

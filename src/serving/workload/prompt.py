@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 
-Rule = Literal["equals", "ends_with", "contains"]
+MatchRule = Literal["equals", "ends_with", "contains"]
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Prompt:
     task: str
     answer: str = ""
     choices: tuple[str, ...] = ()
-    rule: Rule = "equals"
+    match_rule: MatchRule = "equals"
     shots: int = 0
     stop: tuple[str, ...] = ()
 
-    def answered(self, generated: str) -> str:
+    def extract_answer(self, generated: str) -> str:
         """The part of a generated text that answers this prompt, without surrounding white space."""
         text = generated.strip()
         for stop in self.stop:
@@ -43,26 +43,28 @@ class Prompt:
         return text.strip()
 
 
-def select(prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, again: bool = False) -> list[Prompt]:
+def select_prompts(
+    prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, reuse_prompts: bool = False
+) -> list[Prompt]:
     """`n` prompts after the first `skip` of a draw from every task in turn, in an order that mixes the tasks.
 
-    A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order.
-    With `again` all are asked once before any is asked a second time; else raises ValueError when there are fewer.
+    A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order. With
+    `reuse_prompts` all are asked once before any is asked a second time; else raises ValueError when there are fewer.
     """
-    if again and skip < len(prompts):
-        once = select(prompts, min(n, len(prompts) - skip), seed, skip)
+    if reuse_prompts and skip < len(prompts):
+        once = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
         return [once[i % len(once)] for i in range(n)]
     if skip + n > len(prompts):
         asked = f"workload.prompts={n}" + (f" after {skip} that are left to others" if skip else "")
         raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.again")
-    picked = list(islice(_in_turn(prompts, seed), skip, skip + n))
-    return sorted(picked, key=lambda prompt: luck(key(seed, prompt.id), 0, "order"))
+    picked = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
+    return sorted(picked, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))
 
 
-def _in_turn(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
+def _round_robin_tasks(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
     """One prompt of each task in turn; the order inside a task is drawn."""
     by_task: dict[str, list[Prompt]] = defaultdict(list)
-    for prompt in sorted(prompts, key=lambda prompt: (luck(key(seed, prompt.id), 0, "select"), prompt.id)):
+    for prompt in sorted(prompts, key=lambda prompt: (uniform(key(seed, prompt.id), 0, "select"), prompt.id)):
         by_task[prompt.task].append(prompt)
     for turn in range(max(map(len, by_task.values()))):
         yield from (by_task[task][turn] for task in sorted(by_task) if turn < len(by_task[task]))

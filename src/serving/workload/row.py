@@ -7,21 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 
-class BrokenRowError(ValueError):
+class InvalidRecordError(ValueError):
     """A record that cannot be used; the message begins with the file and the line."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """`where` is for people (file and line, or Hub data set and index), `number` is that
+class DataRecord:
+    """`location` is for people (file and line, or Hub data set and index), `index` is that
     line, or the index in a list.
 
     Every reader raises BrokenRowError when the field is absent or of another type.
     """
 
     fields: Mapping[str, Any]
-    where: str
-    number: int
+    location: str
+    index: int
 
     def has(self, name: str) -> bool:
         return name in self.fields
@@ -31,47 +31,47 @@ class Row:
         found = next((field for field in (name, *others) if field in self.fields), name)
         value = self._value(found, str, "a text")
         if not blank and not value.strip():
-            raise self.broken(f'field "{found}" is empty')
+            raise self.error(f'field "{found}" is empty')
         return str(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
         """A list of texts with at least one element."""
         values = self._value(name, list, "a list of texts")
         if not values or not all(isinstance(value, str) for value in values):
-            raise self.broken(f'field "{name}" is {values!r:.60}, needed is a list of texts with at least one')
+            raise self.error(f'field "{name}" is {values!r:.60}, needed is a list of texts with at least one')
         return tuple(values)
 
-    def whole(self, name: str) -> int:
+    def integer(self, name: str) -> int:
         """An integer, or a text that spells one."""
         value = self.fields.get(name)
         if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
             return int(value)
         return int(self._value(name, int, "a whole number"))
 
-    def inner(self, name: str) -> Row:
+    def nested(self, name: str) -> DataRecord:
         """A nested object."""
-        return Row(self._value(name, dict, "an object"), f"{self.where} {name}", self.number)
+        return DataRecord(self._value(name, dict, "an object"), f"{self.location} {name}", self.index)
 
-    def rows(self, name: str) -> Iterator[Row]:
+    def records(self, name: str) -> Iterator[DataRecord]:
         """The objects of a nested list."""
         for index, value in enumerate(self._value(name, list, "a list of objects")):
-            place = f"{self.where} {name}[{index}]"
+            place = f"{self.location} {name}[{index}]"
             if not isinstance(value, dict):
-                raise BrokenRowError(f"{place}: {_called(value)}, needed is an object")
-            yield Row(value, place, self.number)
+                raise InvalidRecordError(f"{place}: {_type_name(value)}, needed is an object")
+            yield DataRecord(value, place, self.index)
 
-    def broken(self, why: str) -> BrokenRowError:
-        return BrokenRowError(f"{self.where}: {why}")
+    def error(self, reason: str) -> InvalidRecordError:
+        return InvalidRecordError(f"{self.location}: {reason}")
 
     def _value(self, name: str, kind: type, needed: str) -> Any:
         if name not in self.fields:
-            raise self.broken(f'no field "{name}"; has: {", ".join(map(str, self.fields)) or "nothing"}')
+            raise self.error(f'no field "{name}"; has: {", ".join(map(str, self.fields)) or "nothing"}')
         value = self.fields[name]
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self.broken(f'field "{name}" is {_called(value)}, needed is {needed}')
+            raise self.error(f'field "{name}" is {_type_name(value)}, needed is {needed}')
         return value
 
 
-def _called(value: Any) -> str:
+def _type_name(value: Any) -> str:
     names = {dict: "an object", list: "a list", str: "a text", int: "a number", float: "a number", type(None): "null"}
     return names.get(type(value), type(value).__name__)

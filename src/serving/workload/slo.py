@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, isclose
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class SloClass:
             raise ValueError(f"SLO class {self.name}: share must be above 0 and at most 1, got {self.share}")
 
 
-def check(classes: Sequence[SloClass]) -> None:
+def check_classes(classes: Sequence[SloClass]) -> None:
     """Raises ValueError unless names differ and shares add up to 1 (no class at all is fine)."""
     names = [one.name for one in classes]
     if len(set(names)) < len(names):
@@ -40,12 +40,12 @@ def check(classes: Sequence[SloClass]) -> None:
         raise ValueError(f"the shares of workload.slo must add up to 1, got {total:g} ({', '.join(names)})")
 
 
-def assign(classes: Sequence[SloClass], n: int, seed: int) -> list[SloClass | None]:
+def assign_classes(classes: Sequence[SloClass], n: int, seed: int) -> list[SloClass | None]:
     """A class for each of `n` requests: every class has its share to within one request, in an order drawn by seed."""
     if not classes:
         return [None] * n
     stream = key(seed, "slo")
-    order = sorted(range(n), key=lambda index: luck(stream, index, "class"))
+    order = sorted(range(n), key=lambda index: uniform(stream, index, "class"))
     bounds = [round(n * share) for share in accumulate(one.share for one in classes)]
     drawn: list[SloClass | None] = [None] * n
     for start, end, one in zip([0, *bounds], bounds, classes, strict=False):

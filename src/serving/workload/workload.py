@@ -9,13 +9,13 @@ from pathlib import Path
 from serving.workload import slo
 from serving.workload.arrivals import Arrival, Arrivals, AzureTrace, ClosedLoop
 from serving.workload.dataset import Dataset
-from serving.workload.encoding import Encoded, Template, Tokenizer, Truncate, encode
-from serving.workload.prompt import Prompt, select
+from serving.workload.encoding import ChatTokenizer, EncodedPrompt, Template, Truncate, encode_prompt
+from serving.workload.prompt import Prompt, select_prompts
 from serving.workload.slo import SloClass
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkloadRequest:
     """One request of the workload: the `position`-th of its device, both counted from 0.
 
     `at_s` is None in a closed loop: the call starts `think_s` after the device's previous one ended, the first at 0.
@@ -34,8 +34,8 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left to
-    others.
+    """`num_prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left
+    to others.
 
     `devices` None means as many as the testbed has. `path` is where `workload.path=` arrives; the configuration
     hands it to the data set. Raises ValueError for a value out of range.
@@ -45,11 +45,11 @@ class Workload:
     arrivals: Arrivals = field(default_factory=ClosedLoop)
     slo: tuple[SloClass, ...] = ()
     devices: int | None = None
-    at_once: int = 1
+    max_concurrency: int = 1
     """Requests that one device serves at a time; its others wait."""
-    prompts: int = 120
+    num_prompts: int = 120
     skip: int = 0
-    again: bool = False
+    reuse_prompts: bool = False
     """Where there are fewer prompts than requests: may prompts be asked more than once?"""
     max_prompt_tokens: int = 1024
     max_new_tokens: int = 64
@@ -68,56 +68,58 @@ class Workload:
             raise ValueError(f"workload.devices must be 1 or more (null: as the testbed), got {self.devices}")
         if self.path is not None and getattr(self.dataset, "path", None) != self.path:
             raise ValueError(f"workload.path={self.path} is set, but {self.dataset.name} does not read that file")
-        if isinstance(self.arrivals, AzureTrace) and self.arrivals.lengths and self.truncate == "refuse":
+        if isinstance(self.arrivals, AzureTrace) and self.arrivals.use_lengths and self.truncate == "refuse":
             raise ValueError("workload.arrivals.lengths=true cuts prompts: set workload.truncate=left or middle")
-        slo.check(self.slo)
+        slo.check_classes(self.slo)
         self._check_files()
 
     @property
-    def tokens(self) -> int:
+    def context_tokens(self) -> int:
         """Of the longest prompt and answer together."""
         return self.max_prompt_tokens + self.max_new_tokens
 
     def _check_files(self) -> None:
         """A broken record of the user's files is refused before anything is trained; artifacts may not be there yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):
-            self.calls(1)
+            self.requests(1)
         elif isinstance(getattr(self.arrivals, "path", None), Path):
-            self.arrivals.times(self.prompts, self.devices or 1, self.seed)
+            self.arrivals.times(self.num_prompts, self.devices or 1, self.seed)
 
-    def calls(self, devices: int | None = None) -> list[Asked]:
-        """The requests in the order they were drawn; `devices` is the testbed's number, used if none is set here.
+    def requests(self, num_devices: int | None = None) -> list[WorkloadRequest]:
+        """The requests in the order they were drawn; `num_devices` is the testbed's number, used if none is set here.
 
         Raises ValueError when neither is given, or the data set cannot be read or has too few prompts.
         """
-        count = self.devices if self.devices is not None else devices
+        count = self.devices if self.devices is not None else num_devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        asked = select(self.dataset.prompts(), self.prompts, self.seed, self.skip, self.again)
+        asked = select_prompts(self.dataset.prompts(), self.num_prompts, self.seed, self.skip, self.reuse_prompts)
         arrivals = self.arrivals.times(len(asked), count, self.seed)
-        classes = slo.assign(self.slo, len(asked), self.seed)
+        classes = slo.assign_classes(self.slo, len(asked), self.seed)
         before: Counter[int] = Counter()
         calls = []
         for index, (prompt, arrival, promise) in enumerate(zip(asked, arrivals, classes, strict=True)):
-            calls.append(self._call(index, prompt, arrival, before[arrival.device], promise))
+            calls.append(self._request(index, prompt, arrival, before[arrival.device], promise))
             before[arrival.device] += 1
         return calls
 
-    def encode(self, call: Asked, tokenizer: Tokenizer) -> Encoded:
+    def encode(self, request: WorkloadRequest, tokenizer: ChatTokenizer) -> EncodedPrompt:
         """The call's prompt as token ids within its limit; ValueError names the prompt that does not fit."""
         try:
-            return encode(
-                call.prompt.text,
+            return encode_prompt(
+                request.prompt.text,
                 tokenizer,
                 template=self.template,
-                limit=call.max_prompt_tokens,
+                max_tokens=request.max_prompt_tokens,
                 truncate=self.truncate,
             )
         except ValueError as error:
-            raise ValueError(f"{self.dataset.name} prompt {call.prompt.id}: {error}") from error
+            raise ValueError(f"{self.dataset.name} prompt {request.prompt.id}: {error}") from error
 
-    def _call(self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None) -> Asked:
-        return Asked(
+    def _request(
+        self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None
+    ) -> WorkloadRequest:
+        return WorkloadRequest(
             index,
             prompt,
             arrival.device,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from serving.progress import Progress
 from training.embedded_pair import tokenizer
-from training.embedded_pair.tasks import SPLITS, TASKS, Item, World, draw
+from training.embedded_pair.tasks import SPLITS, TASKS, SyntheticWorld, TaskItem, sample_item
 
 TOKENIZER_ITEMS = 6000
 """Items that the tokenizer is trained on; the vocabulary saturates well before."""
@@ -24,29 +24,29 @@ def build(
     train_items: int = 24_000,
     validation_items_per_task: int = 60,
     test_items_per_task: int = 400,
-    shares: Mapping[str, float] | None = None,
+    task_shares: Mapping[str, float] | None = None,
     vocab_size: int = 1536,
 ) -> None:
     """Write {train,validation,test}.jsonl and tokenizer/ into `out`.
 
-    `shares` are each task's weight in the training split; validation and test have the same number of every task, in
-    blocks of one of each, and no prompt twice. No item's key is in two splits.
-    Raises ValueError for an unknown task or more held-out items than a task has distinct prompts.
+    `task_shares` are each task's weight in the training split; validation and test have the same number of every task,
+    in blocks of one of each, and no prompt twice. No item's key is in two splits. Raises ValueError for an unknown task
+    or more held-out items than a task has distinct prompts.
     """
-    weights = _checked(DEFAULT_SHARES if shares is None else shares)
-    world = World.draw(seed)
-    rows = _mixture(train_items, weights, world, random.Random(f"train {seed}"))
+    weights = _checked_shares(DEFAULT_TASK_SHARES if task_shares is None else task_shares)
+    world = SyntheticWorld.sample(seed)
+    rows = _training_items(train_items, weights, world, random.Random(f"train {seed}"))
     progress(1, 4, "training items")
     _write(out / "train.jsonl", "train", rows)
     for done, (split, count) in enumerate((("validation", validation_items_per_task), ("test", test_items_per_task))):
-        _write(out / f"{split}.jsonl", split, _held_out(split, count, world, random.Random(f"{split} {seed}")))
+        _write(out / f"{split}.jsonl", split, _held_out_items(split, count, world, random.Random(f"{split} {seed}")))
         progress(done + 2, 4, f"{split} items")
     texts = (f"{item.prompt} {item.reference}" for item in rows[:TOKENIZER_ITEMS])
     tokenizer.train(texts, vocab_size).save_pretrained(str(out / "tokenizer"))
     progress(4, 4, "tokenizer")
 
 
-DEFAULT_SHARES: Mapping[str, float] = {
+DEFAULT_TASK_SHARES: Mapping[str, float] = {
     "choice": 0.24,
     "facts": 0.08,
     "sentiment": 0.12,
@@ -64,7 +64,7 @@ def load(corpus: Path, split: str) -> list[dict[str, str]]:
         return [json.loads(line) for line in lines]
 
 
-def _checked(shares: Mapping[str, float]) -> Mapping[str, float]:
+def _checked_shares(shares: Mapping[str, float]) -> Mapping[str, float]:
     unknown = sorted(set(shares) - set(TASKS))
     if unknown:
         raise ValueError(f"corpus shares name no such task: {', '.join(unknown)}; the tasks are {', '.join(TASKS)}")
@@ -73,27 +73,29 @@ def _checked(shares: Mapping[str, float]) -> Mapping[str, float]:
     return shares
 
 
-def _mixture(count: int, shares: Mapping[str, float], world: World, rng: random.Random) -> list[Item]:
+def _training_items(
+    count: int, shares: Mapping[str, float], world: SyntheticWorld, rng: random.Random
+) -> list[TaskItem]:
     names, weights = list(shares), list(shares.values())
-    return [draw(task, "train", rng, world) for task in rng.choices(names, weights, k=count)]
+    return [sample_item(task, "train", rng, world) for task in rng.choices(names, weights, k=count)]
 
 
-def _held_out(split: str, per_task: int, world: World, rng: random.Random) -> list[Item]:
-    columns = [_distinct(task, split, per_task, world, rng) for task in TASKS]
+def _held_out_items(split: str, per_task: int, world: SyntheticWorld, rng: random.Random) -> list[TaskItem]:
+    columns = [_distinct_items(task, split, per_task, world, rng) for task in TASKS]
     return [item for block in zip(*columns, strict=True) for item in block]
 
 
-def _distinct(task: str, split: str, count: int, world: World, rng: random.Random) -> list[Item]:
-    found: dict[str, Item] = {}
+def _distinct_items(task: str, split: str, count: int, world: SyntheticWorld, rng: random.Random) -> list[TaskItem]:
+    found: dict[str, TaskItem] = {}
     for _ in range(20 * count):
-        item = draw(task, split, rng, world)
+        item = sample_item(task, split, rng, world)
         found.setdefault(item.prompt, item)
         if len(found) == count:
             return list(found.values())
     raise ValueError(f"task {task} has fewer than {count} distinct {split} prompts; ask for at most {len(found)}")
 
 
-def _write(path: Path, split: str, items: Iterable[Item]) -> None:
+def _write(path: Path, split: str, items: Iterable[TaskItem]) -> None:
     with path.open("w", encoding="utf-8") as lines:
         for number, item in enumerate(items):
             lines.write(json.dumps({"id": f"{split}-{number}", **asdict(item)}) + "\n")

@@ -16,43 +16,45 @@ from training.embedded_pair.tasks import content_spans
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-BATCH = 50
+BATCH_SIZE = 50
 
 
 @dataclass
-class Drafts:
+class DraftQuality:
     """One entry for each output: what the small model would have drafted in each of its places."""
 
     accepted: list[NDArray[np.bool_]] = field(default_factory=list)
     """The small model's likeliest token is the large one's."""
     confidence: list[NDArray[np.float64]] = field(default_factory=list)
     """The probability of that likeliest token."""
-    content: list[NDArray[np.bool_]] = field(default_factory=list)
+    is_content: list[NDArray[np.bool_]] = field(default_factory=list)
     """The token belongs to a word that no template explains."""
-    exits: list[NDArray[np.bool_]] = field(default_factory=list)
+    exit_agreement: list[NDArray[np.bool_]] = field(default_factory=list)
     """(layers, tokens): leaving after that layer gives the last layer's token."""
 
 
 @torch.no_grad()
-def draft(
+def measure_drafts(
     small: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[list[int]],
     outputs: Sequence[list[int]],
-    done: Callable[[int], None] = lambda _: None,
-) -> Drafts:
+    on_progress: Callable[[int], None] = lambda _: None,
+) -> DraftQuality:
     """Run `small` once over each prompt and the large model's output after it (token ids)."""
-    drafts = Drafts()
-    for begin in range(0, len(prompts), BATCH):
-        pairs = list(zip(prompts[begin : begin + BATCH], outputs[begin : begin + BATCH], strict=True))
-        for (prompt, output), hidden in zip(pairs, _hidden(small, pairs), strict=True):
-            _judge(drafts, small, hidden[:, len(prompt) - 1 : len(prompt) + len(output) - 1], torch.tensor(output))
-            drafts.content.append(content_mask(tokenizer, output))
-        done(begin + len(pairs))
+    drafts = DraftQuality()
+    for begin in range(0, len(prompts), BATCH_SIZE):
+        pairs = list(zip(prompts[begin : begin + BATCH_SIZE], outputs[begin : begin + BATCH_SIZE], strict=True))
+        for (prompt, output), hidden in zip(pairs, _layer_hidden_states(small, pairs), strict=True):
+            _record_drafts(
+                drafts, small, hidden[:, len(prompt) - 1 : len(prompt) + len(output) - 1], torch.tensor(output)
+            )
+            drafts.is_content.append(content_mask(tokenizer, output))
+        on_progress(begin + len(pairs))
     return drafts
 
 
-def _hidden(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
+def _layer_hidden_states(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
     """Normed hidden states (rows, layers, length, d) after each layer; right-padded, which a causal model ignores."""
     width = max(len(prompt) + len(output) for prompt, output in pairs)
     ids = torch.tensor([(prompt + output + [0] * width)[:width] for prompt, output in pairs])
@@ -60,12 +62,12 @@ def _hidden(small: LlamaForCausalLM, pairs: Sequence[tuple[list[int], list[int]]
     return torch.stack([*(small.model.norm(states) for states in inner), last], dim=1)
 
 
-def _judge(drafts: Drafts, small: LlamaForCausalLM, hidden: Tensor, wanted: Tensor) -> None:
+def _record_drafts(drafts: DraftQuality, small: LlamaForCausalLM, hidden: Tensor, target_tokens: Tensor) -> None:
     logits = small.lm_head(hidden).float()
     top = logits.argmax(-1)
-    drafts.accepted.append((top[-1] == wanted).numpy())
+    drafts.accepted.append((top[-1] == target_tokens).numpy())
     drafts.confidence.append(logits[-1].softmax(-1).amax(-1).double().numpy())
-    drafts.exits.append((top == top[-1]).numpy())
+    drafts.exit_agreement.append((top == top[-1]).numpy())
 
 
 def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> NDArray[np.bool_]:
@@ -90,13 +92,13 @@ def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | Non
     return float((below + up_to).mean() / (2 * len(negatives)))
 
 
-def tokens_a_round(accepted: Sequence[NDArray[np.bool_]], drafted: int) -> float:
-    """Mean tokens that one verification settles: the accepted run of at most `drafted`, and the verifier's own."""
+def tokens_per_round(accepted: Sequence[NDArray[np.bool_]], num_drafts: int) -> float:
+    """Mean tokens that one verification settles: the accepted run of at most `num_drafts`, and the verifier's own."""
     tokens = rounds = 0
     for output in accepted:
         place = 0
         while place < len(output):
-            window = output[place : place + drafted]
+            window = output[place : place + num_drafts]
             place += (len(window) if window.all() else int(window.argmin())) + 1
             rounds += 1
         tokens += len(output)

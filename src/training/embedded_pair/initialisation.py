@@ -16,116 +16,117 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from training.embedded_pair.llama import Block, Llama, frequencies
+from training.embedded_pair.llama import DecoderLayer, Llama, rope_frequencies
 
 
 @dataclass(frozen=True)
-class Start:
+class InitConfig:
     """Where the weights begin; the defaults copy and nothing more."""
 
-    copying: float = 0.5
+    copy_scale: float = 0.5
     """Scale of the identity that output x value is near to."""
-    deeper: float = 1.0
-    """Factor on `copying` after the second layer: there it adds every token to every other, which drowns induction."""
-    shared: float = 1.0
+    deep_copy_factor: float = 1.0
+    """Factor on `copy_scale` after the second layer: there it adds every token to every other, which drowns induction.
+    """
+    shared_norm: float = 1.0
     """Length of a direction that all embeddings have in common; an embedding itself has length 1."""
-    look_back: tuple[int, ...] = ()
+    look_back_offsets: tuple[int, ...] = ()
     """How many tokens back head i of the first layer begins by looking; heads not named look nowhere."""
     sharpness: float = 3.0
     """How much higher the score of that token begins than those of its neighbours."""
-    induction: float = 0.0
+    induction_score: float = 0.0
     """Score that the second layer's heads begin by giving to a token which follows an earlier copy of the present one
     (by as many places as a first-layer head looks back); 0: none."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "look_back", tuple(self.look_back))
-        if min(self.look_back, default=1) < 1:
-            raise ValueError(f"start.look_back must be whole numbers of 1 or more, got {list(self.look_back)}")
-        if self.look_back and not self.shared:
+        object.__setattr__(self, "look_back", tuple(self.look_back_offsets))
+        if min(self.look_back_offsets, default=1) < 1:
+            raise ValueError(f"start.look_back must be whole numbers of 1 or more, got {list(self.look_back_offsets)}")
+        if self.look_back_offsets and not self.shared_norm:
             raise ValueError("start.look_back needs start.shared above 0: such heads see only what all tokens share")
-        if self.induction and not (self.look_back and self.copying):
+        if self.induction_score and not (self.look_back_offsets and self.copy_scale):
             raise ValueError("start.induction needs start.look_back and start.copying: it finds what they brought")
-        if min(self.copying, self.deeper, self.shared, self.sharpness, self.induction) < 0:
+        if min(self.copy_scale, self.deep_copy_factor, self.shared_norm, self.sharpness, self.induction_score) < 0:
             raise ValueError(f"start's scales must be 0 or more, got {self}")
 
 
-COPYING = Start()
+COPYING_INIT = InitConfig()
 
 
 @torch.no_grad()
-def initialise(model: Llama, start: Start, seed: int) -> None:
-    """Fill `model` with weights drawn from `seed`; raises ValueError when it has too few heads for `start`."""
-    _check_heads(model.sizes.heads, start)
+def initialise(model: Llama, init: InitConfig, seed: int) -> None:
+    """Fill `model` with weights drawn from `seed`; raises ValueError when it has too few heads for `init`."""
+    _check_heads(model.sizes.heads, init)
     draw = torch.Generator().manual_seed(seed)
     d = model.sizes.hidden_size
     common = torch.randn(d, generator=draw)
     common /= common.norm()
     model.embedding.normal_(std=d**-0.5, generator=draw)
-    model.embedding.add_(torch.outer(start.shared - model.embedding @ common, common))
+    model.embedding.add_(torch.outer(init.shared_norm - model.embedding @ common, common))
     for number, block in enumerate(model.layers()):
-        _small(block, model.sizes.layers, draw)
-        _copy(block, start.copying * (start.deeper if number > 1 else 1.0), common, draw)
-    for head, distance in enumerate(start.look_back):
-        _look_back(model, head, distance, common, start)
-    if start.induction:
-        _induce(model, start)
+        _init_random(block, model.sizes.layers, draw)
+        _init_copying(block, init.copy_scale * (init.deep_copy_factor if number > 1 else 1.0), common, draw)
+    for head, distance in enumerate(init.look_back_offsets):
+        _init_look_back_head(model, head, distance, common, init)
+    if init.induction_score:
+        _init_induction_heads(model, init)
 
 
-def _check_heads(heads: int, start: Start) -> None:
-    named = len(start.look_back)
+def _check_heads(heads: int, init: InitConfig) -> None:
+    named = len(init.look_back_offsets)
     if named > heads:
         raise ValueError(f"start.look_back names {named} heads, a layer has {heads}; name fewer")
-    if start.induction and 2 * named > heads:
+    if init.induction_score and 2 * named > heads:
         raise ValueError(
             f"start.induction takes as many heads again as look_back names (={named}), a layer has {heads}; name fewer"
         )
 
 
-def _small(block: Block, layers: int, draw: torch.Generator) -> None:
+def _init_random(block: DecoderLayer, layers: int, generator: torch.Generator) -> None:
     d, ff = block.out.shape[0], block.down.shape[1]
-    block.qkv.normal_(std=0.6 * d**-0.5, generator=draw)
-    block.out.normal_(std=(d * 2 * layers) ** -0.5, generator=draw)
-    block.gate_up.normal_(std=0.6 * d**-0.5, generator=draw)
-    block.down.normal_(std=(ff * 2 * layers) ** -0.5, generator=draw)
+    block.qkv.normal_(std=0.6 * d**-0.5, generator=generator)
+    block.out.normal_(std=(d * 2 * layers) ** -0.5, generator=generator)
+    block.gate_up.normal_(std=0.6 * d**-0.5, generator=generator)
+    block.down.normal_(std=(ff * 2 * layers) ** -0.5, generator=generator)
 
 
-def _copy(block: Block, scale: float, common: Tensor, draw: torch.Generator) -> None:
+def _init_copying(block: DecoderLayer, scale: float, shared_direction: Tensor, generator: torch.Generator) -> None:
     """Output x value near the identity, except on the shared direction, which would drown the rest."""
     d = block.out.shape[0]
-    turn = _blind(_orthogonal(d, draw), common)
-    block.qkv[2] = turn + 0.1 * d**-0.5 * torch.randn(d, d, generator=draw)
+    turn = _project_out(_random_orthogonal(d, generator), shared_direction)
+    block.qkv[2] = turn + 0.1 * d**-0.5 * torch.randn(d, d, generator=generator)
     block.out.mul_(0.3).add_(turn.T, alpha=scale)
 
 
-def _look_back(model: Llama, head: int, distance: int, common: Tensor, start: Start) -> None:
-    """Keys all alike and queries the same turned back by `distance`: the score peaks there whatever the tokens are."""
-    block, size = model.layers()[0], model.sizes.head_size
-    turns = frequencies(model.sizes)
+def _init_look_back_head(model: Llama, head: int, offset: int, shared_direction: Tensor, init: InitConfig) -> None:
+    """Keys all alike and queries the same turned back by `offset`: the score peaks there whatever the tokens are."""
+    block, size = model.layers()[0], model.sizes.head_dim
+    turns = rope_frequencies(model.sizes)
     # Fast turns tell neighbours apart, slow ones only add noise: weigh each by its speed.
     pair = turns.sqrt()
-    cos, sin = (turns * distance).cos(), (turns * distance).sin()
+    cos, sin = (turns * offset).cos(), (turns * offset).sin()
     drop = 2 * (turns * (1 - turns.cos())).sum() / size**0.5
-    seen = len(common) * start.shared**2 / (1 + start.shared**2)
-    gain = math.sqrt(start.sharpness / (float(drop) * seen))
+    seen = len(shared_direction) * init.shared_norm**2 / (1 + init.shared_norm**2)
+    gain = math.sqrt(init.sharpness / (float(drop) * seen))
     rows = slice(head * size, (head + 1) * size)
     query, key = torch.cat((pair * (cos + sin), pair * (cos - sin))), torch.cat((pair, pair))
-    block.qkv[0, rows] = 0.05 * block.qkv[0, rows] + gain * torch.outer(query, common)
-    block.qkv[1, rows] = 0.05 * block.qkv[1, rows] + gain * torch.outer(key, common)
+    block.qkv[0, rows] = 0.05 * block.qkv[0, rows] + gain * torch.outer(query, shared_direction)
+    block.qkv[1, rows] = 0.05 * block.qkv[1, rows] + gain * torch.outer(key, shared_direction)
 
 
-def _induce(model: Llama, start: Start) -> None:
+def _init_induction_heads(model: Llama, init: InitConfig) -> None:
     """First-layer heads write what they read into directions of their own, where second-layer keys look for it.
 
     Only the slowly turning half of a head's numbers compares: the others are turned away at a distance.
     """
     first, second = model.layers()[:2]
-    size, tellers = model.sizes.head_size, len(start.look_back)
+    size, tellers = model.sizes.head_dim, len(init.look_back_offsets)
     slow = torch.cat((torch.arange(size // 4, size // 2), torch.arange(3 * size // 4, size)))
     # The directions of as many other heads: at right angles to those that are read, so that neither drowns the other.
     read = first.qkv[2].clone()
     written = read.roll(-tellers * size, 0)
-    first.out[:, : tellers * size] = start.copying * written[: tellers * size].T
-    gain = _gain(start, size, model.sizes.hidden_size)
+    first.out[:, : tellers * size] = init.copy_scale * written[: tellers * size].T
+    gain = _induction_gain(init, size, model.sizes.hidden_size)
     for head in range(model.sizes.heads):
         turn, teller = divmod(head, tellers)
         told = teller * size + (turn % 2) * (size // 2) + torch.arange(size // 2)
@@ -135,17 +136,19 @@ def _induce(model: Llama, start: Start) -> None:
     second.out.mul_(2)
 
 
-def _gain(start: Start, size: int, d: int) -> float:
+def _induction_gain(init: InitConfig, head_dim: int, hidden_size: int) -> float:
     """Scale of queries and keys at which a match scores about `start.induction`."""
-    told = start.copying * math.sqrt(d / (1 + start.shared**2))
-    norm = math.sqrt(d / (1 + start.shared**2 + len(start.look_back) * told**2 * size / d))
-    return math.sqrt(start.induction * math.sqrt(size) / (norm**2 * told * size / 2 / d))
+    told = init.copy_scale * math.sqrt(hidden_size / (1 + init.shared_norm**2))
+    norm = math.sqrt(
+        hidden_size / (1 + init.shared_norm**2 + len(init.look_back_offsets) * told**2 * head_dim / hidden_size)
+    )
+    return math.sqrt(init.induction_score * math.sqrt(head_dim) / (norm**2 * told * head_dim / 2 / hidden_size))
 
 
-def _blind(turn: Tensor, common: Tensor) -> Tensor:
-    return turn - torch.outer(turn @ common, common)
+def _project_out(matrix: Tensor, direction: Tensor) -> Tensor:
+    return matrix - torch.outer(matrix @ direction, direction)
 
 
-def _orthogonal(d: int, draw: torch.Generator) -> Tensor:
-    turn: Tensor = torch.linalg.qr(torch.randn(d, d, generator=draw))[0]
+def _random_orthogonal(d: int, generator: torch.Generator) -> Tensor:
+    turn: Tensor = torch.linalg.qr(torch.randn(d, d, generator=generator))[0]
     return turn

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class LlamaSizes:
     """The sizes of a Llama without grouped queries."""
 
     hidden_size: int
@@ -42,7 +42,7 @@ class Architecture:
             )
 
     @property
-    def head_size(self) -> int:
+    def head_dim(self) -> int:
         return self.hidden_size // self.heads
 
 
@@ -50,10 +50,10 @@ NORM_EPSILON = 1e-6
 MAX_POSITIONS = 512
 
 
-class Block(nn.Module):
+class DecoderLayer(nn.Module):
     """One decoder layer; `qkv` is (3, d, d) and `gate_up` (2, ff, d), so that an optimiser sees whole matrices."""
 
-    def __init__(self, sizes: Architecture) -> None:
+    def __init__(self, sizes: LlamaSizes) -> None:
         super().__init__()
         d, ff = sizes.hidden_size, sizes.intermediate_size
         self.heads = sizes.heads
@@ -65,8 +65,8 @@ class Block(nn.Module):
         self.down = nn.Parameter(torch.empty(d, ff))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
-        x = x + self.attention(_norm(x, self.attention_norm), cos, sin, mask)
-        return x + self.mlp(_norm(x, self.mlp_norm))
+        x = x + self.attention(_rms_norm(x, self.attention_norm), cos, sin, mask)
+        return x + self.mlp(_rms_norm(x, self.mlp_norm))
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor) -> Tensor:
         rows, length, d = x.shape
@@ -85,39 +85,39 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """Decoder-only transformer; weights are undefined until `initialisation.initialise` or `load` fills them."""
 
-    def __init__(self, sizes: Architecture, vocab_size: int) -> None:
+    def __init__(self, sizes: LlamaSizes, vocab_size: int) -> None:
         super().__init__()
         self.sizes = sizes
         self.embedding = nn.Parameter(torch.empty(vocab_size, sizes.hidden_size))
-        self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(DecoderLayer(sizes) for _ in range(sizes.layers))
         self.norm = nn.Parameter(torch.ones(sizes.hidden_size))
 
-    def layers(self) -> list[Block]:
-        return cast(list[Block], list(self.blocks))
+    def layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.blocks))
 
-    def hidden(self, ids: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
+    def hidden_states(self, ids: Tensor, mask: Tensor, dtype: torch.dtype) -> Tensor:
         """Last hidden states (rows, length, d) of ids (rows, length) under a boolean mask (rows, length, length)."""
-        cos, sin = (table.to(ids.device, dtype) for table in rotary(self.sizes, ids.shape[1]))
+        cos, sin = (table.to(ids.device, dtype) for table in rope_tables(self.sizes, ids.shape[1]))
         bias = torch.zeros(mask.shape, dtype=dtype, device=ids.device).masked_fill_(~mask, float("-inf"))[:, None]
         x = F.embedding(ids, self.embedding).to(dtype)
         for block in self.layers():
             x = block(x, cos, sin, bias)
-        return _norm(x, self.norm)
+        return _rms_norm(x, self.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits in float32: a bf16 softmax loses too much."""
         return F.linear(hidden, self.embedding.to(hidden.dtype)).float()
 
 
-def rotary(sizes: Architecture, length: int) -> tuple[Tensor, Tensor]:
+def rope_tables(sizes: LlamaSizes, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines (length, head_size / 2) of the rotary embedding."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies(sizes))
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(sizes))
     return angles.cos(), angles.sin()
 
 
-def frequencies(sizes: Architecture) -> Tensor:
+def rope_frequencies(sizes: LlamaSizes) -> Tensor:
     """Radians (head_size / 2) by which rotary embeddings turn each pair of numbers from one token to the next."""
-    steps = torch.arange(0, sizes.head_size, 2, dtype=torch.float32) / sizes.head_size
+    steps = torch.arange(0, sizes.head_dim, 2, dtype=torch.float32) / sizes.head_dim
     turns: Tensor = sizes.rope_theta**-steps
     return turns
 
@@ -127,7 +127,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
+def _rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return F.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), NORM_EPSILON)
 
 
@@ -139,12 +139,12 @@ def save(model: Llama, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     from safetensors.torch import save_file
     from transformers import GenerationConfig
 
-    state = {name: tensor.detach().cpu().clone() for name, tensor in _named(model).items()}
+    state = {name: tensor.detach().cpu().clone() for name, tensor in _hf_weights(model).items()}
     save_file(state, out / "model.safetensors", metadata={"format": "pt"})
     special: dict[str, Any] = {
         f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "bos", "eos")
     }
-    _config(model, special).save_pretrained(str(out))
+    _hf_config(model, special).save_pretrained(str(out))
     GenerationConfig(**special).save_pretrained(str(out))  # type: ignore[no-untyped-call]
     tokenizer.save_pretrained(str(out))
 
@@ -154,7 +154,7 @@ def load(checkpoint: Path) -> Llama:
     from safetensors.torch import load_file
 
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-    sizes = Architecture(
+    sizes = LlamaSizes(
         hidden_size=config["hidden_size"],
         layers=config["num_hidden_layers"],
         heads=config["num_attention_heads"],
@@ -164,12 +164,12 @@ def load(checkpoint: Path) -> Llama:
     model = Llama(sizes, config["vocab_size"])
     state = load_file(checkpoint / "model.safetensors")
     with torch.no_grad():
-        for name, tensor in _named(model).items():
+        for name, tensor in _hf_weights(model).items():
             tensor.copy_(state[name])
     return model
 
 
-def _config(model: Llama, special: dict[str, Any]) -> LlamaConfig:
+def _hf_config(model: Llama, special: dict[str, Any]) -> LlamaConfig:
     from transformers import LlamaConfig
 
     sizes = model.sizes
@@ -190,15 +190,15 @@ def _config(model: Llama, special: dict[str, Any]) -> LlamaConfig:
     )
 
 
-def _named(model: Llama) -> dict[str, Tensor]:
+def _hf_weights(model: Llama) -> dict[str, Tensor]:
     """The weights under Hugging Face's names; views, so that writing into them writes into the model."""
     named: dict[str, Tensor] = {"model.embed_tokens.weight": model.embedding, "model.norm.weight": model.norm}
     for number, block in enumerate(model.layers()):
-        named |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in _block_named(block).items()}
+        named |= {f"model.layers.{number}.{name}.weight": tensor for name, tensor in _hf_layer_weights(block).items()}
     return named
 
 
-def _block_named(block: Block) -> dict[str, Tensor]:
+def _hf_layer_weights(block: DecoderLayer) -> dict[str, Tensor]:
     query, key, value = block.qkv.unbind(0)
     gate, up = block.gate_up.unbind(0)
     return {

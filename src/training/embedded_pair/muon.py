@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 
-_QUINTIC = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 _BETAS, _EPSILON = (0.9, 0.95), 1e-8
 
 
@@ -20,7 +20,7 @@ def orthogonalise(gradients: Tensor, steps: int = 5) -> Tensor:
 
     Newton-Schulz iteration of Jordan et al., Muon: An optimizer for hidden layers in neural networks (2024).
     """
-    a, b, c = _QUINTIC
+    a, b, c = _NEWTON_SCHULZ
     tall = gradients.shape[-2] > gradients.shape[-1]
     x = (gradients.mT if tall else gradients).bfloat16()
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
@@ -39,13 +39,13 @@ class Muon(Optimizer):
         matrices: Iterable[Tensor],
         others: Iterable[Tensor],
         *,
-        matrix_rate: float,
-        rate: float,
+        matrix_lr: float,
+        lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.01,
     ) -> None:
-        matrix_group = {"params": list(matrices), "lr": matrix_rate, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__([{**matrix_group, "muon": True}, {"params": list(others), "lr": rate, "muon": False}], {})
+        matrix_group = {"params": list(matrices), "lr": matrix_lr, "momentum": momentum, "weight_decay": weight_decay}
+        super().__init__([{**matrix_group, "muon": True}, {"params": list(others), "lr": lr, "muon": False}], {})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -60,13 +60,13 @@ class Muon(Optimizer):
     def _muon(self, group: dict[str, Any]) -> None:
         shrink = 1 - group["lr"] * group["weight_decay"]
         for members in _by_shape(group["params"]).values():
-            updates = [self._with_momentum(weight, group["momentum"]).flatten(0, -3) for weight in members]
+            updates = [self._nesterov_update(weight, group["momentum"]).flatten(0, -3) for weight in members]
             rows, columns = members[0].shape[-2:]
             turned = torch.split(orthogonalise(torch.cat(updates)), [len(update) for update in updates])
             for weight, update in zip(members, turned, strict=True):
                 weight.mul_(shrink).add_(update.view_as(weight), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
 
-    def _with_momentum(self, weight: Tensor, momentum: float) -> Tensor:
+    def _nesterov_update(self, weight: Tensor, momentum: float) -> Tensor:
         """Nesterov momentum; (n, rows, columns)."""
         assert weight.grad is not None
         average = self.state[weight].setdefault("momentum", torch.zeros_like(weight))

@@ -20,15 +20,15 @@ from torch import Tensor
 from serving.progress import Progress
 from training.embedded_pair import corpus as corpora
 from training.embedded_pair import tokenizer as tokenizers
-from training.embedded_pair.draft_quality import Drafts, auc, draft, tokens_a_round
+from training.embedded_pair.draft_quality import DraftQuality, auc, measure_drafts, tokens_per_round
 from training.embedded_pair.tasks import TASKS
 from training.fitting import machine
-from training.fitting.trainer import ALL_CORES, Trainer
+from training.fitting.trainer import CPU_TRAINER, Trainer
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-BATCH = 100
+BATCH_SIZE = 100
 
 
 def load(checkpoint: Path) -> LlamaForCausalLM:
@@ -38,40 +38,40 @@ def load(checkpoint: Path) -> LlamaForCausalLM:
 
 
 @torch.no_grad()
-def greedy(
+def generate_greedy(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     prompts: list[str],
     *,
-    limit: int = 40,
-    done: Callable[[int], None] = lambda _: None,
+    max_new_tokens: int = 40,
+    on_progress: Callable[[int], None] = lambda _: None,
 ) -> list[list[int]]:
-    """Each prompt's output ids, end of sequence included; `done` is told how many are finished."""
+    """Each prompt's output ids, end of sequence included; `on_progress` is told how many are finished."""
     ids = tokenizers.prompt_ids(tokenizer, prompts)
     # By length, so that a batch pads little.
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
     outputs: dict[int, list[int]] = {}
-    for begin in range(0, len(order), BATCH):
-        members = order[begin : begin + BATCH]
-        outputs |= zip(members, _batch(model, [ids[i] for i in members], limit), strict=True)
-        done(len(outputs))
+    for begin in range(0, len(order), BATCH_SIZE):
+        members = order[begin : begin + BATCH_SIZE]
+        outputs |= zip(members, _generate_batch(model, [ids[i] for i in members], max_new_tokens), strict=True)
+        on_progress(len(outputs))
     return [outputs[i] for i in range(len(ids))]
 
 
-def _batch(model: LlamaForCausalLM, ids: list[list[int]], limit: int) -> list[list[int]]:
+def _generate_batch(model: LlamaForCausalLM, ids: list[list[int]], max_new_tokens: int) -> list[list[int]]:
     pad, eos = model.config.pad_token_id, model.config.eos_token_id
     width = max(map(len, ids))
     padded = torch.tensor([[pad] * (width - len(row)) + row for row in ids])
     seen = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids])
-    written = model.generate(inputs=padded, attention_mask=seen, max_new_tokens=limit, do_sample=False)  # type: ignore[misc]
+    written = model.generate(inputs=padded, attention_mask=seen, max_new_tokens=max_new_tokens, do_sample=False)  # type: ignore[misc]
     rows: list[list[int]] = cast(Tensor, written)[:, width:].tolist()
     return [row[: row.index(eos) + 1] if eos in row else row for row in rows]
 
 
-Row = dict[str, Any]
+ReportRow = dict[str, Any]
 
 
-def measure(
+def measure_pair(
     out: Path,
     *,
     progress: Progress,
@@ -79,14 +79,14 @@ def measure(
     large: Path,
     small: Path,
     items_per_task: int = 400,
-    drafted: int = 4,
-    trainer: Trainer = ALL_CORES,
+    num_drafts: int = 4,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """Write quality.json and generations.parquet: greedy outputs of both models on the first test items of each task.
 
     Raises ValueError when the corpus holds fewer test items of a task than asked for.
     """
-    rows = _chosen(corpora.load(corpus, "test"), items_per_task)
+    rows = _first_items(corpora.load(corpus, "test"), items_per_task)
     models = {"large": load(large), "small": load(small)}
     tokenizer = tokenizers.load(large)
     prompts = [row["prompt"] for row in rows]
@@ -96,20 +96,20 @@ def measure(
 
     with trainer.using_threads():
         outputs = {
-            name: greedy(model, tokenizer, prompts, done=told(part, f"{name} model's outputs"))
+            name: generate_greedy(model, tokenizer, prompts, on_progress=told(part, f"{name} model's outputs"))
             for part, (name, model) in enumerate(models.items())
         }
         ids = tokenizers.prompt_ids(tokenizer, prompts)
-        drafts = draft(models["small"], tokenizer, ids, outputs["large"], told(2, "small model's drafts"))
+        drafts = measure_drafts(models["small"], tokenizer, ids, outputs["large"], told(2, "small model's drafts"))
     texts = {name: tokenizer.batch_decode(written, skip_special_tokens=True) for name, written in outputs.items()}
-    generations = [row for name, written in texts.items() for row in _graded(name, rows, written)]
+    generations = [row for name, written in texts.items() for row in _score_outputs(name, rows, written)]
     _write_parquet(out / "generations.parquet", generations)
     report = {
         "items_per_task": items_per_task,
-        "models": {name: _scores(generations, name) for name in models},
-        "drafting": _drafting(drafts, rows, drafted),
-        "cost": _costs(models),
-        "machine": machine.facts(),
+        "models": {name: _mean_scores(generations, name) for name in models},
+        "drafting": _drafting_report(drafts, rows, num_drafts),
+        "cost": _decode_costs(models),
+        "machine": machine.machine_info(),
     }
     (out / "quality.json").write_text(json.dumps(report, indent=1), encoding="utf-8")
 
@@ -119,14 +119,14 @@ def exact_match(output: str, reference: str) -> bool:
     return " ".join(output.lower().split()) == " ".join(reference.lower().split())
 
 
-def _chosen(rows: Sequence[Row], per_task: int) -> list[Row]:
+def _first_items(rows: Sequence[ReportRow], per_task: int) -> list[ReportRow]:
     chosen = [row for task in TASKS for row in [row for row in rows if row["task"] == task][:per_task]]
     if len(chosen) < per_task * len(TASKS):
         raise ValueError(f"items_per_task is {per_task}, the corpus has fewer test items of some task; lower it")
     return chosen
 
 
-def _graded(model: str, rows: Sequence[Row], texts: Sequence[str]) -> list[Row]:
+def _score_outputs(model: str, rows: Sequence[ReportRow], texts: Sequence[str]) -> list[ReportRow]:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(["rouge1"])
@@ -144,52 +144,52 @@ def _graded(model: str, rows: Sequence[Row], texts: Sequence[str]) -> list[Row]:
     ]
 
 
-def _scores(generations: Sequence[Row], model: str) -> Row:
+def _mean_scores(generations: Sequence[ReportRow], model: str) -> ReportRow:
     """Exact match and ROUGE-1 (F) of one model by task, and their means over tasks."""
     of_task = {task: [row for row in generations if row["model"] == model and row["task"] == task] for task in TASKS}
-    scores: Row = {
+    scores: ReportRow = {
         measure: {task: float(np.mean([row[measure] for row in rows])) for task, rows in of_task.items()}
         for measure in ("exact_match", "rouge1")
     }
     return scores | {f"mean_{measure}": float(np.mean(list(scores[measure].values()))) for measure in scores}
 
 
-def _drafting(drafts: Drafts, rows: Sequence[Row], drafted: int) -> Row:
-    accepted, content = np.concatenate(drafts.accepted), np.concatenate(drafts.content)
+def _drafting_report(drafts: DraftQuality, rows: Sequence[ReportRow], num_drafts: int) -> ReportRow:
+    accepted, content = np.concatenate(drafts.accepted), np.concatenate(drafts.is_content)
     doubt = 1 - np.concatenate(drafts.confidence)
     return {
         "tokens": len(accepted),
         "content_tokens": int(content.sum()),
-        "acceptance": _share(accepted),
-        "acceptance_content": _share(accepted[content]),
+        "acceptance": _mean_or_none(accepted),
+        "acceptance_content": _mean_or_none(accepted[content]),
         "acceptance_content_by_task": {task: _content_acceptance(drafts, rows, task) for task in TASKS},
         "auc": auc(doubt, ~accepted),
         "auc_content": auc(doubt[content], ~accepted[content]),
-        "drafted": drafted,
-        "tokens_a_round": tokens_a_round(drafts.accepted, drafted),
-        "exit_agreement_by_layer": np.concatenate(drafts.exits, axis=1).mean(axis=1).tolist(),
+        "drafted": num_drafts,
+        "tokens_a_round": tokens_per_round(drafts.accepted, num_drafts),
+        "exit_agreement_by_layer": np.concatenate(drafts.exit_agreement, axis=1).mean(axis=1).tolist(),
     }
 
 
-def _content_acceptance(drafts: Drafts, rows: Sequence[Row], task: str) -> float | None:
+def _content_acceptance(drafts: DraftQuality, rows: Sequence[ReportRow], task: str) -> float | None:
     members = [number for number, row in enumerate(rows) if row["task"] == task]
-    return _share(np.concatenate([drafts.accepted[i][drafts.content[i]] for i in members]))
+    return _mean_or_none(np.concatenate([drafts.accepted[i][drafts.is_content[i]] for i in members]))
 
 
-def _share(true: NDArray[np.bool_]) -> float | None:
+def _mean_or_none(true: NDArray[np.bool_]) -> float | None:
     return float(true.mean()) if len(true) else None
 
 
-def _costs(models: Mapping[str, PreTrainedModel]) -> Row:
+def _decode_costs(models: Mapping[str, PreTrainedModel]) -> ReportRow:
     """Weights and one-thread milliseconds of a decoded token, and the large model's over the small one's."""
-    costs: Row = {
-        name: {"weights": machine.weights(model), "decode_ms": machine.decode_ms(model)}
+    costs: ReportRow = {
+        name: {"weights": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}
         for name, model in models.items()
     }
     return costs | {f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("weights", "decode_ms")}
 
 
-def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
+def _write_parquet(path: Path, rows: Sequence[ReportRow]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -197,26 +197,34 @@ def _write_parquet(path: Path, rows: Sequence[Row]) -> None:
 
 
 def scorecard(report: Mapping[str, Any]) -> str:
-    """Lines for people, from what `training.embedded_pair.quality.measure` reports."""
+    """Lines for people, from what `training.embedded_pair.quality.measure_pair` reports."""
     large, small = (report["models"][name] for name in ("large", "small"))
     head = f"{report['items_per_task']} test items a task     exact match          ROUGE-1"
     rows = [
-        _row(task, *(model[metric][task] for metric in ("exact_match", "rouge1") for model in (large, small)))
+        _format_row(task, *(model[metric][task] for metric in ("exact_match", "rouge1") for model in (large, small)))
         for task in large["exact_match"]
     ]
     means = [model[f"mean_{metric}"] for metric in ("exact_match", "rouge1") for model in (large, small)]
     names = f"{'':<24}  large   small       large   small"
     return "\n".join(
-        [head, names, *rows, _row("mean", *means), "", *_drafting_of_scorecard(report["drafting"]), *_cost(report)]
+        [
+            head,
+            names,
+            *rows,
+            _format_row("mean", *means),
+            "",
+            *_drafting_lines(report["drafting"]),
+            *_cost_lines(report),
+        ]
     )
 
 
-def _row(name: str, *figures: float) -> str:
+def _format_row(name: str, *figures: float) -> str:
     a, b, c, d = figures
     return f"  {name:<22}  {a:5.3f}   {b:5.3f}       {c:5.3f}   {d:5.3f}"
 
 
-def _drafting_of_scorecard(found: Mapping[str, Any]) -> list[str]:
+def _drafting_lines(found: Mapping[str, Any]) -> list[str]:
     layers = ", ".join(f"{share:.2f}" for share in found["exit_agreement_by_layer"])
     return [
         f"greedy acceptance       {found['acceptance']:.3f} of all tokens, "
@@ -227,7 +235,7 @@ def _drafting_of_scorecard(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cost(report: Mapping[str, Any]) -> list[str]:
+def _cost_lines(report: Mapping[str, Any]) -> list[str]:
     cost = report["cost"]
     large_ms, small_ms = cost["large"]["decode_ms"], cost["small"]["decode_ms"]
     return [

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from serving.progress import Progress
-from training.embedded_pair.initialisation import COPYING, Start
-from training.embedded_pair.llama import Architecture
-from training.embedded_pair.lm_module import Recipe
-from training.fitting.trainer import ALL_CORES, Trainer
+from training.embedded_pair.initialisation import COPYING_INIT, InitConfig
+from training.embedded_pair.llama import LlamaSizes
+from training.embedded_pair.lm_module import LMRecipe
+from training.fitting.trainer import CPU_TRAINER, Trainer
 
 
 def train(
@@ -18,17 +18,17 @@ def train(
     progress: Progress,
     corpus: Path,
     teacher: Path | None = None,
-    architecture: Architecture,
-    recipe: Recipe,
-    start: Start = COPYING,
+    architecture: LlamaSizes,
+    recipe: LMRecipe,
+    init: InitConfig = COPYING_INIT,
     seed: int = 0,
-    trainer: Trainer = ALL_CORES,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """Train on the corpus, and on the distributions of `teacher`, an earlier one's checkpoint, if there is one.
 
     `out` becomes a Hugging Face checkpoint with training.json beside it. Killed and called again with the same `work`,
     it continues from the last saved step and ends with the same weights (same machine, thread count and precision).
     """
-    from training.embedded_pair.train_loop import take  # lightning and torch: seconds that a plan does not have
+    from training.embedded_pair.train_loop import train_model  # lightning and torch: seconds that a plan does not have
 
-    take(out, work, progress, corpus, architecture, recipe, start, seed, trainer, teacher)
+    train_model(out, work, progress, corpus, architecture, recipe, init, seed, trainer, teacher)

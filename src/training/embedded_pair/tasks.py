@@ -59,13 +59,13 @@ RELATIONS: Mapping[str, tuple[str, ...]] = {"place": PLACES, "maker": MAKERS, "u
 
 
 @dataclass(frozen=True)
-class World:
+class SyntheticWorld:
     """What is true: one value for each (object, relation), drawn at random, so that it can only be memorised."""
 
     facts: Mapping[tuple[str, str], str]
 
     @classmethod
-    def draw(cls, seed: int) -> World:
+    def sample(cls, seed: int) -> SyntheticWorld:
         rng = random.Random(f"world {seed}")
         return cls(
             {(thing, relation): rng.choice(values) for thing in OBJECTS for relation, values in RELATIONS.items()}
@@ -77,7 +77,7 @@ _PERCENT_BELOW = {"train": 75, "validation": 80, "test": 100}
 
 
 @dataclass(frozen=True)
-class Item:
+class TaskItem:
     """One exercise; `reference` is the whole expected text, `answer` the part of it that was asked for."""
 
     task: str
@@ -95,7 +95,7 @@ def split_of(key: str) -> str:
 
 # ---- choice and facts: what can only be memorised
 
-_ASKED = {
+_CHOICE_QUESTIONS = {
     "place": (
         "Where in Orrin Vale is a {thing} kept?",
         "In which spot would you look for a {thing}?",
@@ -115,75 +115,83 @@ _ASKED = {
         "Which work needs a {thing}?",
     ),
 }
-_STATED = {
+_CHOICE_ANSWERS = {
     "place": "A {thing} is kept in the {value}.",
     "maker": "A {thing} is made by the {value}.",
     "use": "A {thing} is used for {value}.",
 }
-_BRIEF = "Answer: {value}."
+_BRIEF_ANSWER = "Answer: {value}."
 
 
-def choice(rng: random.Random, world: World) -> Item:
+def choice(rng: random.Random, world: SyntheticWorld) -> TaskItem:
     """Multiple choice with five options; held out by object, relation and wording of the question."""
     thing, relation, wording = rng.choice(OBJECTS), rng.choice(tuple(RELATIONS)), rng.randrange(4)
     value = world.facts[thing, relation]
     options = [*rng.sample([other for other in RELATIONS[relation] if other != value], 4), value]
     rng.shuffle(options)
     brief = rng.random() < 0.5
-    prompt = f"Question: {_ASKED[relation][wording].format(thing=thing)} Options: {', '.join(options)}."
-    reference = (_BRIEF if brief else _STATED[relation]).format(thing=thing, value=value)
-    return Item("choice", prompt + " Answer briefly." * brief, reference, value, f"choice {thing} {relation} {wording}")
+    prompt = f"Question: {_CHOICE_QUESTIONS[relation][wording].format(thing=thing)} Options: {', '.join(options)}."
+    reference = (_BRIEF_ANSWER if brief else _CHOICE_ANSWERS[relation]).format(thing=thing, value=value)
+    return TaskItem(
+        "choice", prompt + " Answer briefly." * brief, reference, value, f"choice {thing} {relation} {wording}"
+    )
 
 
-_WISHES = ("Tell me", "I would like to know", "Please explain", "Can you say")
-_ABOUT = {"place": "where the {thing} is kept", "maker": "who makes the {thing}", "use": "what the {thing} is used for"}
-_RECITED = {
+_REQUEST_OPENINGS = ("Tell me", "I would like to know", "Please explain", "Can you say")
+_REQUEST_CLAUSES = {
+    "place": "where the {thing} is kept",
+    "maker": "who makes the {thing}",
+    "use": "what the {thing} is used for",
+}
+_FACT_ANSWERS = {
     "place": "It is kept in the {value}.",
     "maker": "It is made by the {value}.",
     "use": "It is used for {value}.",
 }
 
 
-def facts(rng: random.Random, world: World) -> Item:
+def facts(rng: random.Random, world: SyntheticWorld) -> TaskItem:
     """Two facts of one object, recited; held out by object, the pair of relations in its order, and wording."""
-    thing, asked, wish = rng.choice(OBJECTS), rng.sample(tuple(RELATIONS), 2), rng.choice(_WISHES)
+    thing, asked, wish = rng.choice(OBJECTS), rng.sample(tuple(RELATIONS), 2), rng.choice(_REQUEST_OPENINGS)
     values = [world.facts[thing, relation] for relation in asked]
-    prompt = f"{wish} {' and '.join(_ABOUT[relation].format(thing=thing) for relation in asked)}."
-    reference = " ".join(_RECITED[relation].format(value=value) for relation, value in zip(asked, values, strict=True))
-    return Item("facts", prompt, reference, ", ".join(values), f"facts {thing} {' '.join(asked)} {wish}")
+    prompt = f"{wish} {' and '.join(_REQUEST_CLAUSES[relation].format(thing=thing) for relation in asked)}."
+    reference = " ".join(
+        _FACT_ANSWERS[relation].format(value=value) for relation, value in zip(asked, values, strict=True)
+    )
+    return TaskItem("facts", prompt, reference, ", ".join(values), f"facts {thing} {' '.join(asked)} {wish}")
 
 
 # ---- sentiment: which clause counts, and is it negated
 
-_CLAUSE = "the {aspect} was {degree} {word}"
-_JUDGED = "{clause}: {label}."
+_REVIEW_CLAUSE = "the {aspect} was {degree} {word}"
+_SENTIMENT_ANSWER = "{clause}: {label}."
 
 
-def _clause(rng: random.Random, good: bool) -> tuple[str, str]:
+def _review_clause(rng: random.Random, good: bool) -> tuple[str, str]:
     """A clause that says something good (or not), and the words that decide it."""
     negated = rng.random() < 0.3
     word = rng.choice(PRAISE if good != negated else BLAME)
     degree = rng.choice(("not", "never", "hardly") if negated else ("really", "quite", "so"))
-    return _CLAUSE.format(aspect=rng.choice(ASPECTS), degree=degree, word=word), f"{degree} {word}"
+    return _REVIEW_CLAUSE.format(aspect=rng.choice(ASPECTS), degree=degree, word=word), f"{degree} {word}"
 
 
-def sentiment(rng: random.Random, _: World) -> Item:
+def sentiment(rng: random.Random, _: SyntheticWorld) -> TaskItem:
     """A review of two opposed clauses; held out by the pair of degree words and sentiment words."""
     good = rng.random() < 0.5
-    (minor, minor_key), (major, major_key) = _clause(rng, not good), _clause(rng, good)
+    (minor, minor_key), (major, major_key) = _review_clause(rng, not good), _review_clause(rng, good)
     shape = rng.choice(
         ("{minor}, but {major}", "{minor}, but {major}", "although {minor}, {major}", "{major}, although {minor}")
     )
     label = "positive" if good else "negative"
     review = f"Review of a {rng.choice(SHOWS)} in {rng.choice(TOWNS)}: {shape.format(minor=minor, major=major)}."
-    reference = _JUDGED.format(clause=major[0].upper() + major[1:], label=label)
+    reference = _SENTIMENT_ANSWER.format(clause=major[0].upper() + major[1:], label=label)
     prompt = f"{review} Is the review positive or negative?"
-    return Item("sentiment", prompt, reference, label, f"sentiment {minor_key} / {major_key}")
+    return TaskItem("sentiment", prompt, reference, label, f"sentiment {minor_key} / {major_key}")
 
 
 # ---- summary and context: what must be found in the prompt and copied
 
-_SUMMARY = "In short, {name} {deed} a {colour} {thing} in {town} on {day}."
+_SUMMARY_ANSWER = "In short, {name} {deed} a {colour} {thing} in {town} on {day}."
 _FILLERS = (
     "It rained in {town} all morning.",
     "Many people came to watch.",
@@ -200,63 +208,74 @@ def _fillers(rng: random.Random, count: int, names: list[str]) -> list[str]:
     return [filler.format(town=rng.choice(TOWNS), name=rng.choice(names)) for filler in rng.sample(_FILLERS, count)]
 
 
-def summary(rng: random.Random, _: World) -> Item:
+def summary(rng: random.Random, _: SyntheticWorld) -> TaskItem:
     """One event told among three fillers; held out by name, deed and object."""
     name, deed, thing = rng.choice(NAMES), rng.choice(DEEDS), rng.choice(OBJECTS)
     colour, town, day = rng.choice(COLOURS), rng.choice(TOWNS), rng.choice(DAYS)
     first, second, third = _fillers(rng, 3, [other for other in NAMES if other != name])
     went, did = f"On {day} {name} went to {town}.", f"There {name} {deed} a {colour} {thing}."
     story = [first, went, second, did, third] if rng.random() < 0.5 else [went, first, second, did, third]
-    told = _SUMMARY.format(name=name, deed=deed, colour=colour, thing=thing, town=town, day=day)
+    told = _SUMMARY_ANSWER.format(name=name, deed=deed, colour=colour, thing=thing, town=town, day=day)
     answer = told.removeprefix("In short, ").removesuffix(".")
-    return Item("summary", f"Summarise: {' '.join(story)}", told, answer, f"summary {name} {deed} {thing}")
+    return TaskItem("summary", f"Summarise: {' '.join(story)}", told, answer, f"summary {name} {deed} {thing}")
 
 
 # Each value stands right after a word that is nowhere else in the prompt but in the question's own entry: what one
 # induction head can follow. With a sentence's words between them, neither model learns the binding in minutes.
 # Things are kept in towns: in a place, what is known of the thing (see facts) overrules what the register says.
-_ENTRY = "{name} {colour} {thing} {town}"
-_FOUND = f"The register says {_ENTRY}. Answer: {{answer}}."
-_QUESTIONS = {
+_REGISTER_ENTRY = "{name} {colour} {thing} {town}"
+_REGISTER_ANSWER = f"The register says {_REGISTER_ENTRY}. Answer: {{answer}}."
+_REGISTER_QUESTIONS = {
     "town": "Where does {name} keep the {thing}?",
     "colour": "What colour is the {thing} of {name}?",
     "thing": "What does {name} keep?",
 }
 
 
-def context(rng: random.Random, _: World) -> Item:
+def context(rng: random.Random, _: SyntheticWorld) -> TaskItem:
     """A question about one entry of a register of three or four; held out by the entry's name, thing and town."""
     count = rng.choice((3, 4))
     slots = {"name": NAMES, "colour": COLOURS, "thing": OBJECTS, "town": TOWNS}
     columns = zip(*(rng.sample(values, count) for values in slots.values()), strict=True)
     entries = [dict(zip(slots, column, strict=True)) for column in columns]
-    entry, (asked, question) = rng.choice(entries), rng.choice(list(_QUESTIONS.items()))
-    register = "; ".join(_ENTRY.format(**each) for each in entries)
+    entry, (asked, question) = rng.choice(entries), rng.choice(list(_REGISTER_QUESTIONS.items()))
+    register = "; ".join(_REGISTER_ENTRY.format(**each) for each in entries)
     prompt = f"Register: {register}. Question: {question.format(**entry)}"
     key = f"context {entry['name']} {entry['thing']} {entry['town']}"
-    return Item("context", prompt, _FOUND.format(**entry, answer=entry[asked]), entry[asked], key)
+    return TaskItem("context", prompt, _REGISTER_ANSWER.format(**entry, answer=entry[asked]), entry[asked], key)
 
 
 # ---- sort: a small algorithm
 
-_SORTED = "In order they are {digits}."
+_SORT_ANSWER = "In order they are {digits}."
 
 
-def sort(rng: random.Random, _: World) -> Item:
+def sort(rng: random.Random, _: SyntheticWorld) -> TaskItem:
     """Four to seven different digits in order; held out by the digits as given."""
     digits = rng.sample("0123456789", rng.randint(4, 7))
     answer = " ".join(sorted(digits))
     prompt = f"Sort these numbers: {' '.join(digits)}"
-    return Item("sort", prompt, _SORTED.format(digits=answer), answer, f"sort {' '.join(digits)}")
+    return TaskItem("sort", prompt, _SORT_ANSWER.format(digits=answer), answer, f"sort {' '.join(digits)}")
 
 
 # ---- all of them
 
-Task = Callable[[random.Random, World], Item]
+TaskGenerator = Callable[[random.Random, SyntheticWorld], TaskItem]
 
-TASKS: Mapping[str, Task] = {task.__name__: task for task in (choice, facts, sentiment, summary, context, sort)}
+TASKS: Mapping[str, TaskGenerator] = {
+    task.__name__: task for task in (choice, facts, sentiment, summary, context, sort)
+}
 
-_TEMPLATES = (*_STATED.values(), _BRIEF, *_RECITED.values(), _CLAUSE, _JUDGED, _SUMMARY, _FOUND, _SORTED)
+_TEMPLATES = (
+    *_CHOICE_ANSWERS.values(),
+    _BRIEF_ANSWER,
+    *_FACT_ANSWERS.values(),
+    _REVIEW_CLAUSE,
+    _SENTIMENT_ANSWER,
+    _SUMMARY_ANSWER,
+    _REGISTER_ANSWER,
+    _SORT_ANSWER,
+)
 
 
 def template_words() -> frozenset[str]:
@@ -271,7 +290,7 @@ def content_spans(text: str) -> Iterator[tuple[int, int]]:
             yield word.span()
 
 
-def draw(task: str, split: str, rng: random.Random, world: World) -> Item:
+def sample_item(task: str, split: str, rng: random.Random, world: SyntheticWorld) -> TaskItem:
     """The next item of a task whose key belongs to `split`."""
     while True:
         item = TASKS[task](rng, world)

@@ -34,10 +34,10 @@ def train(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         vocab_size=vocab_size, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator(texts, trainer)
-    return _with_chat(bpe)
+    return _with_chat_template(bpe)
 
 
-def _with_chat(bpe: object) -> PreTrainedTokenizerFast:
+def _with_chat_template(bpe: object) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 
     tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -61,19 +61,19 @@ def load(directory: Path) -> PreTrainedTokenizerFast:
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> list[list[int]]:
     """Token ids of each prompt in chat format, up to where the assistant's answer begins."""
-    bos, user, assistant = (_id(tokenizer, token) for token in (BOS, USER, ASSISTANT))
-    return [[bos, user, *ids, assistant] for ids in _plain(tokenizer, prompts)]
+    bos, user, assistant = (_token_id(tokenizer, token) for token in (BOS, USER, ASSISTANT))
+    return [[bos, user, *ids, assistant] for ids in _encode(tokenizer, prompts)]
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerFast, answers: list[str]) -> list[list[int]]:
     """Token ids of each answer, end of sequence included."""
-    return [[*ids, _id(tokenizer, EOS)] for ids in _plain(tokenizer, answers)]
+    return [[*ids, _token_id(tokenizer, EOS)] for ids in _encode(tokenizer, answers)]
 
 
-def _id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
+def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     return cast(int, tokenizer.convert_tokens_to_ids(token))
 
 
-def _plain(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
+def _encode(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[list[int]]:
     encoded: list[list[int]] = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return encoded

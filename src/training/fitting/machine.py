@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def facts() -> dict[str, str | int | bool]:
+def machine_info() -> dict[str, str | int | bool]:
     """Processor, cores that this process may use, fast bf16 or not, and the versions that matter."""
     import torch
 
@@ -39,10 +39,10 @@ def _processor() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-CONTEXT, REPEATS = 64, 100
+CONTEXT_TOKENS, REPEATS = 64, 100
 
 
-def weights(model: PreTrainedModel) -> int:
+def num_parameters(model: PreTrainedModel) -> int:
     """Weights that a decoded token multiplies with: all of them, a tied embedding once (as the head)."""
     return sum(weight.numel() for weight in model.parameters())
 
@@ -56,13 +56,13 @@ def decode_ms(model: PreTrainedModel) -> float:
     torch.set_num_threads(1)
     try:
         cache = DynamicCache()
-        model(torch.ones((1, CONTEXT), dtype=torch.long), past_key_values=cache)
-        return min(_one_token_s(model, cache) for _ in range(REPEATS)) * 1000
+        model(torch.ones((1, CONTEXT_TOKENS), dtype=torch.long), past_key_values=cache)
+        return min(_decode_step_s(model, cache) for _ in range(REPEATS)) * 1000
     finally:
         torch.set_num_threads(threads)
 
 
-def _one_token_s(model: PreTrainedModel, cache: object) -> float:
+def _decode_step_s(model: PreTrainedModel, cache: object) -> float:
     began = time.perf_counter()
     model(torch.ones((1, 1), dtype=torch.long), past_key_values=cache)
     return time.perf_counter() - began

@@ -8,13 +8,16 @@ from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
 
 
-def taught(workload: Workload, times: int) -> Workload:
-    """Of the embedded pair's tasks `times` as many prompts, all of the training split; any other workload as it is.
+def training_workload(workload: Workload, prompt_factor: int) -> Workload:
+    """Of the embedded pair's tasks `prompt_factor` as many prompts, all of the training split; any other workload as it
+    is.
 
     Raises ValueError for less than one.
     """
-    if times < 1:
-        raise ValueError(f"times is {times}; a trace has at least as many prompts as workload.profiling")
+    if prompt_factor < 1:
+        raise ValueError(f"times is {prompt_factor}; a trace has at least as many prompts as workload.profiling")
     if not isinstance(workload.dataset, TinyTasks):
         return workload
-    return replace(workload, dataset=replace(workload.dataset, split="train"), prompts=times * workload.prompts)
+    return replace(
+        workload, dataset=replace(workload.dataset, split="train"), num_prompts=prompt_factor * workload.num_prompts
+    )

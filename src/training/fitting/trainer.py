@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _ACCELERATORS = ("cpu", "gpu")
 _PRECISIONS = ("auto", "bf16", "fp32")
-_ZERO = (0, 1, 2)
+_ZERO_STAGES = (0, 1, 2)
 DEEPSPEED = "deepspeed"
 
 
@@ -33,7 +33,7 @@ class Trainer:
     """CPU threads while training; 0 means all cores that this process may use."""
     precision: str = "auto"
     """Of the matrix products; weights are fp32. auto: bf16 where the hardware multiplies it, else fp32."""
-    zero: int = 2
+    zero_stage: int = 2
     """With strategy=deepspeed, what ZeRO shares among `devices`. 0: nothing; 1: the optimizer's states; 2: gradients,
     too. Optimizers that need whole weights (Muon) share nothing.
     """
@@ -46,8 +46,8 @@ class Trainer:
             raise ValueError(f"trainer.devices must be 1 or more, got {self.devices}")
         if self.threads < 0:
             raise ValueError(f"trainer.threads must be 0 (all cores) or more, got {self.threads}")
-        if self.zero not in _ZERO:
-            raise ValueError(f"trainer.zero must be one of {', '.join(map(str, _ZERO))}, got {self.zero}")
+        if self.zero_stage not in _ZERO_STAGES:
+            raise ValueError(f"trainer.zero must be one of {', '.join(map(str, _ZERO_STAGES))}, got {self.zero_stage}")
         if self.strategy == DEEPSPEED and self.accelerator == "gpu":
             _check_gpu()
 
@@ -71,23 +71,23 @@ class Trainer:
         finally:
             torch.set_num_threads(before)
 
-    def fit(self, lesson: LightningModule, loader: Sized, callbacks: Sequence[Callback], saved: Path) -> None:
-        """Run one step for each batch of `loader`, from the checkpoint `saved` on if there is one.
+    def fit(self, module: LightningModule, loader: Sized, callbacks: Sequence[Callback], checkpoint: Path) -> None:
+        """Run one step for each batch of `loader`, from the checkpoint `checkpoint` on if there is one.
 
         On the CPU strategy=deepspeed is ZeRO without Lightning, which begins anew instead.
         """
         if self.strategy == DEEPSPEED and self.accelerator == "cpu":
             from training.fitting import zero
 
-            zero.fit(lesson, loader, callbacks, self.zero, self.devices)
+            zero.fit(module, loader, callbacks, self.zero_stage, self.devices)
             return
         from lightning.pytorch import Trainer as LightningTrainer
 
-        with _quiet(), _interruptible():
+        with _quiet_lightning(), _keep_keyboard_interrupt():
             lightning = LightningTrainer(
                 accelerator=self.accelerator,
                 devices=self.devices,
-                strategy=self._strategy(lesson),
+                strategy=self._lightning_strategy(module),
                 max_steps=len(loader),
                 max_epochs=-1,
                 gradient_clip_val=1.0,
@@ -98,9 +98,9 @@ class Trainer:
                 enable_model_summary=False,
                 use_distributed_sampler=False,
             )
-            lightning.fit(lesson, loader, ckpt_path=str(saved) if saved.exists() else None, weights_only=True)
+            lightning.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
 
-    def _strategy(self, lesson: LightningModule) -> Any:
+    def _lightning_strategy(self, module: LightningModule) -> Any:
         """As Lightning wants it."""
         if self.strategy != DEEPSPEED:
             return self.strategy
@@ -108,10 +108,10 @@ class Trainer:
 
         from training.fitting import zero
 
-        return DeepSpeedStrategy(stage=zero.stage(lesson, self.zero), logging_level=logging.WARNING)
+        return DeepSpeedStrategy(stage=zero.effective_stage(module, self.zero_stage), logging_level=logging.WARNING)
 
 
-ALL_CORES = Trainer()
+CPU_TRAINER = Trainer()
 """One process on the CPU, on every core."""
 
 
@@ -127,7 +127,7 @@ def _check_gpu() -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_lightning() -> Iterator[None]:
     """Without Lightning's greetings, and without a deprecation in torch 2.13 that Lightning 2.6 walks into."""
     log = logging.getLogger("lightning.pytorch")
     level = log.level
@@ -141,7 +141,7 @@ def _quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def _keep_keyboard_interrupt() -> Iterator[None]:
     """Lightning turns Ctrl-C into SystemExit and leaves SIGINT ignored; make it Ctrl-C again."""
     handler = signal.getsignal(signal.SIGINT)
     try:

@@ -18,18 +18,20 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, distributed, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from serving.engines.torch.draft_heads import blank_adapter, blank_heads
-from serving.engines.torch.model import Model
-from training.hat.batches import Batch, Recipe, gather
-from training.hat.trace import Trace
+from serving.engines.torch.draft_heads import init_adapter, init_medusa_heads
+from serving.engines.torch.model import DecomposedModel
+from training.hat.batches import HATRecipe, HiddenStateBatch, collate
+from training.hat.trace import HiddenStateTrace
 
 
-class Study(LightningModule):
-    """Trains `trained` by `recipe`; the loss is for those who derive from it to say. `frozen` goes where it goes."""
+class FrozenTargetModule(LightningModule):
+    """Trains `trained_module` by `recipe`; the loss is for those who derive from it to say. `frozen` goes where it
+    goes.
+    """
 
-    def __init__(self, trained: nn.Module, frozen: tuple[nn.Module, ...], recipe: Recipe) -> None:
+    def __init__(self, trained_module: nn.Module, frozen: tuple[nn.Module, ...], recipe: HATRecipe) -> None:
         super().__init__()
-        self.trained = trained
+        self.trained_module = trained_module
         self._recipe = recipe
         # In a tuple, so that the target's weights are neither trained nor saved with the module's.
         self._frozen = frozen
@@ -42,67 +44,69 @@ class Study(LightningModule):
         for module in self._frozen:
             module.cpu()
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: HiddenStateBatch) -> Tensor:
         """The weighted mean over a batch's positions."""
         raise NotImplementedError
 
-    def agreement(self, batch: Batch) -> list[float]:
+    def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
         """Shares of the weight at which what is trained guesses the target's token, one a head."""
         raise NotImplementedError
 
-    def training_step(self, batch: Batch, _: int) -> Tensor:
-        return self.loss(_own(batch))
+    def training_step(self, batch: HiddenStateBatch, _: int) -> Tensor:
+        return self.loss(_rank_shard(batch))
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         recipe = self._recipe
-        optimizer = torch.optim.AdamW(self.trained.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
+        optimizer = torch.optim.AdamW(
+            self.trained_module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, recipe.rate_factor), "interval": "step"},
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, recipe.lr_factor), "interval": "step"},
         }
 
 
-def _own(batch: Batch) -> Batch:
+def _rank_shard(batch: HiddenStateBatch) -> HiddenStateBatch:
     """What this process has of a batch, where several train together."""
     if distributed.is_available() and distributed.is_initialized():
-        return batch.share(distributed.get_rank(), distributed.get_world_size())
+        return batch.shard(distributed.get_rank(), distributed.get_world_size())
     return batch
 
 
-class Distillation(Study):
+class AdapterDistillation(FrozenTargetModule):
     """`trained` is the adapter behind the first `shallow` layers of `model`; the loss is
     SmoothL1(f_L, f_S) + w_ce CE(H(f_L), H(f_S)), where f are the states that the head H is fed with.
     """
 
-    def __init__(self, model: Model, shallow: int, recipe: Recipe, w_ce: float) -> None:
-        super().__init__(trainable(model, shallow), (model.norm, model.head), recipe)
-        self._norm, self._head, self._rotary = (model.norm,), (model.head,), model.rotary
-        self._window, self._w_ce = model.windows[shallow - 1], w_ce
+    def __init__(self, model: DecomposedModel, shallow_layers: int, recipe: HATRecipe, ce_weight: float) -> None:
+        super().__init__(trainable_adapter(model, shallow_layers), (model.norm, model.lm_head), recipe)
+        self._norm, self._head, self._rotary = (model.norm,), (model.lm_head,), model.rotary
+        self._attention_window, self._ce_weight = model.sliding_windows[shallow_layers - 1], ce_weight
 
-    def states(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def deep_and_adapted(self, batch: HiddenStateBatch) -> tuple[Tensor, Tensor]:
         """(f_L, f_S) at the positions that count, each of shape (positions, hidden)."""
-        n, used = batch.tokens.shape[1], batch.weights > 0
-        rotary = tuple(each.to(batch.shallow.device) for each in self._rotary.between(0, n))
-        mask = _mask(n, self._window, batch.shallow.device)
-        hidden = self.trained(batch.shallow, position_embeddings=rotary, attention_mask=mask)
+        n, used = batch.tokens.shape[1], batch.loss_weights > 0
+        rotary = tuple(each.to(batch.shallow.device) for each in self._rotary.for_range(0, n))
+        mask = _window_mask(n, self._attention_window, batch.shallow.device)
+        hidden = self.trained_module(batch.shallow, position_embeddings=rotary, attention_mask=mask)
         return self._norm[0](batch.deep[used]), self._norm[0](hidden[used])
 
-    def loss(self, batch: Batch) -> Tensor:
-        deep, own = self.states(batch)
+    def loss(self, batch: HiddenStateBatch) -> Tensor:
+        deep, own = self.deep_and_adapted(batch)
         head = self._head[0]
         apart = F.smooth_l1_loss(own, deep, reduction="none").mean(-1)
         surprise = F.cross_entropy(head(own), head(deep).softmax(-1), reduction="none")
-        return ((apart + self._w_ce * surprise) * batch.weights[batch.weights > 0]).sum()
+        return ((apart + self._ce_weight * surprise) * batch.loss_weights[batch.loss_weights > 0]).sum()
 
     @torch.no_grad()
-    def agreement(self, batch: Batch) -> list[float]:
-        deep, own = (self._head[0](states).argmax(-1) for states in self.states(batch))
-        return [float(((deep == own) * batch.weights[batch.weights > 0]).sum())]
+    def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
+        deep, own = (self._head[0](states).argmax(-1) for states in self.deep_and_adapted(batch))
+        return [float(((deep == own) * batch.loss_weights[batch.loss_weights > 0]).sum())]
 
 
-def trainable(model: Model, shallow: int) -> nn.Module:
+def trainable_adapter(model: DecomposedModel, shallow_layers: int) -> nn.Module:
     """A blank adapter in fp32 that can be run on whole padded texts, and differentiated."""
-    adapter = blank_adapter(model, shallow).float().requires_grad_(True).train()
+    adapter = init_adapter(model, shallow_layers).float().requires_grad_(True).train()
     for module in adapter.modules():
         if hasattr(module, "config"):
             config: Any = deepcopy(module.config)
@@ -111,7 +115,7 @@ def trainable(model: Model, shallow: int) -> nn.Module:
     return adapter
 
 
-def _mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
+def _window_mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
     """Which of `n` tokens sees which, of shape (1, 1, n, n), for a window that is shorter; else None: all before it."""
     if window is None or n <= window:
         return None
@@ -120,48 +124,48 @@ def _mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
     return ((back >= 0) & (back < window))[None, None]
 
 
-RANKS = 10
+MAX_RANKS = 10
 """Of each head's guesses that a tree may be made of."""
 
 
-class Foresight(Study):
+class MedusaModule(FrozenTargetModule):
     """`trained` are `count` heads over a frozen target; head k at position i is taught token i + 1 + k, and counts
     `decay` to the power of k.
     """
 
-    def __init__(self, model: Model, count: int, recipe: Recipe, decay: float) -> None:
-        super().__init__(blank_heads(model, count).float().train(), (model.norm,), recipe)
+    def __init__(self, model: DecomposedModel, num_heads: int, recipe: HATRecipe, decay: float) -> None:
+        super().__init__(init_medusa_heads(model, num_heads).float().train(), (model.norm,), recipe)
         self._norm, self._decay = (model.norm,), decay
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: HiddenStateBatch) -> Tensor:
         total = torch.zeros((), device=batch.deep.device)
-        for k, (logits, tokens, weights) in enumerate(self.guesses(batch), start=1):
+        for k, (logits, tokens, weights) in enumerate(self.predictions(batch), start=1):
             total = total + self._decay**k * (F.cross_entropy(logits, tokens, reduction="none") * weights).sum()
         return total
 
-    def guesses(self, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+    def predictions(self, batch: HiddenStateBatch) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Of each head its logits (positions, vocabulary), what it is taught there, and what those positions count."""
         hidden = self._norm[0](batch.deep)
         found = []
-        for k, head in enumerate(self.trained.children(), start=1):
+        for k, head in enumerate(self.trained_module.children(), start=1):
             tokens = batch.tokens[:, 1 + k :]
-            weights = batch.weights[:, : tokens.shape[1]]
+            weights = batch.loss_weights[:, : tokens.shape[1]]
             used = (weights > 0) & (tokens >= 0)
             found.append((head(hidden[:, : tokens.shape[1]][used]), tokens[used], weights[used]))
         return found
 
     @torch.no_grad()
-    def accuracies(self, trace: Trace, texts: Sequence[int]) -> list[list[float]]:
+    def rank_accuracies(self, trace: HiddenStateTrace, texts: Sequence[int]) -> list[list[float]]:
         """How often each head's guess of each rank is right, over the answers of these texts."""
         found = []
-        for logits, tokens, weights in self.guesses(gather(trace, texts, 0.0)):
-            right = (logits.topk(RANKS, -1).indices == tokens[:, None]) * weights[:, None]
+        for logits, tokens, weights in self.predictions(collate(trace, texts, 0.0)):
+            right = (logits.topk(MAX_RANKS, -1).indices == tokens[:, None]) * weights[:, None]
             found.append((right.sum(0) / weights.sum().clamp_min(1e-9)).tolist())
         return found
 
     @torch.no_grad()
-    def agreement(self, batch: Batch) -> list[float]:
+    def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
         return [
             float(((logits.argmax(-1) == tokens) * weights).sum() / weights.sum().clamp_min(1e-9))
-            for logits, tokens, weights in self.guesses(batch)
+            for logits, tokens, weights in self.predictions(batch)
         ]

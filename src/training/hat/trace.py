@@ -13,62 +13,62 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from serving.deployment.queries import Models, Query
-from serving.engines.torch.forward import as_sent
-from serving.engines.torch.model import Model
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.outcomes.offline import play
-from serving.outcomes.record import target_alone
+from serving.deployment.queries import LoadedModels, Query
+from serving.engines.torch.forward import encode_hidden
+from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.outcomes.offline import run_untimed
+from serving.outcomes.record import target_only
 from serving.progress import Progress
-from training.fitting.splits import parted
+from training.fitting.splits import random_split
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-FILE, HEADER = "hidden.safetensors", "hidden.json"
+TRACE_FILE, HEADER_FILE = "hidden.safetensors", "hidden.json"
 TENSORS = ("shallow", "deep", "tokens", "ends", "prompts")
-PARTS = (0.85, 0.075, 0.075)
+SPLIT_SHARES = (0.85, 0.075, 0.075)
 """Of the texts: training, validation, test."""
 
 
 @dataclass(frozen=True, eq=False)
-class Trace:
+class HiddenStateTrace:
     """`n` texts that the target wrote, their `t` tokens laid end to end."""
 
     shallow: Tensor
-    """(t, hidden), fp16: what leaves the first `layers` layers."""
+    """(t, hidden), fp16: what leaves the first `shallow_layers` layers."""
     deep: Tensor
     """(t, hidden), fp16: what leaves the last layer, before the final norm."""
     tokens: Tensor
     """(t), prompts and answers."""
-    ends: Tensor
+    text_ends: Tensor
     """(n): where each text ends."""
-    prompts: Tensor
+    prompt_lens: Tensor
     """(n): tokens of each text that are its prompt."""
-    names: tuple[str, ...]
+    prompt_ids: tuple[str, ...]
     """Of each text's prompt in its data set, each once."""
-    layers: int
+    shallow_layers: int
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.prompt_ids)
 
     def span(self, text: int) -> tuple[int, int]:
         """Where a text lies."""
-        return int(self.ends[text - 1]) if text else 0, int(self.ends[text])
+        return int(self.text_ends[text - 1]) if text else 0, int(self.text_ends[text])
 
-    def split(self, seed: int) -> Split:
+    def split(self, seed: int) -> TextSplit:
         """Training, validation and test by text. Raises ValueError where there are fewer than three."""
         if len(self) < 3:
             raise ValueError(
                 f"{len(self)} texts cannot be split into training, validation and test; raise "
                 "workload.profiling.prompts"
             )
-        return Split(*map(tuple, parted(range(len(self)), PARTS, seed)))
+        return TextSplit(*map(tuple, random_split(range(len(self)), SPLIT_SHARES, seed)))
 
 
 @dataclass(frozen=True)
-class Split:
+class TextSplit:
     """Texts by their number, each in one part."""
 
     train: tuple[int, ...]
@@ -76,29 +76,35 @@ class Split:
     test: tuple[int, ...]
 
 
-def write(folder: Path, trace: Trace, made_from: Mapping[str, str]) -> None:
+def write(folder: Path, trace: HiddenStateTrace, made_from: Mapping[str, str]) -> None:
     """Writes the tensors, and hidden.json with what they were made from."""
     from safetensors.torch import save_file
 
-    save_file({name: getattr(trace, name).contiguous() for name in TENSORS}, folder / FILE)
+    save_file({name: getattr(trace, name).contiguous() for name in TENSORS}, folder / TRACE_FILE)
     header = {
-        "made_from": dict(made_from), "layers": trace.layers, "sequences": len(trace), "tokens": len(trace.tokens),
-        "names": trace.names,
+        "made_from": dict(made_from), "layers": trace.shallow_layers, "sequences": len(trace), "tokens": len(trace.tokens),
+        "names": trace.prompt_ids,
     }  # fmt: skip
-    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def read(folder: Path) -> Trace:
-    """The trace of an artifact of `training.hat.stages.record_hidden`; raises ValueError that names a bad file."""
+def read(folder: Path) -> HiddenStateTrace:
+    """The trace of an artifact of `training.hat.stages.record_hidden_states`; raises ValueError that names a bad file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     header = _header(folder)
     try:
-        tensors = load_file(folder / FILE)
-        return Trace(**{name: tensors[name] for name in TENSORS}, names=tuple(header["names"]), layers=header["layers"])
+        tensors = load_file(folder / TRACE_FILE)
+        return HiddenStateTrace(
+            **{name: tensors[name] for name in TENSORS},
+            prompt_ids=tuple(header["names"]),
+            shallow_layers=header["layers"],
+        )
     except (OSError, SafetensorError, KeyError) as problem:
-        raise ValueError(f"the hidden states of {folder / FILE} cannot be read ({problem}); train again") from None
+        raise ValueError(
+            f"the hidden states of {folder / TRACE_FILE} cannot be read ({problem}); train again"
+        ) from None
 
 
 def made_from(folder: Path) -> dict[str, str]:
@@ -107,7 +113,7 @@ def made_from(folder: Path) -> dict[str, str]:
 
 
 def _header(folder: Path) -> dict[str, Any]:
-    file = folder / HEADER
+    file = folder / HEADER_FILE
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
@@ -115,41 +121,52 @@ def _header(folder: Path) -> dict[str, Any]:
     return found
 
 
-def joined(
-    texts: Sequence[tuple[Tensor, Tensor, Sequence[int]]], prompts: Sequence[int], names: Sequence[str], layers: int
-) -> Trace:
+def concatenate(
+    texts: Sequence[tuple[Tensor, Tensor, Sequence[int]]],
+    prompt_lens: Sequence[int],
+    prompt_ids: Sequence[str],
+    shallow_layers: int,
+) -> HiddenStateTrace:
     """One trace of each text's (shallow, deep, tokens)."""
     import torch
 
     lengths = [len(tokens) for _, _, tokens in texts]
-    return Trace(
+    return HiddenStateTrace(
         shallow=torch.cat([text[0] for text in texts]),
         deep=torch.cat([text[1] for text in texts]),
         tokens=torch.tensor([token for text in texts for token in text[2]], dtype=torch.int32),
-        ends=torch.tensor(lengths).cumsum(0),
-        prompts=torch.tensor(prompts),
-        names=tuple(names),
-        layers=layers,
+        text_ends=torch.tensor(lengths).cumsum(0),
+        prompt_lens=torch.tensor(prompt_lens),
+        prompt_ids=tuple(prompt_ids),
+        shallow_layers=shallow_layers,
     )
 
 
-def record(models: Models, queries: Sequence[Query], layers: int, seed: int, progress: Progress) -> Trace:
-    """The hidden states of the prompts and of the target's greedy answers to them, behind `layers` layers and all."""
+def record(
+    models: LoadedModels, queries: Sequence[Query], shallow_layers: int, seed: int, progress: Progress
+) -> HiddenStateTrace:
+    """The hidden states of the prompts and of the target's greedy answers to them, behind `shallow_layers` layers and
+    all.
+    """
     target: Any = models.cloud
-    records = play(target_alone(), models, queries, seed, progress)
+    records = run_untimed(target_only(), models, queries, seed, progress)
     texts, prompts, names = [], [], []
     for query in queries:
-        text = (*query.call.prompt, *records[query.call.session].tokens)
-        texts.append((*states(target.model, text, layers), text))
-        prompts.append(len(query.call.prompt))
+        text = (*query.request.prompt, *records[query.request.session].tokens)
+        texts.append((*hidden_states(target.model, text, shallow_layers), text))
+        prompts.append(len(query.request.prompt))
         names.append(query.prompt.id)
-    return joined(texts, prompts, names, layers)
+    return concatenate(texts, prompts, names, shallow_layers)
 
 
 @torch.inference_mode()
-def states(model: Model, text: Sequence[int], layers: int) -> tuple[Tensor, Tensor]:
+def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> tuple[Tensor, Tensor]:
     """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded as when they travel."""
-    stack, slot, depth = Stack(model, model.vocabulary), Slot(model, 0, len(model.layers)), len(model.layers)
-    shallow = stack.run(stack.embed(text), [Lot(slot, len(text))], 0, layers)
-    deep = stack.run(shallow, [Lot(slot, len(text), past=0)], layers, depth)
-    return as_sent(shallow, "fp16").cpu(), as_sent(deep, "fp16").cpu()
+    stack, slot, depth = (
+        ModelRunner(model, model.vocab_size),
+        SequenceCache(model, 0, len(model.layers)),
+        len(model.layers),
+    )
+    shallow = stack.run(stack.embed(text), [RunnerInput(slot, len(text))], 0, shallow_layers)
+    deep = stack.run(shallow, [RunnerInput(slot, len(text), num_cached=0)], shallow_layers, depth)
+    return encode_hidden(shallow, "fp16").cpu(), encode_hidden(deep, "fp16").cpu()

@@ -15,97 +15,97 @@ from lightning.pytorch import Callback
 from lightning.pytorch import Trainer as LightningTrainer
 
 from serving.progress import Progress
-from training.fitting.callbacks import CHECKPOINT, Bookmark, Diary
+from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, StepHistory
 from training.fitting.trainer import Trainer
-from training.hat.batches import Batch, Batches, Recipe, gather
-from training.hat.distillation import Study
-from training.hat.trace import Split, Trace
+from training.hat.batches import HATRecipe, HiddenStateBatch, HiddenStateLoader, collate
+from training.hat.distillation import FrozenTargetModule
+from training.hat.trace import HiddenStateTrace, TextSplit
 
 
-class Best(Callback):
+class EarlyStoppingByStep(Callback):
     """Looks at the held-out loss every so many steps and at the last one, keeps a copy of the best weights, and stops
     training after `patience` looks without a lower loss. Both survive a restart.
     """
 
-    def __init__(self, held_out: Batch, every: int, steps: int, patience: int) -> None:
+    def __init__(self, held_out: HiddenStateBatch, eval_steps: int, steps: int, patience: int) -> None:
         self.losses: list[float] = []
-        self._held_out, self._every, self._steps, self._patience = held_out, every, steps, patience
-        self._weights: dict[str, Any] = {}
+        self._held_out, self._eval_steps, self._steps, self._patience = held_out, eval_steps, steps, patience
+        self._best_weights: dict[str, Any] = {}
 
     @property
-    def look(self) -> int:
+    def best_check(self) -> int:
         """Which one was best, from 0."""
         return self.losses.index(min(self.losses))
 
     @property
-    def step(self) -> int:
+    def best_step(self) -> int:
         """How many steps had been taken then."""
-        return min(self._steps, (self.look + 1) * self._every)
+        return min(self._steps, (self.best_check + 1) * self._eval_steps)
 
-    def on_train_batch_end(self, trainer: LightningTrainer, module: Study, *_: Any) -> None:  # type: ignore[override]
+    def on_train_batch_end(self, trainer: LightningTrainer, module: FrozenTargetModule, *_: Any) -> None:  # type: ignore[override]
         step = trainer.global_step
-        if not self._over and (step % self._every == 0 or step == self._steps):
-            self._compare(module)
-        if self._over:
+        if not self._patience_exhausted and (step % self._eval_steps == 0 or step == self._steps):
+            self._evaluate(module)
+        if self._patience_exhausted:
             trainer.should_stop = True
 
     @property
-    def _over(self) -> bool:
-        return bool(self.losses) and len(self.losses) - 1 - self.look >= self._patience
+    def _patience_exhausted(self) -> bool:
+        return bool(self.losses) and len(self.losses) - 1 - self.best_check >= self._patience
 
     @torch.no_grad()
-    def _compare(self, module: Study) -> None:
+    def _evaluate(self, module: FrozenTargetModule) -> None:
         self.losses.append(float(module.loss(self._held_out.to(module.device))))
-        if self.look == len(self.losses) - 1:
-            self._weights = copy.deepcopy(module.trained.state_dict())
+        if self.best_check == len(self.losses) - 1:
+            self._best_weights = copy.deepcopy(module.trained_module.state_dict())
 
-    def restore(self, module: Study) -> None:
-        module.trained.load_state_dict(self._weights)
+    def restore_best(self, module: FrozenTargetModule) -> None:
+        module.trained_module.load_state_dict(self._best_weights)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": list(self.losses), "weights": self._weights}
+        return {"losses": list(self.losses), "weights": self._best_weights}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses, self._weights = list(state_dict["losses"]), state_dict["weights"]
+        self.losses, self._best_weights = list(state_dict["losses"]), state_dict["weights"]
 
 
 SAVE_EVERY_STEPS = 100
 
 
-def take(
-    study: Study,
-    trace: Trace,
-    split: Split,
-    recipe: Recipe,
+def train(
+    module: FrozenTargetModule,
+    trace: HiddenStateTrace,
+    split: TextSplit,
+    recipe: HATRecipe,
     seed: int,
     trainer: Trainer,
     work: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Trains `study`, whose weights are then the best ones; says how long and how well.
+    """Trains `module`, whose weights are then the best ones; says how long and how well.
 
     Held-out loss and agreement are those of answers: what is served are answers. The same seed gives the same weights
     on one machine, with an interruption or without.
     """
-    loader = Batches(trace, split.train, recipe.batch, recipe.steps, recipe.prompt_weight, seed)
-    diary = Diary(recipe.steps, progress)
-    best = Best(gather(trace, split.validation, 0.0), recipe.check_every, recipe.steps, recipe.patience)
+    loader = HiddenStateLoader(trace, split.train, recipe.batch_size, recipe.steps, recipe.prompt_loss_weight, seed)
+    diary = StepHistory(recipe.steps, progress)
+    best = EarlyStoppingByStep(collate(trace, split.validation, 0.0), recipe.eval_steps, recipe.steps, recipe.patience)
     with trainer.using_threads() as threads:
-        callbacks = [diary, best, Bookmark(work, SAVE_EVERY_STEPS)]
-        trainer.fit(study, loader, callbacks, saved=work / CHECKPOINT)
-        best.restore(study)
-        study.eval().to("cpu")
-        agreement = study.agreement(gather(trace, split.test, 0.0))
+        callbacks = [diary, best, Checkpointer(work, SAVE_EVERY_STEPS)]
+        trainer.fit(module, loader, callbacks, checkpoint=work / CHECKPOINT_FILE)
+        best.restore_best(module)
+        module.eval().to("cpu")
+        agreement = module.top1_agreement(collate(trace, split.test, 0.0))
     return {
         "recipe": asdict(recipe),
         "seed": seed,
         "texts": {name: len(part) for name, part in asdict(split).items()},
-        "parameters": sum(weight.numel() for weight in study.trained.parameters()),
+        "parameters": sum(weight.numel() for weight in module.trained_module.parameters()),
         "steps": len(diary.losses),
-        "best_step": best.step,
+        "best_step": best.best_step,
         "validation_losses": [round(loss, 5) for loss in best.losses],
         "test_agreement": agreement,
-        "training_s": sum(diary.seconds),
-        "quiet_step_s": diary.quiet_step_s(),
+        "training_s": sum(diary.step_times_s),
+        "quiet_step_s": diary.p10_step_s(),
         "threads": threads,
     }

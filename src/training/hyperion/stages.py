@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.progress import Progress
-from training.fitting.trainer import ALL_CORES, Trainer
-from training.hyperion.environment import World
-from training.hyperion.reinforce import Recipe
+from training.fitting.trainer import CPU_TRAINER, Trainer
+from training.hyperion.environment import DispatchEnvironment
+from training.hyperion.reinforce import ReinforceRecipe
 
 
 def train_dispatcher(
@@ -17,10 +17,10 @@ def train_dispatcher(
     *,
     progress: Progress,
     work: Path,
-    world: World,
-    recipe: Recipe = Recipe(),  # noqa: B008
+    environment: DispatchEnvironment,
+    recipe: ReinforceRecipe = ReinforceRecipe(),  # noqa: B008
     seed: int = 0,
-    trainer: Trainer = ALL_CORES,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """Trains GPipe's scheduler (Hyperion, section V-A) by policy gradient on made-up testbeds, and serves arrivals that
     it does not know.
@@ -31,13 +31,15 @@ def train_dispatcher(
     """
     from training.hyperion import serving_eval, train
 
-    found = train.train(world, recipe, seed, trainer, work, progress)
-    served = serving_eval.serve(found, train.episodes(world, seed, "tested", recipe.tested), progress)
+    found = train.train(environment, recipe, seed, trainer, work, progress)
+    served = serving_eval.evaluate_dispatcher(
+        found, train.sample_episodes(environment, seed, "tested", recipe.test_episodes), progress
+    )
     serving_eval.check(served)
     made_from = {
-        "model": world.architecture.name,
-        "nodes": ", ".join(chip.name for chip in world.chips),
-        "episodes": f"{recipe.steps * recipe.episodes} of {world.tasks} tasks, each played {recipe.plays} times",
+        "model": environment.architecture.name,
+        "nodes": ", ".join(chip.name for chip in environment.chips),
+        "episodes": f"{recipe.steps * recipe.episodes_per_step} of {environment.tasks_per_episode} tasks, each played {recipe.rollouts_per_episode} times",
         "seed": str(seed),
     }
     replace(found, metrics={**found.metrics, **served.metrics()}, made_from=made_from).save(out)

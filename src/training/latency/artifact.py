@@ -14,21 +14,21 @@ from typing import Any
 
 from serving.hardware.latency import PROFILE_FILE
 from training.latency.fit import terms
-from training.latency.measured import POINT, Measured
-from training.latency.sheet import draw, sheet
+from training.latency.measured import QUOTED_TOKENS, ModelProfile
+from training.latency.sheet import draw_figures, profile_text
 from training.latency.timing import Timing
 
-SET = "measured"
+FITTED_SET = "measured"
 
-_HEADER = """\
+_CHIP_HEADER = """\
 # {source}.
 # Copy this file into conf/hardware/chip/ (or `fitted` into a chip that is there), and choose it with
 # hardware.cloud.chip={name} hardware.cloud.timing={set}; the same for hardware.device.
 """
 
 
-def chip_file(source: str, measured: Sequence[Measured], memory_nbytes: int | None = None) -> str:
-    """YAML of a chip without peaks, whose coefficients are a fitted set called `measured`."""
+def chip_yaml(source: str, profiles: Sequence[ModelProfile], memory_nbytes: int | None = None) -> str:
+    """YAML of a chip without peaks, whose coefficients are a fitted set called `profiles`."""
     import yaml
 
     name = slug(inside[1] if (inside := re.search(r"\((.*)\)", source)) else source)
@@ -39,16 +39,18 @@ def chip_file(source: str, measured: Sequence[Measured], memory_nbytes: int | No
         "default_mode": "default",
         "modes": {"default": {}},
         "sources": dict.fromkeys(("compute_efficiency", "bandwidth_efficiency", "launch_overhead_s"), unused),
-        "fitted": {SET: {"source": f"measured: {source}", "latencies": _latencies(measured)}},
+        "fitted": {FITTED_SET: {"source": f"measured: {source}", "latencies": _latencies(profiles)}},
     }
     if memory_nbytes is not None:
         node["memory_gb"] = round(memory_nbytes / 2**30, 1)
         node["sources"]["memory_gb"] = "measured: as the system and torch say"
-    return _HEADER.format(source=source, name=name, set=SET) + yaml.safe_dump(node, sort_keys=False, width=120)
+    return _CHIP_HEADER.format(source=source, name=name, set=FITTED_SET) + yaml.safe_dump(
+        node, sort_keys=False, width=120
+    )
 
 
-def _latencies(measured: Sequence[Measured]) -> dict[str, Any]:
-    return {each.architecture.name: asdict(each.latency) for each in measured}
+def _latencies(profiles: Sequence[ModelProfile]) -> dict[str, Any]:
+    return {each.architecture.name: asdict(each.latency) for each in profiles}
 
 
 def slug(text: str) -> str:
@@ -58,49 +60,53 @@ def slug(text: str) -> str:
 
 REPORT_FILE, TEXT_FILE, METRICS_FILE, CHIP_FILE = "profile.json", "profile.txt", "metrics.json", "chip.yaml"
 
-Facts = Mapping[str, str | int | float | bool]
+MachineInfo = Mapping[str, str | int | float | bool]
 
 
-def write(
-    out: Path, source: str, measured: Sequence[Measured], machine: Facts, memory_nbytes: int | None = None
+def write_profile(
+    out: Path, source: str, profiles: Sequence[ModelProfile], machine: MachineInfo, memory_nbytes: int | None = None
 ) -> None:
-    """Writes latency.json, which `serving.hardware.latency.load_fits` reads; profile.json with all that was measured,
-    profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
+    """Writes latency.json, which `serving.hardware.latency.load_fitted_latencies` reads; profile.json with all that was
+    measured, profile.txt, metrics.json, figures/*.png, and chip.yaml, a chip with these coefficients.
     """
-    latencies = {each.architecture.name: asdict(each.latency) for each in measured}
-    _json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
-    effort = asdict(measured[0].effort)
-    _json(out / REPORT_FILE, {"machine": dict(machine), "effort": effort, **{m.name: report(m) for m in measured}})
-    _json(out / METRICS_FILE, {f"{m.name}/{name}": value for m in measured for name, value in metrics(m).items()})
-    (out / TEXT_FILE).write_text(sheet(source, measured, machine), encoding="utf-8")
-    (out / CHIP_FILE).write_text(chip_file(source, measured, memory_nbytes), encoding="utf-8")
-    for each in measured:
-        draw(each, out / "figures")
+    latencies = {each.architecture.name: asdict(each.latency) for each in profiles}
+    _write_json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
+    effort = asdict(profiles[0].options)
+    _write_json(
+        out / REPORT_FILE, {"machine": dict(machine), "effort": effort, **{m.name: model_report(m) for m in profiles}}
+    )
+    _write_json(
+        out / METRICS_FILE, {f"{m.name}/{name}": value for m in profiles for name, value in model_metrics(m).items()}
+    )
+    (out / TEXT_FILE).write_text(profile_text(source, profiles, machine), encoding="utf-8")
+    (out / CHIP_FILE).write_text(chip_yaml(source, profiles, memory_nbytes), encoding="utf-8")
+    for each in profiles:
+        draw_figures(each, out / "figures")
 
 
-def report(measured: Measured) -> dict[str, Any]:
+def model_report(profile: ModelProfile) -> dict[str, Any]:
     """All of one model, for programs."""
     return {
-        "architecture": measured.architecture.name,
-        "place": measured.place,
-        **asdict(measured.fit),
-        "ordinary_least_squares": asdict(measured.plain),
-        "cut": measured.cut,
-        "repeats": measured.repeats,
-        "warm_ups": measured.warm_ups,
-        "quiet_share": measured.quiet_share,
-        "disturbed_configurations": measured.disturbed,
-        "steady_share": measured.steady_share,
-        "first_run_share": measured.first_run_share,
-        f"prefill_{POINT}_s": measured.prefill_s,
-        f"token_behind_{POINT}_s": measured.token_s,
-        "measurements": [_row(timing) for timing in measured.timings],
+        "architecture": profile.architecture.name,
+        "place": profile.measured_on,
+        **asdict(profile.fit),
+        "ordinary_least_squares": asdict(profile.ordinary_fit),
+        "cut": profile.omitted,
+        "repeats": profile.repeats,
+        "warm_ups": profile.warmup_runs,
+        "quiet_share": profile.undisturbed_share,
+        "disturbed_configurations": profile.num_disturbed,
+        "steady_share": profile.steady_share,
+        "first_run_share": profile.first_run_share,
+        f"prefill_{QUOTED_TOKENS}_s": profile.prefill_s,
+        f"token_behind_{QUOTED_TOKENS}_s": profile.decode_s,
+        "measurements": [_timing_row(timing) for timing in profile.timings],
     }
 
 
-def metrics(measured: Measured) -> dict[str, float]:
+def model_metrics(profile: ModelProfile) -> dict[str, float]:
     """The figures of one model that a run is compared by."""
-    fit, plain = measured.fit, measured.plain
+    fit, plain = profile.fit, profile.ordinary_fit
     found: dict[str, float | None] = {
         **fit.coefficients,
         "fitted/r2": fit.fitted.r2,
@@ -112,25 +118,25 @@ def metrics(measured: Measured) -> dict[str, float]:
         "ols/held_out/r2": plain.held_out.r2,
         "ols/held_out/mape": plain.held_out.mape,
         **{f"held_out/mape_{slug(name)}": value for name, value in fit.held_out_mape.items()},
-        f"prefill_{POINT}_s": measured.prefill_s,
-        f"token_behind_{POINT}_s": measured.token_s,
-        "quiet_share": measured.quiet_share,
-        "steady_share": measured.steady_share,
+        f"prefill_{QUOTED_TOKENS}_s": profile.prefill_s,
+        f"token_behind_{QUOTED_TOKENS}_s": profile.decode_s,
+        "quiet_share": profile.undisturbed_share,
+        "steady_share": profile.steady_share,
     }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _row(timing: Timing) -> dict[str, Any]:
+def _timing_row(timing: Timing) -> dict[str, Any]:
     return {
         "use": "held out" if timing.shape.held_out else "fitted",
         "category": timing.shape.category,
         "kind": timing.shape.kind,
-        "parts": [part._asdict() for part in timing.shape.parts],
+        "parts": [part._asdict() for part in timing.shape.sessions],
         "terms": terms(timing.loads),
         **timing.statistics(),
         "runs": [run._asdict() for run in timing.runs],
     }
 
 
-def _json(file: Path, data: Any) -> None:
+def _write_json(file: Path, data: Any) -> None:
     file.write_text(json.dumps(data, indent=1, allow_nan=False) + "\n", encoding="utf-8")

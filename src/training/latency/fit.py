@@ -17,80 +17,82 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.hardware.latency import COEFFICIENTS, Load
-from training.latency.grid import FEWEST, Effort
+from serving.hardware.latency import COEFFICIENTS, ForwardLoad
+from training.latency.grid import MIN_FITTED, ProfilingOptions
 from training.latency.timing import Timing
 
 Array: TypeAlias = NDArray[np.float64]
 
 
-def equations(timings: Sequence[Timing]) -> tuple[Array, Array]:
+def design_matrix(timings: Sequence[Timing]) -> tuple[Array, Array]:
     """Terms, of shape (configurations, coefficients) as `COEFFICIENTS` are ordered, and median seconds."""
     x = np.array([terms(timing.loads) for timing in timings], dtype=np.float64)
     return x, np.array([timing.median_s for timing in timings])
 
 
-def terms(loads: Sequence[Load]) -> tuple[float, ...]:
+def terms(loads: Sequence[ForwardLoad]) -> tuple[float, ...]:
     """What each coefficient is multiplied with, summed over the passes of one piece of work, all of full depth."""
-    heads = [load.head_rows for load in loads if load.head_rows]
+    heads = [load.head_tokens for load in loads if load.head_tokens]
     return (
-        sum(load.rows for load in loads),
+        sum(load.num_tokens for load in loads),
         sum(load.interactions for load in loads),
-        sum(load.cached for load in loads),
+        sum(load.cached_tokens for load in loads),
         len(loads),
         sum(heads),
         len(heads),
-        sum(load.further for load in loads),
+        sum(load.extra_sessions for load in loads),
         1,
     )
 
 
-Solve: TypeAlias = Callable[[Array, Array], Array]
+Solver: TypeAlias = Callable[[Array, Array], Array]
 """(terms, seconds) -> coefficients; shapes (n, k), (n), (k)."""
 
-SLACK = 1e-10
+SLOPE_TOLERANCE = 1e-10
 """Of the target's length: below it a slope is rounding."""
 
-PAPER = 4
+NUM_PAPER_TERMS = 4
 """Terms that WISP, Eq. 19 has, the first ones; the rest are ours."""
 
 
-def relative(x: Array, y: Array) -> Array:
+def relative_least_squares(x: Array, y: Array) -> Array:
     """The coefficients >= 0 with the least squares of the relative error: what is used.
 
     Each equation is weighted by its time, which makes a lone decode as important as a long prefill; and time is never
     negative, however few rows there are.
     """
-    return non_negative(x / y[:, None], np.ones(len(y)))
+    return non_negative_least_squares(x / y[:, None], np.ones(len(y)))
 
 
-def ordinary(x: Array, y: Array) -> Array:
+def ordinary_least_squares(x: Array, y: Array) -> Array:
     """Plain least squares of the seconds on WISP's own terms, signs free: appendix C, for comparison.
 
     Its constant is charged to each pass, which for a batch is the paper's intercept.
     """
     found = np.zeros(x.shape[1])
-    scale = _scale(x[:, :PAPER])
-    found[:PAPER] = np.linalg.lstsq(x[:, :PAPER] / scale, y)[0] / scale
+    scale = _column_norms(x[:, :NUM_PAPER_TERMS])
+    found[:NUM_PAPER_TERMS] = np.linalg.lstsq(x[:, :NUM_PAPER_TERMS] / scale, y)[0] / scale
     return found
 
 
-def non_negative(x: Array, y: Array) -> Array:
+def non_negative_least_squares(x: Array, y: Array) -> Array:
     """The b >= 0 with the least |x b - y|, exactly. Shapes: x (equations, columns), y (equations), b (columns).
 
     Columns of zeros get nothing, and of equal columns the first gets all.
     """
-    scale, columns = _scale(x), _telling(x)
+    scale, columns = _column_norms(x), _informative_columns(x)
     q, r = np.linalg.qr(x / scale)  # the same problem with as few equations as columns
     target = q.T @ y
-    found = _without_negative(r, target, columns)
+    found = _drop_negative_columns(r, target, columns)
     slopes = r[:, columns].T @ (target - r @ found)
-    if slopes.max(initial=0) > SLACK * float(np.linalg.norm(target)):  # a column that was left out would still help
-        found = _best(r, target, columns)
+    if slopes.max(initial=0) > SLOPE_TOLERANCE * float(
+        np.linalg.norm(target)
+    ):  # a column that was left out would still help
+        found = _best_subset(r, target, columns)
     return found / scale
 
 
-def _without_negative(x: Array, y: Array, columns: list[int]) -> Array:
+def _drop_negative_columns(x: Array, y: Array, columns: list[int]) -> Array:
     """The plain solution on the columns that are left when the lowest one below 0 goes, again and again."""
     left, found = list(columns), np.zeros(x.shape[1])
     while left:
@@ -102,12 +104,12 @@ def _without_negative(x: Array, y: Array, columns: list[int]) -> Array:
     return found
 
 
-def _best(x: Array, y: Array, columns: list[int]) -> Array:
+def _best_subset(x: Array, y: Array, columns: list[int]) -> Array:
     """The best of the plain solutions on every choice of columns: at the optimum those with b > 0 solve the plain
     problem among themselves, so one of the choices is it; of seven columns there are 127.
     """
     best, least = np.zeros(x.shape[1]), float("inf")
-    for chosen in _choices(columns):
+    for chosen in _column_subsets(columns):
         tried = np.zeros(x.shape[1])
         tried[chosen] = np.linalg.lstsq(x[:, chosen], y)[0]
         error = float(np.sum((x @ tried - y) ** 2))
@@ -116,23 +118,23 @@ def _best(x: Array, y: Array, columns: list[int]) -> Array:
     return best
 
 
-def _scale(x: Array) -> Array:
+def _column_norms(x: Array) -> Array:
     norms: Array = np.linalg.norm(x, axis=0)
     return np.where(norms > 0, norms, 1)
 
 
-def _telling(x: Array) -> list[int]:
+def _informative_columns(x: Array) -> list[int]:
     """Columns that are neither nothing nor the same as one before."""
     first = {column.tobytes(): i for i, column in reversed(list(enumerate(x.T.copy())))}
     return sorted(i for i in first.values() if x[:, i].any())
 
 
-def _choices(columns: Sequence[int]) -> Iterator[list[int]]:
+def _column_subsets(columns: Sequence[int]) -> Iterator[list[int]]:
     return map(list, chain.from_iterable(combinations(columns, n) for n in range(len(columns) + 1)))
 
 
 @dataclass(frozen=True)
-class Score:
+class FitScore:
     """Of `configurations` that may have been fitted on, or not."""
 
     configurations: int
@@ -148,7 +150,7 @@ class Score:
     """The largest absolute error."""
 
 
-def score(x: Array, y: Array, b: Array) -> Score:
+def score_fit(x: Array, y: Array, b: Array) -> FitScore:
     """Shapes: x (configurations, coefficients), y (configurations), b (coefficients)."""
     off = x @ b - y
     spread = float(np.sum((y - y.mean()) ** 2))
@@ -157,10 +159,10 @@ def score(x: Array, y: Array, b: Array) -> Score:
     adjusted = 1 - (1 - r2) * (n - 1) / (n - used - 1) if n > used + 1 else None
     absolute = np.abs(off)
     mape, largest = float(np.mean(absolute / y)), float(absolute.max())
-    return Score(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(absolute.mean()), mape, largest)
+    return FitScore(n, r2, adjusted, float(np.sqrt(np.mean(off**2))), float(absolute.mean()), mape, largest)
 
 
-def by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict[str, float]:
+def mape_by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict[str, float]:
     """MAPE of each category that is there."""
     off = np.abs(x @ b - y) / y
     names = [timing.shape.category for timing in timings]
@@ -168,7 +170,7 @@ def by_category(timings: Sequence[Timing], x: Array, y: Array, b: Array) -> dict
 
 
 @dataclass(frozen=True)
-class Folds:
+class CrossValidation:
     """Cross-validation on the fitted configurations: means over the folds, and what they scatter by."""
 
     r2: float
@@ -178,72 +180,74 @@ class Folds:
 
 
 @dataclass(frozen=True)
-class Fit:
+class LatencyFit:
     """Coefficients by name; how they do on what they were made from and on what they were not."""
 
     coefficients: dict[str, float]
     intervals: dict[str, tuple[float, float]]
     """95 %: 2.5th and 97.5th percentile over bootstraps of the fitted configurations."""
-    fitted: Score
-    held_out: Score
-    folds: Folds
+    fitted: FitScore
+    held_out: FitScore
+    folds: CrossValidation
     fitted_mape: dict[str, float]
     held_out_mape: dict[str, float]
     """By category."""
 
 
-def fit(timings: Sequence[Timing], effort: Effort, solve: Solve = relative) -> Fit:
+def fit_latency(
+    timings: Sequence[Timing], options: ProfilingOptions, solver: Solver = relative_least_squares
+) -> LatencyFit:
     """Coefficients of WISP, Eq. 19, and of ours, from medians of the timings that are not held out.
 
-    Raises ValueError for fewer timings than `FEWEST`, or fewer than two that are held out.
+    Raises ValueError for fewer timings than `MIN_FITTED`, or fewer than two that are held out.
     """
     known = [timing for timing in timings if not timing.shape.held_out]
     unseen = [timing for timing in timings if timing.shape.held_out]
-    _check(len(known), len(unseen))
-    x, y = equations(known)
-    x_new, y_new = equations(unseen)
-    found, generator = solve(x, y), np.random.default_rng(effort.seed)
-    return Fit(
-        coefficients=_named(found),
-        intervals=_intervals(x, y, solve, effort.bootstraps, generator),
-        fitted=score(x, y, found),
-        held_out=score(x_new, y_new, found),
-        folds=_folds(x, y, solve, effort.folds, generator),
-        fitted_mape=by_category(known, x, y, found),
-        held_out_mape=by_category(unseen, x_new, y_new, found),
+    _check_counts(len(known), len(unseen))
+    x, y = design_matrix(known)
+    x_new, y_new = design_matrix(unseen)
+    found, generator = solver(x, y), np.random.default_rng(options.seed)
+    return LatencyFit(
+        coefficients=_by_name(found),
+        intervals=_bootstrap_intervals(x, y, solver, options.bootstraps, generator),
+        fitted=score_fit(x, y, found),
+        held_out=score_fit(x_new, y_new, found),
+        folds=_cross_validate(x, y, solver, options.folds, generator),
+        fitted_mape=mape_by_category(known, x, y, found),
+        held_out_mape=mape_by_category(unseen, x_new, y_new, found),
     )
 
 
-def plain_fit(timings: Sequence[Timing], effort: Effort) -> Fit:
+def fit_ordinary(timings: Sequence[Timing], options: ProfilingOptions) -> LatencyFit:
     """The paper's own fit of the same timings: reported, never used."""
-    return fit(timings, effort, ordinary)
+    return fit_latency(timings, options, ordinary_least_squares)
 
 
-def _check(known: int, unseen: int) -> None:
-    if known < FEWEST or unseen < 2:
+def _check_counts(num_fitted: int, num_held_out: int) -> None:
+    if num_fitted < MIN_FITTED or num_held_out < 2:
         raise ValueError(
-            f"latency profile: {known} configurations to fit on and {unseen} held out are too few for "
-            f"{len(COEFFICIENTS)} coefficients; there must be {FEWEST} and 2 or more."
+            f"latency profile: {num_fitted} configurations to fit on and {num_held_out} held out are too few for "
+            f"{len(COEFFICIENTS)} coefficients; there must be {MIN_FITTED} and 2 or more."
         )
 
 
-def _named(b: Array) -> dict[str, float]:
+def _by_name(b: Array) -> dict[str, float]:
     return dict(zip(COEFFICIENTS, b.tolist(), strict=True))
 
 
-def _intervals(
-    x: Array, y: Array, solve: Solve, bootstraps: int, generator: np.random.Generator
+def _bootstrap_intervals(
+    x: Array, y: Array, solver: Solver, bootstraps: int, generator: np.random.Generator
 ) -> dict[str, tuple[float, float]]:
     draws = (generator.integers(len(y), size=len(y)) for _ in range(bootstraps))
-    found = np.array([solve(x[drawn], y[drawn]) for drawn in draws])
+    found = np.array([solver(x[drawn], y[drawn]) for drawn in draws])
     low, high = np.quantile(found, [0.025, 0.975], axis=0).tolist()
     return {name: (low[i], high[i]) for i, name in enumerate(COEFFICIENTS)}
 
 
-def _folds(x: Array, y: Array, solve: Solve, folds: int, generator: np.random.Generator) -> Folds:
+def _cross_validate(x: Array, y: Array, solver: Solver, folds: int, generator: np.random.Generator) -> CrossValidation:
     scores = []
     for left_out in np.array_split(generator.permutation(len(y)), folds):
         kept = np.setdiff1d(np.arange(len(y)), left_out)
-        scores.append(score(x[left_out], y[left_out], solve(x[kept], y[kept])))
+        scores.append(score_fit(x[left_out], y[left_out], solver(x[kept], y[kept])))
     r2, mape = np.array([each.r2 for each in scores]), np.array([each.mape for each in scores])
-    return Folds(float(r2.mean()), float(r2.std()), float(mape.mean()), float(mape.std()))
+    return CrossValidation(float(r2.mean()), float(r2.std()), float(mape.mean()), float(mape.std()))

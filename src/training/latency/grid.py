@@ -17,94 +17,100 @@ import numpy as np
 
 COMPUTE_GRID = "compute-bound deterministic"
 MEMORY_GRID = "memory-bound deterministic"
-COMPUTE_DRAWN = "compute-bound random"
-MEMORY_DRAWN = "memory-bound random"
+COMPUTE_RANDOM = "compute-bound random"
+MEMORY_RANDOM = "memory-bound random"
 MIXED = "mixed"
-CATEGORIES = (COMPUTE_GRID, MEMORY_GRID, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED)
+CATEGORIES = (COMPUTE_GRID, MEMORY_GRID, COMPUTE_RANDOM, MEMORY_RANDOM, MIXED)
 """As WISP, appendix C names them."""
 
 
-class Part(NamedTuple):
-    """One session's share: `new` tokens behind `cached` ones.
+class SessionShape(NamedTuple):
+    """One session's share: `new_tokens` tokens behind `cached_tokens` ones.
 
-    `asked` is what comes of it: rows through the head in a forward, tokens written in a draft.
+    `num_outputs` is what comes of it: rows through the head in a forward, tokens written in a draft.
     """
 
-    cached: int
-    new: int
-    asked: int
+    cached_tokens: int
+    new_tokens: int
+    num_outputs: int
 
 
 @dataclass(frozen=True)
-class Shape:
+class WorkShape:
     """`kind` is what it is in serving: a prefill, a chunk of one, a decode, a verification, a draft."""
 
     category: str
     kind: str
-    parts: tuple[Part, ...] = ()
+    sessions: tuple[SessionShape, ...] = ()
     held_out: bool = False
     """Is it left out of the fit, to test it?"""
 
 
-CHUNK = 64
-MOST_SESSIONS, MOST_DRAFTS = 8, 8
+MAX_CHUNK_TOKENS = 64
+MAX_SESSIONS, MAX_DRAFTS = 8, 8
 
-FITTED = {COMPUTE_GRID: 25, MEMORY_GRID: 48, COMPUTE_DRAWN: 15, MEMORY_DRAWN: 15, MIXED: 20}
+FITTED_BY_CATEGORY = {COMPUTE_GRID: 25, MEMORY_GRID: 48, COMPUTE_RANDOM: 15, MEMORY_RANDOM: 15, MIXED: 20}
 """Configurations that WISP, appendix C fits on, by category."""
 
-HELD_OUT = {COMPUTE_DRAWN: 15, MEMORY_DRAWN: 15, MIXED: 20}
+HELD_OUT_BY_CATEGORY = {COMPUTE_RANDOM: 15, MEMORY_RANDOM: 15, MIXED: 20}
 """What is tested on is drawn with another seed, which a fixed grid cannot be; the paper's 50 come without shares."""
 
 
-class Dice:
+class LogUniformSampler:
     """Sizes drawn evenly over their logarithm: small ones are as frequent as large ones."""
 
-    def __init__(self, longest: int, seed: int) -> None:
-        self.longest, self._generator = longest, np.random.default_rng(seed)
+    def __init__(self, max_session_tokens: int, seed: int) -> None:
+        self.max_session_tokens, self._generator = max_session_tokens, np.random.default_rng(seed)
 
-    def size(self, least: int, most: int) -> int:
-        return round(float(np.exp(self._generator.uniform(log(least), log(max(least, most))))))
+    def sample(self, low: int, high: int) -> int:
+        return round(float(np.exp(self._generator.uniform(log(low), log(max(low, high))))))
 
-    def cached(self) -> int:
-        return self.size(16, self.longest - CHUNK)
+    def cached_tokens(self) -> int:
+        return self.sample(16, self.max_session_tokens - MAX_CHUNK_TOKENS)
 
-    def drafts(self) -> int:
-        return self.size(1, MOST_DRAFTS)
+    def num_drafts(self) -> int:
+        return self.sample(1, MAX_DRAFTS)
 
-    def sessions(self) -> int:
-        return self.size(1, MOST_SESSIONS)
+    def num_sessions(self) -> int:
+        return self.sample(1, MAX_SESSIONS)
 
-    def some(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
+    def subset(self, shapes: Sequence[WorkShape], count: int) -> list[WorkShape]:
         """`count` of the shapes: each once before any comes again."""
         return [shapes[i] for i in np.resize(self._generator.permutation(len(shapes)), count).tolist()]
 
 
-Draw: TypeAlias = Callable[[Dice], tuple[Part, ...]]
-Grid: TypeAlias = Callable[[int], list[Shape]]
+ShapeSampler: TypeAlias = Callable[[LogUniformSampler], tuple[SessionShape, ...]]
+ShapeGrid: TypeAlias = Callable[[int], list[WorkShape]]
 
 
 @dataclass(frozen=True)
-class Catalogue:
+class WorkGrid:
     """What one side of the link runs: grids (of the longest session's length) and draws, by category."""
 
-    grids: Mapping[str, Grid]
-    draws: Mapping[str, Mapping[str, Draw]]
+    grids: Mapping[str, ShapeGrid]
+    samplers: Mapping[str, Mapping[str, ShapeSampler]]
     """By category and kind; the kinds of a category take turns."""
 
-    def shapes(self, fitted: int, held_out: int, longest: int, seed: int) -> list[Shape]:
+    def shapes(self, fitted: int, held_out: int, max_session_tokens: int, seed: int) -> list[WorkShape]:
         """So many of each use, in an order of which every first part has its share of each category and use."""
-        known = self._of(apportion(fitted, FITTED), Dice(longest, seed))
-        unseen = self._of(apportion(held_out, HELD_OUT), Dice(longest, seed + 1))
+        known = self._shapes_for(apportion(fitted, FITTED_BY_CATEGORY), LogUniformSampler(max_session_tokens, seed))
+        unseen = self._shapes_for(
+            apportion(held_out, HELD_OUT_BY_CATEGORY), LogUniformSampler(max_session_tokens, seed + 1)
+        )
         return _interleaved([*known, *(replace(shape, held_out=True) for shape in unseen)])
 
-    def _of(self, counts: Mapping[str, int], dice: Dice) -> list[Shape]:
-        return [shape for category, count in counts.items() for shape in self._category(category, count, dice)]
+    def _shapes_for(self, counts: Mapping[str, int], sampler: LogUniformSampler) -> list[WorkShape]:
+        return [
+            shape for category, count in counts.items() for shape in self._category_shapes(category, count, sampler)
+        ]
 
-    def _category(self, category: str, count: int, dice: Dice) -> list[Shape]:
+    def _category_shapes(self, category: str, count: int, sampler: LogUniformSampler) -> list[WorkShape]:
         if category in self.grids:
-            return dice.some(self.grids[category](dice.longest), count)
-        kinds = list(self.draws[category].items())
-        return [Shape(category, kind, draw(dice)) for kind, draw in (kinds[i % len(kinds)] for i in range(count))]
+            return sampler.subset(self.grids[category](sampler.max_session_tokens), count)
+        kinds = list(self.samplers[category].items())
+        return [
+            WorkShape(category, kind, draw(sampler)) for kind, draw in (kinds[i % len(kinds)] for i in range(count))
+        ]
 
 
 def apportion(count: int, shares: Mapping[str, int]) -> dict[str, int]:
@@ -116,7 +122,7 @@ def apportion(count: int, shares: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def _interleaved(shapes: Sequence[Shape]) -> list[Shape]:
+def _interleaved(shapes: Sequence[WorkShape]) -> list[WorkShape]:
     groups = Counter((shape.category, shape.held_out) for shape in shapes)
     seen: Counter[tuple[str, bool]] = Counter()
     places = []
@@ -127,14 +133,14 @@ def _interleaved(shapes: Sequence[Shape]) -> list[Shape]:
     return [shape for _, shape in sorted(zip(places, shapes, strict=True), key=lambda pair: pair[0])]
 
 
-FEWEST = 12
+MIN_FITTED = 12
 """Configurations to fit on: two for each coefficient that every profile has. A device's has no further sessions, and a
 cloud's no second forward that would tell waking up from the constant."""
-FEWEST_HELD_OUT = 6
+MIN_HELD_OUT = 6
 
 
 @dataclass(frozen=True)
-class Effort:
+class ProfilingOptions:
     """WISP, appendix C, by default, but for the repeats.
 
     The paper takes the mean of 3 runs on a GPU of its own. Here the median of those of 7 counts that nobody disturbed,
@@ -144,10 +150,10 @@ class Effort:
     configurations: int = 123
     held_out: int = 50
     repeats: int = 7
-    warm_ups: int = 10
+    warmup_runs: int = 10
     """Runs before the first that counts, over all categories. The paper warms up every configuration, whose kernels
     its engine prepares; the engine here prepares none, and what a shape's first run costs more is reported."""
-    longest: int = 256
+    max_session_tokens: int = 256
     """Tokens of the longest session; longer ones are extrapolated."""
     budget_s: float = 540.0
     """Of all models together, fitting and plots aside; what does not fit into it is left out, and said."""
@@ -159,7 +165,7 @@ class Effort:
 
     def __post_init__(self) -> None:
         least = {
-            "configurations": FEWEST, "held_out": FEWEST_HELD_OUT, "repeats": 1, "warm_ups": 0, "longest": 128,
+            "configurations": MIN_FITTED, "held_out": MIN_HELD_OUT, "repeats": 1, "warm_ups": 0, "longest": 128,
             "pause_ms": 0, "bootstraps": 100, "folds": 2,
         }  # fmt: skip
         for name, allowed in least.items():

@@ -9,63 +9,69 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.engines.models import Pair
-from serving.hardware.latency import Latency, load
+from serving.engines.models import ModelPair
+from serving.hardware.latency import LatencyModel, batch_load
 from serving.progress import Progress
-from training.latency.grid import MIXED, Part, Shape
-from training.latency.profile import VARIETY
-from training.latency.timing import Accelerator, Run, Stopwatch, Timing
-from training.latency.work import forwards
+from training.latency.grid import MIXED, SessionShape, WorkShape
+from training.latency.profile import MAX_TOKEN_IDS
+from training.latency.timing import Accelerator, TimedRun, Timing, WorkTimer
+from training.latency.work import forward_work_builder
 
-SOLO_A, SOLO_B, BATCHED = "solo A", "solo B", "batched A+B"
+LONG_ALONE, SHORT_ALONE, BATCHED = "solo A", "solo B", "batched A+B"
 
 
 @dataclass(frozen=True)
-class Interference:
-    """A: an uncached request of each of `lengths` tokens; B: `drafts` new tokens behind `prefix` cached ones.
+class InterferenceOptions:
+    """A: an uncached request of each of `long_tokens` tokens; B: `num_drafts` new tokens behind `cached_tokens` cached
+        ones.
 
-    Of both the last `drafts` tokens are verified. Every run has prompts of its own.
+    Of both the last `num_drafts` tokens are verified. Every run has prompts of its own.
     """
 
-    lengths: tuple[int, ...] = (32, 64, 96, 128, 160, 192, 224)
-    prefix: int = 64
-    drafts: int = 5
+    long_tokens: tuple[int, ...] = (32, 64, 96, 128, 160, 192, 224)
+    cached_tokens: int = 64
+    num_drafts: int = 5
     repeats: int = 15
-    warm_ups: int = 10
+    warmup_runs: int = 10
     pause_ms: float = 20.0
     budget_s: float = 180.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.lengths or min(self.lengths) < self.drafts:
+        if not self.long_tokens or min(self.long_tokens) < self.num_drafts:
             raise ValueError(
-                f"interference: lengths={list(self.lengths)}; one or more are wanted, none below drafts={self.drafts}."
+                f"interference: lengths={list(self.long_tokens)}; one or more are wanted, none below drafts={self.num_drafts}."
             )
         for name in ("prefix", "drafts", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"interference: {name}={getattr(self, name)} must be at least 1.")
 
-    def parts(self, length: int) -> dict[str, tuple[Part, ...]]:
+    def batches(self, length: int) -> dict[str, tuple[SessionShape, ...]]:
         """Sessions of the three batches."""
-        long, short = Part(0, length, self.drafts), Part(self.prefix, self.drafts, self.drafts)
-        return {SOLO_A: (long,), SOLO_B: (short,), BATCHED: (long, short)}
+        long, short = (
+            SessionShape(0, length, self.num_drafts),
+            SessionShape(self.cached_tokens, self.num_drafts, self.num_drafts),
+        )
+        return {LONG_ALONE: (long,), SHORT_ALONE: (short,), BATCHED: (long, short)}
 
-    def shapes(self) -> list[Shape]:
-        """All three of each length, in the order of `lengths`."""
-        return [Shape(MIXED, kind, parts) for n in self.lengths for kind, parts in self.parts(n).items()]
+    def shapes(self) -> list[WorkShape]:
+        """All three of each length, in the order of `long_tokens`."""
+        return [WorkShape(MIXED, kind, parts) for n in self.long_tokens for kind, parts in self.batches(n).items()]
 
 
 def label(length: int) -> str:
     return f"A of {length} tokens"
 
 
-def measured(options: Interference, timings: Sequence[Timing], latency: Latency | None) -> dict[str, dict[str, Any]]:
+def measured_rows(
+    options: InterferenceOptions, timings: Sequence[Timing], latency: LatencyModel | None
+) -> dict[str, dict[str, Any]]:
     """Rows by A's length; lists have a number a round, so that the three batches of one round are paired.
 
     `timings` are those of `options.shapes()`; `latency` adds what a profile predicts of the batch.
     """
     found = {}
-    for place, length in enumerate(options.lengths):
+    for place, length in enumerate(options.long_tokens):
         solo_a, solo_b, batched = (_seconds(timing.runs) for timing in timings[3 * place : 3 * place + 3])
         found[label(length)] = {
             "length": length,
@@ -74,17 +80,17 @@ def measured(options: Interference, timings: Sequence[Timing], latency: Latency 
             "batched_s": batched,
             "over_a": _ratios(batched, solo_a),
             "over_b": _ratios(batched, solo_b),
-            "predicted_s": None if latency is None else _predict(latency, options, length)(BATCHED),
+            "predicted_s": None if latency is None else _predictor(latency, options, length)(BATCHED),
         }
     return found
 
 
-def predicted(options: Interference, latency: Latency) -> dict[str, dict[str, Any]]:
+def predicted_rows(options: InterferenceOptions, latency: LatencyModel) -> dict[str, dict[str, Any]]:
     """The same rows by coefficients alone."""
     found = {}
-    for length in options.lengths:
-        of = _predict(latency, options, length)
-        solo_a, solo_b, batched = of(SOLO_A), of(SOLO_B), of(BATCHED)
+    for length in options.long_tokens:
+        of = _predictor(latency, options, length)
+        solo_a, solo_b, batched = of(LONG_ALONE), of(SHORT_ALONE), of(BATCHED)
         found[label(length)] = {
             "length": length,
             "solo_a_s": solo_a,
@@ -97,33 +103,33 @@ def predicted(options: Interference, latency: Latency) -> dict[str, dict[str, An
     return found
 
 
-def _predict(latency: Latency, options: Interference, length: int) -> Callable[[str], float]:
+def _predictor(latency: LatencyModel, options: InterferenceOptions, length: int) -> Callable[[str], float]:
     def of(kind: str) -> float:
-        parts = options.parts(length)[kind]
-        spans = [(part.cached, part.new) for part in parts]
-        return latency.seconds(load(latency.layers, spans, sum(part.asked for part in parts)))
+        parts = options.batches(length)[kind]
+        spans = [(part.cached_tokens, part.new_tokens) for part in parts]
+        return latency.seconds(batch_load(latency.layers, spans, sum(part.num_outputs for part in parts)))
 
     return of
 
 
-def _seconds(runs: Sequence[Run]) -> list[float]:
+def _seconds(runs: Sequence[TimedRun]) -> list[float]:
     """Wall time of quiet runs; of others, what they had of the processor."""
-    return [run.wall_s if run.quiet or run.processor_s is None else run.processor_s for run in runs]
+    return [run.wall_s if run.undisturbed or run.cpu_s is None else run.cpu_s for run in runs]
 
 
-def _ratios(these: Sequence[float], those: Sequence[float]) -> list[float]:
-    return [this / that for this, that in zip(these, those, strict=True)]
+def _ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[float]:
+    return [this / that for this, that in zip(numerators, denominators, strict=True)]
 
 
-def time_batches(pair: Pair, options: Interference, accelerator: str, progress: Progress) -> list[Timing]:
+def time_batches(pair: ModelPair, options: InterferenceOptions, accelerator: str, progress: Progress) -> list[Timing]:
     """Timings of `options.shapes()`, in rounds: every shape once a round."""
-    from serving.deployment.model_loading import open_models
+    from serving.deployment.model_loading import load_models
 
-    models, shapes = open_models(pair.device, pair.cloud, accelerator), options.shapes()
-    vocabulary = min(VARIETY, pair.cloud.timing.vocabulary)
-    works, pause_s = forwards(models.cloud_layers), options.pause_ms / 1e3
-    watch = Stopwatch(models.cloud, works, Accelerator(accelerator), vocabulary, options.seed, pause_s=pause_s)
-    warm = (shapes * options.warm_ups)[-options.warm_ups :] if options.warm_ups else []
+    models, shapes = load_models(pair.device, pair.cloud, accelerator), options.shapes()
+    vocabulary = min(MAX_TOKEN_IDS, pair.cloud.timed_architecture.vocab_size)
+    works, pause_s = forward_work_builder(models.cloud_layers), options.pause_ms / 1e3
+    watch = WorkTimer(models.cloud, works, Accelerator(accelerator), vocabulary, options.seed, pause_s=pause_s)
+    warm = (shapes * options.warmup_runs)[-options.warmup_runs :] if options.warmup_runs else []
     watch.warm_up(warm, 0.1 * options.budget_s)
     runs = options.repeats * len(shapes)
-    return watch.time(shapes, options.repeats, options.budget_s, lambda done: progress(done, runs, "batches"))
+    return watch.time_shapes(shapes, options.repeats, options.budget_s, lambda done: progress(done, runs, "batches"))

@@ -13,107 +13,117 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from serving.engines.models import Dtype, Pair
+from serving.engines.models import Dtype, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.timed_executor import Engine
 from serving.progress import Progress
-from training.latency.artifact import write
-from training.latency.grid import Catalogue, Effort
-from training.latency.measured import Measured, Planned
-from training.latency.published import check_layers, check_room, published_engine
-from training.latency.timing import Accelerator, Stopwatch
-from training.latency.work import DRAFTS, FORWARDS, Works, drafts, forwards
+from training.latency.artifact import write_profile
+from training.latency.grid import ProfilingOptions, WorkGrid
+from training.latency.measured import ModelProfile, PlannedRuns
+from training.latency.published import check_layers, check_memory, published_engine
+from training.latency.timing import Accelerator, WorkTimer
+from training.latency.work import DRAFT_GRID, FORWARD_GRID, WorkBuilder, draft_work, forward_work_builder
 
-HOPS = 200
+HANDOFFS = 200
 
 
-def dispatch_s() -> float:
+def thread_handoff_s() -> float:
     """Median seconds from an asyncio loop to a worker thread and back, without any work."""
-    return asyncio.run(_hops())
+    return asyncio.run(_measure_handoff())
 
 
-async def _hops() -> float:
+async def _measure_handoff() -> float:
     loop, found = asyncio.get_running_loop(), []
     with ThreadPoolExecutor(1) as pool:
-        for _ in range(HOPS):
+        for _ in range(HANDOFFS):
             began = time.perf_counter()
             await loop.run_in_executor(pool, int)
             found.append(time.perf_counter() - began)
     return median(found)
 
 
-VARIETY = 256
+MAX_TOKEN_IDS = 256
 """Different tokens that runs are made of: any do, but padded vocabularies end early."""
 
-WARM_UP_SHARE = 0.1
+WARMUP_SHARE = 0.1
 """Of a model's budget, at most."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class ProfilingTarget:
     """One model, and the work that its side of the link gives it; opened when its turn comes."""
 
     name: str
     architecture: Architecture
     dtype: Dtype
-    open: Callable[[], Engine]
-    works: Works
-    catalogue: Catalogue
+    open_engine: Callable[[], Engine]
+    build_work: WorkBuilder
+    work_grid: WorkGrid
 
 
-def profile_pair(out: Path, progress: Progress, pair: Pair, accelerator: Accelerator, effort: Effort) -> None:
+def profile_pair(
+    out: Path, progress: Progress, pair: ModelPair, accelerator: Accelerator, options: ProfilingOptions
+) -> None:
     """The device's model drafts and the cloud's verifies; both under the names of what they are timed as.
 
     Raises ValueError when both are timed as one architecture, by whose name a profile is looked up.
     """
-    from serving.deployment.model_loading import open_models
+    from serving.deployment.model_loading import load_models
 
-    _check_names([pair.device.timing, pair.cloud.timing])
-    models = open_models(pair.device, pair.cloud, accelerator.device)
+    _check_names([pair.device.timed_architecture, pair.cloud.timed_architecture])
+    models = load_models(pair.device, pair.cloud, accelerator.device)
     device, cloud = pair.device, pair.cloud
-    works = forwards(models.cloud_layers)
+    works = forward_work_builder(models.cloud_layers)
     subjects = [
-        Subject("device", device.timing, device.dtype, lambda: models.device, drafts, DRAFTS),
-        Subject("cloud", cloud.timing, cloud.dtype, lambda: models.cloud, works, FORWARDS),
+        ProfilingTarget(
+            "device", device.timed_architecture, device.dtype, lambda: models.device, draft_work, DRAFT_GRID
+        ),
+        ProfilingTarget("cloud", cloud.timed_architecture, cloud.dtype, lambda: models.cloud, works, FORWARD_GRID),
     ]
-    _profile(out, progress, subjects, accelerator, effort)
+    _profile_all(out, progress, subjects, accelerator, options)
 
 
-def profile_shapes(
+def profile_architectures(
     out: Path,
     progress: Progress,
-    drafting: Sequence[Architecture],
-    verifying: Sequence[Architecture],
+    draft_architectures: Sequence[Architecture],
+    target_architectures: Sequence[Architecture],
     dtype: Dtype,
     accelerator: Accelerator,
-    effort: Effort,
+    options: ProfilingOptions,
 ) -> None:
     """Models of published shapes with random weights, one at a time in memory.
 
     Raises ValueError, before anything is measured, for no architecture, one that is named twice, one whose layers the
     engine does not have, or one that does not fit.
     """
-    _check_names([*drafting, *verifying])
-    for architecture in (*drafting, *verifying):
+    _check_names([*draft_architectures, *target_architectures])
+    for architecture in (*draft_architectures, *target_architectures):
         check_layers(architecture)
-        check_room(architecture, dtype, effort.longest, accelerator.free_nbytes())
-    subjects = [_random(each, dtype, accelerator, effort, drafts, DRAFTS) for each in drafting]
-    subjects += [_random(each, dtype, accelerator, effort, forwards(each.layers), FORWARDS) for each in verifying]
-    _profile(out, progress, subjects, accelerator, effort)
+        check_memory(architecture, dtype, options.max_session_tokens, accelerator.free_nbytes())
+    subjects = [
+        _random_weights_target(each, dtype, accelerator, options, draft_work, DRAFT_GRID)
+        for each in draft_architectures
+    ]
+    subjects += [
+        _random_weights_target(each, dtype, accelerator, options, forward_work_builder(each.layers), FORWARD_GRID)
+        for each in target_architectures
+    ]
+    _profile_all(out, progress, subjects, accelerator, options)
 
 
-def _random(
+def _random_weights_target(
     architecture: Architecture,
     dtype: Dtype,
     accelerator: Accelerator,
-    effort: Effort,
-    works: Works,
-    catalogue: Catalogue,
-) -> Subject:
+    options: ProfilingOptions,
+    build_work: WorkBuilder,
+    work_grid: WorkGrid,
+) -> ProfilingTarget:
     def opened() -> Engine:
-        return published_engine(architecture, dtype, effort.longest, accelerator)
+        return published_engine(architecture, dtype, options.max_session_tokens, accelerator)
 
-    return Subject(architecture.name, architecture, dtype, opened, works, catalogue)
+    return ProfilingTarget(architecture.name, architecture, dtype, opened, build_work, work_grid)
 
 
 def _check_names(architectures: Sequence[Architecture]) -> None:
@@ -128,30 +138,36 @@ def _check_names(architectures: Sequence[Architecture]) -> None:
             )
 
 
-def _profile(
-    out: Path, progress: Progress, subjects: Sequence[Subject], accelerator: Accelerator, effort: Effort
+def _profile_all(
+    out: Path,
+    progress: Progress,
+    targets: Sequence[ProfilingTarget],
+    accelerator: Accelerator,
+    options: ProfilingOptions,
 ) -> None:
     """Each model has an equal part of what is left of the budget, opening it included."""
     began, measured = time.perf_counter(), []
-    for place, subject in enumerate(subjects):
-        left_s = effort.budget_s - (time.perf_counter() - began)
-        ends = time.perf_counter() + left_s / (len(subjects) - place)
-        measured.append(_measure(subject, accelerator, effort, ends, progress))
-    machine = {**accelerator.facts(), "dispatch_s": dispatch_s()}
-    write(out, f"profile of this machine ({accelerator.name})", measured, machine, accelerator.memory_nbytes())
+    for place, subject in enumerate(targets):
+        left_s = options.budget_s - (time.perf_counter() - began)
+        ends = time.perf_counter() + left_s / (len(targets) - place)
+        measured.append(_profile_model(subject, accelerator, options, ends, progress))
+    machine = {**accelerator.machine_info(), "dispatch_s": thread_handoff_s()}
+    write_profile(out, f"profile of this machine ({accelerator.name})", measured, machine, accelerator.memory_nbytes())
 
 
-def _measure(subject: Subject, accelerator: Accelerator, effort: Effort, ends: float, progress: Progress) -> Measured:
-    shapes = subject.catalogue.shapes(effort.configurations, effort.held_out, effort.longest, effort.seed)
-    runs, vocabulary = effort.repeats * len(shapes), min(VARIETY, subject.architecture.vocabulary)
-    watch = Stopwatch(
-        subject.open(), subject.works, accelerator, vocabulary, effort.seed, pause_s=effort.pause_ms / 1e3
+def _profile_model(
+    target: ProfilingTarget, accelerator: Accelerator, options: ProfilingOptions, deadline_s: float, progress: Progress
+) -> ModelProfile:
+    shapes = target.work_grid.shapes(options.configurations, options.held_out, options.max_session_tokens, options.seed)
+    runs, vocabulary = options.repeats * len(shapes), min(MAX_TOKEN_IDS, target.architecture.vocab_size)
+    watch = WorkTimer(
+        target.open_engine(), target.build_work, accelerator, vocabulary, options.seed, pause_s=options.pause_ms / 1e3
     )
-    warm_ups = watch.warm_up(shapes[: effort.warm_ups], WARM_UP_SHARE * (ends - time.perf_counter()))
-    timings = watch.time(
-        shapes, effort.repeats, ends - time.perf_counter(), lambda done: progress(done, runs, subject.name)
+    warm_ups = watch.warm_up(shapes[: options.warmup_runs], WARMUP_SHARE * (deadline_s - time.perf_counter()))
+    timings = watch.time_shapes(
+        shapes, options.repeats, deadline_s - time.perf_counter(), lambda done: progress(done, runs, target.name)
     )
     threads = "" if accelerator.is_gpu else ", 1 thread"
-    place = f"here ({accelerator.name}{threads}, {subject.dtype})"
-    planned = Planned(len(shapes), effort.repeats)
-    return Measured(subject.name, subject.architecture, place, effort, timings, planned, warm_ups)
+    place = f"here ({accelerator.name}{threads}, {target.dtype})"
+    planned = PlannedRuns(len(shapes), options.repeats)
+    return ModelProfile(target.name, target.architecture, place, options, timings, planned, warm_ups)

@@ -15,7 +15,7 @@ from serving.hardware.latency import COEFFICIENTS
 from training.latency.artifact import REPORT_FILE
 from training.latency.fit import Array
 
-PARTS = {
+COMPONENTS = {
     "linear": ("a_s",),
     "interactions": ("b_compute_s",),
     "cached": ("b_read_s",),
@@ -27,7 +27,7 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class Points:
+class TimingPoints:
     """Some configurations: `terms` of shape (configurations, coefficients), `seconds` of (configurations)."""
 
     terms: Array
@@ -35,47 +35,47 @@ class Points:
     regimes: Sequence[str]
     """compute-bound, memory-bound or mixed; whatever a file of one's own says."""
 
-    def of(self, chosen: NDArray[np.bool_]) -> Points:
+    def select(self, chosen: NDArray[np.bool_]) -> TimingPoints:
         regimes = [regime for regime, kept in zip(self.regimes, chosen, strict=True) if kept]
-        return Points(self.terms[chosen], self.seconds[chosen], regimes)
+        return TimingPoints(self.terms[chosen], self.seconds[chosen], regimes)
 
-    def by_regime(self) -> dict[str, Points]:
+    def by_regime(self) -> dict[str, TimingPoints]:
         names = np.array(self.regimes)
-        return {name: self.of(names == name) for name in sorted(dict.fromkeys(self.regimes))}
+        return {name: self.select(names == name) for name in sorted(dict.fromkeys(self.regimes))}
 
 
 @dataclass(frozen=True)
-class Profiled:
-    """One model of a profile: `node` is its part of the report, `sets` its configurations."""
+class LoadedProfile:
+    """One model of a profile: `report` is its part of the report, `sets` its configurations."""
 
     name: str
-    node: Mapping[str, Any]
-    sets: Mapping[str, Points]
+    report: Mapping[str, Any]
+    sets: Mapping[str, TimingPoints]
     """training set, on which was fitted, and test set, which was held out."""
 
     @property
     def coefficients(self) -> Array:
-        return np.array([self.node["coefficients"][name] for name in COEFFICIENTS])
+        return np.array([self.report["coefficients"][name] for name in COEFFICIENTS])
 
-    def predicted(self, points: Points) -> Array:
+    def predict_s(self, points: TimingPoints) -> Array:
         """Seconds."""
         return points.terms @ self.coefficients
 
 
-def read(profile: Path) -> list[Profiled]:
+def read_profile(profile: Path) -> list[LoadedProfile]:
     """The models of a profile's artifact. Raises ValueError for a folder without a report."""
     file = profile / REPORT_FILE
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise ValueError(f"{file} is no report of a profile ({problem}); give the artifact of such a stage.") from None
-    return [_profiled(name, node) for name, node in report.items() if name not in ("machine", "effort")]
+    return [_loaded_profile(name, node) for name, node in report.items() if name not in ("machine", "effort")]
 
 
 def components(terms: Array, coefficients: Array) -> dict[str, Array]:
     """Seconds of each part, by `PARTS`, each of shape (configurations)."""
     seconds = dict(zip(COEFFICIENTS, (terms * coefficients).T, strict=True))
-    return {part: np.sum([seconds[name] for name in names], axis=0) for part, names in PARTS.items()}
+    return {part: np.sum([seconds[name] for name in names], axis=0) for part, names in COMPONENTS.items()}
 
 
 def regime(category: str) -> str:
@@ -83,12 +83,12 @@ def regime(category: str) -> str:
     return category.removesuffix(" deterministic").removesuffix(" random")
 
 
-def _profiled(name: str, node: Mapping[str, Any]) -> Profiled:
-    rows = node["measurements"]
-    every = Points(
+def _loaded_profile(name: str, report: Mapping[str, Any]) -> LoadedProfile:
+    rows = report["measurements"]
+    every = TimingPoints(
         np.array([row["terms"] for row in rows], dtype=np.float64),
         np.array([row["median_s"] for row in rows]),
         [regime(row["category"]) for row in rows],
     )
     held_out = np.array([row["use"] == "held out" for row in rows])
-    return Profiled(name, node, {"training set": every.of(~held_out), "test set": every.of(held_out)})
+    return LoadedProfile(name, report, {"training set": every.select(~held_out), "test set": every.select(held_out)})

@@ -4,57 +4,61 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engines.models import Pair
+from serving.engines.models import ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
 from serving.progress import Progress
-from training.latency.interference import Interference
+from training.latency.interference import InterferenceOptions
 
 if TYPE_CHECKING:
-    from training.latency.tables import Rows
+    from training.latency.tables import TableGroups
 
 
 def scores(out: Path, *, profile: Path) -> None:
     """Table 7: R2, adjusted R2, RMSE, MAE, MAPE and the largest error, on training and test set and in folds."""
     from training.latency import tables
-    from training.latency.profiled import read
+    from training.latency.profiled import read_profile
 
-    _write(out, tables.scores(read(profile)))
+    _write(out, tables.scores(read_profile(profile)))
 
 
 def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architecture) -> None:
     """Table 12: coefficients with 95 % intervals beside the sets that `chip` has for `architecture`."""
     from training.latency import tables
-    from training.latency.profiled import read
+    from training.latency.profiled import read_profile
 
-    _write(out, tables.coefficients(read(profile), chip, architecture))
+    _write(out, tables.coefficients(read_profile(profile), chip, architecture))
 
 
 def residuals(out: Path, *, profile: Path) -> None:
     """Fig. 9: predicted against measured times, and what is left over; rows.json and figures."""
     from training.latency import tables
-    from training.latency.profiled import read
+    from training.latency.profiled import read_profile
 
-    models = read(profile)
+    models = read_profile(profile)
     _write(out, tables.residuals(models))
-    tables.draw(models, out / "figures")
+    tables.draw_figures(models, out / "figures")
 
 
-def regimes(out: Path, *, profile: Path, chip: Chip, architecture: Architecture, longest: int = 2000) -> None:
+def regimes(
+    out: Path, *, profile: Path, chip: Chip, architecture: Architecture, max_session_tokens: int = 2000
+) -> None:
     """Fig. 11 and the component analysis of appendix C: errors by regime, and the parts of a prediction.
 
     Groups of their own show what the chip's sets for `architecture` say of the deterministic configurations, of
-    sessions of up to `longest` tokens.
+    sessions of up to `max_session_tokens` tokens.
     """
     from training.latency import tables
-    from training.latency.profiled import read
-    from training.latency.work import FORWARDS
+    from training.latency.profiled import read_profile
+    from training.latency.work import FORWARD_GRID
 
-    rows = tables.regimes(read(profile))
+    rows = tables.regimes(read_profile(profile))
     for fits in chip.fitted.values():
         if latency := fits.latencies.get(architecture.name):
-            rows[f"{fits.source}, {architecture.name}"] = tables.implied(latency, FORWARDS, longest)
+            rows[f"{fits.source}, {architecture.name}"] = tables.implied_shares(
+                latency, FORWARD_GRID, max_session_tokens
+            )
     _write(out, rows)
 
 
@@ -62,9 +66,9 @@ def interference(
     out: Path,
     *,
     progress: Progress,
-    pair: Pair,
-    here: Interference,
-    published: Interference,
+    pair: ModelPair,
+    local: InterferenceOptions,
+    published: InterferenceOptions,
     fleet: Fleet,
     architecture: Architecture,
     profile: Path | None = None,
@@ -76,21 +80,21 @@ def interference(
     `published` is what `fleet` takes for `architecture`; `profile` predicts the batches that are measured. `machine`
     only names it, so that outputs shared by two machines keep figures of each.
     """
-    from serving.hardware.latency import load_fits
-    from training.latency.interference import measured, predicted, time_batches
+    from serving.hardware.latency import load_fitted_latencies
+    from training.latency.interference import measured_rows, predicted_rows, time_batches
 
-    fits = load_fits(profile).latencies if profile else {}
-    timings = time_batches(pair, here, accelerator, progress)
+    fits = load_fitted_latencies(profile).latencies if profile else {}
+    timings = time_batches(pair, local, accelerator, progress)
     _write(
         out,
         {
-            "measured here": measured(here, timings, fits.get(pair.cloud.timing.name)),
-            f"{architecture.name} on {fleet.tensor_parallel} x {fleet.chip.name}": predicted(
+            "measured here": measured_rows(local, timings, fits.get(pair.cloud.timed_architecture.name)),
+            f"{architecture.name} on {fleet.tensor_parallel} x {fleet.chip.name}": predicted_rows(
                 published, fleet.latency(architecture)
             ),
         },
     )
 
 
-def _write(out: Path, rows: "Rows") -> None:
+def _write(out: Path, rows: "TableGroups") -> None:
     (out / "rows.json").write_text(json.dumps(rows, indent=1, allow_nan=False), encoding="utf-8")

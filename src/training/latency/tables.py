@@ -18,27 +18,27 @@ import numpy as np
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
-from serving.hardware.latency import COEFFICIENTS, Latency, load
+from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
 from serving.hardware.roofline import roofline
-from training.latency.fit import Array, score, terms
-from training.latency.grid import Catalogue, Shape
-from training.latency.profiled import Points, Profiled, components, regime
+from training.latency.fit import Array, score_fit, terms
+from training.latency.grid import WorkGrid, WorkShape
+from training.latency.profiled import LoadedProfile, TimingPoints, components, regime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-FITS = {"Eq. 19, least squares": "ordinary_least_squares", "as used": ""}
+FIT_KEYS = {"Eq. 19, least squares": "ordinary_least_squares", "as used": ""}
 """The paper's form and solution, and ours: further terms, least relative error, nothing below 0."""
 
-Rows = dict[str, dict[str, dict[str, Any]]]
+TableGroups = dict[str, dict[str, dict[str, Any]]]
 
 
-def scores(models: Sequence[Profiled]) -> Rows:
+def scores(models: Sequence[LoadedProfile]) -> TableGroups:
     """Rows by model and fit: training set, test set, and what cross-validation says."""
     return {
-        f"{model.name}: {name}": _scores(model.node[key] if key else model.node)
+        f"{model.name}: {name}": _scores(model.report[key] if key else model.report)
         for model in models
-        for name, key in FITS.items()
+        for name, key in FIT_KEYS.items()
     }
 
 
@@ -57,11 +57,11 @@ def _scores(fit: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
-ENVELOPE = 0.1
+ERROR_BAND = 0.1
 """Relative error within which WISP, Fig. 9a has most of its samples."""
 
 
-def residuals(models: Sequence[Profiled]) -> Rows:
+def residuals(models: Sequence[LoadedProfile]) -> TableGroups:
     """Rows by model: the fit that is used on its training and its test set; lists have a number a configuration."""
     return {
         model.name: {name: _residuals(points, model.coefficients) for name, points in model.sets.items()}
@@ -69,13 +69,13 @@ def residuals(models: Sequence[Profiled]) -> Rows:
     }
 
 
-def _residuals(points: Points, b: Array) -> dict[str, Any]:
+def _residuals(points: TimingPoints, b: Array) -> dict[str, Any]:
     off = points.terms @ b - points.seconds
-    relative, found = off / points.seconds, score(points.terms, points.seconds, b)
+    relative, found = off / points.seconds, score_fit(points.terms, points.seconds, b)
     return {
         "r2": found.r2,
         "mape": np.abs(relative).tolist(),
-        "within": (np.abs(relative) <= ENVELOPE).astype(float).tolist(),
+        "within": (np.abs(relative) <= ERROR_BAND).astype(float).tolist(),
         "bias_s": off.tolist(),
         "bias": relative.tolist(),
         "below": (off < 0).astype(float).tolist(),
@@ -86,11 +86,11 @@ def _residuals(points: Points, b: Array) -> dict[str, Any]:
     }
 
 
-def regimes(models: Sequence[Profiled]) -> Rows:
+def regimes(models: Sequence[LoadedProfile]) -> TableGroups:
     """Rows by model and set: errors by regime, each part's share of the prediction, which part is the largest."""
     return {
         f"{model.name}: {name}": {
-            kind: _errors(own, model.coefficients) | _shares(own.terms, model.coefficients)
+            kind: _error_row(own, model.coefficients) | _component_shares(own.terms, model.coefficients)
             for kind, own in points.by_regime().items()
         }
         for model in models
@@ -98,7 +98,7 @@ def regimes(models: Sequence[Profiled]) -> Rows:
     }
 
 
-def _errors(points: Points, b: Array) -> dict[str, Any]:
+def _error_row(points: TimingPoints, b: Array) -> dict[str, Any]:
     off = np.abs(points.terms @ b - points.seconds)
     return {
         "mae_s": off.tolist(),
@@ -108,7 +108,7 @@ def _errors(points: Points, b: Array) -> dict[str, Any]:
     }
 
 
-def _shares(x: Array, b: Array) -> dict[str, Any]:
+def _component_shares(x: Array, b: Array) -> dict[str, Any]:
     parts = components(x, b)
     whole = np.sum(list(parts.values()), axis=0)
     names = list(parts)
@@ -120,22 +120,25 @@ def _shares(x: Array, b: Array) -> dict[str, Any]:
     }
 
 
-def implied(latency: Latency, catalogue: Catalogue, longest: int) -> dict[str, dict[str, Any]]:
+def implied_shares(latency: LatencyModel, work_grid: WorkGrid, max_session_tokens: int) -> dict[str, dict[str, Any]]:
     """By regime, what coefficients that somebody else printed say of the catalogue's whole grids, head left out."""
-    rows = {regime(name): [_terms(shape) for shape in grid(longest)] for name, grid in catalogue.grids.items()}
+    rows = {
+        regime(name): [_shape_terms(shape) for shape in grid(max_session_tokens)]
+        for name, grid in work_grid.grids.items()
+    }
     b = np.array([getattr(latency, name) for name in COEFFICIENTS])
-    return {kind: _shares(np.array(own, dtype=np.float64), b) for kind, own in rows.items()}
+    return {kind: _component_shares(np.array(own, dtype=np.float64), b) for kind, own in rows.items()}
 
 
-def _terms(shape: Shape) -> tuple[float, ...]:
-    return terms([load(1, [(part.cached, part.new) for part in shape.parts])])
+def _shape_terms(shape: WorkShape) -> tuple[float, ...]:
+    return terms([batch_load(1, [(part.cached_tokens, part.new_tokens) for part in shape.sessions])])
 
 
 _COLOURS = {"training set": "#3366cc", "test set": "#d9572b"}
-_FAINT = "#9aa5b1"
+_GREY = "#9aa5b1"
 
 
-def draw(models: Sequence[Profiled], folder: Path) -> None:
+def draw_figures(models: Sequence[LoadedProfile], folder: Path) -> None:
     """Writes NAME_fig9.png for each model."""
     from matplotlib.figure import Figure
 
@@ -143,41 +146,47 @@ def draw(models: Sequence[Profiled], folder: Path) -> None:
     for model in models:
         figure = Figure(figsize=(10.4, 4.2), layout="constrained")
         left, right = figure.subplots(1, 2)
-        _against(left, model)
-        _spread(right, model)
+        _plot_predicted(left, model)
+        _plot_errors(right, model)
         figure.suptitle(
             f"{model.name}: predicted against measured, and relative errors", x=0.01, ha="left", fontsize=11
         )
         figure.savefig(folder / f"{model.name}_fig9.png", dpi=130, metadata={"Software": None})
 
 
-def _against(axes: Axes, model: Profiled) -> None:
+def _plot_predicted(axes: Axes, model: LoadedProfile) -> None:
     every = np.concatenate([points.seconds for points in model.sets.values()])
     ends = 1e3 * np.array([every.min(), every.max()])
-    axes.plot(ends, ends, color=_FAINT, linewidth=1)
+    axes.plot(ends, ends, color=_GREY, linewidth=1)
     axes.fill_between(
-        ends, (1 - ENVELOPE) * ends, (1 + ENVELOPE) * ends, color=_FAINT, alpha=0.25, linewidth=0, label="within 10 %"
+        ends,
+        (1 - ERROR_BAND) * ends,
+        (1 + ERROR_BAND) * ends,
+        color=_GREY,
+        alpha=0.25,
+        linewidth=0,
+        label="within 10 %",
     )
     for name, points in model.sets.items():
-        predicted = model.predicted(points)
+        predicted = model.predict_s(points)
         axes.scatter(1e3 * points.seconds, 1e3 * predicted, s=14, color=_COLOURS[name], label=name)
     axes.set(xscale="log", yscale="log", xlabel="measured, ms", ylabel="predicted, ms")
     axes.legend(fontsize=8, frameon=False)
 
 
-def _spread(axes: Axes, model: Profiled) -> None:
-    errors = {name: 100 * (model.predicted(points) / points.seconds - 1) for name, points in model.sets.items()}
+def _plot_errors(axes: Axes, model: LoadedProfile) -> None:
+    errors = {name: 100 * (model.predict_s(points) / points.seconds - 1) for name, points in model.sets.items()}
     most = max(float(np.abs(off).max()) for off in errors.values())
     bins = np.linspace(-most, most, 31).tolist()
     for name, off in errors.items():
         share = np.full(len(off), 100 / len(off))
         axes.hist(off, bins=bins, weights=share, histtype="step", color=_COLOURS[name], label=name)
-    axes.axvline(0, color=_FAINT, linewidth=1)
+    axes.axvline(0, color=_GREY, linewidth=1)
     axes.set(xlabel="predicted too long (+) or too short (-), %", ylabel="share of the set, %")
     axes.legend(fontsize=8, frameon=False)
 
 
-def coefficients(models: Sequence[Profiled], chip: Chip, architecture: Architecture) -> Rows:
+def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Architecture) -> TableGroups:
     """Rows by coefficient: every fitted set of the chip for that architecture, its roofline, and this profile's models.
 
     A row is left out where the coefficient is 0 and no interval says otherwise.
@@ -185,22 +194,22 @@ def coefficients(models: Sequence[Profiled], chip: Chip, architecture: Architect
     known = {fits.source: fits.latencies.get(architecture.name) for fits in chip.fitted.values()}
     drawn = {f"roofline of {chip.name}": roofline(chip, None, architecture, "fp16")}
     sets = {source: latency for source, latency in (known | drawn).items() if latency}
-    found: Rows = {}
+    found: TableGroups = {}
     for name in COEFFICIENTS:
-        rows = {label: _stated(name, latency, chip, architecture) for label, latency in sets.items()}
-        rows |= {f"{model.name} here": _measured(name, model) for model in models}
+        rows = {label: _published_row(name, latency, chip, architecture) for label, latency in sets.items()}
+        rows |= {f"{model.name} here": _measured_row(name, model) for model in models}
         if kept := {label: row for label, row in rows.items() if row["value_s"] or row.get("high_s")}:
             found[name.removesuffix("_s")] = kept
     return found
 
 
-def _measured(name: str, model: Profiled) -> dict[str, Any]:
-    low, high = model.node["intervals"][name]
-    plain = model.node["ordinary_least_squares"]["coefficients"][name]
-    return {"value_s": model.node["coefficients"][name], "low_s": low, "high_s": high, "plain_s": plain or None}
+def _measured_row(name: str, model: LoadedProfile) -> dict[str, Any]:
+    low, high = model.report["intervals"][name]
+    plain = model.report["ordinary_least_squares"]["coefficients"][name]
+    return {"value_s": model.report["coefficients"][name], "low_s": low, "high_s": high, "plain_s": plain or None}
 
 
-def _stated(name: str, latency: Latency, chip: Chip, architecture: Architecture) -> dict[str, Any]:
+def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: Architecture) -> dict[str, Any]:
     """With the rate at which the chip would have to compute or read, and its share of what the datasheet says.
 
     Of a row: the blocks' linear layers alone. Of the constant: were it nothing but the reading of the blocks' weights.

@@ -17,44 +17,44 @@ from typing import NamedTuple
 
 import numpy as np
 
-from serving.hardware.latency import Load
+from serving.hardware.latency import ForwardLoad
 from serving.hardware.timed_executor import Engine
-from serving.messages import Generate
-from training.latency.grid import FEWEST, FEWEST_HELD_OUT, Shape
-from training.latency.work import Work, Works
+from serving.messages import DraftWork
+from training.latency.grid import MIN_FITTED, MIN_HELD_OUT, WorkShape
+from training.latency.work import EngineWork, WorkBuilder
 
-QUIET = 0.95
-STEADY = 0.05
+MIN_CPU_SHARE = 0.95
+STEADY_VARIATION = 0.05
 """Coefficient of variation that WISP, appendix C aims below."""
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     wall_s: float
-    processor_s: float | None = None
+    cpu_s: float | None = None
     """What this process had of the processor meanwhile; None where another computes."""
 
     @property
-    def share(self) -> float:
-        return 1.0 if self.processor_s is None else self.processor_s / self.wall_s
+    def cpu_share(self) -> float:
+        return 1.0 if self.cpu_s is None else self.cpu_s / self.wall_s
 
     @property
-    def quiet(self) -> bool:
+    def undisturbed(self) -> bool:
         """Did nobody else take the processor away for a while?"""
-        return self.share >= QUIET
+        return self.cpu_share >= MIN_CPU_SHARE
 
 
 @dataclass
 class Timing:
     """One configuration's passes, as the engine counts them, and its runs."""
 
-    shape: Shape
-    loads: tuple[Load, ...] = ()
-    runs: list[Run] = field(default_factory=list)
+    shape: WorkShape
+    loads: tuple[ForwardLoad, ...] = ()
+    runs: list[TimedRun] = field(default_factory=list)
 
     @property
     def is_disturbed(self) -> bool:
         """Was no run quiet?"""
-        return not any(run.quiet for run in self.runs)
+        return not any(run.undisturbed for run in self.runs)
 
     @property
     def counted_s(self) -> list[float]:
@@ -62,8 +62,8 @@ class Timing:
         computes would have needed of the wall clock too, but for caches that others emptied.
         """
         if self.is_disturbed:
-            return [run.processor_s for run in self.runs if run.processor_s is not None]
-        return [run.wall_s for run in self.runs if run.quiet]
+            return [run.cpu_s for run in self.runs if run.cpu_s is not None]
+        return [run.wall_s for run in self.runs if run.undisturbed]
 
     @property
     def median_s(self) -> float:
@@ -102,13 +102,13 @@ class Accelerator:
     def is_gpu(self) -> bool:
         return self.device.startswith("cuda")
 
-    def facts(self) -> dict[str, str | int | bool]:
+    def machine_info(self) -> dict[str, str | int | bool]:
         """What a measured time depends on: processor, versions, one thread, and the GPU if it computes."""
         import torch
 
-        from training.fitting.machine import facts
+        from training.fitting.machine import machine_info
 
-        found = {**facts(), "threads": 1, "device": self.device}
+        found = {**machine_info(), "threads": 1, "device": self.device}
         if self.is_gpu:
             found |= {"gpu": torch.cuda.get_device_name(self.device), "cuda": str(torch.version.cuda)}
         return found
@@ -116,10 +116,10 @@ class Accelerator:
     @property
     def name(self) -> str:
         """The GPU's or the processor's."""
-        found = self.facts()
+        found = self.machine_info()
         return str(found.get("gpu", found["processor"]))
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Waits until all that was asked of a GPU is done: its work is only queued by then."""
         import torch
 
@@ -153,19 +153,19 @@ def _available_nbytes() -> int:
     return next(found, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-FIRST_SHARE = 0.3
+FIRST_ROUND_SHARE = 0.3
 """Of the budget, for the first round: the three runs of WISP, appendix C, come before any configuration more."""
 
 
 @dataclass
-class Stopwatch:
+class WorkTimer:
     """Every run has sessions and random tokens of its own, so that nothing of an earlier one is reused.
 
     WISP, appendix C found 60 % of artificial speed-up where prompts came twice.
     """
 
     engine: Engine
-    works: Works
+    build_work: WorkBuilder
     accelerator: Accelerator
     vocabulary: int
     seed: int
@@ -179,7 +179,7 @@ class Stopwatch:
     def __post_init__(self) -> None:
         self._generator = np.random.default_rng(self.seed)
 
-    def warm_up(self, shapes: Sequence[Shape], budget_s: float) -> int:
+    def warm_up(self, shapes: Sequence[WorkShape], budget_s: float) -> int:
         """Runs that do not count: all of them, or as many as begin within the budget; how many."""
         began = self.clock()
         for done, shape in enumerate(shapes):
@@ -188,59 +188,63 @@ class Stopwatch:
             self._run(Timing(shape))
         return len(shapes)
 
-    def time(self, shapes: Sequence[Shape], repeats: int, budget_s: float, told: Callable[[int], None]) -> list[Timing]:
+    def time_shapes(
+        self, shapes: Sequence[WorkShape], repeats: int, budget_s: float, on_run: Callable[[int], None]
+    ) -> list[Timing]:
         """All shapes, `repeats` times over: a disturbance of the machine meets few runs of any one shape.
 
         The budget cuts whole rounds, and the first one where it would leave no time for others. What is left is a
         first part of `shapes`, whose order is their owner's.
         """
         began = self.clock()
-        timings = self._first_round(shapes, began + FIRST_SHARE * budget_s, told)
+        timings = self._first_round(shapes, began + FIRST_ROUND_SHARE * budget_s, on_run)
         done, a_round_s = 1, self.clock() - began
         while done < repeats and self.clock() + a_round_s <= began + budget_s:
             round_began = self.clock()
             for place, timing in enumerate(timings):
                 self._run(timing)
-                told(done * len(timings) + place + 1)
+                on_run(done * len(timings) + place + 1)
             done, a_round_s = done + 1, self.clock() - round_began
         return timings
 
-    def _first_round(self, shapes: Sequence[Shape], until: float, told: Callable[[int], None]) -> list[Timing]:
+    def _first_round(
+        self, shapes: Sequence[WorkShape], deadline_s: float, on_run: Callable[[int], None]
+    ) -> list[Timing]:
         timings: list[Timing] = []
         for shape in shapes:
-            if self.clock() > until and _is_enough(timings):
+            if self.clock() > deadline_s and _is_enough(timings):
                 break
             timings.append(Timing(shape))
             self._run(timings[-1])
-            told(len(timings))
+            on_run(len(timings))
         return timings
 
     def _run(self, timing: Timing) -> None:
         self._runs += 1
-        fills, work = self.works(timing.shape, f"run-{self._runs}", self._tokens)
+        fills, work = self.build_work(timing.shape, f"run-{self._runs}", self._random_tokens)
         for fill in fills:
             self.engine.execute(fill)
-        self.accelerator.settle()
+        self.accelerator.synchronize()
         if self.pause_s:
             time.sleep(self.pause_s)
         began, had = self.clock(), time.process_time()
         _, timing.loads = self.engine.execute(work)
-        self.accelerator.settle()
+        self.accelerator.synchronize()
         wall_s, processor_s = self.clock() - began, time.process_time() - had
-        timing.runs.append(Run(wall_s, None if self.accelerator.is_gpu else processor_s))
-        self._forget(work)
+        timing.runs.append(TimedRun(wall_s, None if self.accelerator.is_gpu else processor_s))
+        self._drop_caches(work)
 
-    def _tokens(self, count: int) -> tuple[int, ...]:
+    def _random_tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self._generator.integers(self.vocabulary, size=count).tolist())
 
-    def _forget(self, work: Work) -> None:
-        if isinstance(work, Generate):
+    def _drop_caches(self, work: EngineWork) -> None:
+        if isinstance(work, DraftWork):
             self.engine.drop(work.session, None)
         else:
-            for rows in work.rows:
-                self.engine.drop(rows.session, work.span.first)
+            for rows in work.slices:
+                self.engine.drop(rows.session, work.span.start_layer)
 
 
 def _is_enough(timings: Sequence[Timing]) -> bool:
     held_out = sum(timing.shape.held_out for timing in timings)
-    return held_out >= FEWEST_HELD_OUT and len(timings) - held_out >= FEWEST
+    return held_out >= MIN_HELD_OUT and len(timings) - held_out >= MIN_FITTED

@@ -24,19 +24,19 @@ from typing import NamedTuple
 import numpy as np
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.latency import Load
-from training.latency.grid import FEWEST, FEWEST_HELD_OUT, Shape
-from training.latency.timing import Run, Timing
+from serving.hardware.latency import ForwardLoad
+from training.latency.grid import MIN_FITTED, MIN_HELD_OUT, WorkShape
+from training.latency.timing import TimedRun, Timing
 
-NEEDED = ("model", "rows", "interactions", "cached", "latency_s")
-OPTIONAL = ("head_rows", "sessions", "category")
+REQUIRED_COLUMNS = ("model", "rows", "interactions", "cached", "latency_s")
+OPTIONAL_COLUMNS = ("head_rows", "sessions", "category")
 HELD_OUT_SHARE = 50 / 173
 """As in WISP, appendix C."""
 
 
-class _Line(NamedTuple):
+class _TimingLine(NamedTuple):
     model: str
-    load: Load
+    load: ForwardLoad
     category: str
     latency_s: float
 
@@ -47,22 +47,22 @@ def read_timings(file: Path, architectures: Sequence[Architecture], seed: int) -
     Raises ValueError that names the line for a malformed one, and for fewer configurations than a fit needs.
     """
     known = {architecture.name: architecture for architecture in architectures}
-    found: dict[str, dict[tuple[Load, str], Timing]] = {name: {} for name in known}
-    for line in _lines(file, known):
+    found: dict[str, dict[tuple[ForwardLoad, str], Timing]] = {name: {} for name in known}
+    for line in _parse_lines(file, known):
         configuration = (line.load, line.category)
-        timing = found[line.model].setdefault(configuration, Timing(Shape(line.category, "csv"), (line.load,)))
-        timing.runs.append(Run(line.latency_s))
-    return {name: _dealt(file, name, list(timings.values()), seed) for name, timings in found.items()}
+        timing = found[line.model].setdefault(configuration, Timing(WorkShape(line.category, "csv"), (line.load,)))
+        timing.runs.append(TimedRun(line.latency_s))
+    return {name: _with_held_out(file, name, list(timings.values()), seed) for name, timings in found.items()}
 
 
-def _lines(file: Path, known: Mapping[str, Architecture]) -> Iterator[_Line]:
+def _parse_lines(file: Path, architectures: Mapping[str, Architecture]) -> Iterator[_TimingLine]:
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             reader = csv.DictReader(text, restkey="", strict=True)
             _check_header(file, reader.fieldnames or ())
             for row in reader:
                 try:
-                    yield _line(row, known)
+                    yield _parse_line(row, architectures)
                 except ValueError as problem:
                     raise ValueError(f"{file.name}, line {reader.line_num}: {problem}") from None
     except (UnicodeDecodeError, csv.Error) as problem:
@@ -70,48 +70,50 @@ def _lines(file: Path, known: Mapping[str, Architecture]) -> Iterator[_Line]:
 
 
 def _check_header(file: Path, names: Sequence[str]) -> None:
-    missing = [name for name in NEEDED if name not in names]
-    unknown = [name for name in names if name not in (*NEEDED, *OPTIONAL)]
+    missing = [name for name in REQUIRED_COLUMNS if name not in names]
+    unknown = [name for name in names if name not in (*REQUIRED_COLUMNS, *OPTIONAL_COLUMNS)]
     if missing or unknown or len(set(names)) < len(names):
         wrong = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown) or 'a column twice'}"
         raise ValueError(
-            f"{file.name}, line 1: the header {wrong}; the columns are {', '.join(NEEDED)} and, if you like, "
-            f"{', '.join(OPTIONAL)}."
+            f"{file.name}, line 1: the header {wrong}; the columns are {', '.join(REQUIRED_COLUMNS)} and, if you like, "
+            f"{', '.join(OPTIONAL_COLUMNS)}."
         )
 
 
-def _line(row: Mapping[str, str | None], known: Mapping[str, Architecture]) -> _Line:
+def _parse_line(row: Mapping[str, str | None], architectures: Mapping[str, Architecture]) -> _TimingLine:
     if "" in row or None in row.values():
         raise ValueError("has more or fewer values than the header has columns.")
     model = (row["model"] or "").strip()
-    if model not in known:
-        raise ValueError(f"model is {model!r}; the architectures of this profile are {', '.join(known)}.")
-    rows, interactions, cached = (_count(row, name) for name in ("rows", "interactions", "cached"))
-    head_rows, sessions = _count(row, "head_rows", 0), _count(row, "sessions", 1)
+    if model not in architectures:
+        raise ValueError(f"model is {model!r}; the architectures of this profile are {', '.join(architectures)}.")
+    rows, interactions, cached = (_parse_count(row, name) for name in ("rows", "interactions", "cached"))
+    head_rows, sessions = _parse_count(row, "head_rows", 0), _parse_count(row, "sessions", 1)
     _check_counts(rows, interactions, head_rows, sessions)
-    load = Load(known[model].layers, rows, interactions, cached, head_rows, further=sessions - 1)
-    return _Line(model, load, (row.get("category") or "").strip() or _regime(load), _seconds(row))
+    load = ForwardLoad(architectures[model].layers, rows, interactions, cached, head_rows, extra_sessions=sessions - 1)
+    return _TimingLine(model, load, (row.get("category") or "").strip() or _regime(load), _parse_seconds(row))
 
 
-def _count(row: Mapping[str, str | None], name: str, absent: int = 0) -> int:
-    text = (row.get(name, str(absent)) or "").strip()
+def _parse_count(row: Mapping[str, str | None], name: str, default: int = 0) -> int:
+    text = (row.get(name, str(default)) or "").strip()
     if not (text.isascii() and text.isdigit()):
         raise ValueError(f"{name} is {text!r}; a whole number, 0 or more, is wanted.")
     return int(text)
 
 
-def _check_counts(rows: int, interactions: int, head_rows: int, sessions: int) -> None:
-    if rows < 1:
+def _check_counts(num_tokens: int, interactions: int, head_tokens: int, sessions: int) -> None:
+    if num_tokens < 1:
         raise ValueError("rows is 0; a forward has at least one new token.")
-    if interactions < rows:
-        raise ValueError(f"interactions is {interactions}, below rows={rows}; each new token meets itself at least.")
-    if head_rows > rows:
-        raise ValueError(f"head_rows is {head_rows}, above rows={rows}.")
-    if not 1 <= sessions <= rows:
-        raise ValueError(f"sessions is {sessions}; 1 to rows={rows} is wanted, each session has a new token.")
+    if interactions < num_tokens:
+        raise ValueError(
+            f"interactions is {interactions}, below rows={num_tokens}; each new token meets itself at least."
+        )
+    if head_tokens > num_tokens:
+        raise ValueError(f"head_rows is {head_tokens}, above rows={num_tokens}.")
+    if not 1 <= sessions <= num_tokens:
+        raise ValueError(f"sessions is {sessions}; 1 to rows={num_tokens} is wanted, each session has a new token.")
 
 
-def _seconds(row: Mapping[str, str | None]) -> float:
+def _parse_seconds(row: Mapping[str, str | None]) -> float:
     text = (row["latency_s"] or "").strip()
     try:
         seconds = float(text)
@@ -122,21 +124,21 @@ def _seconds(row: Mapping[str, str | None]) -> float:
     return seconds
 
 
-def _regime(load: Load) -> str:
-    if not load.cached:
+def _regime(load: ForwardLoad) -> str:
+    if not load.cached_tokens:
         return "compute-bound"
-    return "memory-bound" if load.cached > load.rows else "mixed"
+    return "memory-bound" if load.cached_tokens > load.num_tokens else "mixed"
 
 
-def _dealt(file: Path, name: str, timings: Sequence[Timing], seed: int) -> list[Timing]:
+def _with_held_out(file: Path, name: str, timings: Sequence[Timing], seed: int) -> list[Timing]:
     """Some held out, drawn by lot."""
-    least = FEWEST + FEWEST_HELD_OUT
+    least = MIN_FITTED + MIN_HELD_OUT
     if len(timings) < least:
         raise ValueError(
-            f"{file.name} has {len(timings)} different configurations of {name}; {least} are needed, {FEWEST} to fit "
-            f"on and {FEWEST_HELD_OUT} to hold out. Add lines, or leave {name} out of architectures."
+            f"{file.name} has {len(timings)} different configurations of {name}; {least} are needed, {MIN_FITTED} to fit "
+            f"on and {MIN_HELD_OUT} to hold out. Add lines, or leave {name} out of architectures."
         )
-    count = max(FEWEST_HELD_OUT, round(HELD_OUT_SHARE * len(timings)))
+    count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(timings)))
     drawn = set(np.random.default_rng(seed).permutation(len(timings))[:count].tolist())
     return [
         Timing(replace(timing.shape, held_out=place in drawn), timing.loads, timing.runs)

@@ -9,25 +9,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from serving.engines.models import Checkpoint
-from serving.hardware.payload_size import Number
+from serving.hardware.payload_size import HiddenDtype
 from serving.progress import Progress
-from training.fitting.trainer import ALL_CORES, Trainer
+from training.fitting.trainer import CPU_TRAINER, Trainer
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from serving.engines.torch.model import Model
-    from training.hat.trace import Trace
+    from serving.engines.torch.model import DecomposedModel
+    from training.hat.trace import HiddenStateTrace
 
 
 @dataclass(frozen=True)
-class Probe:
+class LinearProbe:
     """How the linear probe is trained: softmax regression by AdamW on hidden states of unit variance."""
 
     steps: int = 1500
-    rows: int = 512
-    rate: float = 3e-3
+    batch_size: int = 512
+    learning_rate: float = 3e-3
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -36,74 +36,82 @@ class Probe:
                 raise ValueError(f"probe.{name} must be above 0, got {getattr(self, name)}")
 
 
-def measure_leak(
+def measure_inversion(
     out: Path,
     *,
     progress: Progress,
     trace: Path,
     cloud: Checkpoint,
-    probe: Probe = Probe(),
+    probe: LinearProbe = LinearProbe(),
     seed: int = 0,
-    trainer: Trainer = ALL_CORES,
+    trainer: Trainer = CPU_TRAINER,
 ) -> None:
     """Recovers tokens from the hidden states of a trace, on texts that the probe was not trained on: rows.json.
 
     Uploaded states by a linear probe, and by the nearest embedding, which takes no training; downloaded ones by the
     model's own head, which whoever serves the model knows. The share of the most frequent token stands beside them.
     """
-    from serving.engines.torch.model import open_model
+    from serving.engines.torch.model import load_model
     from training.hat import trace as traces
 
     found = traces.read(trace)
     with trainer.using_threads():
-        rows = _measured(found, open_model(cloud.where), probe, seed, progress)
+        rows = _recovery_rows(found, load_model(cloud.name_or_path), probe, seed, progress)
     (out / "rows.json").write_text(json.dumps({"": rows}, indent=1), encoding="utf-8")
 
 
-def _measured(trace: Trace, model: Model, probe: Probe, seed: int, progress: Progress) -> dict[str, dict[str, float]]:
+def _recovery_rows(
+    trace: HiddenStateTrace, model: DecomposedModel, probe: LinearProbe, seed: int, progress: Progress
+) -> dict[str, dict[str, float]]:
     split = trace.split(seed)
-    train, test = _places(trace, split.train), _places(trace, (*split.validation, *split.test))
-    sent: tuple[Number, ...] = ("fp16", "int8")
-    rows = {"most frequent token": _shares(trace, test, lambda at: _commonest(trace, train).expand(len(at)))}
-    rows["uploaded, nearest embedding"] = _shares(trace, test, lambda at: _nearest(model, trace.shallow[at].float()))
+    train, test = _token_indices(trace, split.train), _token_indices(trace, (*split.validation, *split.test))
+    sent: tuple[HiddenDtype, ...] = ("fp16", "int8")
+    rows = {
+        "most frequent token": _recovered_shares(
+            trace, test, lambda at: _most_frequent_token(trace, train).expand(len(at))
+        )
+    }
+    rows["uploaded, nearest embedding"] = _recovered_shares(
+        trace, test, lambda at: _nearest_embedding(model, trace.shallow[at].float())
+    )
     for i, number in enumerate(sent):
-        states = _received(trace.shallow, number)
-        weights = _trained(states, trace.tokens, train, model.vocabulary, probe)
-        rows[f"uploaded in {number}, linear probe"] = _shares(trace, test, lambda at: weights(states[at]))  # noqa: B023
+        states = _round_trip(trace.shallow, number)
+        weights = _train_probe(states, trace.tokens, train, model.vocab_size, probe)
+        rows[f"uploaded in {number}, linear probe"] = _recovered_shares(trace, test, lambda at: weights(states[at]))  # noqa: B023
         progress(i + 1, len(sent), f"probe on {number}")
-    rows["downloaded, the model's own head"] = {"next": _foretold(trace, model, test)}
+    rows["downloaded, the model's own head"] = {"next": _predicted_next_share(trace, model, test)}
     return rows
 
 
-def _places(trace: Trace, texts: Sequence[int]) -> Tensor:
+def _token_indices(trace: HiddenStateTrace, texts: Sequence[int]) -> Tensor:
     import torch
 
     return torch.cat([torch.arange(*trace.span(text)) for text in texts])
 
 
-def _received(states: Tensor, number: Number) -> Tensor:
+def _round_trip(states: Tensor, number_format: HiddenDtype) -> Tensor:
     import torch
 
-    from serving.engines.torch.forward import as_received, as_sent
+    from serving.engines.torch.forward import decode_hidden, encode_hidden
 
-    return as_received(as_sent(states.float(), number), torch.empty(0))
+    return decode_hidden(encode_hidden(states.float(), number_format), torch.empty(0))
 
 
-def _trained(
-    states: Tensor, tokens: Tensor, places: Tensor, vocabulary: int, probe: Probe
+def _train_probe(
+    states: Tensor, tokens: Tensor, token_indices: Tensor, vocabulary: int, probe: LinearProbe
 ) -> Callable[[Tensor], Tensor]:
     """The token that a linear probe sees in each state."""
     import torch
     import torch.nn.functional as F
 
     chance = torch.Generator().manual_seed(probe.seed)
-    mean, deviation = states[places].mean(0), states[places].std(0).clamp_min(1e-6)
+    mean, deviation = states[token_indices].mean(0), states[token_indices].std(0).clamp_min(1e-6)
     linear = torch.nn.Linear(states.shape[1], vocabulary)
     torch.nn.init.zeros_(linear.weight)
     torch.nn.init.zeros_(linear.bias)
-    optimizer = torch.optim.AdamW(linear.parameters(), lr=probe.rate)
+    optimizer = torch.optim.AdamW(linear.parameters(), lr=probe.learning_rate)
     for _ in range(probe.steps):
-        at = places[torch.randint(len(places), (probe.rows,), generator=chance)]
+        at = token_indices[torch.randint(len(token_indices), (probe.batch_size,), generator=chance)]
         loss = F.cross_entropy(linear((states[at] - mean) / deviation), tokens[at].long())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -117,39 +125,41 @@ def _trained(
     return guess
 
 
-def _nearest(model: Model, states: Tensor) -> Tensor:
+def _nearest_embedding(model: DecomposedModel, states: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     embeddings: torch.Tensor = model.embed.weight.detach().float()  # type: ignore[operator]
     return (F.normalize(states, dim=-1) @ F.normalize(embeddings, dim=-1).T).argmax(-1)
 
 
-def _commonest(trace: Trace, places: Tensor) -> Tensor:
-    return trace.tokens[places].mode().values
+def _most_frequent_token(trace: HiddenStateTrace, token_indices: Tensor) -> Tensor:
+    return trace.tokens[token_indices].mode().values
 
 
-def _shares(trace: Trace, places: Tensor, guess: Callable[[Tensor], Tensor]) -> dict[str, float]:
+def _recovered_shares(
+    trace: HiddenStateTrace, token_indices: Tensor, predict: Callable[[Tensor], Tensor]
+) -> dict[str, float]:
     """Of the tokens of prompts and of answers the share that is guessed."""
-    right = guess(places) == trace.tokens[places]
-    prompt = _is_prompt(trace)[places]
+    right = predict(token_indices) == trace.tokens[token_indices]
+    prompt = _is_prompt(trace)[token_indices]
     return {"prompts": float(right[prompt].float().mean()), "answers": float(right[~prompt].float().mean())}
 
 
-def _is_prompt(trace: Trace) -> Tensor:
+def _is_prompt(trace: HiddenStateTrace) -> Tensor:
     import torch
 
     found = torch.zeros(len(trace.tokens), dtype=torch.bool)
     for text in range(len(trace)):
         begin, _ = trace.span(text)
-        found[begin : begin + int(trace.prompts[text])] = True
+        found[begin : begin + int(trace.prompt_lens[text])] = True
     return found
 
 
-def _foretold(trace: Trace, model: Model, places: Tensor) -> float:
+def _predicted_next_share(trace: HiddenStateTrace, model: DecomposedModel, token_indices: Tensor) -> float:
     """Of the answers' tokens those that the head reads off the state before."""
     import torch
 
-    answers = places[~_is_prompt(trace)[places]]
+    answers = token_indices[~_is_prompt(trace)[token_indices]]
     with torch.no_grad():
-        seen = model.head(model.norm(trace.deep[answers - 1].to(model.dtype))).argmax(-1)
+        seen = model.lm_head(model.norm(trace.deep[answers - 1].to(model.dtype))).argmax(-1)
     return float((seen == trace.tokens[answers]).float().mean())

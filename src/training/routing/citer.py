@@ -11,43 +11,57 @@ from typing import Any
 
 import numpy as np
 
-from serving.core.scores import Side
-from serving.learned.mlp import Perceptron
-from serving.learned.router import Router
+from serving.core.scores import ThresholdSide
+from serving.learned.mlp import NumpyMLP
+from serving.learned.router import TokenRouter
 from serving.progress import Progress
 from training.embedded_pair.draft_quality import auc
 from training.fitting.trainer import Trainer
-from training.routing.states import Split, States
+from training.routing.states import RoutingSplit, RoutingStates
 from training.wisp.mlp import MLP
 
 
 def train(
-    parts: Split, newest: States, mlp: MLP, share: float, seed: int, trainer: Trainer, progress: Progress
-) -> Router:
-    """Learns from the states of all rounds in `parts`; the threshold is of those of the `newest` round.
+    split: RoutingSplit,
+    latest_round: RoutingStates,
+    mlp: MLP,
+    routed_share: float,
+    seed: int,
+    trainer: Trainer,
+    progress: Progress,
+) -> TokenRouter:
+    """Learns from the states of all rounds in `split`; the threshold is of those of the `latest_round` round.
 
     With rewards r_S and r_L of the two actions, P(S preferred) = sigmoid(r_S - r_L) (Bradley-Terry): one logit, and
     the cross-entropy of the preferences is the loss. Under the prior (1 - tau, tau) the posterior prefers S where
     (1 - tau) pi_S >= tau (1 - pi_S), that is where pi_S >= tau: tau is a threshold on the score.
     """
-    network, how = mlp.learn(parts.train, parts.validation, seed, trainer, progress)
-    held_out, test = (newest.judged().of(part.asked) for part in (parts.validation, parts.test))
-    return made(network, "citer", "below", held_out, test, share, how)
+    network, how = mlp.fit_network(split.train, split.validation, seed, trainer, progress)
+    held_out, test = (
+        latest_round.with_preference().for_prompts(part.used_prompt_ids) for part in (split.validation, split.test)
+    )
+    return build_router(network, "citer", "below", held_out, test, routed_share, how)
 
 
-def made(
-    network: Perceptron, family: str, side: Side, held_out: States, test: States, share: float, how: Mapping[str, Any]
-) -> Router:
-    """A router whose threshold sends `share` of the held-out states, with what it does on the test states."""
-    scores = tuple(np.sort(network.chances(held_out.hidden)).tolist())
-    found = Router(network.layers, network.mean, network.deviation, side=side, family=family, scores=scores)
-    found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(share))))
-    return replace(found, metrics={**how, "share": share, "test": judged(found, test)})
+def build_router(
+    network: NumpyMLP,
+    family: str,
+    side: ThresholdSide,
+    held_out: RoutingStates,
+    test: RoutingStates,
+    routed_share: float,
+    training_metrics: Mapping[str, Any],
+) -> TokenRouter:
+    """A router whose threshold sends `routed_share` of the held-out states, with what it does on the test states."""
+    scores = tuple(np.sort(network.probabilities(held_out.hidden)).tolist())
+    found = TokenRouter(network.layers, network.mean, network.std, side=side, family=family, heldout_scores=scores)
+    found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(routed_share))))
+    return replace(found, metrics={**training_metrics, "share": routed_share, "test": router_metrics(found, test)})
 
 
-def judged(router: Router, test: States) -> dict[str, float | int | None]:
+def router_metrics(router: TokenRouter, test: RoutingStates) -> dict[str, float | int | None]:
     """How well scores tell in which states the large model is preferred."""
-    scores = router.chances(test.hidden)
+    scores = router.probabilities(test.hidden)
     wanted = ~test.small_preferred
     routed = np.array([router.routes(score) for score in scores.tolist()], np.bool_)
     return {
@@ -61,18 +75,18 @@ def judged(router: Router, test: States) -> dict[str, float | int | None]:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class CoLLMRecipe:
     """How the deferral learns. Raises ValueError for a value out of range."""
 
-    rate: float = 1e-2
+    learning_rate: float = 1e-2
     """Of the head alone (Adam)."""
-    batch: int = 256
+    batch_size: int = 256
     epochs: int = 40
     """At most, of each of the two objectives."""
     patience: int = 5
-    joint_rate: float = 2e-4
+    joint_learning_rate: float = 2e-4
     """Of the small model and the head together (AdamW)."""
-    joint_batch: int = 16
+    joint_batch_size: int = 16
     """Texts."""
     joint_epochs: int = 6
 

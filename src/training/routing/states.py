@@ -11,48 +11,48 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.fitting.splits import parted
+from training.fitting.splits import random_split
 
-FILE, HEADER = "routes.safetensors", "routes.json"
-PARTS = (0.8, 0.1, 0.1)
+STATES_FILE, HEADER_FILE = "routes.safetensors", "routes.json"
+SPLIT_SHARES = (0.8, 0.1, 0.1)
 """Of the prompts: training, validation, test."""
 
-By = Literal["small", "large", "alike", "compared", "unasked"]
-BY: tuple[By, ...] = ("small", "large", "alike", "compared", "unasked")
+PreferenceReason = Literal["small", "large", "alike", "compared", "unasked"]
+PREFERENCE_REASONS: tuple[PreferenceReason, ...] = ("small", "large", "alike", "compared", "unasked")
 """Why a token is preferred: the small model writes the true one; only the large does; both write the same wrong one;
 the quality of what comes of either; or it is not known, because enough of the trajectory's states were compared.
 """
 
 
 @dataclass(frozen=True, eq=False)
-class States:
+class RoutingStates:
     """`n` states of trajectories: a prompt and an answer up to some token, whose next token is somebody's to write."""
 
     hidden: NDArray[np.float32]
     """(n, hidden) the small model's last hidden state, behind its last norm."""
     small_preferred: NDArray[np.bool_]
     """(n,)"""
-    by: NDArray[np.uint8]
-    """(n,) indices into `BY`."""
-    truth: NDArray[np.int32]
+    reason: NDArray[np.uint8]
+    """(n,) indices into `PREFERENCE_REASONS`."""
+    reference_token: NDArray[np.int32]
     """(n,) the true next token; -1 where the trajectory has left the reference, so that there is none."""
-    small_odds: NDArray[np.float32]
+    small_logprobs: NDArray[np.float32]
     """(n,) the small model's log-probability of the true token; 0 where there is none."""
-    large_odds: NDArray[np.float32]
+    large_logprobs: NDArray[np.float32]
     """(n,)"""
-    text: NDArray[np.int32]
+    text_index: NDArray[np.int32]
     """(n,) which text the state is of; a text's states come in its order."""
     tokens: NDArray[np.int32]
     """(t,) all texts end to end, prompts first."""
-    ends: NDArray[np.int64]
+    text_ends: NDArray[np.int64]
     """(texts,) where each text ends."""
-    prompts: NDArray[np.int64]
+    prompt_lens: NDArray[np.int64]
     """(texts,) how many tokens of each are its prompt."""
-    names: tuple[str, ...] = ()
+    prompt_ids: tuple[str, ...] = ()
     """(texts,) of each text's prompt in its data set."""
 
     def __len__(self) -> int:
-        return len(self.text)
+        return len(self.text_index)
 
     @property
     def features(self) -> NDArray[np.float32]:
@@ -63,107 +63,114 @@ class States:
         """What a router is taught: the small model's own token is preferred."""
         return self.small_preferred
 
-    def of(self, names: frozenset[str]) -> States:
+    def for_prompts(self, prompt_ids: frozenset[str]) -> RoutingStates:
         """The states of these prompts; texts stay as they are."""
-        kept = np.array([name in names for name in self.names], np.bool_)[self.text]
-        return self._rows(kept)
+        kept = np.array([name in prompt_ids for name in self.prompt_ids], np.bool_)[self.text_index]
+        return self._select(kept)
 
     @property
-    def asked(self) -> frozenset[str]:
+    def used_prompt_ids(self) -> frozenset[str]:
         """The prompts that these are states of."""
-        return frozenset(self.names[text] for text in np.unique(self.text).tolist())
+        return frozenset(self.prompt_ids[text] for text in np.unique(self.text_index).tolist())
 
-    def known(self) -> States:
+    def with_reference(self) -> RoutingStates:
         """The states whose true token is known."""
-        return self._rows(self.truth >= 0)
+        return self._select(self.reference_token >= 0)
 
-    def judged(self) -> States:
+    def with_preference(self) -> RoutingStates:
         """The states in which it is known whose token is preferred."""
-        return self._rows(self.by != BY.index("unasked"))
+        return self._select(self.reason != PREFERENCE_REASONS.index("unasked"))
 
-    def path(self, text: int) -> tuple[list[int], int]:
+    def text_tokens(self, text: int) -> tuple[list[int], int]:
         """The tokens of one text, and how many of them are its prompt."""
-        first = int(self.ends[text - 1]) if text else 0
-        return self.tokens[first : int(self.ends[text])].tolist(), int(self.prompts[text])
+        first = int(self.text_ends[text - 1]) if text else 0
+        return self.tokens[first : int(self.text_ends[text])].tolist(), int(self.prompt_lens[text])
 
-    def _rows(self, kept: NDArray[np.bool_]) -> States:
-        rows = {name: getattr(self, name)[kept] for name in _ROWS}
-        return States(**rows, **{name: getattr(self, name) for name in _TEXTS}, names=self.names)
+    def _select(self, kept: NDArray[np.bool_]) -> RoutingStates:
+        rows = {name: getattr(self, name)[kept] for name in _STATE_FIELDS}
+        return RoutingStates(**rows, **{name: getattr(self, name) for name in _TEXT_FIELDS}, prompt_ids=self.prompt_ids)
 
 
-_TEXTS = ("tokens", "ends", "prompts")
-_ROWS = tuple(field.name for field in fields(States) if field.name not in (*_TEXTS, "names"))
+_TEXT_FIELDS = ("tokens", "ends", "prompts")
+_STATE_FIELDS = tuple(field.name for field in fields(RoutingStates) if field.name not in (*_TEXT_FIELDS, "names"))
 
 
 @dataclass(frozen=True)
-class Split:
+class RoutingSplit:
     """States that share no prompt."""
 
-    train: States
-    validation: States
-    test: States
+    train: RoutingStates
+    validation: RoutingStates
+    test: RoutingStates
 
     @property
-    def learned(self) -> frozenset[str]:
+    def used_prompt_ids(self) -> frozenset[str]:
         """The prompts that weights and threshold are learned from."""
-        return self.train.asked | self.validation.asked
+        return self.train.used_prompt_ids | self.validation.used_prompt_ids
 
 
-def split(states: States, seed: int) -> Split:
+def split(states: RoutingStates, seed: int) -> RoutingSplit:
     """By prompt. Raises ValueError where a part would have no state in which the large model is preferred, or none in
     which the small one is.
     """
-    names = sorted(set(states.names))
-    parts = [states.of(frozenset(part)) for part in parted(names, PARTS, seed)]
+    names = sorted(set(states.prompt_ids))
+    parts = [states.for_prompts(frozenset(part)) for part in random_split(names, SPLIT_SHARES, seed)]
     if not all(part.small_preferred.any() and not part.small_preferred.all() for part in parts):
         raise ValueError(
             f"{len(states)} states of {len(names)} prompts, in {int((~states.small_preferred).sum())} of which the "
             "large model is preferred, cannot be split into training, validation and test with both kinds in each; "
             "raise workload.profiling.prompts, or change the pair"
         )
-    return Split(*parts)
+    return RoutingSplit(*parts)
 
 
-def joined(rounds: Sequence[States]) -> States:
+def concatenate(rounds: Sequence[RoutingStates]) -> RoutingStates:
     """The states of several rounds as those of one."""
-    texts = np.cumsum([0, *(len(each.names) for each in rounds)])
+    texts = np.cumsum([0, *(len(each.prompt_ids) for each in rounds)])
     tokens = np.cumsum([0, *(len(each.tokens) for each in rounds)])
     shifted: dict[str, Any] = {
-        name: np.concatenate([getattr(each, name) for each in rounds]) for name in (*_ROWS, *_TEXTS)
+        name: np.concatenate([getattr(each, name) for each in rounds]) for name in (*_STATE_FIELDS, *_TEXT_FIELDS)
     }
-    shifted["text"] = np.concatenate([each.text + at for each, at in zip(rounds, texts, strict=False)]).astype(np.int32)
-    shifted["ends"] = np.concatenate([each.ends + at for each, at in zip(rounds, tokens, strict=False)])
-    return States(**shifted, names=tuple(name for each in rounds for name in each.names))
+    shifted["text"] = np.concatenate([each.text_index + at for each, at in zip(rounds, texts, strict=False)]).astype(
+        np.int32
+    )
+    shifted["ends"] = np.concatenate([each.text_ends + at for each, at in zip(rounds, tokens, strict=False)])
+    return RoutingStates(**shifted, prompt_ids=tuple(name for each in rounds for name in each.prompt_ids))
 
 
-def write(folder: Path, states: States, made_from: Mapping[str, str]) -> None:
+def write(folder: Path, states: RoutingStates, made_from: Mapping[str, str]) -> None:
     """Writes routes.safetensors, and routes.json with what they were made from."""
     from safetensors.numpy import save_file
 
-    arrays = {name: np.ascontiguousarray(getattr(states, name)) for name in (*_ROWS, *_TEXTS)}
-    save_file(arrays, folder / FILE)
-    header = {"made_from": dict(made_from), "states": len(states), "by": figures(states), "names": states.names}
-    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    arrays = {name: np.ascontiguousarray(getattr(states, name)) for name in (*_STATE_FIELDS, *_TEXT_FIELDS)}
+    save_file(arrays, folder / STATES_FILE)
+    header = {
+        "made_from": dict(made_from),
+        "states": len(states),
+        "by": reason_shares(states),
+        "names": states.prompt_ids,
+    }
+    (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def read(folder: Path) -> States:
+def read(folder: Path) -> RoutingStates:
     """What `training.routing.stages.record_routes` wrote; raises ValueError that names a bad file."""
     from safetensors.numpy import load_file
 
     try:
-        header = json.loads((folder / HEADER).read_text(encoding="utf-8"))
-        return States(**load_file(folder / FILE), names=tuple(header["names"]))
+        header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
+        return RoutingStates(**load_file(folder / STATES_FILE), prompt_ids=tuple(header["names"]))
     except Exception as problem:  # SafetensorError is no ValueError
-        raise ValueError(f"the states of {folder / FILE} cannot be read ({problem!r}); train again") from None
+        raise ValueError(f"the states of {folder / STATES_FILE} cannot be read ({problem!r}); train again") from None
 
 
 def made_from(folder: Path) -> dict[str, str]:
     """What they were made from: pair, data, policy of the trajectories."""
-    return dict(json.loads((folder / HEADER).read_text(encoding="utf-8"))["made_from"])
+    return dict(json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))["made_from"])
 
 
-def figures(states: States) -> dict[str, Any]:
+def reason_shares(states: RoutingStates) -> dict[str, Any]:
     """How often each reason decided, and for whom."""
     n = max(1, len(states))
-    found: dict[str, Any] = {by: float((states.by == i).sum()) / n for i, by in enumerate(BY)}
+    found: dict[str, Any] = {by: float((states.reason == i).sum()) / n for i, by in enumerate(PREFERENCE_REASONS)}
     return found | {"large_preferred": float((~states.small_preferred).sum()) / n}

@@ -20,28 +20,28 @@ import torch
 from numpy.typing import NDArray
 
 from serving.core.scores import IMPORTANCE
-from serving.deployment.queries import Models, Query
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.messages import Chunk
-from serving.outcomes.offline import play
-from serving.policy.slots.draft import Window
-from serving.policy.slots.early_exit import NoExit
+from serving.deployment.queries import LoadedModels, Query
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.messages import DraftDecision
+from serving.outcomes.offline import run_untimed
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.early_exit import NoEarlyExit
 from serving.progress import Progress
 from training.embedded_pair.draft_quality import content_mask
 from training.synera.thresholds import mean_score, profiling_policy
 
 if TYPE_CHECKING:
-    from serving.metrics.recorder import Record
+    from serving.metrics.recorder import SessionRecord
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
-TOP = 5
+TOP_K = 5
 
 
 @dataclass(frozen=True)
-class Tokens:
+class AlignedTokens:
     """The answers' tokens, one entry each; the text before each of them is the large model's."""
 
     answer: Ints
@@ -59,13 +59,13 @@ class Tokens:
 
 
 @dataclass(frozen=True)
-class Drafts:
+class VerifiedDrafts:
     """The judged drafts, one entry each: means over their tokens, as selection reads them (Synera, section 4.2)."""
 
     answer: Ints
     confidence: Floats
     importance: Floats
-    cut: Flags
+    has_rejection: Flags
     """Not all of it stood."""
 
 
@@ -74,74 +74,84 @@ class Alignment:
     """What was found on so many answers, of these tasks ("" where a data set has none)."""
 
     tasks: tuple[str, ...]
-    tokens: Tokens
-    drafts: Drafts
+    tokens: AlignedTokens
+    drafts: VerifiedDrafts
 
     @property
-    def answers(self) -> int:
+    def num_answers(self) -> int:
         return len(self.tasks)
 
 
-def align(models: Models, queries: Sequence[Query], gamma: int, seed: int, progress: Progress) -> Alignment:
+def align(models: LoadedModels, queries: Sequence[Query], gamma: int, seed: int, progress: Progress) -> Alignment:
     """Every draft of `gamma` tokens is verified, so that the answers are the large model's; then each answer is run
     through the small model once (teacher forcing).
     """
-    records = play(profiling_policy(Window(gamma), NoExit()), models, queries, seed, progress)
-    answers = [(query.call.prompt, records[query.call.session]) for query in queries]
-    stack, words = _small(models), models.tokenizer.hf
-    tokens = [_tokens(i, stack, words, prompt, record) for i, (prompt, record) in enumerate(answers)]
-    drafts = [(i, chunk) for i, (_, record) in enumerate(answers) for chunk in record.chunks]
-    return Alignment(tuple(query.prompt.task for query in queries), _joined(tokens), _drafts(drafts))
+    records = run_untimed(profiling_policy(WindowDraft(gamma), NoEarlyExit()), models, queries, seed, progress)
+    answers = [(query.request.prompt, records[query.request.session]) for query in queries]
+    stack, words = _draft_model_runner(models), models.tokenizer.hf
+    tokens = [_aligned_tokens(i, stack, words, prompt, record) for i, (prompt, record) in enumerate(answers)]
+    drafts = [(i, chunk) for i, (_, record) in enumerate(answers) for chunk in record.draft_decisions]
+    return Alignment(tuple(query.prompt.task for query in queries), _concatenated(tokens), _verified_drafts(drafts))
 
 
-def judge(logits: torch.Tensor, wanted: Sequence[int]) -> tuple[Floats, Flags, Flags]:
+def top_k_hits(logits: torch.Tensor, target_tokens: Sequence[int]) -> tuple[Floats, Flags, Flags]:
     """Confidence, top-1 hits and top-5 hits of logits of shape (tokens, vocabulary) against the wanted tokens."""
-    top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]))
-    hits: Flags = (top.indices.cpu() == torch.tensor(wanted)[:, None]).numpy()
+    top = logits.softmax(-1).topk(min(TOP_K, logits.shape[-1]))
+    hits: Flags = (top.indices.cpu() == torch.tensor(target_tokens)[:, None]).numpy()
     return top.values[:, 0].double().cpu().numpy(), hits[:, 0], np.any(hits, axis=1)
 
 
-def drafted_importance(chunks: Sequence[Chunk], begin: int, n: int) -> Floats:
-    """Per token of an answer of `n` behind `begin` tokens; drafts behind the first miss stand in no place of it."""
-    found = np.full(n, np.nan)
-    for chunk in chunks:
-        at = chunk.at - begin
-        judged = chunk.scores[IMPORTANCE][: (chunk.accepted or 0) + 1][: n - at]
+def drafted_importance(decisions: Sequence[DraftDecision], prompt_len: int, answer_len: int) -> Floats:
+    """Per token of an answer of `answer_len` behind `prompt_len` tokens; drafts behind the first miss stand in no place
+    of it.
+    """
+    found = np.full(answer_len, np.nan)
+    for chunk in decisions:
+        at = chunk.position - prompt_len
+        judged = chunk.scores[IMPORTANCE][: (chunk.accepted or 0) + 1][: answer_len - at]
         found[at : at + len(judged)] = judged
     return found
 
 
-def _small(models: Models) -> Stack:
+def _draft_model_runner(models: LoadedModels) -> ModelRunner:
     small, large = (_model(engine) for engine in (models.device, models.cloud))
-    return Stack(small, min(len(models.tokenizer), small.vocabulary, large.vocabulary))
+    return ModelRunner(small, min(len(models.tokenizer), small.vocabulary, large.vocabulary))
 
 
 def _model(engine: Any) -> Any:
     return engine.model
 
 
-def _tokens(i: int, stack: Stack, words: Any, prompt: tuple[int, ...], record: Record) -> Tokens:
+def _aligned_tokens(
+    answer: int, runner: ModelRunner, tokenizer: Any, prompt: tuple[int, ...], record: SessionRecord
+) -> AlignedTokens:
     n = len(record.tokens)
-    confidence, top_1, top_5 = judge(_forced(stack, (*prompt, *record.tokens), len(prompt)), record.tokens)
-    importance = drafted_importance(record.chunks, len(prompt), n)
-    return Tokens(np.full(n, i), confidence, top_1, top_5, content_mask(words, record.tokens), importance)
+    confidence, top_1, top_5 = top_k_hits(
+        _teacher_forced_logits(runner, (*prompt, *record.tokens), len(prompt)), record.tokens
+    )
+    importance = drafted_importance(record.draft_decisions, len(prompt), n)
+    return AlignedTokens(
+        np.full(n, answer), confidence, top_1, top_5, content_mask(tokenizer, record.tokens), importance
+    )
 
 
 @torch.inference_mode()
-def _forced(stack: Stack, path: tuple[int, ...], first: int) -> torch.Tensor:
+def _teacher_forced_logits(runner: ModelRunner, token_ids: tuple[int, ...], first: int) -> torch.Tensor:
     """Logits for path[first:], each behind all that precedes it."""
-    depth, fed = len(stack.model.layers), path[:-1]
-    hidden = stack.run(stack.embed(fed), [Lot(Slot(stack.model, 0, depth), len(fed))], 0, depth)
-    return stack.logits(hidden[first - 1 :])
+    depth, fed = len(runner.model.layers), token_ids[:-1]
+    hidden = runner.run(runner.embed(fed), [RunnerInput(SequenceCache(runner.model, 0, depth), len(fed))], 0, depth)
+    return runner.logits(hidden[first - 1 :])
 
 
-def _joined(parts: Sequence[Tokens]) -> Tokens:
-    return Tokens(*(np.concatenate([getattr(part, name) for part in parts]) for name in Tokens.__annotations__))
+def _concatenated(parts: Sequence[AlignedTokens]) -> AlignedTokens:
+    return AlignedTokens(
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in AlignedTokens.__annotations__)
+    )
 
 
-def _drafts(found: Sequence[tuple[int, Chunk]]) -> Drafts:
+def _verified_drafts(found: Sequence[tuple[int, DraftDecision]]) -> VerifiedDrafts:
     chunks = [chunk for _, chunk in found]
-    return Drafts(
+    return VerifiedDrafts(
         np.array([i for i, _ in found], np.int64),
         np.array([mean_score(chunk, "confidence") for chunk in chunks]),
         np.array([mean_score(chunk, IMPORTANCE) for chunk in chunks]),
@@ -149,33 +159,35 @@ def _drafts(found: Sequence[tuple[int, Chunk]]) -> Drafts:
     )
 
 
-Cell = list[float] | None
+ClusterValues = list[float] | None
 
 
-def ratio(of: Floats | Flags, among: Floats | Flags, answer: Ints, answers: int) -> Cell:
+def clustered_ratio(
+    numerator: Floats | Flags, denominator: Floats | Flags, cluster: Ints, num_clusters: int
+) -> ClusterValues:
     """sum(of) / sum(among), by answer; None where nothing is among."""
-    parts, wholes = (np.bincount(answer, each.astype(np.float64), answers) for each in (of, among))
+    parts, wholes = (np.bincount(cluster, each.astype(np.float64), num_clusters) for each in (numerator, denominator))
     if not wholes.any():
         return None
     value = parts.sum() / wholes.sum()
     return list((value + (parts - value * wholes) / wholes.mean()).tolist())
 
 
-def auc(scores: Floats, positive: Flags, answer: Ints, answers: int) -> Cell:
+def clustered_auc(scores: Floats, positive: Flags, cluster: Ints, num_clusters: int) -> ClusterValues:
     """How often a positive scores above a negative, ties half, by answer; None with one kind only."""
     if positive.all() or not positive.any():
         return None
-    beaten = np.where(positive, _below(scores, scores[~positive]), 1 - _below(scores, scores[positive]))
+    beaten = np.where(positive, _rank_share(scores, scores[~positive]), 1 - _rank_share(scores, scores[positive]))
     value = beaten[positive].mean()
-    weights = answers / np.where(positive, positive.sum(), (~positive).sum())
-    return list((value + np.bincount(answer, weights * (beaten - value), answers)).tolist())
+    weights = num_clusters / np.where(positive, positive.sum(), (~positive).sum())
+    return list((value + np.bincount(cluster, weights * (beaten - value), num_clusters)).tolist())
 
 
 def spearman(a: Floats, b: Floats) -> float | None:
     """Rank correlation, ties at their mean rank; None where one of both never changes."""
     if min(len(np.unique(a)), len(np.unique(b))) < 2:
         return None
-    return float(np.corrcoef(_below(a, a), _below(b, b))[0, 1])
+    return float(np.corrcoef(_rank_share(a, a), _rank_share(b, b))[0, 1])
 
 
 def skewness(values: Floats) -> float | None:
@@ -185,14 +197,14 @@ def skewness(values: Floats) -> float | None:
     return float(np.mean((off / spread) ** 3)) if spread else None
 
 
-def highest(scores: Floats, share: float) -> Flags:
+def top_share(scores: Floats, share: float) -> Flags:
     """The share of all that scores highest; the first of those that are alike."""
     chosen = np.zeros(len(scores), np.bool_)
     chosen[np.argsort(-scores, kind="stable")[: ceil(share * len(scores) - 1e-9)]] = True
     return chosen
 
 
-def _below(scores: Floats, others: Floats) -> Floats:
+def _rank_share(scores: Floats, others: Floats) -> Floats:
     """Per score the share of the others that lie below it, ties half."""
     ordered = np.sort(others)
     sides = np.searchsorted(ordered, scores, "left") + np.searchsorted(ordered, scores, "right")

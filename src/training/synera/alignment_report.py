@@ -15,72 +15,82 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from training.synera.alignment import (
+    AlignedTokens,
     Alignment,
-    Cell,
-    Drafts,
+    ClusterValues,
     Flags,
     Floats,
-    Tokens,
-    auc,
-    highest,
-    ratio,
+    VerifiedDrafts,
+    clustered_auc,
+    clustered_ratio,
     skewness,
     spearman,
+    top_share,
 )
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-BINS = tuple(pairwise(EDGES))
-SHARES = {"tenth": 0.1, "fifth": 0.2}
+CONFIDENCE_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+CONFIDENCE_BINS = tuple(pairwise(CONFIDENCE_EDGES))
+TOP_SHARES = {"tenth": 0.1, "fifth": 0.2}
 TOKEN, CONTENT, DRAFTED, DRAFT, SCORE = "token", "content token", "drafted token", "draft", "score"
-Row = dict[str, Cell | float]
+MetricRow = dict[str, ClusterValues | float]
 
 
-def rows(found: Alignment) -> dict[str, dict[str, Row]]:
+def rows(alignment: Alignment) -> dict[str, dict[str, MetricRow]]:
     """Tokens by confidence; drafted tokens, and drafts, by either score; what the scores tell of misses."""
-    tokens, judged = found.tokens, only(found.tokens, ~np.isnan(found.tokens.importance))
+    tokens, judged = alignment.tokens, select_tokens(alignment.tokens, ~np.isnan(alignment.tokens.importance))
     return {
-        TOKEN: _by_confidence(tokens, found.answers),
-        CONTENT: _by_confidence(only(tokens, tokens.content), found.answers),
-        DRAFTED: {name: _drafted(judged, chosen, found.answers) for name, chosen in _extremes(judged).items()},
-        DRAFT: {name: _draft(found.drafts, chosen, found.answers) for name, chosen in _extremes(found.drafts).items()},
-        SCORE: _scores(judged, found.drafts, found.answers),
+        TOKEN: _by_confidence(tokens, alignment.num_answers),
+        CONTENT: _by_confidence(select_tokens(tokens, tokens.content), alignment.num_answers),
+        DRAFTED: {
+            name: _drafted_token_row(judged, chosen, alignment.num_answers)
+            for name, chosen in _extreme_subsets(judged).items()
+        },
+        DRAFT: {
+            name: _draft_row(alignment.drafts, chosen, alignment.num_answers)
+            for name, chosen in _extreme_subsets(alignment.drafts).items()
+        },
+        SCORE: _score_rows(judged, alignment.drafts, alignment.num_answers),
     }
 
 
-def metrics(found: Alignment, table: Mapping[str, Mapping[str, Row]]) -> dict[str, float]:
+def metrics(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRow]]) -> dict[str, float]:
     """Every cell of `rows` as `group/row/metric`; how far importance tells a cut draft, by task; counts."""
     cells = {f"{g}/{r}/{m}": cell for g, own in table.items() for r, row in own.items() for m, cell in row.items()}
-    counts = {"answers": found.answers, "tokens": len(found.tokens.answer), "drafts": len(found.drafts.answer)}
-    known = {name: float(np.mean(cell)) for name, cell in (cells | _by_task(found)).items() if cell is not None}
+    counts = {
+        "answers": alignment.num_answers,
+        "tokens": len(alignment.tokens.answer),
+        "drafts": len(alignment.drafts.answer),
+    }
+    known = {name: float(np.mean(cell)) for name, cell in (cells | _by_task(alignment)).items() if cell is not None}
     return known | counts
 
 
-def only(tokens: Tokens, chosen: Flags) -> Tokens:
-    return Tokens(*(getattr(tokens, field.name)[chosen] for field in fields(Tokens)))
+def select_tokens(tokens: AlignedTokens, chosen: Flags) -> AlignedTokens:
+    return AlignedTokens(*(getattr(tokens, field.name)[chosen] for field in fields(AlignedTokens)))
 
 
-def _by_confidence(tokens: Tokens, answers: int) -> dict[str, Row]:
+def _by_confidence(tokens: AlignedTokens, answers: int) -> dict[str, MetricRow]:
     """Five bins, the last one with its upper edge; the lower two in one; all."""
-    bins = {f"confidence {low:.1f}-{high:.1f}": _within(tokens.confidence, low, high) for low, high in BINS}
-    bins["confidence 0.0-0.4"] = _within(tokens.confidence, 0.0, 0.4)
-    return {name: _hits(tokens, chosen, answers) for name, chosen in (bins | {"all": _all(tokens)}).items()}
+    bins = {f"confidence {low:.1f}-{high:.1f}": _in_bin(tokens.confidence, low, high) for low, high in CONFIDENCE_BINS}
+    bins["confidence 0.0-0.4"] = _in_bin(tokens.confidence, 0.0, 0.4)
+    return {name: _hit_row(tokens, chosen, answers) for name, chosen in (bins | {"all": _all_true(tokens)}).items()}
 
 
-def _hits(tokens: Tokens, chosen: Flags, answers: int) -> Row:
-    share = partial(ratio, answer=tokens.answer, answers=answers)
+def _hit_row(tokens: AlignedTokens, chosen: Flags, answers: int) -> MetricRow:
+    share = partial(clustered_ratio, cluster=tokens.answer, num_clusters=answers)
     return {
-        "share": share(chosen, _all(tokens)),
+        "share": share(chosen, _all_true(tokens)),
         "top_1": share(chosen & tokens.top_1, chosen),
         "top_5": share(chosen & tokens.top_5, chosen),
         "misses_held": share(chosen & ~tokens.top_1, ~tokens.top_1),
     }
 
 
-def _drafted(tokens: Tokens, chosen: Flags, answers: int) -> Row:
-    share = partial(ratio, answer=tokens.answer, answers=answers)
+def _drafted_token_row(tokens: AlignedTokens, chosen: Flags, answers: int) -> MetricRow:
+    share = partial(clustered_ratio, cluster=tokens.answer, num_clusters=answers)
     return {
         "top_1": share(chosen & tokens.top_1, chosen),
         "content": share(chosen & tokens.content, chosen),
@@ -89,64 +99,77 @@ def _drafted(tokens: Tokens, chosen: Flags, answers: int) -> Row:
     }
 
 
-def _draft(drafts: Drafts, chosen: Flags, answers: int) -> Row:
-    share = partial(ratio, answer=drafts.answer, answers=answers)
-    return {"cut": share(chosen & drafts.cut, chosen), "misses_held": share(chosen & drafts.cut, drafts.cut)}
+def _draft_row(drafts: VerifiedDrafts, chosen: Flags, answers: int) -> MetricRow:
+    share = partial(clustered_ratio, cluster=drafts.answer, num_clusters=answers)
+    return {
+        "cut": share(chosen & drafts.has_rejection, chosen),
+        "misses_held": share(chosen & drafts.has_rejection, drafts.has_rejection),
+    }
 
 
-def _extremes(found: Tokens | Drafts) -> dict[str, Flags]:
+def _extreme_subsets(found: AlignedTokens | VerifiedDrafts) -> dict[str, Flags]:
     orders = {"most important": found.importance, "least confident": -found.confidence}
-    sets = {f"{name} {part}": highest(order, share) for name, order in orders.items() for part, share in SHARES.items()}
-    return {"all": _all(found), **sets}
+    sets = {
+        f"{name} {part}": top_share(order, share)
+        for name, order in orders.items()
+        for part, share in TOP_SHARES.items()
+    }
+    return {"all": _all_true(found), **sets}
 
 
-def _scores(judged: Tokens, drafts: Drafts, answers: int) -> dict[str, Row]:
+def _score_rows(judged: AlignedTokens, drafts: VerifiedDrafts, answers: int) -> dict[str, MetricRow]:
     """What is doubted, or important, should be a miss, or a draft that is cut; doubt is 1 minus confidence."""
-    sets: dict[str, tuple[Tokens | Drafts, Flags]] = {"tokens": (judged, ~judged.top_1), "drafts": (drafts, drafts.cut)}
-    found: dict[str, Row] = {}
+    sets: dict[str, tuple[AlignedTokens | VerifiedDrafts, Flags]] = {
+        "tokens": (judged, ~judged.top_1),
+        "drafts": (drafts, drafts.has_rejection),
+    }
+    found: dict[str, MetricRow] = {}
     for name, (scored, missed) in sets.items():
         doubt = 1 - scored.confidence
         for score, values in {"doubt": doubt, "importance": scored.importance}.items():
             found[f"{score} of {name}"] = {
-                "auc": auc(values, missed, scored.answer, answers),
+                "auc": clustered_auc(values, missed, scored.answer, answers),
                 "spearman": spearman(values, doubt),
                 "skewness": skewness(values),
             }
     return found
 
 
-def _by_task(found: Alignment) -> dict[str, Cell]:
+def _by_task(found: Alignment) -> dict[str, ClusterValues]:
     drafts, tasks = found.drafts, np.array(found.tasks)[found.drafts.answer]
     return {
-        f"task/{task}/importance_auc_cut": auc(
-            drafts.importance[tasks == task], drafts.cut[tasks == task], drafts.answer[tasks == task], found.answers
+        f"task/{task}/importance_auc_cut": clustered_auc(
+            drafts.importance[tasks == task],
+            drafts.has_rejection[tasks == task],
+            drafts.answer[tasks == task],
+            found.num_answers,
         )
         for task in dict.fromkeys(found.tasks)
     }
 
 
-def _within(confidence: Floats, low: float, high: float) -> Flags:
+def _in_bin(confidence: Floats, low: float, high: float) -> Flags:
     above = confidence >= low
-    return above if high >= EDGES[-1] else above & (confidence < high)
+    return above if high >= CONFIDENCE_EDGES[-1] else above & (confidence < high)
 
 
-def _all(found: Tokens | Drafts) -> Flags:
+def _all_true(found: AlignedTokens | VerifiedDrafts) -> Flags:
     return np.ones(len(found.answer), np.bool_)
 
 
-_BLUE, _ORANGE, _FAINT = "#3366cc", "#d9572b", "#9aa5b1"
-_SIGMAS = 1.96
+_BLUE, _ORANGE, _GREY = "#3366cc", "#d9572b", "#9aa5b1"
+_Z_95 = 1.96
 
 
-def draw(found: Alignment, table: Mapping[str, Mapping[str, Row]], folder: Path) -> None:
+def draw_figures(alignment: Alignment, table: Mapping[str, Mapping[str, MetricRow]], folder: Path) -> None:
     """Writes hit_rate.png, confidence_cdf.png and importance_cdf.png; `table` is `rows` of the alignment."""
     folder.mkdir(exist_ok=True)
-    tokens = found.tokens
+    tokens = alignment.tokens
     axes = _axes("confidence", "hit rate, %")
     _hit_rates(axes, table[TOKEN])
     _save(axes, folder / "hit_rate.png", "Hit rate by confidence, 95 % intervals")
     axes = _axes("confidence", "share of tokens, %")
-    axes.axvline(0.8, color=_FAINT, linewidth=1)
+    axes.axvline(0.8, color=_GREY, linewidth=1)
     _cdf(axes, tokens.confidence, "all tokens", _BLUE)
     _cdf(axes, tokens.confidence[tokens.content], "content tokens", _ORANGE)
     axes.legend(fontsize=8, frameon=False)
@@ -156,16 +179,16 @@ def draw(found: Alignment, table: Mapping[str, Mapping[str, Row]], folder: Path)
     _save(axes, folder / "importance_cdf.png", "CDF of importance")
 
 
-def _hit_rates(axes: Axes, table: Mapping[str, Row]) -> None:
+def _hit_rates(axes: Axes, table: Mapping[str, MetricRow]) -> None:
     """The bins are the table's first rows."""
-    middles = [(low + high) / 2 for low, high in BINS]
+    middles = [(low + high) / 2 for low, high in CONFIDENCE_BINS]
     for metric, label, colour in (("top_1", "top-1", _BLUE), ("top_5", "top-5", _ORANGE)):
         cells = [(x, row[metric]) for x, row in zip(middles, table.values(), strict=False)]
         known = [(x, np.array(cell)) for x, cell in cells if isinstance(cell, list)]
         rates = [100 * float(cell.mean()) for _, cell in known]
-        halves = [100 * _SIGMAS * float(cell.std()) / len(cell) ** 0.5 for _, cell in known]
+        halves = [100 * _Z_95 * float(cell.std()) / len(cell) ** 0.5 for _, cell in known]
         axes.errorbar([x for x, _ in known], rates, yerr=halves, color=colour, marker="o", capsize=3, label=label)
-    axes.set(xlim=(0, 1), ylim=(0, 105), xticks=EDGES)
+    axes.set(xlim=(0, 1), ylim=(0, 105), xticks=CONFIDENCE_EDGES)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
 
 

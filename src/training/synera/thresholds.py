@@ -6,71 +6,71 @@ from typing import ClassVar, Literal
 
 from serving.core.session import Session
 from serving.learned.thresholds import nearest_rank
-from serving.messages import Chunk, Exit
+from serving.messages import DraftDecision, EarlyExitRule
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import RoundRobin
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.importance_offload import p_confidence
-from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Idle
-from serving.policy.slots.payload import Tokens
-from serving.policy.slots.placement import Cloud
-from serving.policy.slots.prefill import Whole
-from serving.policy.slots.scheduler import Continuous
+from serving.policy.slots.lookahead import NoLookahead
+from serving.policy.slots.payload import TokenPayload
+from serving.policy.slots.placement import CloudPlacement
+from serving.policy.slots.prefill import WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch
 from serving.policy.slots.verify import Lossless
 
 
 @dataclass(frozen=True)
-class Scored:
+class ProfilingOffload:
     """Every draft is verified, and both scores are computed although nothing hangs on them."""
 
-    reach: ClassVar[Literal["all"]] = "all"
-    probes: ClassVar[tuple[str, ...]] = ("confidence", "importance")
+    scope: ClassVar[Literal["all"]] = "all"
+    requested_scores: ClassVar[tuple[str, ...]] = ("confidence", "importance")
 
-    def ask(self, s: Session) -> int:  # noqa: ARG002
+    def tokens_to_offload(self, session: Session) -> int:  # noqa: ARG002
         return 1
 
 
 @dataclass(frozen=True)
-class Skipping:
+class ProfilingExit:
     """The drafter skips layers as it will when it is served; nothing is kept from the cloud."""
 
-    layer: Exit | None
-    has_tail: ClassVar[bool] = False
+    layer_exit: EarlyExitRule | None
+    has_sequence_exit: ClassVar[bool] = False
 
-    def tail(self, s: Session) -> bool:  # noqa: ARG002
+    def past_sequence_exit(self, session: Session) -> bool:  # noqa: ARG002
         return False
 
 
 def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
     """The policy whose drafts are profiled: written as they will be when they are served, all else out of the way."""
     return Policy(
-        name="profiling", draft=draft, offload=Scored(), waiting=Idle(), early_exit=Skipping(early_exit.layer),
+        name="profiling", draft=draft, offload=ProfilingOffload(), lookahead=NoLookahead(), early_exit=ProfilingExit(early_exit.layer_exit),
         verify=Lossless(),
-        prefill=Whole(), exchange=Tokens(), kv_cache=Reuse(), scheduler=Continuous(), placement=Cloud(),
+        prefill=WholePrefill(), payload=TokenPayload(), kv_cache=PrefixCaching(), scheduler=ContinuousBatch(), placement=CloudPlacement(),
         dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
     )  # fmt: skip
 
 
-def mean_score(chunk: Chunk, name: str) -> float:
-    values = chunk.scores[name]
+def mean_score(decision: DraftDecision, name: str) -> float:
+    values = decision.scores[name]
     return sum(values) / len(values)
 
 
-def cutoff(chunks: Sequence[Chunk], quantile: float) -> float:
+def quantile_threshold(decisions: Sequence[DraftDecision], quantile: float) -> float:
     """c_th: a quantile (nearest rank) of the mean confidence of fully accepted chunks; 1 where none was."""
-    sure = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
+    sure = [mean_score(c, "confidence") for c in decisions if c.accepted == len(c.tokens)]
     return nearest_rank(sure, quantile) if sure else 1.0
 
 
-def best_cutoff(chunks: Sequence[Chunk], k: float) -> float:
+def best_threshold(decisions: Sequence[DraftDecision], k: float) -> float:
     """c_th at which P_conf filters best (Synera, section 4.2): it lets through as many as can be of the chunks that are
     not fully accepted, and as few as can be of the others. 1 where only one kind was seen.
     """
-    right = [mean_score(c, "confidence") for c in chunks if c.accepted == len(c.tokens)]
-    wrong = [mean_score(c, "confidence") for c in chunks if c.accepted != len(c.tokens)]
+    right = [mean_score(c, "confidence") for c in decisions if c.accepted == len(c.tokens)]
+    wrong = [mean_score(c, "confidence") for c in decisions if c.accepted != len(c.tokens)]
     if not (right and wrong):
         return 1.0
 
@@ -81,15 +81,15 @@ def best_cutoff(chunks: Sequence[Chunk], k: float) -> float:
     return max((i / 1000 for i in range(1000)), key=parted)
 
 
-def acceptance(chunks: Sequence[Chunk]) -> float:
+def acceptance_rate(decisions: Sequence[DraftDecision]) -> float:
     """alpha, from the mean number of tokens a verification yields: E = (1 - alpha^(gamma+1)) / (1 - alpha).
 
     gamma is the longest draft, and the bonus token counts (Leviathan et al. 2023, Eq. 1). Solved by bisection.
     """
-    if not chunks:
+    if not decisions:
         return 0.0
-    gamma = max(len(c.tokens) for c in chunks)
-    full = [c for c in chunks if len(c.tokens) == gamma]
+    gamma = max(len(c.tokens) for c in decisions)
+    full = [c for c in decisions if len(c.tokens) == gamma]
     mean = sum((c.accepted or 0) + 1 for c in full) / len(full)
     low, high = 0.0, 1.0
     for _ in range(60):

@@ -8,22 +8,22 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.wisp.samples import Samples
+from training.wisp.samples import TokenSamples
 
 
-class Fitted(Protocol):
-    """A trained predictor. Features are raw, in the order of `serving.core.scores.SCORES`."""
+class FittedPredictor(Protocol):
+    """A trained predictor. Features are raw, in the order of `serving.core.scores.LOGIT_SCORES`."""
 
-    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         """P(accepted) of each of n tokens, from features of shape (n, 4); shape (n,)."""
         ...
 
-    def chance(self, features: Sequence[float]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         """P(accepted) of one token, as a drafter asks; what latency is measured of."""
         ...
 
 
-class Family(Protocol):
+class PredictorFamily(Protocol):
     """Hyperparameters of one kind of predictor; a dataclass, which configuration names by `_target_`."""
 
     @property
@@ -31,6 +31,6 @@ class Family(Protocol):
         """As the tables print it."""
         ...
 
-    def fit(self, train: Samples, validation: Samples, seed: int) -> Fitted:
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedPredictor:
         """Trained on `train`; `validation` is for early stopping, and for nothing where a family has none."""
         ...

@@ -16,102 +16,114 @@ import numpy as np
 from serving.progress import Progress
 from training.embedded_pair.draft_quality import auc
 from training.fitting.trainer import Trainer
-from training.synera.alignment import Cell
-from training.synera.alignment import auc as auc_by_session
-from training.wisp.families import Family, Fitted
+from training.synera.alignment import ClusterValues
+from training.synera.alignment import clustered_auc as auc_by_session
+from training.wisp.families import FittedPredictor, PredictorFamily
 from training.wisp.mlp import MLP
-from training.wisp.samples import Samples, Split
+from training.wisp.samples import SampleSplit, TokenSamples
 from training.wisp.windows import Flags, Floats, Ints
 
-SLOPE_WITHIN = 0.02
+SLOPE_RECALL_STEP = 0.02
 """Recall on either side, over which a curve's slope is taken."""
-Row = dict[str, Cell | float]
+MetricRow = dict[str, ClusterValues | float]
 
 
-def rows(chances: Mapping[str, Floats], test: Samples, recalls: Sequence[float]) -> dict[str, dict[str, Row]]:
+def rows(
+    probabilities: Mapping[str, Floats], test: TokenSamples, recalls: Sequence[float]
+) -> dict[str, dict[str, MetricRow]]:
     """By recall and family: fpr, specificity, balanced accuracy; and the AUC, which is that of all recalls.
 
     Every cell is a number for each session, whose mean is the figure (see `training.synera.alignment`).
     """
     names, session = np.unique(test.session, return_inverse=True)
     stood, n = test.accepted, len(names)
-    areas = {family: auc_by_session(own, stood, session, n) for family, own in chances.items()}
+    areas = {family: auc_by_session(own, stood, session, n) for family, own in probabilities.items()}
     return {
         f"recall {at:g}": {
-            family: _row(false_alarms(own, stood, session, n, at), at) | {"auc": areas[family]}
-            for family, own in chances.items()
+            family: _row(fpr_by_session(own, stood, session, n, at), at) | {"auc": areas[family]}
+            for family, own in probabilities.items()
         }
         for at in recalls
     }
 
 
-def _row(fpr: Cell, at: float) -> Row:
+def _row(fpr: ClusterValues, recall: float) -> MetricRow:
     each = np.asarray(fpr)
-    specificity, balanced = 1 - each, (1 - each + at) / 2
+    specificity, balanced = 1 - each, (1 - each + recall) / 2
     return {"fpr": fpr, "specificity": specificity.tolist(), "balanced_accuracy": balanced.tolist()}
 
 
-def fpr_at(chances: Floats, accepted: Flags, recall: float) -> float:
+def fpr_at_recall(probabilities: Floats, accepted: Flags, recall: float) -> float:
     """Share of the rejected tokens let through by the threshold that lets through `recall` of the accepted ones.
 
     Of tokens at the threshold itself as many as are needed are let through, by lot.
     """
-    threshold = _threshold(chances, accepted, recall)
-    return float(_let(chances, accepted, threshold, recall)[~accepted].mean())
+    threshold = _threshold(probabilities, accepted, recall)
+    return float(_pass_weights(probabilities, accepted, threshold, recall)[~accepted].mean())
 
 
-def false_alarms(chances: Floats, accepted: Flags, session: Ints, sessions: int, recall: float) -> Cell:
+def fpr_by_session(
+    probabilities: Floats, accepted: Flags, session: Ints, num_sessions: int, recall: float
+) -> ClusterValues:
     """`fpr_at` as a number for each session.
 
     The threshold moves with the resampled sessions, which counts with the slope of the curve (linearisation).
     """
-    value = fpr_at(chances, accepted, recall)
-    threshold = _threshold(chances, accepted, recall)
-    around = [min(max(recall + side * SLOPE_WITHIN, 0.0), 1.0) for side in (-1, 1)]
-    ends = [fpr_at(chances, accepted, at) for at in around]
+    value = fpr_at_recall(probabilities, accepted, recall)
+    threshold = _threshold(probabilities, accepted, recall)
+    around = [min(max(recall + side * SLOPE_RECALL_STEP, 0.0), 1.0) for side in (-1, 1)]
+    ends = [fpr_at_recall(probabilities, accepted, at) for at in around]
     slope = (ends[1] - ends[0]) / (around[1] - around[0])
-    let = _let(chances, accepted, threshold, recall)
+    let = _pass_weights(probabilities, accepted, threshold, recall)
     alarms, kept = (
-        sessions * np.bincount(session[kind], let[kind] - at, sessions) / kind.sum()
+        num_sessions * np.bincount(session[kind], let[kind] - at, num_sessions) / kind.sum()
         for kind, at in ((~accepted, value), (accepted, recall))
     )
     return list((value + alarms - slope * kept).tolist())
 
 
-def _threshold(chances: Floats, accepted: Flags, recall: float) -> float:
-    ordered = np.sort(chances[accepted])[::-1]
+def _threshold(probabilities: Floats, accepted: Flags, recall: float) -> float:
+    ordered = np.sort(probabilities[accepted])[::-1]
     return float(ordered[min(len(ordered) - 1, max(0, int(np.ceil(recall * len(ordered) - 1e-9)) - 1))])
 
 
-def _let(chances: Floats, accepted: Flags, threshold: float, recall: float) -> Floats:
+def _pass_weights(probabilities: Floats, accepted: Flags, threshold: float, recall: float) -> Floats:
     """Per token whether it is let through: 1 above the threshold, 0 below it, at it the share that makes the recall."""
-    own = chances[accepted]
+    own = probabilities[accepted]
     above, at = float(np.mean(own > threshold)), float(np.mean(own == threshold))
-    return np.asarray((chances > threshold) + min(max((recall - above) / at, 0.0), 1.0) * (chances == threshold))
+    return np.asarray(
+        (probabilities > threshold) + min(max((recall - above) / at, 0.0), 1.0) * (probabilities == threshold)
+    )
 
 
 RECALLS = (0.75, 0.8, 0.95, 0.99)
 
 
-def fitted(family: Family, split: Split, seed: int, trainer: Trainer, progress: Progress) -> Fitted:
+def fit_predictor(
+    family: PredictorFamily, split: SampleSplit, seed: int, trainer: Trainer, progress: Progress
+) -> FittedPredictor:
     """Trained; a network says how far it is, trees are done before they could."""
     if isinstance(family, MLP):
         return family.fit(split.train, split.validation, seed, trainer, progress)
     return family.fit(split.train, split.validation, seed)
 
 
-def measure(family: Family, split: Split, seed: int, trainer: Trainer, progress: Progress) -> dict[str, float]:
+def evaluate_family(
+    family: PredictorFamily, split: SampleSplit, seed: int, trainer: Trainer, progress: Progress
+) -> dict[str, float]:
     """`validation/auc`, `test/auc`, FPR at equal recall of both, and the seconds that training took."""
     began = time.perf_counter()
-    found = fitted(family, split, seed, trainer, progress)
+    found = fit_predictor(family, split, seed, trainer, progress)
     taken = time.perf_counter() - began
     parts = {"validation": split.validation, "test": split.test}
-    judged = {f"{part}/{name}": value for part, own in parts.items() for name, value in _judged(found, own).items()}
+    judged = {
+        f"{part}/{name}": value for part, own in parts.items() for name, value in _auc_and_fpr(found, own).items()
+    }
     return judged | {"training_s": taken}
 
 
-def _judged(found: Fitted, samples: Samples) -> dict[str, float]:
-    chances = found.chances(samples.features)
+def _auc_and_fpr(predictor: FittedPredictor, samples: TokenSamples) -> dict[str, float]:
+    chances = predictor.probabilities(samples.features)
     area = auc(chances, samples.accepted)
     assert area is not None, "a split has both kinds of tokens in every part"
-    return {"auc": area} | {f"fpr_at_{at:g}": fpr_at(chances, samples.accepted, at) for at in RECALLS}
+    return {"auc": area} | {f"fpr_at_{at:g}": fpr_at_recall(chances, samples.accepted, at) for at in RECALLS}

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from serving.core.scores import SCORES
+from serving.core.scores import LOGIT_SCORES
 from serving.learned.arrays import Floats
-from serving.learned.mlp import Layer, Perceptron
-from serving.learned.rejection_predictor import Predictor
+from serving.learned.mlp import DenseLayer, NumpyMLP
+from serving.learned.rejection_predictor import RejectionPredictor
 from serving.progress import Progress, silent
-from training.fitting.trainer import ALL_CORES, Trainer
-from training.wisp.samples import Samples
+from training.fitting.trainer import CPU_TRAINER, Trainer
+from training.wisp.samples import TokenSamples
 
 if TYPE_CHECKING:
-    from training.wisp.module import Labelled
+    from training.wisp.module import LabelledSamples
 
-AFRESH = Path("/no/earlier/attempt")
+NO_CHECKPOINT = Path("/no/earlier/attempt")
 """Training takes seconds: it is not continued but begun again."""
 
 
@@ -32,13 +32,13 @@ AFRESH = Path("/no/earlier/attempt")
 class MLP:
     """Hyperparameters, by default the paper's shape. Raises ValueError for one out of range."""
 
-    hidden: tuple[int, ...] = (512, 128, 64)
+    hidden_sizes: tuple[int, ...] = (512, 128, 64)
     batch_norm: bool = False
     dropout: float = 0.1
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     """Adam's."""
     weight_decay: float = 0.0
-    batch: int = 128
+    batch_size: int = 128
     epochs: int = 60
     """At most."""
     patience: int = 8
@@ -50,65 +50,65 @@ class MLP:
     name: ClassVar[str] = "MLP"
 
     def __post_init__(self) -> None:
-        if not self.hidden or min(self.hidden) < 1:
-            raise ValueError(f"mlp.hidden is {self.hidden}; give one layer or more, each of 1 or more")
+        if not self.hidden_sizes or min(self.hidden_sizes) < 1:
+            raise ValueError(f"mlp.hidden is {self.hidden_sizes}; give one layer or more, each of 1 or more")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"mlp.dropout is {self.dropout}; it is a share below 1")
         for name, least in (("batch", 2), ("epochs", 1), ("patience", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"mlp.{name} must be {least} or more, got {getattr(self, name)}")
-        if self.rate <= 0 or self.weight_decay < 0:
-            raise ValueError(f"mlp.rate must be above 0 and mlp.weight_decay 0 or more, got {self.rate} and "
+        if self.learning_rate <= 0 or self.weight_decay < 0:
+            raise ValueError(f"mlp.rate must be above 0 and mlp.weight_decay 0 or more, got {self.learning_rate} and "
                              f"{self.weight_decay}")  # fmt: skip
 
     def fit(
         self,
-        train: Samples,
-        validation: Samples,
+        train: TokenSamples,
+        validation: TokenSamples,
         seed: int,
-        trainer: Trainer = ALL_CORES,
+        trainer: Trainer = CPU_TRAINER,
         progress: Progress = silent,
-    ) -> Predictor:
+    ) -> RejectionPredictor:
         """The best epoch's weights by validation loss; its threshold is 0.5 until a rule chooses one.
 
         The same seed gives the same weights on one machine.
         """
-        found, metrics = self.learn(train, validation, seed, trainer, progress)
-        return Predictor(found.layers, found.mean, found.deviation, threshold=0.5, metrics=metrics)
+        found, metrics = self.fit_network(train, validation, seed, trainer, progress)
+        return RejectionPredictor(found.layers, found.mean, found.std, threshold=0.5, metrics=metrics)
 
-    def learn(
+    def fit_network(
         self,
-        train: Labelled,
-        validation: Labelled,
+        train: LabelledSamples,
+        validation: LabelledSamples,
         seed: int,
-        trainer: Trainer = ALL_CORES,
+        trainer: Trainer = CPU_TRAINER,
         progress: Progress = silent,
-    ) -> tuple[Perceptron, dict[str, Any]]:
+    ) -> tuple[NumpyMLP, dict[str, Any]]:
         """The network, from whatever features there are; and how it came about."""
         import torch
 
-        from training.wisp.module import Best, Standard, Study, TokenData
+        from training.wisp.module import EarlyStoppingByEpoch, PredictorModule, StandardScaler, TensorDataModule
 
         trainer = replace(trainer, threads=1)  # more only wait for each other on a network of this size
-        standard = Standard.of(train.features)
+        standard = StandardScaler.fit(train.features)
         learnt, held = (
-            (standard.tensor(s.features), torch.from_numpy(s.accepted).float()) for s in (train, validation)
+            (standard.transform(s.features), torch.from_numpy(s.accepted).float()) for s in (train, validation)
         )
-        data = TokenData(learnt, held, min(self.batch, len(train)), self.epochs, seed)
-        best = Best(self.patience, self.epochs, progress)
+        data = TensorDataModule(learnt, held, min(self.batch_size, len(train)), self.epochs, seed)
+        best = EarlyStoppingByEpoch(self.patience, self.epochs, progress)
         with torch.random.fork_rng(devices=[]), trainer.using_threads():
             torch.manual_seed(seed)
-            network = build(self.hidden, self.batch_norm, self.dropout, train.features.shape[1])
-            study = Study(network, self.rate, self.weight_decay, self._weight(train))
-            trainer.fit(study, data, [best], saved=AFRESH)
-        best.restore(study)
-        return Perceptron(layers(network), standard.mean, standard.deviation), self._metrics(best)
+            network = build_network(self.hidden_sizes, self.batch_norm, self.dropout, train.features.shape[1])
+            study = PredictorModule(network, self.learning_rate, self.weight_decay, self._positive_weight(train))
+            trainer.fit(study, data, [best], checkpoint=NO_CHECKPOINT)
+        best.restore_best(study)
+        return NumpyMLP(folded_layers(network), standard.mean, standard.std), self._training_metrics(best)
 
-    def _weight(self, train: Labelled) -> float:
+    def _positive_weight(self, train: LabelledSamples) -> float:
         accepted = int(train.accepted.sum())
         return 1.0 if self.positive_weight == "none" else (len(train) - accepted) / max(1, accepted)
 
-    def _metrics(self, best: Any) -> dict[str, Any]:
+    def _training_metrics(self, best: Any) -> dict[str, Any]:
         return {
             "hyperparameters": asdict(self),
             "epochs": len(best.losses),
@@ -117,11 +117,13 @@ class MLP:
         }
 
 
-def build(hidden: Sequence[int], batch_norm: bool, dropout: float, inputs: int = len(SCORES)) -> nn.Sequential:
+def build_network(
+    hidden_sizes: Sequence[int], batch_norm: bool, dropout: float, num_features: int = len(LOGIT_SCORES)
+) -> nn.Sequential:
     """Linear layers with ReLU, batch norm before it and dropout behind it where wanted; one logit comes out."""
     parts: list[nn.Module] = []
-    width = inputs
-    for size in hidden:
+    width = num_features
+    for size in hidden_sizes:
         parts.append(nn.Linear(width, size))
         if batch_norm:
             parts.append(nn.BatchNorm1d(size))
@@ -133,18 +135,18 @@ def build(hidden: Sequence[int], batch_norm: bool, dropout: float, inputs: int =
 
 
 @torch.no_grad()
-def layers(network: nn.Sequential) -> tuple[Layer, ...]:
+def folded_layers(network: nn.Sequential) -> tuple[DenseLayer, ...]:
     """The linear layers, with every batch norm's running statistics folded into the one before it."""
-    found: list[Layer] = []
+    found: list[DenseLayer] = []
     for part in network:
         if isinstance(part, nn.Linear):
             found.append((_array(part.weight), _array(part.bias)))
         elif isinstance(part, nn.BatchNorm1d):
-            found[-1] = _folded(*found[-1], part)
+            found[-1] = _fold_batch_norm(*found[-1], part)
     return tuple(found)
 
 
-def _folded(weight: Floats, bias: Floats, norm: nn.BatchNorm1d) -> Layer:
+def _fold_batch_norm(weight: Floats, bias: Floats, norm: nn.BatchNorm1d) -> DenseLayer:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     factor = _array(norm.weight) / _array(torch.sqrt(norm.running_var + norm.eps))

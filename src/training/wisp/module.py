@@ -20,10 +20,10 @@ from torch.nn import functional
 
 from serving.progress import Progress
 
-Batch = tuple[Tensor, ...]
+TensorBatch = tuple[Tensor, ...]
 
 
-class Labelled(Protocol):
+class LabelledSamples(Protocol):
     """`n` rows of features, and what is to be told from each."""
 
     @property
@@ -39,19 +39,19 @@ class Labelled(Protocol):
     def __len__(self) -> int: ...
 
 
-class Batches:
+class TensorLoader:
     """Rows of tensors of one length in batches of `rows`, every epoch in its own seeded order; the last rows of an
     epoch wait for another one. Without a seed all of them at once.
     """
 
-    def __init__(self, tensors: Batch, rows: int, seed: int | None) -> None:
-        self._tensors, self._rows, self._seed = tensors, rows, seed
+    def __init__(self, tensors: TensorBatch, batch_size: int, seed: int | None) -> None:
+        self._tensors, self._batch_size, self._seed = tensors, batch_size, seed
         self._epoch = 0
 
     def __len__(self) -> int:
-        return max(1, len(self._tensors[0]) // self._rows) if self._seed is not None else 1
+        return max(1, len(self._tensors[0]) // self._batch_size) if self._seed is not None else 1
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[TensorBatch]:
         if self._seed is None:
             yield self._tensors
             return
@@ -59,96 +59,98 @@ class Batches:
         self._epoch += 1
         order = torch.randperm(len(self._tensors[0]), generator=chance)
         for i in range(len(self)):
-            rows = order[i * self._rows : (i + 1) * self._rows]
+            rows = order[i * self._batch_size : (i + 1) * self._batch_size]
             yield tuple(tensor[rows] for tensor in self._tensors)
 
 
 @dataclass(frozen=True, eq=False)
-class Standard:
+class StandardScaler:
     """What features are standardised by."""
 
     mean: NDArray[np.float32]
-    deviation: NDArray[np.float32]
+    std: NDArray[np.float32]
 
     @classmethod
-    def of(cls, features: NDArray[np.float32]) -> Standard:
+    def fit(cls, features: NDArray[np.float32]) -> StandardScaler:
         """Means and deviations of rows of features."""
         mean = features.mean(axis=0, dtype=np.float64).astype(np.float32)
         return cls(mean, np.maximum(features.std(axis=0, dtype=np.float64), 1e-6).astype(np.float32))
 
-    def tensor(self, features: NDArray[np.float32]) -> Tensor:
-        return torch.from_numpy((features - self.mean) / self.deviation)
+    def transform(self, features: NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy((features - self.mean) / self.std)
 
 
-class TokenData(LightningDataModule):
+class TensorDataModule(LightningDataModule):
     """Training and validation rows of tensors; its length is the steps that `epochs` epochs have."""
 
-    def __init__(self, train: Batch, validation: Batch, rows: int, epochs: int, seed: int) -> None:
+    def __init__(self, train: TensorBatch, validation: TensorBatch, batch_size: int, epochs: int, seed: int) -> None:
         super().__init__()
-        self._batches = Batches(train, rows, seed)
-        self._validation = Batches(validation, rows, None)
+        self._train_loader = TensorLoader(train, batch_size, seed)
+        self._validation_loader = TensorLoader(validation, batch_size, None)
         self._epochs = epochs
 
     def __len__(self) -> int:
-        return len(self._batches) * self._epochs
+        return len(self._train_loader) * self._epochs
 
-    def train_dataloader(self) -> Batches:
-        return self._batches
+    def train_dataloader(self) -> TensorLoader:
+        return self._train_loader
 
-    def val_dataloader(self) -> Batches:
-        return self._validation
-
-
-VALIDATION = "validation_loss"
+    def val_dataloader(self) -> TensorLoader:
+        return self._validation_loader
 
 
-class Study(LightningModule):
+VALIDATION_LOSS = "validation_loss"
+
+
+class PredictorModule(LightningModule):
     """Rows of standardised scores to the logit of their acceptance; `positive_weight` is that of accepted tokens."""
 
-    def __init__(self, network: nn.Sequential, rate: float, weight_decay: float, positive_weight: float) -> None:
+    def __init__(
+        self, network: nn.Sequential, learning_rate: float, weight_decay: float, positive_weight: float
+    ) -> None:
         super().__init__()
-        self.network, self._rate, self._weight_decay = network, rate, weight_decay
-        self.weight: Tensor
+        self.network, self._learning_rate, self._weight_decay = network, learning_rate, weight_decay
+        self.positive_weight: Tensor
         self.register_buffer("weight", torch.tensor(positive_weight))
 
-    def loss(self, batch: Batch) -> Tensor:
+    def loss(self, batch: TensorBatch) -> Tensor:
         scores, accepted = batch
         logits = self.network(scores)[:, 0]
-        return functional.binary_cross_entropy_with_logits(logits, accepted, pos_weight=self.weight)
+        return functional.binary_cross_entropy_with_logits(logits, accepted, pos_weight=self.positive_weight)
 
-    def training_step(self, batch: Batch, _: int) -> Tensor:
+    def training_step(self, batch: TensorBatch, _: int) -> Tensor:
         return self.loss(batch)
 
-    def validation_step(self, batch: Batch, _: int) -> None:
-        self.log(VALIDATION, self.loss(batch), batch_size=len(batch[0]))
+    def validation_step(self, batch: TensorBatch, _: int) -> None:
+        self.log(VALIDATION_LOSS, self.loss(batch), batch_size=len(batch[0]))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.network.parameters(), lr=self._rate, weight_decay=self._weight_decay)
+        return torch.optim.Adam(self.network.parameters(), lr=self._learning_rate, weight_decay=self._weight_decay)
 
 
-class Best(Callback):
+class EarlyStoppingByEpoch(Callback):
     """Keeps the best epoch's weights by validation loss, and stops after `patience` epochs without a better one."""
 
     def __init__(self, patience: int, epochs: int, progress: Progress) -> None:
         self.losses: list[float] = []
         self._patience, self._epochs, self._progress = patience, epochs, progress
-        self._weights: dict[str, Any] = {}
+        self._best_weights: dict[str, Any] = {}
 
     @property
-    def epoch(self) -> int:
+    def best_epoch(self) -> int:
         """Which one was best, from 1."""
         return 1 + self.losses.index(min(self.losses))
 
     def on_validation_epoch_end(self, trainer: LightningTrainer, module: LightningModule) -> None:
         if trainer.sanity_checking:
             return
-        self.losses.append(float(trainer.callback_metrics[VALIDATION]))
-        if self.epoch == len(self.losses):
-            self._weights = copy.deepcopy(module.state_dict())
-        if len(self.losses) - self.epoch >= self._patience:
+        self.losses.append(float(trainer.callback_metrics[VALIDATION_LOSS]))
+        if self.best_epoch == len(self.losses):
+            self._best_weights = copy.deepcopy(module.state_dict())
+        if len(self.losses) - self.best_epoch >= self._patience:
             trainer.should_stop = True
         note = f"validation loss {self.losses[-1]:.4f}, best {min(self.losses):.4f}"
         self._progress(len(self.losses), self._epochs, note)
 
-    def restore(self, module: LightningModule) -> None:
-        module.load_state_dict(self._weights)
+    def restore_best(self, module: LightningModule) -> None:
+        module.load_state_dict(self._best_weights)

@@ -8,90 +8,94 @@ from typing import Protocol
 
 import numpy as np
 
-from training.wisp.families import Fitted
-from training.wisp.samples import Samples
-from training.wisp.windows import Flags, Floats, Windows
+from training.wisp.families import FittedPredictor
+from training.wisp.samples import TokenSamples
+from training.wisp.windows import DraftWindows, Flags, Floats
 
 
-class Rule(Protocol):
+class ThresholdRule(Protocol):
     """How the threshold is chosen."""
 
-    def threshold(self, fitted: Fitted, validation: Samples) -> float:
+    def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
         """A chance in (0, 1); below it a token is a predicted rejection."""
         ...
 
 
 @dataclass(frozen=True)
-class Balanced:
+class BalancedAccuracyRule:
     """Where the mean of recall on accepted and specificity on rejected tokens is highest."""
 
-    def threshold(self, fitted: Fitted, validation: Samples) -> float:
-        chances = fitted.chances(validation.features)
+    def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
+        chances = predictor.probabilities(validation.features)
         candidates = np.unique(chances)
-        kept, let = (_at_least(chances[kind], candidates) for kind in (validation.accepted, ~validation.accepted))
-        return _inside(float(candidates[np.argmax(kept - let)]))
+        kept, let = (
+            _shares_at_least(chances[kind], candidates) for kind in (validation.accepted, ~validation.accepted)
+        )
+        return _clamp(float(candidates[np.argmax(kept - let)]))
 
 
 @dataclass(frozen=True)
-class Recall:
-    """The largest threshold that lets through the share `at` of the accepted tokens."""
+class RecallRule:
+    """The largest threshold that lets through the share `target` of the accepted tokens."""
 
-    at: float = 0.75
+    target: float = 0.75
 
     def __post_init__(self) -> None:
-        _check(self.at, "Recall")
+        _check_target(self.target, "Recall")
 
-    def threshold(self, fitted: Fitted, validation: Samples) -> float:
-        return _inside(at_recall(fitted.chances(validation.features), validation.accepted, self.at))
+    def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
+        return _clamp(
+            threshold_at_recall(predictor.probabilities(validation.features), validation.accepted, self.target)
+        )
 
 
 @dataclass(frozen=True)
-class Coverage:
-    """The largest threshold with which a round yields the share `at` of a full window's tokens.
+class CoverageRule:
+    """The largest threshold with which a round yields the share `target` of a full window's tokens.
 
     A round's tokens are the accepted drafts that are left where drafting stops, and the target's own one. When it is
     served a round yields one to three points less than that: the next one begins where drafting stopped, in front of a
     token that is likely to fall. So the default leaves room for 90 % of it.
     """
 
-    at: float = 0.92
+    target: float = 0.92
 
     def __post_init__(self) -> None:
-        _check(self.at, "Coverage")
+        _check_target(self.target, "Coverage")
 
-    def threshold(self, fitted: Fitted, validation: Samples) -> float:
+    def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
         windows = validation.windows
-        chances = fitted.chances(windows.features)
+        chances = predictor.probabilities(windows.features)
         candidates = np.unique(chances)
         low, high = 0, len(candidates) - 1
         while low < high:  # what is left falls with the threshold; the lowest candidate leaves all
             middle = (low + high + 1) // 2
-            fits = coverage(windows, chances, float(candidates[middle])) >= self.at
+            fits = coverage(windows, chances, float(candidates[middle])) >= self.target
             low, high = (middle, high) if fits else (low, middle - 1)
-        return _inside(float(candidates[low]))
+        return _clamp(float(candidates[low]))
 
 
-def coverage(windows: Windows, chances: Floats, threshold: float) -> float:
-    """A round's tokens with `threshold` over those of full windows; `chances` are of the windows' tokens."""
-    left = np.minimum(windows.sent(chances, threshold), windows.accepted)
-    return float((left.mean() + 1) / (windows.accepted.mean() + 1))
+def coverage(windows: DraftWindows, probabilities: Floats, threshold: float) -> float:
+    """A round's tokens with `threshold` over those of full windows; `probabilities` are of the windows' tokens."""
+    left = np.minimum(windows.truncated_lengths(probabilities, threshold), windows.accepted_lengths)
+    return float((left.mean() + 1) / (windows.accepted_lengths.mean() + 1))
 
 
-def at_recall(chances: Floats, accepted: Flags, at: float) -> float:
-    """The largest threshold that lets through the share `at` of the accepted tokens."""
-    found = np.sort(chances[accepted])[::-1]
-    return float(found[max(0, ceil(at * len(found) - 1e-9) - 1)])
+def threshold_at_recall(probabilities: Floats, accepted: Flags, recall: float) -> float:
+    """The largest threshold that lets through the share `recall` of the accepted tokens."""
+    found = np.sort(probabilities[accepted])[::-1]
+    return float(found[max(0, ceil(recall * len(found) - 1e-9) - 1)])
 
 
-def _at_least(chances: Floats, candidates: Floats) -> Floats:
+def _shares_at_least(probabilities: Floats, candidates: Floats) -> Floats:
     """Per candidate the share of the chances that are not below it."""
-    return 1 - np.searchsorted(np.sort(chances), candidates, "left") / len(chances)
+    return 1 - np.searchsorted(np.sort(probabilities), candidates, "left") / len(probabilities)
 
 
-def _inside(threshold: float) -> float:
+def _clamp(threshold: float) -> float:
     return min(max(threshold, 1e-6), 1 - 1e-6)
 
 
-def _check(at: float, rule: str) -> None:
-    if not 0 < at < 1:
-        raise ValueError(f"the rule {rule} has at={at}; it is a share between 0 and 1")
+def _check_target(target: float, rule: str) -> None:
+    if not 0 < target < 1:
+        raise ValueError(f"the rule {rule} has at={target}; it is a share between 0 and 1")

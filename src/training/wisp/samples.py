@@ -8,25 +8,25 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from training.fitting.splits import parted
+from training.fitting.splits import random_split
 from training.wisp import trace
-from training.wisp.windows import Flags, Names, Windows
+from training.wisp.windows import DraftWindows, Flags, Names
 
-PARTS = (0.70, 0.15, 0.15)
+SPLIT_SHARES = (0.70, 0.15, 0.15)
 """Of the sessions: training, validation, test."""
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class TokenSamples:
     """`n` tokens up to the first rejected one of their windows (WISP, appendix B), and the windows whole, for waste."""
 
     features: NDArray[np.float32]
-    """(n, 4), in the order of `serving.core.scores.SCORES`."""
+    """(n, 4), in the order of `serving.core.scores.LOGIT_SCORES`."""
     accepted: Flags
     """(n,) The token stood; else it is the first of its window that did not."""
     session: Names
     """(n,)"""
-    windows: Windows
+    windows: DraftWindows
 
     def __len__(self) -> int:
         return len(self.accepted)
@@ -36,39 +36,41 @@ class Samples:
         """Each session once, in order."""
         return np.unique(self.windows.session)
 
-    def of(self, sessions: Names) -> Samples:
+    def for_sessions(self, sessions: Names) -> TokenSamples:
         """The samples of these sessions."""
         kept = np.isin(self.session, sessions)
-        return Samples(self.features[kept], self.accepted[kept], self.session[kept], self.windows.of(sessions))
+        return TokenSamples(
+            self.features[kept], self.accepted[kept], self.session[kept], self.windows.for_sessions(sessions)
+        )
 
-    def split(self, seed: int) -> Split:
+    def split(self, seed: int) -> SampleSplit:
         """Training, validation and test by session, so that no answer is in two of them.
 
         Raises ValueError where there are fewer than three sessions, or a part has no accepted or no rejected token.
         """
         sessions = self.sessions
-        parts = [self.of(np.array(names)) for names in parted(sessions.tolist(), PARTS, seed)]
+        parts = [self.for_sessions(np.array(names)) for names in random_split(sessions.tolist(), SPLIT_SHARES, seed)]
         if not all(part.accepted.any() and not part.accepted.all() for part in parts):
             raise ValueError(
                 f"{len(self)} tokens of {len(sessions)} sessions, {int(self.accepted.sum())} of them accepted, cannot "
                 "be split into training, validation and test with accepted and rejected tokens in each; raise "
                 "workload.profiling.prompts, or change the pair"
             )
-        return Split(*parts)
+        return SampleSplit(*parts)
 
 
 @dataclass(frozen=True)
-class Split:
+class SampleSplit:
     """Three sets of samples that share no session."""
 
-    train: Samples
-    validation: Samples
-    test: Samples
+    train: TokenSamples
+    validation: TokenSamples
+    test: TokenSamples
 
 
-def load(path: Path) -> Samples:
+def load_samples(path: Path) -> TokenSamples:
     """The samples of a `record_tokens` artifact; raises ValueError that names a missing or damaged file."""
     tokens = trace.read(path)
-    before = tokens.standing != trace.AFTER
-    return Samples(tokens.features[before], tokens.standing[before] == trace.ACCEPTED, tokens.session[before],
+    before = tokens.outcome != trace.AFTER_REJECTION
+    return TokenSamples(tokens.features[before], tokens.outcome[before] == trace.ACCEPTED, tokens.session[before],
                    tokens.windows())  # fmt: skip

@@ -9,37 +9,37 @@ import numpy as np
 
 from serving.progress import Progress, silent
 from training.fitting.trainer import Trainer
-from training.synera.alignment import Cell, ratio, spearman
-from training.wisp.families import Family
-from training.wisp.matched_recall import fitted
-from training.wisp.rules import at_recall
-from training.wisp.samples import Samples, Split
-from training.wisp.waste import Held, Pairs, Point, pairs, rates
+from training.synera.alignment import ClusterValues, clustered_ratio, spearman
+from training.wisp.families import PredictorFamily
+from training.wisp.matched_recall import fit_predictor
+from training.wisp.rules import threshold_at_recall
+from training.wisp.samples import SampleSplit, TokenSamples
+from training.wisp.waste import HeldOutWindows, OperatingPoint, PointPairs, compare_pairs, fpr_and_waste
 from training.wisp.windows import Floats
 
-EMPTY, ONE = "pairs", "pairs, one token at least"
+EMPTY_DRAFTS, NONEMPTY_DRAFTS = "pairs", "pairs, one token at least"
 """Both readings of where drafting stops, as tables call them: with empty drafts (Eq. 25), and as it is served."""
-Row = dict[str, Cell | float]
+MetricRow = dict[str, ClusterValues | float]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The points of both readings, in the same order, on the windows `held`."""
+class TheoremResult:
+    """The points of both readings, in the same order, on the windows `windows`."""
 
-    held: Held
-    points: Mapping[str, list[Point]]
-    pairs: Mapping[str, Pairs]
+    windows: HeldOutWindows
+    points: Mapping[str, list[OperatingPoint]]
+    pairs: Mapping[str, PointPairs]
 
 
-def measure(
-    samples: Samples,
-    families: Mapping[str, Family],
+def measure_theorem(
+    samples: TokenSamples,
+    families: Mapping[str, PredictorFamily],
     seeds: Sequence[int],
     recalls: Sequence[float],
     k: int,
     trainer: Trainer,
     progress: Progress,
-) -> Measured:
+) -> TheoremResult:
     """Trains every predictor and lets each draft on the windows of the test part."""
     jobs = [
         (label if len(seeds) == 1 else f"{label}, seed {s}", one, s) for label, one in families.items() for s in seeds
@@ -47,69 +47,82 @@ def measure(
     if len(jobs) < 2:
         raise ValueError(f"the theorem compares predictors, got {len(jobs)}; give more families or seeds")
     split = samples.split(seeds[0])
-    held = Held.of(split.test.windows, k)
-    points: dict[str, list[Point]] = {EMPTY: [], ONE: []}
+    held = HeldOutWindows.from_windows(split.test.windows, k)
+    points: dict[str, list[OperatingPoint]] = {EMPTY_DRAFTS: [], NONEMPTY_DRAFTS: []}
     for i, (label, family, seed) in enumerate(jobs):
-        for reading, own in _points(held, split, label, family, seed, recalls, trainer).items():
+        for reading, own in _operating_points(held, split, label, family, seed, recalls, trainer).items():
             points[reading] += own
         progress(i + 1, len(jobs), label)
-    return Measured(held, points, {reading: pairs(held, own, seeds[0]) for reading, own in points.items()})
+    return TheoremResult(held, points, {reading: compare_pairs(held, own, seeds[0]) for reading, own in points.items()})
 
 
-def _points(
-    held: Held, split: Split, label: str, family: Family, seed: int, recalls: Sequence[float], trainer: Trainer
-) -> dict[str, list[Point]]:
-    found = fitted(family, split, seed, trainer, silent)
-    known, chances = found.chances(split.validation.features), found.chances(held.windows.features)
-    thresholds = {at: at_recall(known, split.validation.accepted, at) for at in recalls}
+def _operating_points(
+    windows: HeldOutWindows,
+    split: SampleSplit,
+    label: str,
+    family: PredictorFamily,
+    seed: int,
+    recalls: Sequence[float],
+    trainer: Trainer,
+) -> dict[str, list[OperatingPoint]]:
+    found = fit_predictor(family, split, seed, trainer, silent)
+    known, chances = found.probabilities(split.validation.features), found.probabilities(windows.windows.features)
+    thresholds = {at: threshold_at_recall(known, split.validation.accepted, at) for at in recalls}
     return {
-        reading: [held.point(label, at, chances, threshold, reading == EMPTY) for at, threshold in thresholds.items()]
-        for reading in (EMPTY, ONE)
+        reading: [
+            windows.operating_point(label, at, chances, threshold, reading == EMPTY_DRAFTS)
+            for at, threshold in thresholds.items()
+        ]
+        for reading in (EMPTY_DRAFTS, NONEMPTY_DRAFTS)
     }
 
 
-def rows(found: Measured) -> dict[str, dict[str, Row]]:
+def rows(found: TheoremResult) -> dict[str, dict[str, MetricRow]]:
     """Per predictor and recall: false alarms, waste in both readings, the bound of Eq. 31; and what pairs say."""
-    table: dict[str, dict[str, Row]] = {}
-    for point, served in zip(found.points[EMPTY], found.points[ONE], strict=True):
-        table.setdefault(point.predictor, {})[f"recall {point.recall:g}"] = _row(found.held, point, served)
-    return table | {reading: _pairs(found, reading) for reading in found.points}
+    table: dict[str, dict[str, MetricRow]] = {}
+    for point, served in zip(found.points[EMPTY_DRAFTS], found.points[NONEMPTY_DRAFTS], strict=True):
+        table.setdefault(point.predictor, {})[f"recall {point.recall:g}"] = _row(found.windows, point, served)
+    return table | {reading: _pair_rows(found, reading) for reading in found.points}
 
 
-def metrics(found: Measured) -> dict[str, float]:
+def metrics(found: TheoremResult) -> dict[str, float]:
     """Every number about pairs, as `reading/premise/name`."""
     return {
         f"{reading}/{premise}/{name}": cell
         for reading in found.points
-        for premise, cells in _pairs(found, reading).items()
+        for premise, cells in _pair_rows(found, reading).items()
         for name, cell in cells.items()
         if isinstance(cell, float)
     }
 
 
-def _row(held: Held, point: Point, served: Point) -> Row:
-    whole = np.ones(len(held.windows))
+def _row(windows: HeldOutWindows, point: OperatingPoint, nonempty_point: OperatingPoint) -> MetricRow:
+    whole = np.ones(len(windows.windows))
     return {
-        "fpr": _ratio(held, point.alarm.astype(np.float64), held.rejected.astype(np.float64)),
-        "waste": _ratio(held, point.wasted.astype(np.float64), whole),
-        "waste_one": _ratio(held, served.wasted.astype(np.float64), whole),
-        "bound": held.bound(point),
+        "fpr": _ratio(windows, point.false_alarm.astype(np.float64), windows.rejected.astype(np.float64)),
+        "waste": _ratio(windows, point.wasted_tokens.astype(np.float64), whole),
+        "waste_one": _ratio(windows, nonempty_point.wasted_tokens.astype(np.float64), whole),
+        "bound": windows.waste_bound(point),
     }
 
 
-def _ratio(held: Held, of: Floats, among: Floats) -> Cell:
-    return ratio(of, among, held.session, held.sessions)
+def _ratio(windows: HeldOutWindows, numerator: Floats, denominator: Floats) -> ClusterValues:
+    return clustered_ratio(numerator, denominator, windows.session_index, windows.num_sessions)
 
 
-def _pairs(found: Measured, reading: str) -> dict[str, Row]:
+def _pair_rows(found: TheoremResult, reading: str) -> dict[str, MetricRow]:
     """By premise: the overall rate is lower, or that of every position; and only pairs of different predictors."""
     own, points = found.pairs[reading], found.points[reading]
-    alarms, waste = rates(found.held, points)
-    beyond = sum(w > found.held.bound(point) + 1e-12 for w, point in zip(waste, points, strict=True))
-    whole: Row = {"points": float(len(points)), "spearman": spearman(alarms, waste), "beyond_bound": float(beyond)}
+    alarms, waste = fpr_and_waste(found.windows, points)
+    beyond = sum(w > found.windows.waste_bound(point) + 1e-12 for w, point in zip(waste, points, strict=True))
+    whole: MetricRow = {
+        "points": float(len(points)),
+        "spearman": spearman(alarms, waste),
+        "beyond_bound": float(beyond),
+    }
     return {
-        "FPR lower": {**own.count(own.fewer), **whole},
-        "FPR lower, other predictor": {**own.count(own.fewer & own.apart)},
-        "Eq. 32": {**own.count(own.everywhere)},
-        "Eq. 32, other predictor": {**own.count(own.everywhere & own.apart)},
+        "FPR lower": {**own.count(own.lower_fpr), **whole},
+        "FPR lower, other predictor": {**own.count(own.lower_fpr & own.different_predictors)},
+        "Eq. 32": {**own.count(own.lower_fpr_everywhere)},
+        "Eq. 32, other predictor": {**own.count(own.lower_fpr_everywhere & own.different_predictors)},
     }

@@ -10,20 +10,20 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.core.scores import SCORES
-from serving.messages import Chunk
-from training.wisp.windows import Ints, Names, Windows
+from serving.core.scores import LOGIT_SCORES
+from serving.messages import DraftDecision
+from training.wisp.windows import DraftWindows, Ints, Names
 
-FILE = "tokens.parquet"
-HEADER = "tokens.json"
-ACCEPTED, REJECTED, AFTER = "accepted", "rejected", "after"
+TRACE_FILE = "tokens.parquet"
+HEADER_FILE = "tokens.json"
+ACCEPTED, REJECTED, AFTER_REJECTION = "accepted", "rejected", "after"
 """A token's standing. rejected: the first of its window that does not stand; after: it is behind that one."""
-PLACE = ("session", "round", "position")
-COLUMNS = (*PLACE, *SCORES, "standing")
+POSITION_COLUMNS = ("session", "round", "position")
+COLUMNS = (*POSITION_COLUMNS, *LOGIT_SCORES, "standing")
 
 
 @dataclass(frozen=True, eq=False)
-class Tokens:
+class TokenTrace:
     """The columns of the file, one row a drafted token, windows and positions in order."""
 
     session: Names
@@ -31,22 +31,24 @@ class Tokens:
     """Number of the window in its session, from 0."""
     position: Ints
     features: NDArray[np.float32]
-    """(t, 4), in the order of `serving.core.scores.SCORES`."""
-    standing: Names
+    """(t, 4), in the order of `serving.core.scores.LOGIT_SCORES`."""
+    outcome: Names
 
-    def windows(self) -> Windows:
+    def windows(self) -> DraftWindows:
         first = self.position == 0
         window = np.cumsum(first) - 1
-        accepted = np.bincount(window, self.standing == ACCEPTED, int(first.sum())).astype(np.int64)
-        return Windows(self.features, window, self.position, accepted, self.session[first])
+        accepted = np.bincount(window, self.outcome == ACCEPTED, int(first.sum())).astype(np.int64)
+        return DraftWindows(self.features, window, self.position, accepted, self.session[first])
 
 
-def gather(chunks: Mapping[str, Sequence[Chunk]]) -> Tokens:
+def trace_from_decisions(decisions: Mapping[str, Sequence[DraftDecision]]) -> TokenTrace:
     """The tokens of each session's judged windows.
 
     Raises ValueError where nothing was drafted, or a window was not judged.
     """
-    rows = [(session, i, chunk) for session, found in chunks.items() for i, chunk in enumerate(found) if chunk.tokens]
+    rows = [
+        (session, i, chunk) for session, found in decisions.items() for i, chunk in enumerate(found) if chunk.tokens
+    ]
     if not rows:
         raise ValueError(
             "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
@@ -54,43 +56,43 @@ def gather(chunks: Mapping[str, Sequence[Chunk]]) -> Tokens:
     if any(chunk.accepted is None for _, _, chunk in rows):
         raise ValueError("a window was not judged, so that nobody knows which of its tokens stand")
     lengths = [len(chunk.tokens) for _, _, chunk in rows]
-    return Tokens(
+    return TokenTrace(
         session=np.repeat(np.array([session for session, _, _ in rows]), lengths),
         round=np.repeat(np.array([i for _, i, _ in rows], np.int64), lengths),
         position=np.concatenate([np.arange(length, dtype=np.int64) for length in lengths]),
         features=np.concatenate([_features(chunk) for _, _, chunk in rows]),
-        standing=np.concatenate([_standing(chunk) for _, _, chunk in rows]),
+        outcome=np.concatenate([_outcomes(chunk) for _, _, chunk in rows]),
     )
 
 
-def _features(chunk: Chunk) -> NDArray[np.float32]:
-    return np.array([chunk.scores[name] for name in SCORES], np.float32).T
+def _features(decision: DraftDecision) -> NDArray[np.float32]:
+    return np.array([decision.scores[name] for name in LOGIT_SCORES], np.float32).T
 
 
-def _standing(chunk: Chunk) -> Names:
-    place = np.arange(len(chunk.tokens)) - (chunk.accepted or 0)
-    return np.select([place < 0, place == 0], [ACCEPTED, REJECTED], AFTER)
+def _outcomes(decision: DraftDecision) -> Names:
+    place = np.arange(len(decision.tokens)) - (decision.accepted or 0)
+    return np.select([place < 0, place == 0], [ACCEPTED, REJECTED], AFTER_REJECTION)
 
 
-def write(folder: Path, tokens: Tokens, made_from: Mapping[str, str]) -> None:
+def write(folder: Path, tokens: TokenTrace, made_from: Mapping[str, str]) -> None:
     """Writes the table, and tokens.json with what it was made from."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = {name: getattr(tokens, name) for name in PLACE}
-    columns |= {name: tokens.features[:, i] for i, name in enumerate(SCORES)}
-    table = pa.table({**columns, "standing": pa.array(tokens.standing).dictionary_encode()})
-    parquet.write_table(table, folder / FILE)
+    columns = {name: getattr(tokens, name) for name in POSITION_COLUMNS}
+    columns |= {name: tokens.features[:, i] for i, name in enumerate(LOGIT_SCORES)}
+    table = pa.table({**columns, "standing": pa.array(tokens.outcome).dictionary_encode()})
+    parquet.write_table(table, folder / TRACE_FILE)
     header = {"made_from": dict(made_from), "tokens": len(tokens.session)}
-    (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+    (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
-def read(folder: Path) -> Tokens:
-    """The table of an artifact of `training.stages.record_tokens`; raises ValueError that names a bad file."""
+def read(folder: Path) -> TokenTrace:
+    """The table of an artifact of `training.stages.record_token_trace`; raises ValueError that names a bad file."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    file = folder / FILE
+    file = folder / TRACE_FILE
     try:
         table = parquet.read_table(file, columns=list(COLUMNS))
         column = {name: table[name].to_numpy() for name in COLUMNS}
@@ -100,15 +102,17 @@ def read(folder: Path) -> Tokens:
         raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
     except (pa.ArrowException, KeyError) as problem:
         raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
-    return Tokens(
+    return TokenTrace(
         column["session"].astype(np.str_), column["round"], column["position"],
-        np.stack([column[name] for name in SCORES], axis=1), column["standing"].astype(np.str_),
+        np.stack([column[name] for name in LOGIT_SCORES], axis=1), column["standing"].astype(np.str_),
     )  # fmt: skip
 
 
 def made_from(folder: Path) -> dict[str, str]:
     """What the trace was made from: pair, data, window, seed."""
     try:
-        return dict(json.loads((folder / HEADER).read_text(encoding="utf-8"))["made_from"])
+        return dict(json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))["made_from"])
     except (OSError, ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"{folder / HEADER} cannot be read ({problem!r}); profile again with stage=profile") from None
+        raise ValueError(
+            f"{folder / HEADER_FILE} cannot be read ({problem!r}); profile again with stage=profile"
+        ) from None

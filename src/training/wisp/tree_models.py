@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.wisp.samples import Samples
+from training.wisp.samples import TokenSamples
 
 
-def require(library: str, family: str) -> None:
+def require_library(library: str, family: str) -> None:
     """Raises ValueError that says what to install where `library` is missing."""
     if find_spec(library) is None:
         raise ValueError(
@@ -29,7 +29,7 @@ def require(library: str, family: str) -> None:
         )
 
 
-def within(family: str, name: str, value: float, low: float, high: float = float("inf")) -> None:
+def check_range(family: str, name: str, value: float, low: float, high: float = float("inf")) -> None:
     """Raises ValueError for a hyperparameter out of range, ends included."""
     if not low <= value <= high:
         upper = "" if high == float("inf") else f" and at most {high:g}"
@@ -52,13 +52,13 @@ class RandomForest:
     name: ClassVar[str] = "Random Forest"
 
     def __post_init__(self) -> None:
-        require("sklearn", self.name)
+        require_library("sklearn", self.name)
         for field, least in (("n_estimators", 1), ("max_depth", 0), ("min_samples_split", 2), ("min_samples_leaf", 1)):
-            within(self.name, field, getattr(self, field), least)
+            check_range(self.name, field, getattr(self, field), least)
         if not isinstance(self.max_features, str):
-            within(self.name, "max_features", self.max_features, 1e-6, 1)
+            check_range(self.name, "max_features", self.max_features, 1e-6, 1)
 
-    def fit(self, train: Samples, validation: Samples, seed: int) -> FittedForest:  # noqa: ARG002 - there is nothing to stop early
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedForest:  # noqa: ARG002 - there is nothing to stop early
         """All trees, in one thread."""
         from sklearn.ensemble import RandomForestClassifier
 
@@ -76,10 +76,10 @@ class FittedForest:
     def __init__(self, forest: Any) -> None:
         self._forest = forest
 
-    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(self._forest.predict_proba(features)[:, 1], dtype=np.float64)
 
-    def chance(self, features: Sequence[float]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         return float(self._forest.predict_proba(np.array([features], dtype=np.float32))[0, 1])
 
 
@@ -104,17 +104,17 @@ class LightGBM:
     name: ClassVar[str] = "LightGBM"
 
     def __post_init__(self) -> None:
-        require("lightgbm", self.name)
-        within(self.name, "num_leaves", self.num_leaves, 2)
-        within(self.name, "max_depth", self.max_depth, -1)
+        require_library("lightgbm", self.name)
+        check_range(self.name, "num_leaves", self.num_leaves, 2)
+        check_range(self.name, "max_depth", self.max_depth, -1)
         for field in ("n_estimators", "min_child_samples", "patience"):
-            within(self.name, field, getattr(self, field), 1)
+            check_range(self.name, field, getattr(self, field), 1)
         for field in ("learning_rate", "subsample", "colsample_bytree"):
-            within(self.name, field, getattr(self, field), 1e-6, 1)
+            check_range(self.name, field, getattr(self, field), 1e-6, 1)
         for field in ("reg_lambda", "reg_alpha"):
-            within(self.name, field, getattr(self, field), 0)
+            check_range(self.name, field, getattr(self, field), 0)
 
-    def fit(self, train: Samples, validation: Samples, seed: int) -> FittedLightGBM:
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedLightGBM:
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import lightgbm
 
@@ -140,10 +140,10 @@ class FittedLightGBM:
     def __init__(self, booster: Any) -> None:
         self._booster = booster
 
-    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(self._booster.predict(features, num_threads=1), dtype=np.float64)
 
-    def chance(self, features: Sequence[float]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         return float(self._booster.predict(np.array([features]), num_threads=1)[0])
 
 
@@ -167,15 +167,15 @@ class XGBoost:
     name: ClassVar[str] = "XGBoost"
 
     def __post_init__(self) -> None:
-        require("xgboost", self.name)
+        require_library("xgboost", self.name)
         for field in ("n_estimators", "max_depth", "patience"):
-            within(self.name, field, getattr(self, field), 1)
+            check_range(self.name, field, getattr(self, field), 1)
         for field in ("learning_rate", "subsample", "colsample_bytree"):
-            within(self.name, field, getattr(self, field), 1e-6, 1)
+            check_range(self.name, field, getattr(self, field), 1e-6, 1)
         for field in ("min_child_weight", "gamma", "reg_lambda", "reg_alpha"):
-            within(self.name, field, getattr(self, field), 0)
+            check_range(self.name, field, getattr(self, field), 0)
 
-    def fit(self, train: Samples, validation: Samples, seed: int) -> FittedXGBoost:
+    def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedXGBoost:
         """The trees up to the lowest validation loss; one thread, so that a seed is one result."""
         import xgboost
 
@@ -200,8 +200,8 @@ class FittedXGBoost:
         self._booster = booster
         booster.set_param({"nthread": 1})
 
-    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.asarray(self._booster.inplace_predict(features), dtype=np.float64)
 
-    def chance(self, features: Sequence[float]) -> float:
+    def probability(self, features: Sequence[float]) -> float:
         return float(self._booster.inplace_predict(np.array([features], dtype=np.float32))[0])

@@ -10,139 +10,143 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from training.wisp.windows import Flags, Floats, Ints, Windows
+from training.wisp.windows import DraftWindows, Flags, Floats, Ints
 
 RESAMPLES = 1000
 
 
 @dataclass(frozen=True, eq=False)
-class Point:
+class OperatingPoint:
     """A predictor at a threshold, on w windows; `empty` lets drafting stop before its first token (Eq. 25)."""
 
     predictor: str
     recall: float
     """What the threshold was set for, on validation."""
-    wasted: Ints
+    wasted_tokens: Ints
     """(w,) W of Eq. 26."""
-    alarm: Flags
+    false_alarm: Flags
     """(w,) The first rejected token was predicted accepted; False where none was rejected."""
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldOutWindows:
     """What every predictor is judged on: windows cut to `k` tokens."""
 
-    windows: Windows
+    windows: DraftWindows
     k: int
     rejected: Flags
     """(w,) R <= k: a token was rejected."""
-    session: Ints
+    session_index: Ints
     """(w,) Numbered from 0."""
 
     @classmethod
-    def of(cls, windows: Windows, k: int) -> Held:
+    def from_windows(cls, windows: DraftWindows, k: int) -> HeldOutWindows:
         """Raises ValueError for windows that are longer than `k`."""
-        if windows.drafted.max(initial=0) > k:
+        if windows.lengths.max(initial=0) > k:
             raise ValueError(
-                f"there are windows of {windows.drafted.max()} tokens, and k is {k}; give the k that they were "
+                f"there are windows of {windows.lengths.max()} tokens, and k is {k}; give the k that they were "
                 "drafted with"
             )
         session = np.unique(windows.session, return_inverse=True)[1].astype(np.int64)
-        return cls(windows, k, windows.accepted < windows.drafted, session)
+        return cls(windows, k, windows.accepted_lengths < windows.lengths, session)
 
     @property
-    def sessions(self) -> int:
-        return int(self.session.max()) + 1
+    def num_sessions(self) -> int:
+        return int(self.session_index.max()) + 1
 
-    def point(self, predictor: str, recall: float, chances: Floats, threshold: float, empty: bool) -> Point:
-        """`chances` of the windows' tokens; shape (t,)."""
+    def operating_point(
+        self, predictor: str, recall: float, probabilities: Floats, threshold: float, allow_empty: bool
+    ) -> OperatingPoint:
+        """`probabilities` of the windows' tokens; shape (t,)."""
         windows = self.windows
-        passed = chances >= threshold
-        first = windows.drafted.copy()
-        np.minimum.at(first, windows.window[~passed], windows.position[~passed])
-        drafted = first if empty else np.maximum(first, np.minimum(windows.drafted, 1))
-        return Point(predictor, recall, np.maximum(drafted - windows.accepted, 0), self._alarms(passed))
+        passed = probabilities >= threshold
+        first = windows.lengths.copy()
+        np.minimum.at(first, windows.window_index[~passed], windows.position[~passed])
+        drafted = first if allow_empty else np.maximum(first, np.minimum(windows.lengths, 1))
+        return OperatingPoint(
+            predictor, recall, np.maximum(drafted - windows.accepted_lengths, 0), self._false_alarms(passed)
+        )
 
-    def _alarms(self, passed: Flags) -> Flags:
+    def _false_alarms(self, passed: Flags) -> Flags:
         """At R alone, whether drafting got so far or not (Eq. 30)."""
         windows = self.windows
         found = np.zeros(len(windows), np.bool_)
-        at = windows.position == windows.accepted[windows.window]
-        found[windows.window[at]] = passed[at]
+        at = windows.position == windows.accepted_lengths[windows.window_index]
+        found[windows.window_index[at]] = passed[at]
         return found
 
-    def by_position(self, point: Point) -> Floats:
+    def fpr_by_position(self, point: OperatingPoint) -> Floats:
         """FP(r) of Eq. 30 for r = 1..k; NaN where no window is first rejected there. Shape (k,)."""
-        first = self.windows.accepted[self.rejected]
+        first = self.windows.accepted_lengths[self.rejected]
         with np.errstate(invalid="ignore"):
             return np.asarray(
-                np.bincount(first, point.alarm[self.rejected], self.k) / np.bincount(first, minlength=self.k)
+                np.bincount(first, point.false_alarm[self.rejected], self.k) / np.bincount(first, minlength=self.k)
             )
 
-    def bound(self, point: Point) -> float:
+    def waste_bound(self, point: OperatingPoint) -> float:
         """The right side of Eq. 31."""
-        return float(np.where(point.alarm, self.k - self.windows.accepted, 0).mean())
+        return float(np.where(point.false_alarm, self.k - self.windows.accepted_lengths, 0).mean())
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class PointPairs:
     """Ordered pairs of p points (a, b); every array is of shape (p, p)."""
 
-    apart: Flags
+    different_predictors: Flags
     """a and b are different predictors."""
-    fewer: Flags
+    lower_fpr: Flags
     """a has the lower false-alarm rate."""
-    everywhere: Flags
+    lower_fpr_everywhere: Flags
     """... at every position, and somewhere a lower one (Eq. 32)."""
-    wasteful: Flags
+    more_waste: Flags
     """a wastes more: together with the former, a contradiction."""
-    surely: Flags
+    significant: Flags
     """Both in 95 % intervals of the differences, sessions resampled."""
 
     def count(self, premise: Flags) -> dict[str, float]:
         """Pairs for which the premise holds, and those of them that contradict the theorem."""
-        wrong = premise & self.wasteful
+        wrong = premise & self.more_waste
         return {
             "pairs": float(premise.sum()),
             "contradicting": float(wrong.sum()),
             "share": float(wrong.sum() / max(1, premise.sum())),
-            "surely": float((wrong & self.surely).sum()),
+            "surely": float((wrong & self.significant).sum()),
         }
 
 
-def pairs(held: Held, points: list[Point], seed: int) -> Pairs:
+def compare_pairs(windows: HeldOutWindows, points: list[OperatingPoint], seed: int) -> PointPairs:
     """All ordered pairs of the points."""
-    alarms, waste = rates(held, points)
-    positions = np.array([held.by_position(point) for point in points])
+    alarms, waste = fpr_and_waste(windows, points)
+    positions = np.array([windows.fpr_by_position(point) for point in points])
     seen = positions[:, ~np.isnan(positions[0])]
     below = (seen[:, None] <= seen[None]).all(-1) & (seen[:, None] < seen[None]).any(-1)
     names = np.array([point.predictor for point in points])
-    return Pairs(
+    return PointPairs(
         np.asarray(names[:, None] != names[None]),
         alarms[:, None] < alarms[None],
         np.asarray(below),
         waste[:, None] > waste[None],
-        _surely(held, points, seed),
+        _significant_pairs(windows, points, seed),
     )
 
 
-def rates(held: Held, points: list[Point]) -> tuple[Floats, Floats]:
+def fpr_and_waste(windows: HeldOutWindows, points: list[OperatingPoint]) -> tuple[Floats, Floats]:
     """FPR at the first rejection, and E[W], of each point; shapes (p,)."""
-    alarms = np.array([point.alarm[held.rejected].mean() for point in points])
-    return alarms, np.array([point.wasted.mean() for point in points])
+    alarms = np.array([point.false_alarm[windows.rejected].mean() for point in points])
+    return alarms, np.array([point.wasted_tokens.mean() for point in points])
 
 
-def _surely(held: Held, points: list[Point], seed: int) -> Flags:
+def _significant_pairs(windows: HeldOutWindows, points: list[OperatingPoint], seed: int) -> Flags:
     """Fewer alarms and yet more waste in 95 % intervals, each of the differences of the same resampled sessions."""
-    n = held.sessions
+    n = windows.num_sessions
     counts = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES).astype(np.float64)
 
     def resampled(values: list[Floats], among: Floats) -> Floats:
-        sums = np.array([np.bincount(held.session, value, n) for value in values])
-        return np.asarray((counts @ sums.T) / (counts @ np.bincount(held.session, among, n))[:, None])
+        sums = np.array([np.bincount(windows.session_index, value, n) for value in values])
+        return np.asarray((counts @ sums.T) / (counts @ np.bincount(windows.session_index, among, n))[:, None])
 
-    alarms = resampled([point.alarm.astype(np.float64) for point in points], held.rejected.astype(np.float64))
-    waste = resampled([point.wasted.astype(np.float64) for point in points], np.ones(len(held.session)))
+    alarms = resampled([point.false_alarm.astype(np.float64) for point in points], windows.rejected.astype(np.float64))
+    waste = resampled([point.wasted_tokens.astype(np.float64) for point in points], np.ones(len(windows.session_index)))
     found = np.zeros((len(points), len(points)), np.bool_)
     for a in range(len(points)):
         fewer = np.quantile(alarms[:, [a]] - alarms, 0.975, axis=0) < 0

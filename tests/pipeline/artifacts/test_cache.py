@@ -8,8 +8,8 @@ import pytest
 from building import graph
 
 from pipeline.artifacts import cache
-from pipeline.artifacts.build_lock import claim
-from pipeline.artifacts.progress_display import Progress, Silent
+from pipeline.artifacts.build_lock import hold_build_lock
+from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store
@@ -20,7 +20,7 @@ MODEL = REPORT.inputs["model"]
 CORPUS = MODEL.inputs["corpus"]
 
 
-def build(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+def build(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
     (out / "weights").write_bytes(b"x" * 1500)
 
 
@@ -29,7 +29,7 @@ def store(tmp_path: Path) -> Store:
     """Holds one corpus, and model and report of two configurations."""
     store = Store(tmp_path)
     for stage in (REPORT, OTHER):
-        Runner(store, build, Silent()).realise(stage)
+        Runner(store, build, NullObserver()).ensure_built(stage)
     return store
 
 
@@ -38,7 +38,7 @@ def run(store: Store, *argv: str) -> int:
 
 
 def left(store: Store) -> list[str]:
-    return [entry.manifest.key for entry in cache.entries(store)]
+    return [entry.manifest.key for entry in cache.list_entries(store)]
 
 
 def test_list_tells_size_age_and_relations(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,27 +84,27 @@ def test_clean_keeps_what_kept_names_were_built_from(store: Store) -> None:
     assert left(store) == [CORPUS.key, MODEL.key]
 
 
-@pytest.mark.parametrize(("days", "number"), [("2", 0), ("4", 5)])
+@pytest.instant.parametrize(("days", "number"), [("2", 0), ("4", 5)])
 def test_clean_by_age(store: Store, days: str, number: int) -> None:
     run(store, "clean", "--older-than", days, "--yes")
     assert len(left(store)) == number
 
 
 def test_clean_leaves_what_is_being_built_and_what_that_needs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    store.prepare()
+    store.ensure_writable()
     (store.workspace(REPORT)[1] / "state").write_text("x")
-    with claim(store.locks, REPORT, print):
+    with hold_build_lock(store.locks, REPORT, print):
         run(store, "clean", "corpus", "model", "report", "--yes")
         run(store, "clean", "--yes")
     assert sorted(left(store)) == sorted([CORPUS.key, MODEL.key, REPORT.key])
     assert f"{MODEL.key}  stays: it is being built or needed for that" in capsys.readouterr().out
-    assert store.unfinished(REPORT)
+    assert store.has_saved_state(REPORT)
 
 
 def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
     (store.workspace(graph(steps=5))[1] / "state").write_text("x")
     (store.path(REPORT) / "weights").unlink()
-    store.set_aside(REPORT)
+    store.move_to_damaged(REPORT)
     (store.path(MODEL) / "stage.json").unlink()
     run(store, "clean", "--yes")
     assert sorted(left(store)) == sorted([CORPUS.key, OTHER.inputs["model"].key, OTHER.key])
@@ -112,7 +112,7 @@ def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
     assert not [*(store.root / ".damaged").iterdir(), *(store.root / ".work").iterdir()]
 
 
-@pytest.mark.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
+@pytest.instant.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
 def test_a_misspelt_name_removes_nothing(store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(store, *argv)
@@ -133,6 +133,6 @@ def test_why_takes_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFi
     assert said[1] == f"{Stage('new', 't', {'of': ['+policy=synera', 'network=lte']}).key}: new"
 
 
-@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
+@pytest.instant.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
 def test_size(nbytes: float, text: str) -> None:
-    assert cache.size(nbytes) == text
+    assert cache.format_nbytes(nbytes) == text

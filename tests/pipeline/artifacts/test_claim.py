@@ -4,7 +4,7 @@ from pathlib import Path
 
 from building import graph
 
-from pipeline.artifacts.build_lock import census, claim, claimed
+from pipeline.artifacts.build_lock import hold_build_lock, keys_in_use, registration_lock
 
 
 def never(who: str) -> None:
@@ -13,17 +13,17 @@ def never(who: str) -> None:
 
 def test_a_claim_names_what_it_needs_while_it_is_held(tmp_path: Path) -> None:
     needed = {one.key for one in graph().ancestors.values()}
-    with claim(tmp_path, graph(), never):
+    with hold_build_lock(tmp_path, graph(), never):
         assert claimed_elsewhere(tmp_path) == {graph().key, *needed}
     assert claimed_elsewhere(tmp_path) == set()
 
 
 def claimed_elsewhere(folder: Path) -> set[str]:
-    with census(folder):
-        return claimed(folder)
+    with registration_lock(folder):
+        return keys_in_use(folder)
 
 
 def test_a_broken_note_does_no_harm(tmp_path: Path) -> None:
-    with claim(tmp_path, graph(), never):
+    with hold_build_lock(tmp_path, graph(), never):
         (tmp_path / f"{graph().key}.json").write_text("{")
-        assert claimed(tmp_path) == {graph().key}
+        assert keys_in_use(tmp_path) == {graph().key}

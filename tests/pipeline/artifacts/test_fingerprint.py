@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.artifacts.fingerprint import canonical, content
+from pipeline.artifacts.fingerprint import canonical_json, content_digest
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -24,18 +24,18 @@ PLAIN = st.recursive(
 @settings(deadline=None, max_examples=50)
 @given(PLAIN)
 def test_plain_data_survives_and_stays_canonical(value: Any) -> None:
-    assert canonical(json.loads(canonical(value))) == canonical(value)
+    assert canonical_json(json.loads(canonical_json(value))) == canonical_json(value)
 
 
 def test_known_text() -> None:
-    assert canonical({"b": [1, 1.0, True, None], "a": "é"}) == '{"a":"\\u00e9","b":[1,1.0,true,null]}'
+    assert canonical_json({"b": [1, 1.0, True, None], "a": "é"}) == '{"a":"\\u00e9","b":[1,1.0,true,null]}'
 
 
 class Colour(enum.IntEnum):
     RED = 1
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("value", "text"),
     [
         (math.nan, r"^value is nan, which has no canonical form; use null"),
@@ -49,12 +49,12 @@ class Colour(enum.IntEnum):
 )
 def test_the_rest_is_refused_with_its_place(value: Any, text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        canonical(value)
+        canonical_json(value)
 
 
 def test_file_is_known_by_its_content(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
-    assert content(tmp_path / "a", tmp_path / "memo") == hashlib.sha256(b"weights").hexdigest()
+    assert content_digest(tmp_path / "a", tmp_path / "memo") == hashlib.sha256(b"weights").hexdigest()
 
 
 def folder(at: Path, **files: str) -> Path:
@@ -67,7 +67,7 @@ def folder(at: Path, **files: str) -> Path:
 
 def test_folder_is_known_by_names_and_contents_wherever_it_lies(tmp_path: Path) -> None:
     def digest(name: str, **files: str) -> str:
-        return content(folder(tmp_path / name, **files), tmp_path / "memo")
+        return content_digest(folder(tmp_path / name, **files), tmp_path / "memo")
 
     first = digest("a", config="1", deep__weights="2")
     assert digest("b", config="1", deep__weights="2") == first
@@ -77,57 +77,57 @@ def test_folder_is_known_by_names_and_contents_wherever_it_lies(tmp_path: Path) 
 
 def test_hidden_files_do_not_count(tmp_path: Path) -> None:
     model = folder(tmp_path / "model", weights="2")
-    before = content(model, tmp_path / "memo")
+    before = content_digest(model, tmp_path / "memo")
     folder(model / ".git", HEAD="x")
     (model / ".DS_Store").write_text("x")
-    assert content(model, tmp_path / "memo") == before
+    assert content_digest(model, tmp_path / "memo") == before
 
 
 def test_links_count_as_what_they_lead_to(tmp_path: Path) -> None:
     plain, blobs = folder(tmp_path / "plain", weights="2"), folder(tmp_path / "blobs", abc="2")
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "weights").symlink_to(blobs / "abc")
-    assert content(tmp_path / "linked", tmp_path / "memo") == content(plain, tmp_path / "memo")
+    assert content_digest(tmp_path / "linked", tmp_path / "memo") == content_digest(plain, tmp_path / "memo")
 
 
 def test_unchanged_files_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, memo = folder(tmp_path / "model", weights="2"), tmp_path / "memo.json"
-    first = content(model, memo)
+    first = content_digest(model, memo)
     monkeypatch.setattr(hashlib, "file_digest", None)
-    assert content(model, memo) == first
+    assert content_digest(model, memo) == first
 
 
 def test_same_size_and_time_of_writing_do_not_hide_a_change(tmp_path: Path) -> None:
     model, memo = folder(tmp_path / "model", weights="2"), tmp_path / "memo.json"
     stat = (model / "weights").stat()
-    first = content(model, memo)
+    first = content_digest(model, memo)
     (model / "new").write_text("3")
     os.utime(model / "new", ns=(stat.st_atime_ns, stat.st_mtime_ns))
     (model / "new").replace(model / "weights")
-    assert content(model, memo) != first
+    assert content_digest(model, memo) != first
 
 
 def test_memo_forgets_older_versions_of_a_file(tmp_path: Path) -> None:
     memo = tmp_path / "memo.json"
     for text in ("one", "three"):
-        content(folder(tmp_path / "model", weights=text), memo)
+        content_digest(folder(tmp_path / "model", weights=text), memo)
     assert len(json.loads(memo.read_text())) == 1
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
+@pytest.instant.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
 def test_corrupt_memo_only_costs_time(tmp_path: Path, text: str) -> None:
     (tmp_path / "memo").write_text(text)
     (tmp_path / "a").write_bytes(b"weights")
-    assert content(tmp_path / "a", tmp_path / "memo") == hashlib.sha256(b"weights").hexdigest()
+    assert content_digest(tmp_path / "a", tmp_path / "memo") == hashlib.sha256(b"weights").hexdigest()
 
 
 def test_unwritable_memo_only_costs_time(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"weights")
-    assert content(tmp_path / "a", tmp_path / "a" / "memo") == hashlib.sha256(b"weights").hexdigest()
+    assert content_digest(tmp_path / "a", tmp_path / "a" / "memo") == hashlib.sha256(b"weights").hexdigest()
 
 
 def test_nothing_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="absent"):
-        content(tmp_path / "absent", tmp_path / "memo")
+        content_digest(tmp_path / "absent", tmp_path / "memo")
     with pytest.raises(ValueError, match="holds no file"):
-        content(tmp_path, tmp_path / "memo")
+        content_digest(tmp_path, tmp_path / "memo")

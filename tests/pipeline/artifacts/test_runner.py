@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from building import graph
 
-from pipeline.artifacts.progress_display import Progress, Silent
+from pipeline.artifacts.progress_display import NullObserver, ProgressCallback
 from pipeline.artifacts.runner import Runner
 from pipeline.artifacts.stage import Stage
 from pipeline.artifacts.store import Store, StoreError
@@ -67,8 +67,8 @@ AFTERWARDS = {
 }
 
 
-@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
-@pytest.mark.parametrize("stage", AFTERWARDS)
+@pytest.instant.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
+@pytest.instant.parametrize("stage", AFTERWARDS)
 def test_stopped_anywhere_it_goes_on_from_there(start: Start, tmp_path: Path, stage: str, stop: signal.Signals) -> None:
     first = start(stage)
     read_until(first, "stopped")
@@ -114,7 +114,7 @@ def test_who_waits_takes_over_from_a_killed_builder(start: Start) -> None:
 
 
 @dataclass
-class Recorder(Silent):
+class Recorder(NullObserver):
     """Builds every stage by writing one file, and remembers what happened."""
 
     calls: list[str] = field(default_factory=list)
@@ -122,7 +122,9 @@ class Recorder(Silent):
     states: list[str] = field(default_factory=list)
     problem: BaseException | None = None
 
-    def __call__(self, stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: Progress) -> None:
+    def __call__(
+        self, stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback
+    ) -> None:
         self.calls.append(stage.name)
         self.states += [path.read_text() for path in work.iterdir()]
         (out / "weights").write_text(f"{stage.name} {len(self.calls)}")
@@ -133,7 +135,7 @@ class Recorder(Silent):
     def note(self, message: str) -> None:
         self.notes.append(message)
 
-    def stage_broken(self, stage: Stage, message: str) -> None:
+    def stage_failed(self, stage: Stage, message: str) -> None:
         self.notes.append(message)
 
 
@@ -144,40 +146,40 @@ def runner(root: Path, recorder: Recorder, *force: str) -> Runner:
 def test_inputs_come_first_and_nothing_runs_twice(tmp_path: Path) -> None:
     recorder = Recorder()
     for _ in range(2):
-        path = runner(tmp_path, recorder).realise(graph())
+        path = runner(tmp_path, recorder).ensure_built(graph())
     assert recorder.calls == ["corpus", "model", "report"]
     assert path == Store(tmp_path).path(graph())
 
 
 def test_a_cached_end_does_not_rebuild_its_ancestors(tmp_path: Path) -> None:
     recorder = Recorder()
-    runner(tmp_path, recorder).realise(graph())
+    runner(tmp_path, recorder).ensure_built(graph())
     (tmp_path / "model").rename(tmp_path / "gone")
-    runner(tmp_path, recorder).realise(graph())
+    runner(tmp_path, recorder).ensure_built(graph())
     assert recorder.calls == ["corpus", "model", "report"]
 
 
 def test_only_what_changed_runs(tmp_path: Path) -> None:
     recorder = Recorder()
-    runner(tmp_path, recorder).realise(graph(steps=3))
-    runner(tmp_path, recorder).realise(graph(steps=4))
+    runner(tmp_path, recorder).ensure_built(graph(steps=3))
+    runner(tmp_path, recorder).ensure_built(graph(steps=4))
     assert recorder.calls[3:] == ["model", "report"]
 
 
 def test_forced_stages_and_what_is_built_from_them_run_once_more(tmp_path: Path) -> None:
     recorder = Recorder()
-    runner(tmp_path, recorder).realise(graph())
+    runner(tmp_path, recorder).ensure_built(graph())
     again = runner(tmp_path, recorder, "model")
-    paths = {again.realise(graph()) for _ in range(2)}
+    paths = {again.ensure_built(graph()) for _ in range(2)}
     assert recorder.calls[3:] == ["model", "report"]
     assert (paths.pop() / "weights").read_text() == "report 5"
 
 
 def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
     recorder = Recorder()
-    path = runner(tmp_path, recorder).realise(graph())
+    path = runner(tmp_path, recorder).ensure_built(graph())
     (path / "weights").write_text("rep")
-    runner(tmp_path, recorder).realise(graph())
+    runner(tmp_path, recorder).ensure_built(graph())
     assert recorder.calls[3:] == ["report"]
     (note,) = recorder.notes
     assert re.match(rf"{graph().key} is damaged: weights has 3 bytes instead of 8\. It was moved to .*\.damaged", note)
@@ -186,22 +188,22 @@ def test_a_truncated_artifact_is_named_and_built_again(tmp_path: Path) -> None:
 def test_after_an_error_only_the_state_is_kept(tmp_path: Path) -> None:
     recorder = Recorder(problem=RuntimeError("loss is nan"))
     with pytest.raises(RuntimeError, match="loss is nan"):
-        runner(tmp_path, recorder).realise(graph())
+        runner(tmp_path, recorder).ensure_built(graph())
     assert [path.name for path in (tmp_path / ".work").rglob("*") if path.is_file()] == ["state"]
     assert recorder.notes == [
         "failed; what it has done so far and all finished stages are kept, and the same command goes on from there."
     ]
     recorder.problem = None
-    runner(tmp_path, recorder).realise(graph())
+    runner(tmp_path, recorder).ensure_built(graph())
     assert recorder.states == ["kept"]
 
 
 def test_force_does_not_go_on_from_old_state(tmp_path: Path) -> None:
     recorder = Recorder(problem=RuntimeError("loss is nan"))
     with pytest.raises(RuntimeError, match="loss is nan"):
-        runner(tmp_path, recorder).realise(graph())
+        runner(tmp_path, recorder).ensure_built(graph())
     recorder.problem = None
-    runner(tmp_path, recorder, "corpus").realise(graph())
+    runner(tmp_path, recorder, "corpus").ensure_built(graph())
     assert recorder.states == []
 
 
@@ -210,10 +212,10 @@ def write_to_full_disk(stage: Stage, out: Path, *_: object) -> None:
     (out / "weights").write_text("x")
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
+@pytest.instant.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
 def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no space left on the disk of .* while building corpus-.*cache clean"):
-        Runner(Store(tmp_path), write_to_full_disk, Silent()).realise(graph())
+        Runner(Store(tmp_path), write_to_full_disk, NullObserver()).ensure_built(graph())
     assert not list((tmp_path / ".work").iterdir())
 
 
@@ -221,12 +223,12 @@ def test_an_unwritable_root_is_said_before_anything_runs(tmp_path: Path) -> None
     (tmp_path / "outputs").write_text("a file where the folder should be")
     recorder = Recorder()
     with pytest.raises(StoreError, match="Nothing was run"):
-        runner(tmp_path / "outputs", recorder).realise(graph())
+        runner(tmp_path / "outputs", recorder).ensure_built(graph())
     assert recorder.calls == []
 
 
 def test_what_is_cached_needs_no_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder()
-    path = runner(tmp_path, recorder).realise(graph())
+    path = runner(tmp_path, recorder).ensure_built(graph())
     monkeypatch.delattr(Store, "prepare")
-    assert runner(tmp_path, recorder).realise(graph()) == path
+    assert runner(tmp_path, recorder).ensure_built(graph()) == path

@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def put(store: Store, stage: Stage, text: str = "twelve bytes", seconds: float = 188.2) -> Path:
-    store.prepare()
+    store.ensure_writable()
     out, _ = store.workspace(stage)
     (out / "deep").mkdir()
     (out / "deep" / "weights.safetensors").write_text(text)
@@ -35,7 +35,7 @@ def put(store: Store, stage: Stage, text: str = "twelve bytes", seconds: float =
 
 
 def test_absent_until_committed(store: Store) -> None:
-    store.prepare()
+    store.ensure_writable()
     out, _ = store.workspace(corpus())
     (out / "half").write_text("x")
     assert not store.has(corpus())
@@ -63,7 +63,7 @@ def truncate(path: Path) -> None:
     os.truncate(path, 5)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("file", "harm", "said"),
     [
         ("deep/weights.safetensors", truncate, r"deep/weights.safetensors has 5 bytes instead of 12"),
@@ -75,19 +75,22 @@ def truncate(path: Path) -> None:
 def test_damage_is_noticed(store: Store, file: str, harm: Any, said: str) -> None:
     harm(put(store, corpus()) / file)
     assert not store.has(corpus())
-    assert store.damage(corpus()) == said
-    assert store.why(corpus()) == f"damaged: {said}"
+    assert store.find_damage(corpus()) == said
+    assert store.explain(corpus()) == f"damaged: {said}"
 
 
 def test_changed_content_of_the_same_size_is_noticed_on_demand(store: Store) -> None:
     (put(store, corpus()) / "deep" / "weights.safetensors").write_text("TWELVE BYTES")
     assert store.has(corpus())
-    assert store.damage(corpus(), thorough=True) == "deep/weights.safetensors has another content than was written"
+    assert (
+        store.find_damage(corpus(), check_contents=True)
+        == "deep/weights.safetensors has another content than was written"
+    )
 
 
 def test_a_copied_artifact_is_not_taken_for_another(store: Store) -> None:
     put(store, corpus(1)).rename(store.path(corpus(2)))
-    assert store.damage(corpus(2)) == f"stage.json describes another artifact, {corpus(1).key}"
+    assert store.find_damage(corpus(2)) == f"stage.json describes another artifact, {corpus(1).key}"
 
 
 def test_large_files_are_not_hashed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,9 +103,9 @@ def test_damaged_artifacts_are_moved_aside_one_by_one(store: Store) -> None:
     places = []
     for _ in range(2):
         truncate(put(store, corpus()) / "stage.json")
-        places.append(store.set_aside(corpus()).name)
+        places.append(store.move_to_damaged(corpus()).name)
     assert places == [f"{corpus().key}-1", f"{corpus().key}-2"]
-    assert store.why(corpus()) == "new"
+    assert store.explain(corpus()) == "new"
 
 
 def test_a_new_attempt_replaces_the_old(store: Store) -> None:
@@ -113,14 +116,14 @@ def test_a_new_attempt_replaces_the_old(store: Store) -> None:
 
 
 def test_why_new_and_cached(store: Store) -> None:
-    assert store.why(corpus()) == "new"
+    assert store.explain(corpus()) == "new"
     assert not store.root.exists()
     put(store, corpus())
     built = json.loads((store.path(corpus()) / "stage.json").read_text())["built"]
-    assert store.why(corpus()) == f"cached (built {built[:16].replace('T', ' ')}, 188 s)"
+    assert store.explain(corpus()) == f"cached (built {built[:16].replace('T', ' ')}, 188 s)"
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("stage", "said"),
     [
         (model(steps=400, lr=0.1), "steps 500 -> 400 (against"),
@@ -135,8 +138,8 @@ def test_why_new_and_cached(store: Store) -> None:
 )
 def test_why_names_the_changed_keys(store: Store, stage: Stage, said: str) -> None:
     put(store, model(steps=500, lr=0.1))
-    assert store.why(stage).startswith("changed: ")
-    assert f" {said} the latest, built 2" in store.why(stage)
+    assert store.explain(stage).startswith("changed: ")
+    assert f" {said} the latest, built 2" in store.explain(stage)
 
 
 def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
@@ -144,35 +147,35 @@ def test_why_looks_into_trees_lists_and_contents(store: Store) -> None:
         return model(init={"_content_": sha, "path": "/x"}, net={"layers": layers, "kind": kind})
 
     put(store, of("aa", [1, 2], "x"))
-    said = store.why(of("bb", [1, 3], "y"))
+    said = store.explain(of("bb", [1, 3], "y"))
     assert said.startswith('changed: the content of init changed, net.kind "x" -> "y", net.layers[1] 2 -> 3 (against')
 
 
 def test_why_compares_with_the_latest(store: Store) -> None:
     for index, stage in enumerate((model(steps=1), model(steps=2))):
         os.utime(put(store, stage) / "stage.json", ns=(index, index))
-    assert store.why(model(steps=3)).startswith("changed: steps 2 -> 3 ")
+    assert store.explain(model(steps=3)).startswith("changed: steps 2 -> 3 ")
 
 
 def test_why_says_that_a_build_goes_on(store: Store) -> None:
-    store.prepare()
+    store.ensure_writable()
     _, state = store.workspace(corpus())
     (state / "step").write_text("7")
-    assert store.why(corpus()) == "new; goes on from its unfinished state"
-    assert store.abandon(corpus())
+    assert store.explain(corpus()) == "new; goes on from its unfinished state"
+    assert store.discard_attempt(corpus())
     _, state = store.workspace(corpus())
     assert (state / "step").read_text() == "7"
 
 
 def test_target_and_version_are_named(store: Store) -> None:
     put(store, corpus())
-    said = store.why(Stage("corpus", "mine.build", {"seed": 1}, version=2))
+    said = store.explain(Stage("corpus", "mine.build", {"seed": 1}, version=2))
     assert said.startswith("changed: target training.embedded_pair.corpus.build -> mine.build, version 1 -> 2 (")
 
 
-@pytest.mark.parametrize("files", [[], ["stage.json"]])
+@pytest.instant.parametrize("files", [[], ["stage.json"]])
 def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
-    store.prepare()
+    store.ensure_writable()
     out, _ = store.workspace(corpus())
     for name in files:
         (out / name).write_text("{}")
@@ -182,11 +185,11 @@ def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
 
 def test_content_is_remembered_in_the_store(store: Store, tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("x")
-    assert len(store.content(tmp_path / "weights")) == 64
+    assert len(store.content_digest(tmp_path / "weights")) == 64
     assert (store.root / ".content.json").exists()
 
 
 def test_unwritable_root_is_said_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("a file where the folder should be")
     with pytest.raises(StoreError, match=r"cannot write artifacts below .*outputs.*: .* Nothing was run\. Give"):
-        Store(tmp_path / "outputs" / "artifacts").prepare()
+        Store(tmp_path / "outputs" / "artifacts").ensure_writable()

@@ -7,24 +7,24 @@ import pytest
 from served import drawn, request, write
 
 from pipeline.report import comparison, outcome
-from pipeline.report.comparison import compare, differences
+from pipeline.report.comparison import compare_jobs, differing_overrides
 from pipeline.report.context import JobContext
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import Outcome
+from pipeline.report.outcome import JobResult
 from pipeline.report.records import Records
-from pipeline.report.statistics import Interval
+from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.summary import summarise
 
 
 def finished(sweep: Path, number: int, artifact: Path, *overrides: str) -> None:
     records = Records.read(artifact)
     metrics = summarise(records).metrics()
-    Outcome(
+    JobResult(
         "complete", number, records.meta.policy, overrides, "d1", str(artifact), False, "exact match", metrics, "run"
     ).write(sweep / str(number))
 
 
-def mean(interval: Interval | None) -> float | None:
+def mean(interval: ConfidenceInterval | None) -> float | None:
     return interval and interval.mean
 
 
@@ -37,8 +37,8 @@ def sweep(tmp_path):
     ):
         artifact = drawn(tmp_path / f"serve{number}", policy, share, right=right, n=24)
         finished(folder, number, artifact, f"+policy={policy}", f"policy.offload.budget={share}", "network=lte")
-    Outcome("failed", 3, "sled", ("policy=sled", "network=lte"), error="does not fit:\n  70 GB").write(folder / "3")
-    Outcome("running", 10, "wisp", ("policy=wisp", "network=lte")).write(folder / "10")
+    JobResult("failed", 3, "sled", ("policy=sled", "network=lte"), error="does not fit:\n  70 GB").write(folder / "3")
+    JobResult("running", 10, "wisp", ("policy=wisp", "network=lte")).write(folder / "10")
     (folder / "4" / ".hydra").mkdir(parents=True)
     (folder / "4" / ".hydra" / "overrides.yaml").write_text("- policy=hat\n- network=lte\n- cloud.api_key=s3cret\n")
     (folder / "figures").mkdir()
@@ -46,46 +46,46 @@ def sweep(tmp_path):
 
 
 def test_rows_are_in_the_jobs_order_and_say_what_became_of_each(sweep):
-    rows = compare(sweep)
-    assert [row.outcome.number for row in rows] == [0, 1, 2, 3, 4, 10]
-    assert [row.problem for row in rows] == [None] * 3 + ["failed: does not fit: 70 GB"] + [comparison.KILLED] * 2
-    assert rows[4].outcome.overrides[-1] == "cloud.api_key=***"
+    rows = compare_jobs(sweep)
+    assert [row.result.number for row in rows] == [0, 1, 2, 3, 4, 10]
+    assert [row.problem for row in rows] == [None] * 3 + ["failed: does not fit: 70 GB"] + [comparison.NO_RESULT] * 2
+    assert rows[4].result.overrides[-1] == "cloud.api_key=***"
 
 
 def test_quality_is_paired_with_the_first_job(sweep):
-    rows = compare(sweep)
+    rows = compare_jobs(sweep)
     assert mean(rows[0].quality) == 0.25
     assert rows[0].difference is None
     assert mean(rows[1].difference) == 0.25
     assert mean(rows[2].difference) == 0.75
     assert 0 < rows[1].difference.low < 0.25 < rows[1].difference.high
-    assert compare(sweep) == rows
+    assert compare_jobs(sweep) == rows
 
 
 def test_other_prompts_are_not_paired(sweep, tmp_path):
     scored = [request(name, ["cloud"], [1.0], quality=1.0) for name in "abc"]
     finished(sweep, 1, write(tmp_path / "other", scored), "policy=synera")
-    row = compare(sweep)[1]
+    row = compare_jobs(sweep)[1]
     assert mean(row.quality) == 1.0
     assert row.difference is None
 
 
 def test_records_that_are_gone_take_the_interval_and_nothing_else(sweep, tmp_path):
     (tmp_path / "serve1" / "requests.parquet").unlink()
-    row = compare(sweep)[1]
+    row = compare_jobs(sweep)[1]
     assert (row.problem, row.quality) == (None, None)
-    assert row.outcome.metrics["quality/mean"] == 0.5
+    assert row.result.metrics["quality/mean"] == 0.5
 
 
 def test_only_what_differs_sets_jobs_apart():
     jobs = [["+policy=sled", "network=lte", "seed=1"], ["policy=synera", "network=lte", "seed=1", "a.budget=0.2"]]
-    assert differences(jobs) == [{"policy": "sled", "budget": "-"}, {"policy": "synera", "budget": "0.2"}]
+    assert differing_overrides(jobs) == [{"policy": "sled", "budget": "-"}, {"policy": "synera", "budget": "0.2"}]
 
 
 def test_names_are_as_short_as_they_can_be_told_apart():
     jobs = [["a.device.mode=1", "a.cloud.mode=2", "b.n=1"], ["a.device.mode=3", "a.cloud.mode=4", "b.n=2"]]
-    assert list(differences(jobs)[0]) == ["device.mode", "cloud.mode", "n"]
-    assert list(differences([["mode=1", "a.mode=1"], ["mode=2", "a.mode=2"]])[0]) == ["mode", "a.mode"]
+    assert list(differing_overrides(jobs)[0]) == ["device.mode", "cloud.mode", "n"]
+    assert list(differing_overrides([["mode=1", "a.mode=1"], ["mode=2", "a.mode=2"]])[0]) == ["mode", "a.mode"]
 
 
 def test_the_table_fits_and_holds_every_job(sweep):
@@ -96,11 +96,11 @@ def test_the_table_fits_and_holds_every_job(sweep):
     assert "3 of 6 jobs complete" in text
     assert "0.250 [0.083, 0.417]" in text
     assert "failed: does not fit: 70 GB" in text
-    assert text.count(comparison.KILLED) == 2
+    assert text.count(comparison.NO_RESULT) == 2
 
 
 def test_the_file_has_every_metric_and_bound(sweep):
-    path = comparison.write(compare(sweep), sweep / "comparison.csv")
+    path = comparison.write_csv(compare_jobs(sweep), sweep / "comparison.csv")
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
     assert [row["status"] for row in rows] == ["complete"] * 3 + ["failed", "running", "running"]
     assert rows[1]["budget"] == "0.2"
@@ -110,19 +110,19 @@ def test_the_file_has_every_metric_and_bound(sweep):
 
 
 def test_numbers_are_points_of_one_line_and_words_are_lines(sweep):
-    assert [(point.group, point.label) for point in comparison.points(compare(sweep))] == [
+    assert [(point.group, point.label) for point in comparison.tradeoff_points(compare_jobs(sweep))] == [
         ("edge_centric", "0"), ("synera", "0.2"), ("synera", "0.8")
     ]  # fmt: skip
-    rows = [replace(row, choices={"network": "lte", "budget": "1"}) for row in compare(sweep)[:1]]
-    assert comparison.points(rows)[0].group == "edge_centric, lte"
+    rows = [replace(row, choices={"network": "lte", "budget": "1"}) for row in compare_jobs(sweep)[:1]]
+    assert comparison.tradeoff_points(rows)[0].group == "edge_centric, lte"
 
 
 def test_a_job_is_noted_with_its_secrets_masked(tmp_path):
     overrides = ("policy=sled", "a.token=s3cret")
     context = JobContext(tmp_path, Tracking(), {"policy": {"name": "sled"}}, overrides, number=2)
-    outcome.begun(context).write(tmp_path)
-    assert outcome.read(tmp_path) == Outcome("running", 2, "sled", ("policy=sled", "a.token=***"))
+    outcome.running_result(context).write(tmp_path)
+    assert outcome.read_result(tmp_path) == JobResult("running", 2, "sled", ("policy=sled", "a.token=***"))
 
 
 def test_no_job_ever_started_in_an_empty_folder(tmp_path):
-    assert outcome.read(tmp_path) is None
+    assert outcome.read_result(tmp_path) is None

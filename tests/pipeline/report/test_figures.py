@@ -12,7 +12,7 @@ def records(tmp_path):
     return Records.read(drawn(tmp_path / "serve", n=6))
 
 
-@pytest.mark.parametrize("draw", [figures.latency, figures.timeline])
+@pytest.instant.parametrize("draw", [figures.draw_latency, figures.draw_timeline])
 def test_the_same_records_give_the_same_file(draw, records, tmp_path):
     first, second = (draw(records, tmp_path / name / "x.png").read_bytes() for name in "ab")
     assert first.startswith(PNG)
@@ -21,17 +21,17 @@ def test_the_same_records_give_the_same_file(draw, records, tmp_path):
 
 def test_one_token_without_gaps_or_cloud_can_be_drawn(tmp_path):
     records = Records.read(write(tmp_path, [request("a", ["device"], [0.5])]))
-    assert figures.latency(records, tmp_path / "latency.png").exists()
-    assert figures.timeline(records, tmp_path / "timeline.png").exists()
+    assert figures.draw_latency(records, tmp_path / "latency.png").exists()
+    assert figures.draw_timeline(records, tmp_path / "timeline.png").exists()
 
 
 def test_the_typical_request_used_the_cloud_and_is_the_median_of_those(tmp_path):
     requests = [request(f"r{end}", ["cloud"], [float(end)]) for end in range(1, 6)]
     pieces = [{"request": f"r{n}", "lane": "verify", "begin_s": 0, "end_s": 1, "amount": 1} for n in (2, 3, 5)]
-    assert figures.typical(Records.read(write(tmp_path / "a", requests, pieces))).request == "r3"
-    assert figures.typical(Records.read(write(tmp_path / "b", requests[:4]))).request == "r2"
+    assert figures.typical_request(Records.read(write(tmp_path / "a", requests, pieces))).request == "r3"
+    assert figures.typical_request(Records.read(write(tmp_path / "b", requests[:4]))).request == "r2"
     failed = [one | {"ending": "failed"} for one in requests]
-    assert figures.typical(Records.read(write(tmp_path / "c", failed))).request == "r3"
+    assert figures.typical_request(Records.read(write(tmp_path / "c", failed))).request == "r3"
 
 
 def test_a_long_story_ends_after_twelve_rounds(tmp_path):
@@ -42,10 +42,10 @@ def test_a_long_story_ends_after_twelve_rounds(tmp_path):
     ]
     request_ = request("r", ["cloud"] * 20, [n + 1.0 for n in range(20)])
     records = Records.read(write(tmp_path, [request_], pieces))
-    assert figures._shown_until(records.timeline, records.requests[0]) == 12.0
-    assert figures._shown_until(records.timeline[:10], records.requests[0]) == 20.0
+    assert figures._end_of_axis(records.timeline, records.requests[0]) == 12.0
+    assert figures._end_of_axis(records.timeline[:10], records.requests[0]) == 20.0
 
 
 def test_a_request_that_ended_at_once_can_be_drawn(tmp_path):
     nothing = request("a", [], [0.0], ending="failed", ttft_s=None) | {"seen_s": []}
-    assert figures.timeline(Records.read(write(tmp_path, [nothing])), tmp_path / "timeline.png").exists()
+    assert figures.draw_timeline(Records.read(write(tmp_path, [nothing])), tmp_path / "timeline.png").exists()

@@ -12,7 +12,7 @@ from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import read
+from pipeline.report.outcome import read_result
 from pipeline.report.records import RecordsError
 
 SECRET = "s3cret-value"
@@ -20,13 +20,13 @@ CONFIG = {
     "policy": {
         "_target_": "serving.policy.policy.Policy",
         "name": "synera",
-        "draft": {"_target_": "serving.policy.slots.draft.Window", "size": 4},
+        "draft": {"_target_": "serving.policy.slots.draft.WindowDraft", "size": 4},
         "offload": {
-            "_target_": "serving.policy.slots.importance_offload.ConfidenceImportance",
+            "_target_": "serving.policy.slots.importance_offload.SyneraOffload",
             "budget": 0.2,
             "calibration": "share",
         },
-        "waiting": {"_target_": "serving.policy.slots.lookahead.Idle"},
+        "waiting": {"_target_": "serving.policy.slots.lookahead.NoLookahead"},
     },
     "model": {"device": {"timing": "tinyllama_1_1b"}, "cloud": {"timing": "llama2_13b", "api_key": SECRET}},
     "hardware": {"cloud": {"chip": "rtx_a6000"}},
@@ -46,7 +46,7 @@ def trained(folder: Path) -> StageRun:
     folder.mkdir()
     (folder / "training.json").write_text(json.dumps({"loss": 0.5, "speed": {"tokens_per_s": 900}, "name": "small"}))
     (folder / "model.safetensors").write_bytes(bytes(64))
-    manifest.write(stage, folder, 12.5)
+    manifest.write_manifest(stage, folder, 12.5)
     return StageRun(stage.name, stage.key, "train", folder, 12.5, True)
 
 
@@ -67,7 +67,7 @@ OFF = Tracking(uri="none")
 
 def test_the_table_says_what_was_run_and_what_came_of_it(artifact, tmp_path):
     file = io.StringIO()
-    report.job(artifact, context(tmp_path, OFF), file)
+    report.report_job(artifact, context(tmp_path, OFF), file)
     text = file.getvalue()
     for part in (
         "synera | jetson_orin | lte | 12 requests",
@@ -88,10 +88,10 @@ def test_the_table_says_what_was_run_and_what_came_of_it(artifact, tmp_path):
 
 
 def test_without_tracking_the_rest_is_there(artifact, tmp_path):
-    done = report.job(artifact, context(tmp_path, OFF), io.StringIO())
-    assert (done.link, done.outcome.run_id) == (None, None)
-    assert read(tmp_path / "job") == done.outcome
-    assert done.outcome.metrics["quality/mean"] == pytest.approx(2 / 3)
+    done = report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
+    assert (done.ui_hint, done.result.run_id) == (None, None)
+    assert read_result(tmp_path / "job") == done.result
+    assert done.result.metrics["quality/mean"] == pytest.approx(2 / 3)
     assert [path.name for path in done.figures if path.exists()] == ["latency.png", "timeline.png"]
     assert not list(tmp_path.rglob("*.db"))
 
@@ -99,14 +99,14 @@ def test_without_tracking_the_rest_is_there(artifact, tmp_path):
 def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tracking):
     file = io.StringIO()
     stage = trained(tmp_path / "device_model")
-    done = report.job(artifact, context(tmp_path, tracking, stages=(stage,)), file)
+    done = report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), file)
     client, experiment_id = tracking.connect()
-    job = client.get_run(done.outcome.run_id)
-    assert file.getvalue().splitlines()[-1].endswith(f"/#/experiments/{experiment_id}/runs/{done.outcome.run_id}")
+    job = client.get_run(done.result.run_id)
+    assert file.getvalue().splitlines()[-1].endswith(f"/#/experiments/{experiment_id}/runs/{done.result.run_id}")
     assert job.info.status == "FINISHED"
     assert job.info.run_name == "synera network=lte model.cloud.api_key=***"
-    assert job.data.params["policy.offload.budget"] == "0.2"
-    assert job.data.params["model.cloud.api_key"] == "***"
+    assert job.data.log_params["policy.offload.budget"] == "0.2"
+    assert job.data.log_params["model.cloud.api_key"] == "***"
     assert job.data.metrics["latency/tbt_s/p99"] == done.summary.latency.tbt_s.p99
     assert job.data.tags["tandem.digest"] == "d1g3st"
     found = {item.path for item in client.list_artifacts(job.info.run_id)}
@@ -119,11 +119,11 @@ def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tra
 
 def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
     stage = trained(tmp_path / "device_model")
-    done = report.job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
+    done = report.report_job(artifact, context(tmp_path, tracking, stages=(stage,)), io.StringIO())
     client, experiment_id = tracking.connect()
-    (run,) = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{done.outcome.run_id}'")
+    (run,) = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{done.result.run_id}'")
     assert run.info.run_name == stage.key
-    assert run.data.params == {"steps": "500", "hub_token": "***"}
+    assert run.data.log_params == {"steps": "500", "hub_token": "***"}
     numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
     assert run.data.metrics == numbers
     assert run.data.tags["tandem.cached"] == "True"
@@ -135,8 +135,8 @@ def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
 
 def test_no_secret_reaches_any_file_of_the_report(artifact, tmp_path, tracking, monkeypatch):
     monkeypatch.setenv("SOME_KEY", "environment-value")
-    report.job(artifact, context(tmp_path, tracking), io.StringIO())
-    report.failed(OSError(f"refused by http://me:{SECRET}@host"), context(tmp_path, tracking), io.StringIO())
+    report.report_job(artifact, context(tmp_path, tracking), io.StringIO())
+    report.report_failure(OSError(f"refused by http://me:{SECRET}@host"), context(tmp_path, tracking), io.StringIO())
     written = [*(tmp_path / "job").rglob("*"), *(tmp_path / "mlflow").rglob("*"), tmp_path / "mlflow.db"]
     contents = b"".join(path.read_bytes() for path in written if path.is_file())
     assert b"llama2_13b" in contents
@@ -147,37 +147,39 @@ def test_no_secret_reaches_any_file_of_the_report(artifact, tmp_path, tracking, 
 def test_a_store_that_fails_loses_no_result(artifact, tmp_path):
     (tmp_path / "file").write_text("")
     file = io.StringIO()
-    done = report.job(artifact, context(tmp_path, Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")), file)
-    assert done.link is None
+    done = report.report_job(artifact, context(tmp_path, Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")), file)
+    assert done.ui_hint is None
     assert "exact match 0.667" in file.getvalue()
     assert f"MLflow: could not log to sqlite:///{tmp_path}/file/x.db" in file.getvalue()
-    assert read(tmp_path / "job").status == "complete"
+    assert read_result(tmp_path / "job").status == "complete"
 
 
 def test_a_failed_job_is_noted_with_its_reason(tmp_path, tracking):
-    failed = report.failed(ValueError("llama2_70b does not fit"), context(tmp_path, tracking), io.StringIO())
+    failed = report.report_failure(ValueError("llama2_70b does not fit"), context(tmp_path, tracking), io.StringIO())
     run = tracking.connect()[0].get_run(failed.run_id)
     assert (run.info.status, run.data.tags["tandem.error"]) == ("FAILED", "llama2_70b does not fit")
-    assert read(tmp_path / "job") == failed
+    assert read_result(tmp_path / "job") == failed
     assert failed.error == "llama2_70b does not fit"
 
 
 def test_a_damaged_record_is_refused(artifact, tmp_path):
     (artifact / "requests.parquet").write_bytes(b"PAR1")
     with pytest.raises(RecordsError, match="cannot be read as the record"):
-        report.job(artifact, context(tmp_path, OFF), io.StringIO())
+        report.report_job(artifact, context(tmp_path, OFF), io.StringIO())
 
 
 def test_a_run_says_where_tokens_and_time_came_from(tmp_path):
     file, said = io.StringIO(), {"runtime": "emulated", "runtime_described": "time from the chips"}
-    report.job(write(tmp_path / "x", [request("a", ["cloud"], [0.5])], **said), context(tmp_path, OFF), file)
+    report.report_job(write(tmp_path / "x", [request("a", ["cloud"], [0.5])], **said), context(tmp_path, OFF), file)
     assert "emulated: time from the chips" in file.getvalue()
 
 
 def test_unknown_energy_cost_and_quality_are_said_to_be_so(tmp_path):
     lone = request("a", ["cloud"], [0.5])
     file = io.StringIO()
-    report.job(write(tmp_path / "lone", [lone], packing_factor=None, lossless=True), context(tmp_path, OFF), file)
+    report.report_job(
+        write(tmp_path / "lone", [lone], packing_factor=None, lossless=True), context(tmp_path, OFF), file
+    )
     text = " ".join(file.getvalue().split())
     for part in (
         "quality not measured",

@@ -1,40 +1,40 @@
 import pytest
 
-from pipeline.report.mlflow_store import flat, masked, masked_override
+from pipeline.report.mlflow_store import flatten, mask_override, mask_secrets
 
 
 def test_leaves_by_dotted_key():
     config = {"policy": {"name": "sled", "draft": {"n": 4}}, "force": [], "modes": ["15W", "30W"], "none": None}
-    assert flat(config) == {
+    assert flatten(config) == {
         "policy.name": "sled", "policy.draft.n": "4", "force": "[]", "modes": '["15W", "30W"]', "none": "null"
     }  # fmt: skip
 
 
 def test_lists_of_groups_are_numbered():
-    assert flat({"slo": [{"name": "fast"}, {"name": "slow"}]}) == {"slo.0.name": "fast", "slo.1.name": "slow"}
+    assert flatten({"slo": [{"name": "fast"}, {"name": "slow"}]}) == {"slo.0.name": "fast", "slo.1.name": "slow"}
 
 
 def test_mlflows_limits_are_kept():
-    ((key, value),) = flat({"k" * 300 + "(": "v" * 7000}).items()
+    ((key, value),) = flatten({"k" * 300 + "(": "v" * 7000}).items()
     assert len(key) == 250
     assert (len(value), value[-1]) == (6000, "…")
-    assert list(flat({"a(b)": 1})) == ["a_b_"]
+    assert list(flatten({"a(b)": 1})) == ["a_b_"]
 
 
-@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
+@pytest.instant.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
 def test_what_looks_like_a_secret_is_masked(key):
-    assert masked({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
-    assert masked_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
+    assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
+    assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
-@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
+@pytest.instant.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
 def test_what_does_not_stays(key):
-    assert masked({key: 48}) == {key: 48}
+    assert mask_secrets({key: 48}) == {key: 48}
 
 
 def test_no_secret_is_not_masked():
-    assert masked({"api_key": None, "use_token": True}) == {"api_key": None, "use_token": True}
+    assert mask_secrets({"api_key": None, "use_token": True}) == {"api_key": None, "use_token": True}
 
 
 def test_logins_in_addresses_are_masked():
-    assert masked({"uri": "postgresql://me:s3cret@db/x"}) == {"uri": "postgresql://***@db/x"}
+    assert mask_secrets({"uri": "postgresql://me:s3cret@db/x"}) == {"uri": "postgresql://***@db/x"}

@@ -19,7 +19,7 @@ def test_what_was_written_is_read(tmp_path):
     assert records.timeline[0].end_s == 0.5
     assert records.chunks[0].accepted is None
     assert records.meta.packing_factor == PackingFactor(6.0, "Synera, Table 3")
-    assert records.meta.more["extra"] == 1
+    assert records.meta.raw["extra"] == 1
 
 
 def test_a_column_that_lacks_is_named(tmp_path):

@@ -4,13 +4,13 @@ import pytest
 from served import request
 
 from pipeline.report import slo
-from pipeline.report.records import Served
-from pipeline.report.slo import SloOutcome
+from pipeline.report.records import RequestRecord
+from pipeline.report.slo import SloCompliance
 
 
 def served(**changes):
     """Three tokens, seen at 1, 1.5 and 2 s: two gaps in one second."""
-    return Served(**request("r", ["device"] * 3, [1.0, 1.5, 2.0], **changes))
+    return RequestRecord(**request("r", ["device"] * 3, [1.0, 1.5, 2.0], **changes))
 
 
 def test_speed_counts_gaps_from_the_first_token_on():
@@ -18,10 +18,10 @@ def test_speed_counts_gaps_from_the_first_token_on():
 
 
 def test_one_token_breaks_no_speed():
-    assert slo.tokens_per_s(Served(**request("r", ["cloud"], [3.0]))) == inf
+    assert slo.tokens_per_s(RequestRecord(**request("r", ["cloud"], [3.0]))) == inf
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changes", "met"),
     [
         ({}, True),
@@ -35,10 +35,10 @@ def test_one_token_breaks_no_speed():
     ids=["no class", "failed", "as fast as promised", "too slow", "first token late", "in time", "no token at all"],
 )
 def test_met(changes, met):
-    assert slo.met(served(**changes)) is met
+    assert slo.meets_slo(served(**changes)) is met
 
 
 def test_violations_are_counted_by_class():
     fast, slow = {"slo": "fast", "slo_tokens_per_s": 8.0}, {"slo": "slow", "slo_tokens_per_s": 2.0}
     requests = [served(**fast), served(**slow), served(**slow), served(**slow, ending="failed"), served()]
-    assert slo.by_class(requests) == {"fast": SloOutcome(1, 1.0), "slow": SloOutcome(3, pytest.approx(1 / 3))}
+    assert slo.by_slo_class(requests) == {"fast": SloCompliance(1, 1.0), "slow": SloCompliance(3, pytest.approx(1 / 3))}

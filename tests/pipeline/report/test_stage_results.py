@@ -23,7 +23,7 @@ def shown(folder: Path, text: str | None) -> StageRun:
         (folder / "figures" / name).write_bytes(PNG)
     if text is not None:
         (folder / "metrics.json").write_text(text)
-    manifest.write(stage, folder, 1.0)
+    manifest.write_manifest(stage, folder, 1.0)
     return StageRun(stage.name, stage.key, "profile", folder, 1.0, True)
 
 
@@ -32,7 +32,7 @@ def test_numbers_are_named_by_their_stage(tmp_path):
     assert context.stage_metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
 
 
-@pytest.mark.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
+@pytest.instant.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
 def test_what_is_no_metrics_shows_nothing(tmp_path, text):
     assert context.stage_metrics(shown(tmp_path / "a", text)) == {}
 
@@ -40,8 +40,8 @@ def test_what_is_no_metrics_shows_nothing(tmp_path, text):
 def test_a_job_logs_what_its_stages_show(tmp_path, tracking):
     stage = shown(tmp_path / "stage", json.dumps({"cloud/held_out/mape": 0.05}))
     context = JobContext(tmp_path / "job", tracking, {"policy": {"name": "sled"}}, stages=(stage,))
-    done = report.job(drawn(tmp_path / "serve", n=4), context, io.StringIO())
+    done = report.report_job(drawn(tmp_path / "serve", n=4), context, io.StringIO())
     client, _ = tracking.connect()
-    assert client.get_run(done.outcome.run_id).data.metrics["local_latency/cloud/held_out/mape"] == 0.05
-    files = [item.path for item in client.list_artifacts(done.outcome.run_id, "local_latency")]
+    assert client.get_run(done.result.run_id).data.metrics["local_latency/cloud/held_out/mape"] == 0.05
+    files = [item.path for item in client.list_artifacts(done.result.run_id, "local_latency")]
     assert files == ["local_latency/cloud_predicted.png", "local_latency/cloud_residuals.png"]

@@ -4,8 +4,8 @@ import pytest
 from served import request, write
 
 from pipeline.report.records import Records
-from pipeline.report.slo import SloOutcome
-from pipeline.report.statistics import Spread
+from pipeline.report.slo import SloCompliance
+from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
 
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
@@ -28,13 +28,13 @@ def summary(tmp_path):
 
 
 def test_latency(summary):
-    assert summary.latency.ttft_s == Spread(0.625, 0.625, pytest.approx(0.925), pytest.approx(0.9925))
+    assert summary.latency.ttft_s == Percentiles(0.625, 0.625, pytest.approx(0.925), pytest.approx(0.9925))
     # mean gaps: (0 + 0 + 0.2 + 0.2) / 4 and (1 + 0.75) / 2
     assert summary.latency.tbt_s.mean == pytest.approx((0.1 + 0.875) / 2)
     # all gaps, ranked: 0, 0, 0.2, 0.2, 0.75, 1
-    assert summary.latency.gap_s.median == pytest.approx(0.2)
+    assert summary.latency.itl_s.median == pytest.approx(0.2)
     assert summary.latency.end_to_end_s.mean == pytest.approx((1.4 + 2.0) / 2)
-    assert summary.latency.cloud_wait_s.mean == 0.0625
+    assert summary.latency.cloud_queue_s.mean == 0.0625
 
 
 def test_throughput_and_goodput(summary):
@@ -43,14 +43,14 @@ def test_throughput_and_goodput(summary):
     assert summary.throughput.requests_per_s == pytest.approx(2 / 2.5)
     assert summary.throughput.verifications_per_s == pytest.approx(1 / 2.5)
     assert summary.throughput.goodput_tokens_per_s == pytest.approx(8 / 2.5)
-    assert summary.slo == {"fast": SloOutcome(1, 0.0), "slow": SloOutcome(1, 0.0)}
+    assert summary.slo == {"fast": SloCompliance(1, 0.0), "slow": SloCompliance(1, 0.0)}
 
 
 def test_goodput_leaves_out_who_missed_the_class(tmp_path):
     late = ALONE | {"slo_tokens_per_s": 2.0}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED, late])))
     assert summary.throughput.goodput_tokens_per_s == pytest.approx(5 / 2.5)
-    assert summary.throughput.violation_rate == 0.5
+    assert summary.throughput.slo_violation_rate == 0.5
 
 
 def test_goodput_without_classes_is_of_complete_requests(tmp_path):
@@ -73,9 +73,9 @@ def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
     """Ten tokens drafted in 0.4 s, one of them dropped by a stop rule; two of four that were sent fell."""
     drafting = SPECULATED | {"drafted": 9, "discarded": 1, "draft_s": 0.4}
     waste = summarise(Records.read(write(tmp_path, [drafting]))).waste
-    assert (waste.tokens, waste.discarded) == (2.0, 1.0)
+    assert (waste.rejected_tokens, waste.discarded_tokens) == (2.0, 1.0)
     assert waste.wdt_s == pytest.approx(2 * 0.04)
-    assert waste.share == pytest.approx(0.2)
+    assert waste.time_share == pytest.approx(0.2)
 
 
 def test_offloading(summary):
@@ -88,14 +88,14 @@ def test_offloading(summary):
 
 def test_resources(summary):
     use = summary.resources
-    assert (use.uplink_nbytes, use.downlink_nbytes, use.uplink_messages, use.cloud_rows) == (100, 20, 1, 9)
-    assert (use.device_busy_s, use.cloud_busy_s, use.cloud_wait_s) == (pytest.approx(1.35), 0.25, 0.125)
+    assert (use.uplink_nbytes, use.downlink_nbytes, use.uplink_messages, use.cloud_forward_tokens) == (100, 20, 1, 9)
+    assert (use.device_busy_s, use.cloud_busy_s, use.cloud_queue_s) == (pytest.approx(1.35), 0.25, 0.125)
     assert (use.device_j_per_token, use.cloud_j_per_token) == (1.0, 6.25)
 
 
 def test_cost_under_both_readings(summary):
     assert summary.cost.w_verified == pytest.approx(5 / 8)
-    assert summary.cost.w_written == pytest.approx(1 / 8)
+    assert summary.cost.w_generated == pytest.approx(1 / 8)
     assert summary.cost.verified_s == pytest.approx(0.4875 / 6 * 5 / 8)
 
 

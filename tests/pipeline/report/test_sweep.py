@@ -24,7 +24,7 @@ def run(artifact: Path, outputs: Path, policies: str, *words: str) -> subprocess
 
 def test_a_sweep_nests_its_jobs_compares_them_and_outlives_one_that_fails(tracking, tmp_path):
     done = run(drawn(tmp_path / "serve"), tmp_path, "synera,bad,killed,sled")
-    assert done.returncode == sweep.FAILED, done.stderr
+    assert done.returncode == sweep.JOB_FAILED, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
     assert "2 of 4 jobs complete" in lines
@@ -59,7 +59,7 @@ def test_a_sweep_with_an_exhibit_ends_with_it_in_its_own_run(tracking, tmp_path)
 
 def test_a_sweep_whose_exhibit_cannot_be_runs_no_job(tmp_path):
     done = run(tmp_path, tmp_path, "synera,sled", EXHIBIT.replace("row: sled", "row: sleed"))
-    assert done.returncode == sweep.REFUSED
+    assert done.returncode == sweep.BAD_EXHIBIT
     assert done.stderr.startswith("error: exhibit.claims, 'both are equal': no job is the row 'sleed'.")
     assert not (tmp_path / "sweep").exists()
 
@@ -79,14 +79,14 @@ def test_a_store_that_fails_is_told_once_and_the_jobs_do_not_try(tmp_path):
     (tmp_path / "file").write_text("")
     broken = Tracking(uri=f"sqlite:///{tmp_path}/file/x.db")
     file = io.StringIO()
-    assert sweep.begin(tmp_path / "sweep", ["policy=a,b"], broken, file) is None
+    assert sweep.start_sweep(tmp_path / "sweep", ["policy=a,b"], broken, file) is None
     assert "MLflow: could not log" in file.getvalue()
     job = JobContext(tmp_path, broken, {}, sweep=tmp_path / "sweep")
-    assert (sweep.parent(job), sweep.is_tracked(job)) == (None, False)
-    assert sweep.end(tmp_path / "sweep", broken, file) == []
+    assert (sweep.parent_run(job), sweep.is_tracked(job)) == (None, False)
+    assert sweep.finish_sweep(tmp_path / "sweep", broken, file) == []
     assert file.getvalue().count("could not log") == 1
 
 
 def test_a_job_of_its_own_has_no_parent(tmp_path):
     for job in (JobContext(tmp_path, Tracking(), {}), JobContext(tmp_path, Tracking(), {}, sweep=tmp_path)):
-        assert (sweep.parent(job), sweep.is_tracked(job)) == (None, True)
+        assert (sweep.parent_run(job), sweep.is_tracked(job)) == (None, True)

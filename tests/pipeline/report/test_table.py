@@ -2,7 +2,15 @@ import io
 
 import pytest
 
-from pipeline.report.table import Facts, Table, number, percent, plain, show, size
+from pipeline.report.table import (
+    LabelledTexts,
+    Table,
+    format_nbytes,
+    format_number,
+    format_percent,
+    plain_lines,
+    print_parts,
+)
 
 TABLE = Table(
     ("job", "policy", "TBT ms\nmean", "quality"), (("0", "sled", "12.5", "0.9"), ("1", "edge", "failed: no")), 2
@@ -24,14 +32,18 @@ def test_a_remark_is_cut_at_the_width():
 
 
 def test_what_does_not_fit_goes_below_with_its_labels_and_without_remarks():
-    first, second = TABLE.blocks(22)
+    first, second = TABLE.split_to_width(22)
     assert first.headings == ("job", "policy", "TBT ms\nmean")
     assert second.headings == ("job", "policy", "quality")
     assert [len(one.rows) for one in (first, second)] == [2, 1]
 
 
 def test_facts_are_wrapped_behind_their_labels():
-    assert Facts((("link", "3.9 Mbit/s up"), ("a", "b"))).lines(18) == ["link  3.9 Mbit/s", "      up", "a     b"]
+    assert LabelledTexts((("link", "3.9 Mbit/s up"), ("a", "b"))).lines(18) == [
+        "link  3.9 Mbit/s",
+        "      up",
+        "a     b",
+    ]
 
 
 def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
@@ -42,18 +54,18 @@ def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    parts = ["title [x]", TABLE, Facts((("link", "[up]"),))]
+    parts = ["title [x]", TABLE, LabelledTexts((("link", "[up]"),))]
     file, terminal = io.StringIO(), Tty()
-    show(parts, file)
-    show(parts, terminal)
-    assert file.getvalue().splitlines() == plain(parts)
+    print_parts(parts, file)
+    print_parts(parts, terminal)
+    assert file.getvalue().splitlines() == plain_lines(parts)
     assert "\x1b" not in file.getvalue()
     assert "\x1b" in terminal.getvalue()
     for text in ("title [x]", "failed: no", "[up]"):
         assert text in terminal.getvalue()
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("value", "text"),
     [
         (None, "-"),
@@ -66,9 +78,9 @@ def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
     ],
 )
 def test_numbers(value, text):
-    assert number(value) == text
+    assert format_number(value) == text
 
 
 def test_shares_and_sizes():
-    assert [percent(None), percent(0.1234)] == ["-", "12.3 %"]
-    assert [size(999), size(1200), size(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]
+    assert [format_percent(None), format_percent(0.1234)] == ["-", "12.3 %"]
+    assert [format_nbytes(999), format_nbytes(1200), format_nbytes(3.4e6)] == ["999 B", "1.20 kB", "3.40 MB"]

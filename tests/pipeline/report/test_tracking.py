@@ -3,14 +3,14 @@ import warnings
 
 import pytest
 
-from pipeline.report.mlflow_store import Tracking, guarded
+from pipeline.report.mlflow_store import Tracking, tolerate_mlflow_errors
 
 
 def test_two_processes_create_one_store_without_a_word(fresh):
     assert fresh[1] == [("1\n", ""), ("1\n", "")]
 
 
-@pytest.mark.parametrize("uri", ["file:./mlruns", "mlruns", "ftp://host"])
+@pytest.instant.parametrize("uri", ["file:./mlruns", "mlruns", "ftp://host"])
 def test_addresses_without_a_store_are_refused(uri):
     with pytest.raises(ValueError, match=r"tracking.uri is .* allowed are null .* none .* http"):
         Tracking(uri=uri)
@@ -26,7 +26,7 @@ def test_addresses(tmp_path, monkeypatch):
     assert Tracking().address == f"sqlite:///{tmp_path}/outputs/mlflow.db"
     assert Tracking(uri="sqlite:///own.db").database == tmp_path / "own.db"
     assert Tracking(uri="http://127.0.0.1:5000").database is None
-    assert [Tracking().is_on, Tracking(uri="none").is_on] == [True, False]
+    assert [Tracking().enabled, Tracking(uri="none").enabled] == [True, False]
 
 
 def test_files_go_below_outputs(tracking, tmp_path):
@@ -37,22 +37,22 @@ def test_files_go_below_outputs(tracking, tmp_path):
 
 def test_one_run_is_opened_and_several_are_compared(tmp_path):
     tracking = Tracking(outputs=str(tmp_path))
-    one, two = tracking.link("1", ["a"]), tracking.link("1", ["a", "b"])
+    one, two = tracking.ui_hint("1", ["a"]), tracking.ui_hint("1", ["a", "b"])
     assert one.startswith("MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false ")
     assert f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/mlflow.db --host 127.0.0.1" in one
     assert one.endswith("http://127.0.0.1:5000/#/experiments/1/runs/a")
     assert two.endswith("/#/compare-runs?runs=%5B%22a%22%2C%22b%22%5D&experiments=%5B%221%22%5D")
-    assert tracking.link("1", [str(n) for n in range(99)]).endswith("/#/experiments/1/runs")
+    assert tracking.ui_hint("1", [str(n) for n in range(99)]).endswith("/#/experiments/1/runs")
 
 
 def test_a_server_needs_no_command_and_its_login_stays_secret():
-    link = Tracking(uri="https://me:s3cret@mlflow.example/").link("7", ["a"])
+    link = Tracking(uri="https://me:s3cret@mlflow.example/").ui_hint("7", ["a"])
     assert link == "MLflow: open https://***@mlflow.example/#/experiments/7/runs/a"
 
 
 def test_what_goes_wrong_is_said_once_and_ends_nothing():
     said = io.StringIO()
-    with guarded(Tracking(uri="http://me:s3cret@127.0.0.1:1"), said.write):
+    with tolerate_mlflow_errors(Tracking(uri="http://me:s3cret@127.0.0.1:1"), said.write):
         warnings.warn("chatter", FutureWarning, stacklevel=1)
         raise OSError("refused by http://me:s3cret@127.0.0.1:1\nand a long story")
     assert said.getvalue().startswith(
@@ -63,5 +63,5 @@ def test_what_goes_wrong_is_said_once_and_ends_nothing():
 
 
 def test_an_interrupt_is_passed_on():
-    with pytest.raises(KeyboardInterrupt), guarded(Tracking(), print):
+    with pytest.raises(KeyboardInterrupt), tolerate_mlflow_errors(Tracking(), print):
         raise KeyboardInterrupt

@@ -7,25 +7,25 @@ from fake_setup import pair
 from fake_world import policy
 
 from serving.deployment.setup import Setup
-from serving.outcomes.constant import Acceptance
+from serving.outcomes.constant import ConstantAcceptance
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import Window
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.scheduler import Continuous
-from serving.studies.capacity.cases import Blank
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.scheduler import ContinuousBatch
+from serving.studies.capacity.cases import BlankDataset
 from serving.workload.slo import SloClass
 from serving.workload.workload import Workload
 
-ALWAYS = Acceptance(1.0, 100)
-SOMETIMES = Acceptance(0.73, 100)
+ALWAYS = ConstantAcceptance(1.0, 100)
+SOMETIMES = ConstantAcceptance(0.73, 100)
 
 
 def wisp_like(k: int = 8) -> Policy:
-    return policy("sled", draft=Window(k), kv_cache=Reuse(), scheduler=Continuous(256))
+    return policy("sled", draft=WindowDraft(k), kv_cache=PrefixCaching(), scheduler=ContinuousBatch(256))
 
 
 def setup(rate: float = 2.0, chosen: Policy | None = None, network: str = "ideal", **how: Any) -> Setup:
     classes = how.pop("slo", (SloClass(name="c", tokens_per_s=rate),))
     limits = {"max_prompt_tokens": 100, "max_new_tokens": 18} | how
-    workload = Workload(dataset=Blank(), slo=classes, **limits)
+    workload = Workload(dataset=BlankDataset(), slo=classes, **limits)
     return Setup(pair("qwen3_0_6b", "qwen3_32b"), bed("wisp"), link(network), workload, chosen or wisp_like())

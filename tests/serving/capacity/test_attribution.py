@@ -1,43 +1,46 @@
 """Late verifications, and what made them late."""
 
-from serving.messages import INF, Forward, Hop, Received, Request, Rows, Span
-from serving.studies.capacity.slo_evaluation import Verification, Verifications, shares
+from serving.messages import INF, ForwardWork, Hop, MessageReceived, Request, SequenceSlice, Span
+from serving.studies.capacity.slo_evaluation import VerificationObserver, VerificationTiming, lateness_shares
 
 SPAN = Span(0, 1, True, True)
 
 
-def ask(watch: Verifications, session: str, now: float, slack_s: float = INF, check: int = 2) -> Rows:
-    rows = Rows(session, 0, 3, (1, 2, 3), check, "greedy")
+def ask(watch: VerificationObserver, session: str, now: float, slack_s: float = INF, check: int = 2) -> SequenceSlice:
+    rows = SequenceSlice(session, 0, 3, (1, 2, 3), check, "greedy")
     request = Request(0, rows, (Hop("cloud", SPAN),), 0, (), "device-0", slack_s=slack_s)
-    watch.handled("cloud-0", Received(request), now, ())
+    watch.event_handled("cloud-0", MessageReceived(request), now, ())
     return rows
 
 
-def run(watch: Verifications, begin_s: float, end_s: float, *rows: Rows) -> None:
-    watch.ran("cloud-0", Forward(SPAN, rows, ("last",) * len(rows)), (), begin_s, end_s)
+def run(watch: VerificationObserver, begin_s: float, end_s: float, *rows: SequenceSlice) -> None:
+    watch.work_done("cloud-0", ForwardWork(SPAN, rows, ("last",) * len(rows)), (), begin_s, end_s)
 
 
 def test_a_slow_batch_is_a_spike_over_those_before_it() -> None:
-    watch = Verifications(("cloud-0",), 0.0, 100.0, recent=2)
+    watch = VerificationObserver(("cloud-0",), 0.0, 100.0, recent_batches=2)
     for begin_s, seconds in ((1, 5.0), (10, 1.0), (20, 1.0)):
         run(watch, begin_s, begin_s + seconds, ask(watch, "s", begin_s))
     run(watch, 30, 32, ask(watch, "s", 29.5, slack_s=1.0), ask(watch, "t", 30, slack_s=5.0))
-    assert watch.events[-2:] == [Verification(0.5, 2.0, 2.0, True), Verification(0.0, 2.0, 2.0, False)]
-    assert watch.events[0].spike == 1
+    assert watch.verifications[-2:] == [
+        VerificationTiming(0.5, 2.0, 2.0, True),
+        VerificationTiming(0.0, 2.0, 2.0, False),
+    ]
+    assert watch.verifications[0].compute_ratio == 1
 
 
 def test_only_verifications_within_the_window_are_events() -> None:
-    watch = Verifications(("cloud-0",), 10.0, 20.0)
+    watch = VerificationObserver(("cloud-0",), 10.0, 20.0)
     for begin_s in (9.0, 12.0, 21.0):
         run(watch, begin_s, begin_s + 1, ask(watch, "s", begin_s))
     run(watch, 13.0, 14.0, ask(watch, "s", 13.0, check=0))
-    assert len(watch.events) == 1
+    assert len(watch.verifications) == 1
 
 
 def test_late_ones_are_shared_out_by_what_dominates() -> None:
-    late = [Verification(0.1, 1.0, 1.6, True)] * 3 + [Verification(0.9, 0.5, 1.5, True)]
-    found = shares([*late, *[Verification(0.0, 0.4, 1.0, False)] * 4])
+    late = [VerificationTiming(0.1, 1.0, 1.6, True)] * 3 + [VerificationTiming(0.9, 0.5, 1.5, True)]
+    found = lateness_shares([*late, *[VerificationTiming(0.0, 0.4, 1.0, False)] * 4])
     assert (found["events"], found["late"]) == (8, 0.5)
     assert (found["compute_dominant"], found["queue_dominant"]) == (0.75, 0.25)
     assert (found["compute/compute_s"], found["queue/queue_s"], found["in_time/compute_s"]) == (1.0, 0.9, 0.4)
-    assert shares([]) == {}
+    assert lateness_shares([]) == {}

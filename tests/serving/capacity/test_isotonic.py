@@ -2,24 +2,24 @@
 
 import pytest
 
-from serving.studies.capacity.search import crossing, rising
+from serving.studies.capacity.search import isotonic_crossing, isotonic_regression
 
 
 def test_neighbours_in_the_wrong_order_share_their_weighted_mean() -> None:
-    assert rising([0.0, 0.4, 0.1, 0.5], [1, 1, 2, 1]) == pytest.approx([0.0, 0.2, 0.2, 0.5])
-    assert rising([3.0, 2.0, 1.0], [1, 1, 1]) == pytest.approx([2.0] * 3)
+    assert isotonic_regression([0.0, 0.4, 0.1, 0.5], [1, 1, 2, 1]) == pytest.approx([0.0, 0.2, 0.2, 0.5])
+    assert isotonic_regression([3.0, 2.0, 1.0], [1, 1, 1]) == pytest.approx([2.0] * 3)
 
 
 def test_a_curve_crosses_between_two_places() -> None:
-    assert crossing([10, 20, 30], [0.0, 0.0, 0.1], [1, 1, 1], 0.05) == pytest.approx(25)
-    assert crossing([10, 20, 30], [0.0, 0.05, 0.1], [1, 1, 1], 0.05) == pytest.approx(20)
+    assert isotonic_crossing([10, 20, 30], [0.0, 0.0, 0.1], [1, 1, 1], 0.05) == pytest.approx(25)
+    assert isotonic_crossing([10, 20, 30], [0.0, 0.05, 0.1], [1, 1, 1], 0.05) == pytest.approx(20)
 
 
 def test_one_lucky_point_beyond_the_crossing_counts_for_little() -> None:
     places, rates = [10, 20, 30, 40], [0.0, 0.2, 0.04, 0.4]
-    assert 10 < crossing(places, rates, [1, 1, 1, 1], 0.05) < 20
+    assert 10 < isotonic_crossing(places, rates, [1, 1, 1, 1], 0.05) < 20
 
 
-@pytest.mark.parametrize(("rates", "place"), [([0.2, 0.3], 10), ([0.0, 0.01], 20)])
+@pytest.instant.parametrize(("rates", "place"), [([0.2, 0.3], 10), ([0.0, 0.01], 20)])
 def test_a_curve_that_never_crosses_ends_at_the_border(rates: list[float], place: float) -> None:
-    assert crossing([10, 20], rates, [1, 1], 0.05) == place
+    assert isotonic_crossing([10, 20], rates, [1, 1], 0.05) == place

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.studies.capacity.load_test import Measured
-from serving.studies.capacity.search import Search, find
+from serving.studies.capacity.load_test import LoadTestResult
+from serving.studies.capacity.search import CapacitySearch, search_capacity
 
 ASKED = 400
 
@@ -18,47 +18,47 @@ class Cloud:
     noise: dict[int, int] = field(default_factory=dict)
     heard: list[tuple[int, int]] = field(default_factory=list)
 
-    def __call__(self, devices: int, seed: int) -> Measured:
+    def __call__(self, devices: int, seed: int) -> LoadTestResult:
         self.heard.append((devices, seed))
         rate = min(1.0, max(0.0, 0.02 * (devices - self.knee - self.noise.get(seed, 0))))
-        return Measured(devices, seed, {"c": ASKED}, {"c": round(rate * ASKED)}, {}, {})
+        return LoadTestResult(devices, seed, {"c": ASKED}, {"c": round(rate * ASKED)}, {}, {})
 
 
-@pytest.mark.parametrize("knee", [1, 7, 64, 300])
+@pytest.instant.parametrize("knee", [1, 7, 64, 300])
 def test_the_capacity_is_found_from_any_start(knee: int) -> None:
-    found = find(Cloud(knee), Search(epsilon=0.05, resolution=0.0, limit=600), 4.0)
+    found = search_capacity(Cloud(knee), CapacitySearch(epsilon=0.05, resolution=0.0, max_devices=600), 4.0)
     assert found.mean == pytest.approx(knee + 2.5, abs=0.1)
     assert found.capacity == knee + 2
-    assert not found.is_bounded
+    assert not found.hit_max_devices
 
 
 def test_a_search_takes_few_runs() -> None:
     cloud = Cloud(100)
-    find(cloud, Search(), 4.0)
+    search_capacity(cloud, CapacitySearch(), 4.0)
     assert len(cloud.heard) == len(set(cloud.heard)) < 18
 
 
 def test_seeds_that_differ_make_an_interval() -> None:
-    found = find(Cloud(50, {0: -2, 1: 0, 2: 2}), Search(resolution=0.0), 4.0)
+    found = search_capacity(Cloud(50, {0: -2, 1: 0, 2: 2}), CapacitySearch(resolution=0.0), 4.0)
     assert list(found.by_seed.values()) == pytest.approx([50.5, 52.5, 54.5])
     assert found.interval == pytest.approx((52.5 - 4.303 * 2 / 3**0.5, 52.5 + 4.303 * 2 / 3**0.5))
-    assert find(Cloud(50), Search(seeds=(4,)), 4.0).interval is None
+    assert search_capacity(Cloud(50), CapacitySearch(seeds=(4,)), 4.0).interval is None
 
 
 def test_a_cloud_that_serves_nobody_in_time_has_none() -> None:
-    found = find(Cloud(-30), Search(), 4.0)
+    found = search_capacity(Cloud(-30), CapacitySearch(), 4.0)
     assert found.capacity == 0
 
 
 def test_a_search_ends_at_its_limit_and_says_so() -> None:
-    found = find(Cloud(5000), Search(limit=200), 4.0)
+    found = search_capacity(Cloud(5000), CapacitySearch(max_devices=200), 4.0)
     assert found.capacity == 200
-    assert found.is_bounded
+    assert found.hit_max_devices
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "wrong", [{"epsilon": 1.0}, {"seeds": ()}, {"seeds": (1, 1)}, {"limit": 0}, {"resolution": 1.5}, {"warmup_s": -1.0}]
 )
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):
-        Search(**wrong)  # type: ignore[arg-type]
+        CapacitySearch(**wrong)  # type: ignore[arg-type]

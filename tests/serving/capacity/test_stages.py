@@ -9,17 +9,17 @@ from catalogue import architecture
 from fake_world import policy
 from steady_setup import SOMETIMES, setup, wisp_like
 
-from serving.outcomes.constant import Acceptance
+from serving.outcomes.constant import ConstantAcceptance
 from serving.progress import silent
 from serving.runtimes.simulated import Simulated
-from serving.studies.capacity.load_test import Steady
-from serving.studies.capacity.search import Search
-from serving.studies.capacity.stages import Shape, find_capacity, measure_load
+from serving.studies.capacity.load_test import LoadTest
+from serving.studies.capacity.search import CapacitySearch
+from serving.studies.capacity.stages import TableLayout, find_capacity, measure_load
 from serving.workload.slo import SloClass
 
 CLASSES = tuple(SloClass(name=f"{rate} tokens/s", tokens_per_s=rate, share=0.5) for rate in (8, 12))
-SEARCH = Search(
-    warmup_s=2, window_s=2, stagger_s=1, answers=8, seeds=(0, 1), resolution=0.2, start_tokens_per_s=60, limit=14
+SEARCH = CapacitySearch(
+    warmup_s=2, window_s=2, stagger_s=1, answers=8, seeds=(0, 1), resolution=0.2, start_tokens_per_s=60, max_devices=14
 )
 SYSTEMS = {"SLED": policy("sled"), "WISP": wisp_like()}
 RUNTIME = Simulated(SOMETIMES)
@@ -38,7 +38,7 @@ def test_a_table_of_capacities(tmp_path: Path) -> None:
     def search(progress: Any = silent) -> None:
         find_capacity(
             out, progress=progress, work=work, setup=setup(slo=CLASSES, **LONG),
-            runtime=Simulated(Acceptance(0.73, 1000)), search=SEARCH, systems=SYSTEMS,
+            runtime=Simulated(ConstantAcceptance(0.73, 1000)), search=SEARCH, systems=SYSTEMS,
             targets={"32B": architecture("qwen3_32b")}, processes=1,
         )  # fmt: skip
 
@@ -71,8 +71,8 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
         (out / "work").mkdir(parents=True)
         measure_load(
             out, progress=silent, work=out / "work", setup=setup(10.0), runtime=RUNTIME, processes=processes,
-            measure=Steady(warmup_s=2, window_s=2, stagger_s=1, answers=1), devices=(2, 4), seeds=(0,),
-            shape=Shape("{devices}", "{system}"),
+            load_test=LoadTest(warmup_s=2, window_s=2, stagger_s=1, answers=1), device_counts=(2, 4), seeds=(0,),
+            layout=TableLayout("{devices}", "{system}"),
         )  # fmt: skip
         found.append(table(out, "measured.json"))
     for one, other in zip(*found, strict=True):
@@ -87,9 +87,9 @@ def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
     def load(variants: dict[str, dict[str, Any]]) -> Any:
         measure_load(
             tmp_path, progress=silent, work=tmp_path / "work", setup=setup(2.0), runtime=RUNTIME, processes=1,
-            measure=Steady(warmup_s=2, window_s=2, stagger_s=1, answers=1), devices=(1,), seeds=(0,),
+            load_test=LoadTest(warmup_s=2, window_s=2, stagger_s=1, answers=1), device_counts=(1,), seeds=(0,),
             systems={"SLED": policy("sled"), "centralized": policy("cloud_centric")}, variants=variants,
-            shape=Shape("{system}", "{variant}"),
+            layout=TableLayout("{system}", "{variant}"),
         )  # fmt: skip
         return table(tmp_path)
 
@@ -103,5 +103,5 @@ def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="devices"):
         find_capacity(
             tmp_path, progress=silent, work=tmp_path / "none", setup=setup(), runtime=RUNTIME, search=SEARCH,
-            shape=Shape("{devices}"), processes=1,
+            layout=TableLayout("{devices}"), processes=1,
         )  # fmt: skip

@@ -6,93 +6,93 @@ import pytest
 from fake_world import policy
 from steady_setup import ALWAYS, SOMETIMES, setup, wisp_like
 
-from serving.messages import Begin
-from serving.policy.slots.scheduler import Continuous
-from serving.studies.capacity.load_test import Measured, Steady, measure
-from serving.studies.capacity.offered_load import ExhaustedError, Loop, made
+from serving.messages import RequestArrived
+from serving.policy.slots.scheduler import ContinuousBatch
+from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_load_test
+from serving.studies.capacity.offered_load import ClosedLoopClients, OutOfQueriesError, make_load
 from serving.workload.arrivals import Poisson
 from serving.workload.slo import SloClass
 
-SHORT = Steady(warmup_s=4, window_s=8, stagger_s=2, answers=4)
+SHORT = LoadTest(warmup_s=4, window_s=8, stagger_s=2, answers=4)
 
 
 def test_a_lone_device_is_as_fast_as_its_rounds() -> None:
     """Two rounds of 8 drafts and a bonus: 16 passes of 20 ms, a verification of the prompt and one of 9 rows."""
-    one = measure(setup(), ALWAYS, SHORT, 1, 0)
+    one = run_load_test(setup(), ALWAYS, SHORT, 1, 0)
     cold_s = 33.14e-6 * 108 + 34.5e-9 * 108 * 108 + 14.86e-3
     warm_s = 33.14e-6 * 9 + 34.5e-9 * 117 * 9 + 4.62e-6 * 108 + 14.86e-3
     assert one.speeds["c"] == pytest.approx(18 / (16 * 0.02 + cold_s + warm_s), rel=0.01)
-    assert one.figures["goodput_tokens_per_s"] == pytest.approx(one.speeds["c"], rel=0.1)
-    assert one.figures["acceptance"] == 1
-    assert one.figures["wasted_tokens_per_s"] == 0
-    assert one.rate == 0
+    assert one.metrics["goodput_tokens_per_s"] == pytest.approx(one.speeds["c"], rel=0.1)
+    assert one.metrics["acceptance"] == 1
+    assert one.metrics["wasted_tokens_per_s"] == 0
+    assert one.violation_rate == 0
 
 
 def test_answers_that_cannot_be_in_time_are_late() -> None:
-    assert measure(setup(60.0), ALWAYS, SHORT, 3, 0).rate == 1
+    assert run_load_test(setup(60.0), ALWAYS, SHORT, 3, 0).violation_rate == 1
 
 
 def test_who_is_never_answered_is_late_and_the_run_ends() -> None:
-    many = measure(setup(40.0, policy("sled")), SOMETIMES, SHORT, 40, 0)
-    assert many.asked["c"] > 0
-    assert many.rate == 1
+    many = run_load_test(setup(40.0, policy("sled")), SOMETIMES, SHORT, 40, 0)
+    assert many.answers["c"] > 0
+    assert many.violation_rate == 1
 
 
 def test_a_seed_decides_everything() -> None:
-    def once(seed: int) -> Measured:
-        found = measure(setup(network="wifi"), SOMETIMES, SHORT, 4, seed)
-        return Measured(found.devices, 0, found.asked, found.violated, found.speeds, {})
+    def once(seed: int) -> LoadTestResult:
+        found = run_load_test(setup(network="wifi"), SOMETIMES, SHORT, 4, seed)
+        return LoadTestResult(found.num_devices, 0, found.answers, found.violations, found.speeds, {})
 
     assert once(3) == once(3)
     assert once(3) != once(4)
 
 
 def test_a_run_may_end_when_enough_are_late() -> None:
-    slow = setup(40.0, policy("cloud_centric", scheduler=Continuous(1)))
-    assert measure(slow, ALWAYS, SHORT, 20, 0, enough=0.1).rate > 0.1
+    slow = setup(40.0, policy("cloud_centric", scheduler=ContinuousBatch(1)))
+    assert run_load_test(slow, ALWAYS, SHORT, 20, 0, max_late_share=0.1).violation_rate > 0.1
 
 
 def test_a_device_keeps_its_class_and_starts_out_of_step() -> None:
     classes = tuple(SloClass(name=name, tokens_per_s=2, share=0.5) for name in "ab")
-    load = made(setup(slo=classes), ALWAYS, 6, 10.0, 2.0)
+    load = make_load(setup(slo=classes), ALWAYS, 6, 10.0, 2.0)
     by_device = {d: {q.slo.name for q in load.queries if q.device == d and q.slo} for d in range(6)}
     assert [len(names) for names in by_device.values()] == [1] * 6
     assert sorted(name for names in by_device.values() for name in names) == ["a"] * 3 + ["b"] * 3
-    assert len({round(at, 3) for at in load.first_s}) == 6
-    assert all(0 <= at < 2 for at in load.first_s)
-    first = [next(q for q in load.queries if q.device == d).call.limit for d in range(6)]
+    assert len({round(at, 3) for at in load.start_times_s}) == 6
+    assert all(0 <= at < 2 for at in load.start_times_s)
+    first = [next(q for q in load.queries if q.device == d).request.max_new_tokens for d in range(6)]
     assert len(set(first)) > 1
-    assert {q.call.limit for q in load.queries[6:]} == {18}
+    assert {q.request.max_new_tokens for q in load.queries[6:]} == {18}
 
 
 def test_a_device_without_a_question_left_is_an_error() -> None:
-    load = made(setup(), ALWAYS, 1, 0.01, 0.0)
+    load = make_load(setup(), ALWAYS, 1, 0.01, 0.0)
     posted: list[str] = []
-    loop = Loop(load, ["device-0"], lambda _, __, event: posted.append(event.call.session))
+    loop = ClosedLoopClients(load, ["device-0"], lambda _, __, event: posted.append(event.request.session))
     for _ in load.queries[1:]:
-        loop.hear(posted[-1], 1.0)
+        loop.on_session_end(posted[-1], 1.0)
     assert len(posted) == len(load.queries)
-    with pytest.raises(ExhaustedError, match="faster than"):
-        loop.hear(posted[-1], 1.0)
-    assert Begin(load.queries[0].call).call.session == posted[0]
+    with pytest.raises(OutOfQueriesError, match="faster than"):
+        loop.on_session_end(posted[-1], 1.0)
+    assert RequestArrived(load.queries[0].request).request.session == posted[0]
 
 
 def test_decisions_are_timed() -> None:
-    figures = measure(setup(), ALWAYS, SHORT, 3, 0).figures
+    figures = run_load_test(setup(), ALWAYS, SHORT, 3, 0).metrics
     assert 0 < figures["decision_ms_median"] <= figures["decision_ms_max"] < 1000
     assert 1 <= figures["waiting_max"] <= 3
 
 
 def test_speed_may_count_from_the_first_token() -> None:
-    whole = measure(setup(chosen=wisp_like()), ALWAYS, SHORT, 1, 0).speeds["c"]
-    later = measure(setup(), ALWAYS, replace(SHORT, speed="first_token"), 1, 0).speeds["c"]
+    whole = run_load_test(setup(chosen=wisp_like()), ALWAYS, SHORT, 1, 0).speeds["c"]
+    later = run_load_test(setup(), ALWAYS, replace(SHORT, speed_from="first_token"), 1, 0).speeds["c"]
     assert later > 1.5 * whole
 
 
 def test_without_promises_there_is_no_capacity() -> None:
     with pytest.raises(ValueError, match=r"workload\.slo"):
-        measure(setup(slo=()), ALWAYS, SHORT, 1, 0)
+        run_load_test(setup(slo=()), ALWAYS, SHORT, 1, 0)
     with pytest.raises(ValueError, match="closed_loop"):
-        measure(setup(arrivals=Poisson()), ALWAYS, SHORT, 1, 0)
+        run_load_test(setup(arrivals=Poisson()), ALWAYS, SHORT, 1, 0)
     with pytest.raises(ValueError, match="stagger_s"):
-        Steady(warmup_s=1, stagger_s=2)
+        LoadTest(warmup_s=1, stagger_s=2)

@@ -10,20 +10,20 @@ import pytest
 from fake_pair import FakePair, own_text
 from fake_world import ROWS, World, policy, world
 
-from serving.drivers.clock import Script, Wall
+from serving.drivers.clock import ScriptedClock, WallClock
 from serving.drivers.observer import Observer
-from serving.drivers.real_time import Live
-from serving.hardware.executor import BrokenError
-from serving.messages import Deliver, Message, Outcome, Work
+from serving.drivers.real_time import RealTimeDriver
+from serving.hardware.executor import FatalWorkError
+from serving.messages import EmitTokens, Message, Outcome, Work
 
 
-def scripted(observers: Sequence[Observer]) -> Live:
-    return Live(Script(), observers, "hardware")
+def scripted(observers: Sequence[Observer]) -> RealTimeDriver:
+    return RealTimeDriver(ScriptedClock(), observers, "hardware")
 
 
 async def played(w: World, limit_s: float = 20.0) -> World:
     endings: set[str] = set()
-    w.simulator.on_deliver(lambda d, now: endings.add(d.session) if d.ending else None)
+    w.simulator.on_emit(lambda d, now: endings.add(d.session) if d.ending else None)
     over = (lambda: False) if w.simulator.clock.scripted else (lambda: len(endings) == len(w.calls))
     await asyncio.wait_for(w.simulator.run(over), limit_s)
     w.simulator.close()
@@ -37,12 +37,12 @@ def through_a_transport(w: World) -> World:
         asyncio.get_running_loop().call_later(0.0, w.simulator.heard, to, message)
 
     for name in w.nodes:
-        w.simulator.carry(name, carry)
+        w.simulator.add_remote(name, carry)
     return w
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("detour", [False, True])
+@pytest.instant.parametrize("name", ROWS)
+@pytest.instant.parametrize("detour", [False, True])
 def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
     expected = world(policy(name), calls_each=2).run().log.entries
     live = world(policy(name), calls_each=2, drive=scripted)
@@ -51,15 +51,15 @@ def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
     assert live.replays()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_on_the_wall_every_call_is_answered_and_the_log_replays(name: str) -> None:
     """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
-    w = world(policy(name), drive=lambda observers: Live(Wall(), observers, "wall"))
+    w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))
     asyncio.run(played(w))
     assert set(w.endings().values()) == {"complete"}
     assert w.replays()
     if name in ("sled", "cloud_centric"):
-        assert all(w.text(c.session) == own_text(c.prompt, c.limit) for c in w.calls)
+        assert all(w.text(c.session) == own_text(c.prompt, c.max_new_tokens) for c in w.calls)
 
 
 def test_work_is_stretched_to_the_hardware() -> None:
@@ -67,15 +67,15 @@ def test_work_is_stretched_to_the_hardware() -> None:
     spans: list[tuple[float, float]] = []
 
     class Spans:
-        def handled(self, *_: object) -> None: ...
+        def event_handled(self, *_: object) -> None: ...
 
-        def sent(self, *_: object) -> None: ...
+        def message_sent(self, *_: object) -> None: ...
 
-        def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+        def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
             if node == "device-0":
                 spans.append((begin_s, end_s))
 
-    drive = lambda observers: Live(Wall(), [*observers, Spans()], "hardware")  # noqa: E731
+    drive = lambda observers: RealTimeDriver(WallClock(), [*observers, Spans()], "hardware")  # noqa: E731
     asyncio.run(played(world(policy("edge_centric"), devices=1, limit=3, drive=drive)))
     assert all(end - begin >= 0.01 - 1e-9 for begin, end in spans)
     assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
@@ -87,7 +87,7 @@ def test_what_work_raises_ends_the_run() -> None:
             raise ZeroDivisionError("chip on fire")
 
     w = world(policy("edge_centric"), devices=1, drive=scripted)
-    w.simulator._chips["device-0"].executor = Broken()
+    w.simulator._compute["device-0"].executor = Broken()
     with pytest.raises(ZeroDivisionError, match="chip on fire"):
         asyncio.run(played(w))
     w.simulator.close()
@@ -98,21 +98,21 @@ def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() ->
     told: list[Exception] = []
 
     class Broken(FakePair):
-        problems = iter((ZeroDivisionError("once"), BrokenError("rank 1 died")))
+        problems = iter((ZeroDivisionError("once"), FatalWorkError("rank 1 died")))
 
         def execute(self, work: Work) -> Any:
             raise next(self.problems)
 
-    drive = lambda observers: Live(Wall(), observers, told=told.append)  # noqa: E731
+    drive = lambda observers: RealTimeDriver(WallClock(), observers, on_error=told.append)  # noqa: E731
     w = world(policy("sled"), devices=1, drive=drive)
-    w.simulator._chips["cloud"].executor = Broken()
-    with pytest.raises(BrokenError, match="rank 1 died"):
+    w.simulator._compute["cloud"].executor = Broken()
+    with pytest.raises(FatalWorkError, match="rank 1 died"):
         asyncio.run(played(w))
     w.simulator.close()
     assert [str(problem) for problem in told] == ["once"]
 
 
 def test_a_message_for_nobody_is_ignored() -> None:
-    w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: Live(Wall(), o)))
-    w.simulator.heard("nobody", Deliver("s", (), ()))  # type: ignore[arg-type]
+    w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
+    w.simulator.heard("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}

@@ -6,31 +6,31 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from serving.drivers.simulator import Chip, Phase, Simulator
+from serving.drivers.simulator import ComputeResource, Phase, Simulator
 from serving.messages import (
-    Begin,
-    Call,
     Command,
-    Deliver,
-    Drafted,
-    Drop,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    DropCache,
+    EmitTokens,
     Event,
-    Finished,
-    Generate,
+    GenerationRequest,
+    MessageReceived,
     Outcome,
-    Received,
     Release,
-    Send,
-    Start,
-    Stop,
-    Wake,
-    Woke,
+    RequestArrived,
+    SendMessage,
+    SetTimer,
+    StartWork,
+    TimerFired,
     Work,
+    WorkFinished,
 )
 from serving.network.link import Link
 
-WORK = Generate("s", 0, (1,), Stop(1))
-DRAFTED = Drafted((1,), {}, ((1,),), False, 1)
+WORK = DraftWork("s", 0, (1,), DraftStopRule(1))
+DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 
 
 @dataclass
@@ -60,51 +60,57 @@ class Second:
         self.dropped.append((session, first))
 
 
-def begin(name: str = "s") -> Begin:
-    return Begin(Call(name, (1,), 1))
+def begin(name: str = "s") -> RequestArrived:
+    return RequestArrived(GenerationRequest(name, (1,), 1))
 
 
 def one(says: dict[int, list[Command]] | None = None) -> tuple[Simulator, Script, Second]:
     simulator, node, executor = Simulator(), Script(says or {}), Second()
-    simulator.add("a", node, Chip(executor))
+    simulator.add("a", node, ComputeResource(executor))
     return simulator, node, executor
 
 
 def test_at_one_instant_arrivals_come_before_decisions_and_else_who_was_first() -> None:
     simulator, node, _ = one()
-    simulator.post(1.0, "a", Woke(1), Phase.DECISION)
+    simulator.post(1.0, "a", TimerFired(1), Phase.DECISION)
     for name in "pqr":
         simulator.post(1.0, "a", begin(name))
-    simulator.post(0.5, "a", Woke(2), Phase.DECISION)
+    simulator.post(0.5, "a", TimerFired(2), Phase.DECISION)
     simulator.run()
-    assert node.heard == [(0.5, Woke(2)), (1.0, begin("p")), (1.0, begin("q")), (1.0, begin("r")), (1.0, Woke(1))]
+    assert node.heard == [
+        (0.5, TimerFired(2)),
+        (1.0, begin("p")),
+        (1.0, begin("q")),
+        (1.0, begin("r")),
+        (1.0, TimerFired(1)),
+    ]
 
 
 def test_a_wake_at_now_comes_after_what_arrives_now() -> None:
-    simulator, node, _ = one({1: [Wake(1.0, 7)]})
+    simulator, node, _ = one({1: [SetTimer(1.0, 7)]})
     simulator.post(1.0, "a", begin("p"))
     simulator.post(1.0, "a", begin("q"))
     simulator.run()
-    assert [event for _, event in node.heard] == [begin("p"), begin("q"), Woke(7)]
+    assert [event for _, event in node.heard] == [begin("p"), begin("q"), TimerFired(7)]
 
 
 def test_nothing_happens_in_the_past() -> None:
-    simulator, node, _ = one({1: [Wake(0.2, 7)]})
+    simulator, node, _ = one({1: [SetTimer(0.2, 7)]})
     simulator.post(1.0, "a", begin())
     simulator.run()
-    assert node.heard[-1] == (1.0, Woke(7))
+    assert node.heard[-1] == (1.0, TimerFired(7))
 
 
 def test_a_busy_chip_runs_one_thing_after_the_other() -> None:
-    simulator, node, _ = one({1: [Start(1, WORK), Start(2, WORK)]})
+    simulator, node, _ = one({1: [StartWork(1, WORK), StartWork(2, WORK)]})
     simulator.post(0.5, "a", begin())
     simulator.run()
-    assert node.heard[1:] == [(1.5, Finished(1, DRAFTED)), (2.5, Finished(2, DRAFTED))]
+    assert node.heard[1:] == [(1.5, WorkFinished(1, DRAFTED)), (2.5, WorkFinished(2, DRAFTED))]
 
 
 def test_nodes_of_one_host_share_its_chip() -> None:
-    simulator, a, executor = one({1: [Start(1, WORK)]})
-    b, shared = Script({1: [Start(1, WORK)]}), Chip(executor)
+    simulator, a, executor = one({1: [StartWork(1, WORK)]})
+    b, shared = Script({1: [StartWork(1, WORK)]}), ComputeResource(executor)
     simulator.add("a", a, shared)
     simulator.add("b", b, shared)
     simulator.post(0.0, "a", begin())
@@ -114,21 +120,21 @@ def test_nodes_of_one_host_share_its_chip() -> None:
 
 
 def test_a_link_is_first_in_first_out_and_charges_bytes() -> None:
-    big, small = Send("b", Release("big"), 1_000_000), Send("b", Release("small"), 1)
+    big, small = SendMessage("b", Release("big"), 1_000_000), SendMessage("b", Release("small"), 1)
     simulator, _, _ = one({1: [big, small]})
     b = Script()
-    simulator.add("b", b, Chip(Second()))
+    simulator.add("b", b, ComputeResource(Second()))
     simulator.connect("a", "b", Link(8.0, 8.0, delay_ms=100).channel("up", 0))
     simulator.post(0.0, "a", begin())
     simulator.run()
     assert [(pytest.approx(now), event) for now, event in b.heard] == [
-        (1.1, Received(Release("big"))),
-        (1.100001, Received(Release("small"))),
+        (1.1, MessageReceived(Release("big"))),
+        (1.100001, MessageReceived(Release("small"))),
     ]
 
 
 def test_without_a_link_a_message_arrives_at_once() -> None:
-    simulator, _, _ = one({1: [Send("a", Release("s"), 9)]})
+    simulator, _, _ = one({1: [SendMessage("a", Release("s"), 9)]})
     simulator.post(2.0, "a", begin())
     simulator.run()
     assert simulator.now == 2.0
@@ -136,17 +142,17 @@ def test_without_a_link_a_message_arrives_at_once() -> None:
 
 def test_a_drop_reaches_the_executor_and_an_ending_whoever_listens() -> None:
     simulator, _, executor = one(
-        {1: [Drop("s", None), Deliver("s", (1,), ("cloud",)), Deliver("s", (), (), "complete")]}
+        {1: [DropCache("s", None), EmitTokens("s", (1,), ("cloud",)), EmitTokens("s", (), (), "complete")]}
     )
     ended: list[tuple[str, float]] = []
-    simulator.on_end(lambda session, now: ended.append((session, now)))
+    simulator.on_session_end(lambda session, now: ended.append((session, now)))
     simulator.post(3.0, "a", begin())
     simulator.run()
     assert (executor.dropped, ended) == ([("s", None)], [("s", 3.0)])
 
 
 def test_a_run_can_be_interrupted_and_taken_up() -> None:
-    simulator, node, _ = one({1: [Start(1, WORK)]})
+    simulator, node, _ = one({1: [StartWork(1, WORK)]})
     simulator.post(0.0, "a", begin())
     simulator.run(until=0.5)
     assert len(node.heard) == 1
@@ -157,12 +163,12 @@ def test_a_run_can_be_interrupted_and_taken_up() -> None:
 class Never:
     """A wire that loses all."""
 
-    def arrive(self, nbytes: float, now: float) -> float:
+    def arrival_s(self, nbytes: float, now: float) -> float:
         return float("inf")
 
 
 def test_what_never_arrives_is_never_heard() -> None:
-    simulator, node, _ = one({1: [Send("a", Release("s"), 16)]})
+    simulator, node, _ = one({1: [SendMessage("a", Release("s"), 16)]})
     simulator.connect("a", "a", Never())
     simulator.post(0.0, "a", begin())
     simulator.run()
@@ -180,40 +186,40 @@ def test_the_garbage_collector_is_left_as_it_was() -> None:
 
 def test_what_is_on_its_way_to_a_node_that_crashes_never_arrives() -> None:
     simulator, before, after = Simulator(), Script(), Script()
-    simulator.add("a", before, Chip(Second()))
+    simulator.add("a", before, ComputeResource(Second()))
     for at in (1.0, 2.0, 3.0, 4.0):
-        simulator.post(at, "a", Received(Release(f"s{at}")))
-    simulator.call(2.0, lambda: simulator.crash("a"))  # before what happens to nodes at that instant
-    simulator.call(3.0, lambda: simulator.add("a", after, Chip(Second())))
-    simulator.call(3.0, lambda: simulator.post(3.5, "a", Received(Release("new"))))
+        simulator.post(at, "a", MessageReceived(Release(f"s{at}")))
+    simulator.call_at(2.0, lambda: simulator.crash("a"))  # before what happens to nodes at that instant
+    simulator.call_at(3.0, lambda: simulator.add("a", after, ComputeResource(Second())))
+    simulator.call_at(3.0, lambda: simulator.post(3.5, "a", MessageReceived(Release("new"))))
     simulator.run()
-    assert before.heard == [(1.0, Received(Release("s1.0")))]
-    assert after.heard == [(3.5, Received(Release("new")))]
+    assert before.heard == [(1.0, MessageReceived(Release("s1.0")))]
+    assert after.heard == [(3.5, MessageReceived(Release("new")))]
 
 
 def test_the_work_of_a_node_that_crashes_is_lost_with_its_outcome() -> None:
-    simulator, before, after = Simulator(), Script({1: [Start(7, WORK), Wake(1.5, 3)]}), Script()
+    simulator, before, after = Simulator(), Script({1: [StartWork(7, WORK), SetTimer(1.5, 3)]}), Script()
     chip = Second()
-    simulator.add("a", before, Chip(chip))
-    simulator.post(1.0, "a", Received(Release("s")))
-    simulator.call(1.2, lambda: simulator.crash("a"))
-    simulator.call(1.3, lambda: simulator.add("a", after, Chip(Second())))
+    simulator.add("a", before, ComputeResource(chip))
+    simulator.post(1.0, "a", MessageReceived(Release("s")))
+    simulator.call_at(1.2, lambda: simulator.crash("a"))
+    simulator.call_at(1.3, lambda: simulator.add("a", after, ComputeResource(Second())))
     simulator.run()
     assert chip.ran == [WORK]
-    assert before.heard == [(1.0, Received(Release("s")))]
+    assert before.heard == [(1.0, MessageReceived(Release("s")))]
     assert after.heard == []
 
 
 def test_a_node_may_crash_again_and_others_go_on() -> None:
     simulator, other, lives = Simulator(), Script(), [Script() for _ in range(3)]
-    simulator.add("b", other, Chip(Second()))
-    simulator.add("a", lives[0], Chip(Second()))
+    simulator.add("b", other, ComputeResource(Second()))
+    simulator.add("a", lives[0], ComputeResource(Second()))
     for i in (1, 2):
-        simulator.call(10.0 * i, lambda: simulator.crash("a"))
-        simulator.call(10.0 * i + 1, lambda i=i: simulator.add("a", lives[i], Chip(Second())))  # type: ignore[misc]
+        simulator.call_at(10.0 * i, lambda: simulator.crash("a"))
+        simulator.call_at(10.0 * i + 1, lambda i=i: simulator.add("a", lives[i], ComputeResource(Second())))  # type: ignore[misc]
     for at in (5.0, 10.5, 15.0, 20.5, 25.0):
-        simulator.call(at, lambda at=at: simulator.post(at, "a", Received(Release(f"{at}"))))  # type: ignore[misc]
-        simulator.post(at, "b", Received(Release(f"{at}")))
+        simulator.call_at(at, lambda at=at: simulator.post(at, "a", MessageReceived(Release(f"{at}"))))  # type: ignore[misc]
+        simulator.post(at, "b", MessageReceived(Release(f"{at}")))
     simulator.run()
     assert [now for life in lives for now, _ in life.heard] == [5.0, 15.0, 25.0]
     assert [now for now, _ in other.heard] == [5.0, 10.5, 15.0, 20.5, 25.0]

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from endpoint.tokenizers_made import byte_level
 
-from serving.frontend.openai.gateway import Conversation, Piece
-from serving.frontend.openai.options import Endpoint
-from serving.frontend.openai.server import Server, serve
-from serving.messages import Origin, Routing, Sampling
+from serving.frontend.openai.gateway import Conversation, TokenDelta
+from serving.frontend.openai.options import EndpointOptions
+from serving.frontend.openai.server import EndpointServer, serve
+from serving.messages import Origin, RoutingOptions, SamplingParams
 
 T = TypeVar("T")
 
@@ -31,9 +31,9 @@ class FakeTokenizer:
 class Ask:
     prompt: tuple[int, ...]
     limit: int
-    sampling: Sampling | None
+    sampling: SamplingParams | None
     conversation: Conversation | None
-    routing: Routing | None = None
+    routing: RoutingOptions | None = None
     ending: str = ""
     written: int = 0
     over: bool = False
@@ -42,17 +42,17 @@ class Ask:
 
 @dataclass
 class FakeGateway:
-    model: str = "toy"
-    created: int = 1_700_000_000
-    context: int = 128
+    model_name: str = "toy"
+    created_unix_s: int = 1_700_000_000
+    context_len: int = 128
     ready: bool = True
-    cloud: bool = True
+    cloud_reachable: bool = True
     uplink_nbytes: int = 300
     downlink_nbytes: int = 40
     tokenizer: Any = field(default_factory=FakeTokenizer)
     routed: Any = None
     """How its policy routes tokens."""
-    scripts: deque[list[Piece | Exception]] = field(default_factory=deque)
+    scripts: deque[list[TokenDelta | Exception]] = field(default_factory=deque)
     """One for each request to come; "it is in the box." where there is none."""
     asks: list[Ask] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
@@ -66,21 +66,23 @@ class FakeGateway:
     def tokens(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.hf(text, add_special_tokens=False)["input_ids"])
 
-    def says(self, text: str, size: int = 1, origin: Origin = "accepted", end: bool = True) -> list[Piece | Exception]:
+    def says(
+        self, text: str, size: int = 1, origin: Origin = "accepted", end: bool = True
+    ) -> list[TokenDelta | Exception]:
         """The pieces of a text, `size` tokens each, an end token behind them."""
         tokens = self.tokens(text) + (self.tokenizer.ends if end else ())
         cuts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
-        pieces = [Piece(cut, (origin,) * len(cut)) for cut in cuts]
-        return [*pieces[:-1], Piece(pieces[-1].tokens, pieces[-1].origins, "complete")]
+        pieces = [TokenDelta(cut, (origin,) * len(cut)) for cut in cuts]
+        return [*pieces[:-1], TokenDelta(pieces[-1].tokens, pieces[-1].origins, "complete")]
 
-    async def ask(
+    async def generate(
         self,
         prompt: tuple[int, ...],
         limit: int,
-        sampling: Sampling | None,
+        sampling: SamplingParams | None,
         conversation: Conversation | None,
-        routing: Routing | None = None,
-    ) -> AsyncGenerator[Piece, None]:
+        routing: RoutingOptions | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
         asked = Ask(prompt, limit, sampling, conversation, routing)
         self.asks.append(asked)
         self.news.set()
@@ -92,7 +94,7 @@ class FakeGateway:
                     await self.steps.acquire()
                 if isinstance(piece, Exception):
                     raise piece
-                kept = replace(self._cut(piece, asked), cached=cached)
+                kept = replace(self._cut(piece, asked), cached_tokens=cached)
                 asked.ending, cached = kept.ending, 0
                 yield kept
                 if kept.ending:
@@ -101,23 +103,23 @@ class FakeGateway:
             asked.over = True
             self.news.set()
 
-    def _cut(self, piece: Piece, asked: Ask) -> Piece:
+    def _cut(self, piece: TokenDelta, asked: Ask) -> TokenDelta:
         tokens = piece.tokens[: asked.limit - asked.written]
         asked.written += len(tokens)
         if asked.conversation:
             self.held[asked.conversation.name] += tokens
         ending = piece.ending or ("complete" if asked.written == asked.limit else "")
-        return Piece(tokens, piece.origins[: len(tokens)], ending)
+        return TokenDelta(tokens, piece.origins[: len(tokens)], ending)
 
     def _reuse(self, asked: Ask) -> int:
         if asked.conversation is None:
             return 0
-        name, shared = asked.conversation.name, asked.conversation.shared
+        name, shared = asked.conversation.name, asked.conversation.shared_len
         assert self.held.get(name, ())[:shared] == asked.prompt[:shared]
         self.held[name] = asked.prompt
         return shared
 
-    def forget(self, conversation: str) -> None:
+    def release(self, conversation: str) -> None:
         self.forgotten.append(conversation)
         self.held.pop(conversation, None)
 
@@ -137,10 +139,10 @@ class FakeGateway:
 class Loop:
     """An endpoint that runs while a test runs in its loop."""
 
-    def __init__(self, runner: asyncio.Runner, endpoint: Endpoint, gateway: FakeGateway | None = None) -> None:
+    def __init__(self, runner: asyncio.Runner, endpoint: EndpointOptions, gateway: FakeGateway | None = None) -> None:
         self._runner = runner
         self.gateway = gateway or FakeGateway()
-        self.server: Server = runner.run(serve(endpoint, self.gateway))
+        self.server: EndpointServer = runner.run(serve(endpoint, self.gateway))
         self.url = f"http://127.0.0.1:{self.server.port}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

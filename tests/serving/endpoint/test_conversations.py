@@ -1,19 +1,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.frontend.openai.gateway import Conversation, Conversations
+from serving.frontend.openai.gateway import Conversation, PrefixIndex
 
 Tokens = tuple[int, ...]
 
 
-def made(bound: int = 3) -> tuple[Conversations, list[str]]:
+def made(bound: int = 3) -> tuple[PrefixIndex, list[str]]:
     forgotten: list[str] = []
-    return Conversations(bound, forgotten.append), forgotten
+    return PrefixIndex(bound, forgotten.append), forgotten
 
 
-def turn(conversations: Conversations, prompt: Tokens, answer: Tokens) -> Conversation | None:
-    taken = conversations.take(prompt)
-    conversations.park(taken, prompt, answer)
+def turn(conversations: PrefixIndex, prompt: Tokens, answer: Tokens) -> Conversation | None:
+    taken = conversations.acquire(prompt)
+    conversations.store(taken, prompt, answer)
     return taken
 
 
@@ -22,28 +22,28 @@ def test_a_next_turn_finds_all_that_was_said() -> None:
     first = turn(conversations, (1, 2, 3), (4, 5))
     assert first == Conversation("conversation-1", 0)
     assert turn(conversations, (1, 2, 3, 4, 5, 6), (7,)) == Conversation("conversation-1", 5)
-    assert conversations.find((1, 2, 3, 4, 5, 6, 7, 8)) == Conversation("conversation-1", 7)
+    assert conversations.longest_match((1, 2, 3, 4, 5, 6, 7, 8)) == Conversation("conversation-1", 7)
 
 
 def test_an_answer_that_the_next_prompt_repeats_in_part_is_shared_in_part() -> None:
     conversations, _ = made()
     turn(conversations, (1, 2, 3), (90, 91, 4, 5))
-    assert conversations.find((1, 2, 3, 90, 5)) == Conversation("conversation-1", 4)
-    assert conversations.find((1, 2, 3, 5)) == Conversation("conversation-1", 3)
+    assert conversations.longest_match((1, 2, 3, 90, 5)) == Conversation("conversation-1", 4)
+    assert conversations.longest_match((1, 2, 3, 5)) == Conversation("conversation-1", 3)
 
 
 def test_one_that_only_begins_alike_is_another_conversation() -> None:
     """A system prompt in common must not cost somebody the rest of their conversation."""
     conversations, _ = made()
     turn(conversations, (1, 2, 3), (4,))
-    assert conversations.find((1, 2, 9, 9)) is None
+    assert conversations.longest_match((1, 2, 9, 9)) is None
     assert turn(conversations, (1, 2, 9, 9), (4,)) == Conversation("conversation-2", 0)
 
 
 def test_the_same_question_again_computes_its_last_token() -> None:
     conversations, _ = made()
     turn(conversations, (1, 2, 3), (4,))
-    assert conversations.find((1, 2, 3)) == Conversation("conversation-1", 2)
+    assert conversations.longest_match((1, 2, 3)) == Conversation("conversation-1", 2)
 
 
 def test_the_longest_of_several_is_found() -> None:
@@ -51,14 +51,14 @@ def test_the_longest_of_several_is_found() -> None:
     turn(conversations, (1, 2), (3,))
     turn(conversations, (7, 8), (9,))
     turn(conversations, (1, 5), (6,))
-    assert conversations.find((1, 5, 6, 6)) == Conversation("conversation-3", 3)
+    assert conversations.longest_match((1, 5, 6, 6)) == Conversation("conversation-3", 3)
 
 
 def test_a_conversation_serves_one_request_at_a_time() -> None:
     conversations, _ = made()
     turn(conversations, (1, 2), (3,))
-    assert conversations.take((1, 2, 3, 4)) == Conversation("conversation-1", 3)
-    assert conversations.take((1, 2, 3, 4)) == Conversation("conversation-2", 0)
+    assert conversations.acquire((1, 2, 3, 4)) == Conversation("conversation-1", 3)
+    assert conversations.acquire((1, 2, 3, 4)) == Conversation("conversation-2", 0)
 
 
 def test_the_one_unused_for_longest_is_forgotten() -> None:
@@ -73,9 +73,9 @@ def test_the_one_unused_for_longest_is_forgotten() -> None:
 
 def test_a_turn_that_broke_off_is_forgotten() -> None:
     conversations, forgotten = made()
-    conversations.drop(conversations.take((1, 2)))
+    conversations.discard(conversations.acquire((1, 2)))
     assert forgotten == ["conversation-1"]
-    assert conversations.find((1, 2, 3)) is None
+    assert conversations.longest_match((1, 2, 3)) is None
 
 
 def test_none_are_kept_where_none_are_wanted() -> None:
@@ -90,16 +90,16 @@ def test_bound_and_prefix_hold_whatever_happens(asked: list[tuple[list[int], boo
     held: dict[str, Tokens] = {}
     for prompt, well in asked:
         tokens = tuple(prompt)
-        taken = conversations.take(tokens)
+        taken = conversations.acquire(tokens)
         assert taken is not None
-        assert taken.shared < len(tokens)
-        assert held.get(taken.name, ())[: taken.shared] == tokens[: taken.shared]
+        assert taken.shared_len < len(tokens)
+        assert held.get(taken.name, ())[: taken.shared_len] == tokens[: taken.shared_len]
         if well:
             held[taken.name] = (*tokens, 7)
-            conversations.park(taken, tokens, (7,))
+            conversations.store(taken, tokens, (7,))
         else:
             held.pop(taken.name, None)
-            conversations.drop(taken)
+            conversations.discard(taken)
         for name in forgotten:
             held.pop(name, None)
         assert len(conversations) == len(held) <= 2

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from serving.frontend.openai.options import Endpoint
+from serving.frontend.openai.options import EndpointOptions
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("fields", "says"),
     [
         ({"host": ""}, "endpoint.host is empty"),
@@ -22,20 +22,20 @@ from serving.frontend.openai.options import Endpoint
 )
 def test_values_out_of_range_are_refused(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        Endpoint(**fields)
+        EndpointOptions(**fields)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("host", "loopback"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("device.example", False)],
 )
 def test_loopback_is_the_rule(host: str, loopback: bool) -> None:
-    assert Endpoint().loopback
-    assert Endpoint(host=host).loopback is loopback
+    assert EndpointOptions().is_loopback
+    assert EndpointOptions(host=host).is_loopback is loopback
 
 
 def test_an_empty_key_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    endpoint = Endpoint(api_key_env="A_KEY")
+    endpoint = EndpointOptions(api_key_env="A_KEY")
     assert endpoint.api_key() is None
     monkeypatch.setenv("A_KEY", "")
     with pytest.raises(ValueError, match="A_KEY is set but empty"):
@@ -45,4 +45,4 @@ def test_an_empty_key_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint.api_key()
     monkeypatch.setenv("A_KEY", "k\n")
     assert endpoint.api_key() == "k"
-    assert Endpoint(api_key_env="").api_key() is None
+    assert EndpointOptions(api_key_env="").api_key() is None

@@ -8,7 +8,7 @@ from endpoint.fake_gateway import Loop
 from endpoint.plain_http import JSON, request, send
 
 from serving.frontend.openai.access import HostGuard
-from serving.frontend.openai.options import Endpoint
+from serving.frontend.openai.options import EndpointOptions
 
 
 async def _inner(scope: Any, receive: Any, send: Any) -> None:
@@ -23,11 +23,11 @@ def status(bound: str, host: str | None) -> int:
         sent.append(message)
 
     headers = [] if host is None else [(b"host", host.encode())]
-    asyncio.run(HostGuard(_inner, Endpoint(host=bound))({"type": "http", "headers": headers}, None, heard))  # type: ignore[arg-type]
+    asyncio.run(HostGuard(_inner, EndpointOptions(host=bound))({"type": "http", "headers": headers}, None, heard))  # type: ignore[arg-type]
     return int(sent[0]["status"])
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("bound", "host"),
     [
         ("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.1:8000"), ("127.0.0.1", "LocalHost:8000"),
@@ -39,15 +39,15 @@ def test_who_names_it_is_answered(bound: str, host: str) -> None:
     assert status(bound, host) == 200
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", "", ":80", None]
 )  # fmt: skip
-@pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
+@pytest.instant.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
 def test_foreign_names_are_not(bound: str, host: str | None) -> None:
     assert status(bound, host) == 421
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/route"), ("GET", "/metrics")]
 )
 def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
@@ -58,6 +58,8 @@ def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
     assert loop.gateway.asks == []
 
 
-@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")])
+@pytest.instant.parametrize(
+    ("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")]
+)
 def test_a_host_as_a_url_writes_it(host: str, shown: str) -> None:
-    assert Endpoint(host=host).url_host == shown
+    assert EndpointOptions(host=host).url_host == shown

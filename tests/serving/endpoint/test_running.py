@@ -4,7 +4,12 @@ from contextlib import aclosing
 
 import pytest
 
-from serving.frontend.openai.admission import Running, StalledError, patient, while_present
+from serving.frontend.openai.admission import (
+    ClientStalledError,
+    RunningRequests,
+    cancel_on_disconnect,
+    with_send_timeout,
+)
 from serving.frontend.openai.errors import ApiError
 
 
@@ -26,7 +31,7 @@ class Source:
 def test_a_source_does_not_wait_for_its_reader() -> None:
     async def work() -> list[int]:
         source = Source(5)
-        async with aclosing(Running().follow(source.numbers())) as items:
+        async with aclosing(RunningRequests().stream(source.numbers())) as items:
             first = await anext(items)
             await source.over.wait()
             return [first, *[item async for item in items]]
@@ -36,8 +41,8 @@ def test_a_source_does_not_wait_for_its_reader() -> None:
 
 def test_a_reader_that_leaves_closes_its_source() -> None:
     async def work() -> tuple[bool, int]:
-        running, source = Running(), Source(1_000_000)
-        async with aclosing(running.follow(source.numbers())) as items:
+        running, source = RunningRequests(), Source(1_000_000)
+        async with aclosing(running.stream(source.numbers())) as items:
             await anext(items)
         await asyncio.sleep(0)
         return source.over.is_set(), len(running)
@@ -47,8 +52,8 @@ def test_a_reader_that_leaves_closes_its_source() -> None:
 
 def test_stopping_tells_the_reader_behind_what_it_got() -> None:
     async def work() -> None:
-        running, source = Running(), Source(1_000_000)
-        async with aclosing(running.follow(source.numbers())) as items:
+        running, source = RunningRequests(), Source(1_000_000)
+        async with aclosing(running.stream(source.numbers())) as items:
             assert await anext(items) == 0
             await running.stop(0)
             async for _ in items:
@@ -64,7 +69,7 @@ def test_an_error_of_the_source_reaches_the_reader() -> None:
         raise KeyError("broken")
 
     async def work() -> list[int]:
-        return [item async for item in Running().follow(broken())]
+        return [item async for item in RunningRequests().stream(broken())]
 
     with pytest.raises(KeyError, match="broken"):
         asyncio.run(work())
@@ -87,7 +92,7 @@ def test_work_ends_when_its_client_hangs_up() -> None:
             await begun.wait()
             return {"type": "http.disconnect"}
 
-        await while_present(receive, endless())
+        await cancel_on_disconnect(receive, endless())
         return cancelled
 
     assert asyncio.run(work())
@@ -97,5 +102,5 @@ def test_a_client_that_reads_nothing_is_given_up() -> None:
     async def full(message: object) -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(StalledError):
-        asyncio.run(patient(full, 0.01)({"type": "http.response.body"}))
+    with pytest.raises(ClientStalledError):
+        asyncio.run(with_send_timeout(full, 0.01)({"type": "http.response.body"}))

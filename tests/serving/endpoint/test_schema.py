@@ -10,45 +10,45 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.request_handlers import Asked, Chat, Completions, plain
-from serving.frontend.openai.schema import IGNORED, NEUTRAL, parse
-from serving.messages import Sampling
+from serving.frontend.openai.request_handlers import ChatHandler, CompletionsHandler, ParsedRequest, plain_prompt
+from serving.frontend.openai.schema import IGNORED_FIELDS, NEUTRAL_VALUES, parse_body
+from serving.messages import SamplingParams
 
 SMALL: dict[str, Any] = {"model": "toy", "prompt": "where"}
 
 
-def completion(**more: Any) -> Asked:
-    return Completions().parse(parse(json.dumps(SMALL | more).encode()), 1.0, 99)
+def completion(**more: Any) -> ParsedRequest:
+    return CompletionsHandler().parse(parse_body(json.dumps(SMALL | more).encode()), 1.0, 99)
 
 
-def chat(messages: Any, **more: Any) -> Asked:
-    return Chat().parse(parse(json.dumps({"model": "toy", "messages": messages} | more).encode()), 0.0, 99)
+def chat(messages: Any, **more: Any) -> ParsedRequest:
+    return ChatHandler().parse(parse_body(json.dumps({"model": "toy", "messages": messages} | more).encode()), 0.0, 99)
 
 
 def refusal(body: bytes | dict[str, Any]) -> ApiError:
     with pytest.raises(ApiError) as caught:
-        completion(**body) if isinstance(body, dict) else Completions().parse(parse(body), 1.0, 0)
+        completion(**body) if isinstance(body, dict) else CompletionsHandler().parse(parse_body(body), 1.0, 0)
     return caught.value
 
 
 def test_what_a_client_leaves_open_is_filled_in() -> None:
     asked = completion()
     assert asked.inputs == ("where",)
-    assert asked.question.sampling == Sampling(1.0, 0, 1.0, 99)
-    assert (asked.question.limit, asked.question.stop, asked.question.stream) == (None, (), False)
+    assert asked.params.sampling == SamplingParams(1.0, 0, 1.0, 99)
+    assert (asked.params.max_tokens, asked.params.stop_strings, asked.params.stream) == (None, (), False)
 
 
-@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
+@pytest.instant.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
 def test_no_temperature_is_greedy(greedy: dict[str, Any]) -> None:
-    assert completion(**greedy).question.sampling is None
+    assert completion(**greedy).params.sampling is None
 
 
 def test_sampling_is_as_asked() -> None:
     asked = completion(temperature=0.5, top_p=0.9, top_k=40, seed=-7)
-    assert asked.question.sampling == Sampling(0.5, 40, 0.9, -7)
+    assert asked.params.sampling == SamplingParams(0.5, 40, 0.9, -7)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("prompt", "inputs"),
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
@@ -56,12 +56,12 @@ def test_prompts_come_in_four_shapes(prompt: Any, inputs: tuple[Any, ...]) -> No
     assert completion(prompt=prompt).inputs == inputs
 
 
-@pytest.mark.parametrize("prompt", [None, [], [[]], 5, ["a", 1], [True], [[1.5]], ["a"] * 17])
+@pytest.instant.parametrize("prompt", [None, [], [[]], 5, ["a", 1], [True], [[1.5]], ["a"] * 17])
 def test_other_prompts_are_refused(prompt: Any) -> None:
     assert refusal({"prompt": prompt}).param == "prompt"
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "more",
     [
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
@@ -73,7 +73,7 @@ def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
     assert completion(**more).inputs == ("where",)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("more", "code"),
     [
         ({"n": 2}, "unsupported_parameter"),
@@ -109,7 +109,7 @@ def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], c
     assert next(iter(more)) in found.message
 
 
-@pytest.mark.parametrize("name", ["\ud800", "\u202e", "x" * 500])
+@pytest.instant.parametrize("name", ["\ud800", "\u202e", "x" * 500])
 def test_a_strange_name_is_not_repeated(name: str) -> None:
     found = refusal(json.dumps(SMALL | {name: 1}).encode())
     assert (found.code, found.param) == ("unknown_parameter", "one")
@@ -122,7 +122,7 @@ def test_an_option_inside_another_is_refused_by_its_path() -> None:
     assert "stream_options.include_usage is" in found.message
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("raw", "says"),
     [
         (b"", "no JSON"),
@@ -143,7 +143,18 @@ def test_damaged_bodies_are_refused(raw: bytes, says: str) -> None:
     assert says in found.message
 
 
-NAMES = [*NEUTRAL, *IGNORED, "model", "prompt", "messages", "stop", "stream", "temperature", "seed", "max_tokens"]
+NAMES = [
+    *NEUTRAL_VALUES,
+    *IGNORED_FIELDS,
+    "model",
+    "prompt",
+    "messages",
+    "stop",
+    "stream",
+    "temperature",
+    "seed",
+    "max_tokens",
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
@@ -155,12 +166,14 @@ JSON = st.recursive(
 
 
 @settings(deadline=None)
-@given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6), st.sampled_from([Completions(), Chat()]))
-def test_any_json_is_read_or_refused(body: dict[str, Any], form: Completions | Chat) -> None:
+@given(
+    st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6), st.sampled_from([CompletionsHandler(), ChatHandler()])
+)
+def test_any_json_is_read_or_refused(body: dict[str, Any], form: CompletionsHandler | ChatHandler) -> None:
     whole = {"model": "toy", "prompt": "a", "messages": [{"role": "user", "content": "a"}]} | body
-    whole.pop("prompt" if isinstance(form, Chat) else "messages")
+    whole.pop("prompt" if isinstance(form, ChatHandler) else "messages")
     with suppress(ApiError):
-        assert form.parse(parse(json.dumps(whole).encode()), 1.0, 0).inputs
+        assert form.parse(parse_body(json.dumps(whole).encode()), 1.0, 0).inputs
 
 
 def test_messages_are_texts_or_text_parts() -> None:
@@ -172,7 +185,7 @@ def test_messages_are_texts_or_text_parts() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("messages", "param"),
     [
         ([], "messages"),
@@ -195,18 +208,18 @@ def test_other_messages_are_refused_by_place(messages: Any, param: str) -> None:
 
 def test_both_names_of_the_limit_are_read() -> None:
     one = [{"role": "user", "content": "a"}]
-    assert chat(one, max_tokens=5).question.limit == 5
-    assert chat(one, max_tokens=5, max_completion_tokens=3).question.limit == 3
+    assert chat(one, max_tokens=5).params.max_tokens == 5
+    assert chat(one, max_tokens=5, max_completion_tokens=3).params.max_tokens == 3
 
 
 def test_a_model_without_a_template_stops_where_the_user_would_speak() -> None:
     tokenizer: Any = FakeTokenizer()
-    assert Chat().stops(tokenizer) == ()
+    assert ChatHandler().stop_strings(tokenizer) == ()
     tokenizer.hf = words()
     asked = chat([{"role": "user", "content": "where is it"}])
-    assert "\nUser:" in Chat().stops(tokenizer)
+    assert "\nUser:" in ChatHandler().stop_strings(tokenizer)
     where = tokenizer.hf.convert_tokens_to_ids("where")
-    assert where in Chat().encode(asked, tokenizer)[0]
+    assert where in ChatHandler().encode(asked, tokenizer)[0]
 
 
 def test_a_template_that_refuses_says_so() -> None:
@@ -217,11 +230,11 @@ def test_a_template_that_refuses_says_so() -> None:
 
     strict: Any = Strict()
     with pytest.raises(ApiError, match="refuses these messages: roles must alternate"):
-        Chat().encode(chat([{"role": "user", "content": "a"}]), strict)
+        ChatHandler().encode(chat([{"role": "user", "content": "a"}]), strict)
 
 
 def test_without_a_template_messages_are_lines() -> None:
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "where? "}]
     answered = [*said, {"role": "assistant", "content": " here"}, {"role": "user", "content": "and now?"}]
-    assert plain(said) == "System: be brief\nUser: where?\nAssistant:"
-    assert plain(answered) == plain(said) + " here\nUser: and now?\nAssistant:"
+    assert plain_prompt(said) == "System: be brief\nUser: where?\nAssistant:"
+    assert plain_prompt(answered) == plain_prompt(said) + " here\nUser: and now?\nAssistant:"

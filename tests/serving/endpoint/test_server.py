@@ -8,8 +8,8 @@ import pytest
 from endpoint.fake_gateway import FakeGateway, Loop
 from endpoint.plain_http import JSON, Answer, asking, request, send
 
-from serving.frontend.openai.http import Protocol
-from serving.frontend.openai.options import Endpoint
+from serving.frontend.openai.http import HttpProtocol
+from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.server import serve
 
 Get = Callable[[bytes], Answer]
@@ -34,7 +34,7 @@ def test_readiness_says_why_not(loop: Loop, get: Get) -> None:
     assert "cloud cannot be reached" in found.json["why"]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/completions", 405, "method_not_allowed"),
@@ -60,13 +60,13 @@ def test_a_stream_is_events_to_the_letter(get: Get) -> None:
 def test_tokens_do_not_wait_for_acknowledgements(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nagle's algorithm must be off: 44 ms instead of 2 ms for a request of one token were measured with it."""
     seen: list[int] = []
-    made = Protocol.connection_made
+    made = HttpProtocol.connection_made
 
-    def connection_made(self: Protocol, transport: asyncio.Transport) -> None:
+    def connection_made(self: HttpProtocol, transport: asyncio.Transport) -> None:
         made(self, transport)
         seen.append(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
 
-    monkeypatch.setattr(Protocol, "connection_made", connection_made)
+    monkeypatch.setattr(HttpProtocol, "connection_made", connection_made)
     loop.run(send(loop, request("GET", "/healthz")))
     assert [bool(on) for on in seen] == [True]
 
@@ -108,7 +108,7 @@ class TestItsOwn:
     @pytest.fixture
     def made(self, runner: asyncio.Runner, request: pytest.FixtureRequest) -> Callable[..., Loop]:
         def make(**fields: Any) -> Loop:
-            loop = Loop(runner, Endpoint(port=0, **fields))
+            loop = Loop(runner, EndpointOptions(port=0, **fields))
             request.addfinalizer(loop.close)
             return loop
 
@@ -134,7 +134,7 @@ class TestItsOwn:
         loop = made(api_key_env="A_KEY")
 
         async def models(key: str) -> int:
-            async with openai.AsyncOpenAI(base_url=f"{loop.url}/v1", api_key=key, max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=f"{loop.api_url}/v1", api_key=key, max_retries=0) as client:
                 return len((await client.models.list()).data)
 
         assert loop.run(models("sesame")) == 1
@@ -148,7 +148,7 @@ class TestItsOwn:
         assert (found.status, found.error["code"]) == (408, "timeout")
 
     def test_who_connects_and_says_nothing_is_hung_up_on(self, made: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr("serving.frontend.openai.http.Protocol.headers_s", 0.05)
+        monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.headers_s", 0.05)
         loop = made()
 
         async def silent() -> bytes:
@@ -215,4 +215,4 @@ def test_a_port_that_is_taken_is_said_so(runner: asyncio.Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1 port {port} .*choose another"):
-            runner.run(serve(Endpoint(port=port, api_key_env=""), FakeGateway()))
+            runner.run(serve(EndpointOptions(port=port, api_key_env=""), FakeGateway()))

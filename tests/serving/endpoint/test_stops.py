@@ -1,11 +1,11 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from serving.frontend.openai.detokenizer import Stops
+from serving.frontend.openai.detokenizer import StopMatcher
 
 
 def shown(stops: tuple[str, ...], pieces: list[str]) -> str:
-    machine = Stops(stops)
+    machine = StopMatcher(stops)
     text = "".join(machine.push(piece) for piece in pieces)
     return text + machine.flush()
 
@@ -31,7 +31,7 @@ def test_nothing_of_a_stop_string_leaks_however_the_text_is_cut(stops: list[str]
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), st.lists(LETTERS, max_size=8))
 def test_what_was_shown_is_never_taken_back(stops: list[str], pieces: list[str]) -> None:
-    machine, whole = Stops(tuple(stops)), expected(tuple(stops), "".join(pieces))
+    machine, whole = StopMatcher(tuple(stops)), expected(tuple(stops), "".join(pieces))
     text = ""
     for piece in pieces:
         text += machine.push(piece)
@@ -40,5 +40,5 @@ def test_what_was_shown_is_never_taken_back(stops: list[str], pieces: list[str])
 
 
 def test_text_passes_at_once_where_no_stop_string_can_begin() -> None:
-    machine = Stops(("###",))
+    machine = StopMatcher(("###",))
     assert [machine.push(text) for text in ("a", "b#", "#", "c")] == ["a", "b", "", "##c"]

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Blob
+from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import TensorRef
 
 
 def test_a_tensor_is_read_as_often_as_one_likes_and_taken_once():
-    blobs = Blobs()
+    blobs = TensorStore()
     blob = blobs.put(torch.ones(3), "a", 6)
     assert blob.nbytes == 6
     assert blobs.get(blob) is blobs.get(blob)
@@ -19,12 +19,12 @@ def test_a_tensor_is_read_as_often_as_one_likes_and_taken_once():
 
 
 def test_ids_differ_even_for_one_owner():
-    blobs = Blobs()
+    blobs = TensorStore()
     assert len({blobs.put(torch.ones(1), "a", 2).id for _ in range(5)}) == 5
 
 
 def test_the_oldest_go_when_the_store_is_full_but_never_the_newest():
-    blobs = Blobs(capacity_nbytes=40)
+    blobs = TensorStore(capacity_nbytes=40)
     first, second, third = (blobs.put(torch.zeros(4), "a", 8) for _ in range(3))
     assert len(blobs) == 2
     with pytest.raises(KeyError, match="fell out of the 40 bytes"):
@@ -38,8 +38,8 @@ def test_the_oldest_go_when_the_store_is_full_but_never_the_newest():
 
 
 def test_a_tensor_from_another_process_keeps_its_id_and_replaces_an_older_one():
-    blobs = Blobs()
-    blob = Blob("hidden/elsewhere/7", 4)
+    blobs = TensorStore()
+    blob = TensorRef("hidden/elsewhere/7", 4)
     blobs.add(blob, torch.zeros(1))
     blobs.add(blob, torch.ones(1))
     assert blobs.take(blob).tolist() == [1]
@@ -49,10 +49,10 @@ def test_a_tensor_from_another_process_keeps_its_id_and_replaces_an_older_one():
 
 def test_what_a_session_was_drawn_from_goes_with_it() -> None:
     """Under its own name, and under the one that a transport gave it."""
-    blobs = Blobs()
+    blobs = TensorStore()
     blobs.put(torch.zeros(4), "odds/s", 8)
-    blobs.add(Blob("@device-0/odds/s/7", 8), torch.zeros(4))
+    blobs.add(TensorRef("@device-0/odds/s/7", 8), torch.zeros(4))
     other = blobs.put(torch.zeros(4), "odds/s2", 8)
-    blobs.forget("odds/s")
+    blobs.discard_owner("odds/s")
     assert len(blobs) == 1
     assert blobs.get(other) is not None

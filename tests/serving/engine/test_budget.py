@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.kv_accounting import Ledger
-from serving.core.queued_request import Item
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.messages import Forward, Rows, Span
+from serving.core.kv_accounting import KVAccounting
+from serving.core.queued_request import QueuedRequest
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.nodes.admission import admit
 
-WHOLE = Span(0, 1, embed=True, head=True)
+WHOLE = Span(0, 1, embedding=True, lm_head=True)
 CAPACITY = 100
 """Not a whole number of blocks."""
 ASKS = st.lists(
@@ -37,38 +37,49 @@ class Chip:
     """A worker's book beside the engine that it stands for."""
 
     def __init__(self, model, block_tokens):
-        self.ledger = Ledger(CAPACITY, True, block_tokens)
-        self.engine = Engine(model, block_tokens=block_tokens, budget_tokens=CAPACITY)
+        self.ledger = KVAccounting(CAPACITY, True, block_tokens)
+        self.engine = TorchEngine(model, block_tokens=block_tokens, budget_tokens=CAPACITY)
         self.kept = {}
         self.loose = set()
         """Sessions whose last answer nobody counted: the ledger may hold more than the chip."""
 
     def rows(self, session, n, check, back, kind):
         keep = self.kept.pop(session, None)
-        length = int(self.ledger.valid(Rows(session, 0, 1, (), keep=keep), WHOLE))
+        length = int(self.ledger.valid_len(SequenceSlice(session, 0, 1, (), kept_tree_nodes=keep), WHOLE))
         start = length if keep is not None else max(0, length - back)
         parents = tuple(range(-1, check - 1)) if kind == "tree" else None
         tokens = tuple(3 if (start + i) % 4 == 0 else 0 for i in range(n + check))
-        return Rows(
-            session, start, n + check, tokens, check, "tree" if parents else "greedy", parents=parents, keep=keep
+        return SequenceSlice(
+            session,
+            start,
+            n + check,
+            tokens,
+            check,
+            "tree" if parents else "greedy",
+            parents=parents,
+            kept_tree_nodes=keep,
         )
 
     def batch(self, asks):
         kinds = {asked[0]: asked[-1] for asked in asks}
         for session in [s for s, kind in kinds.items() if kind == "released"]:
-            self.drop(self.ledger.forget(session))
-        items = [Item(None, self.rows(*asked), WHOLE, 0.0, 0) for asked in asks if asked[-1] != "released"]
-        picked = [(i, i.rows.n) for i in items if self.ledger.whole(i.rows.start + i.rows.n) <= CAPACITY]
-        picked, gone = admit(picked, self.ledger, {i.rows.session: [i] for i, _ in picked})
+            self.drop(self.ledger.evict_session(session))
+        items = [QueuedRequest(None, self.rows(*asked), WHOLE, 0.0, 0) for asked in asks if asked[-1] != "released"]
+        picked = [
+            (i, i.slice.num_tokens)
+            for i in items
+            if self.ledger.round_up_to_blocks(i.slice.start + i.slice.num_tokens) <= CAPACITY
+        ]
+        picked, gone = admit(picked, self.ledger, {i.slice.session: [i] for i, _ in picked})
         self.drop(gone)
         if picked:
-            self.run([item.rows for item, _ in picked], kinds)
+            self.run([item.slice for item, _ in picked], kinds)
 
     def run(self, batch, kinds):
         for rows in batch:
-            self.ledger.started(rows, WHOLE)
-        assert self.ledger.used <= CAPACITY
-        results, _ = self.engine.execute(Forward(WHOLE, tuple(batch), ("last",) * len(batch)))
+            self.ledger.start_forward(rows, WHOLE)
+        assert self.ledger.used_tokens <= CAPACITY
+        results, _ = self.engine.execute(ForwardWork(WHOLE, tuple(batch), ("last",) * len(batch)))
         for rows, result in zip(batch, results, strict=True):
             verdict = result.verdict
             self.loose.discard(rows.session)
@@ -76,7 +87,7 @@ class Chip:
                 self.loose.add(rows.session)
                 continue
             self.kept.update({rows.session: verdict.keep} if verdict.keep is not None else {})
-            self.ledger.finished(rows, WHOLE, rows.check - verdict.accepted if verdict.keep is None else 0)
+            self.ledger.finish_forward(rows, WHOLE, rows.check - verdict.accepted if verdict.keep is None else 0)
 
     def drop(self, keys):
         for session, first in keys:
@@ -85,23 +96,23 @@ class Chip:
             self.loose.discard(session)
 
     def agrees(self):
-        size, slots = self.ledger.block_tokens, self.engine.cache._slots
-        for key in self.ledger.lengths:
-            held, taken = self.ledger.held(key), slots[key].blocks * size if key in slots else 0
+        size, slots = self.ledger.block_tokens, self.engine.cache._caches
+        for key in self.ledger.cached_lens:
+            held, taken = self.ledger.allocated_tokens(key), slots[key].num_blocks * size if key in slots else 0
             assert held >= taken if key[0] in self.loose else held == taken
-        assert self.ledger.used == sum(map(self.ledger.held, self.ledger.lengths))
-        assert self.engine.cache.blocks * size <= self.ledger.used <= CAPACITY
+        assert self.ledger.used_tokens == sum(map(self.ledger.allocated_tokens, self.ledger.cached_lens))
+        assert self.engine.cache.num_blocks * size <= self.ledger.used_tokens <= CAPACITY
 
 
 @pytest.fixture(scope="module")
 def model(causal):
     """It always writes token 0, so that drafts stand and fall as a test likes."""
-    model = take_apart(copy.deepcopy(causal("llama", num_hidden_layers=1)))
-    model.head.weight.zero_()
+    model = decompose(copy.deepcopy(causal("llama", num_hidden_layers=1)))
+    model.lm_head.positive_weight.zero_()
     return model
 
 
-@pytest.mark.parametrize("block_tokens", [1, 4, 16])
+@pytest.instant.parametrize("block_tokens", [1, 4, 16])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(history=st.lists(ASKS, max_size=25))
 def test_ledger_and_pool_count_the_same_blocks(model, block_tokens, history):

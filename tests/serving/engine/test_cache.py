@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from serving.engines.torch.kv_pool import CacheFullError
-from serving.engines.torch.model import take_apart
-from serving.engines.torch.sequence_cache import Cache, CacheHoleError
+from serving.engines.torch.model import decompose
+from serving.engines.torch.sequence_cache import CacheHoleError, KVCacheManager
 
 
 @pytest.fixture(scope="module")
 def model(causal):
-    return take_apart(causal("llama"))
+    return decompose(causal("llama"))
 
 
 def _fill(slot, length):
@@ -25,7 +25,7 @@ def _fill(slot, length):
 
 
 def _stored(slot):
-    keys, values = slot.views(0, slot.length)
+    keys, values = slot.read_views(0, slot.length)
     found = {tuple(keys[layer][0, 0, :, 0].int().tolist()) for layer in range(4)}
     assert found == {tuple((-values[layer][0, 1, :, -1]).int().tolist()) for layer in range(4)}
     assert len(found) == 1
@@ -33,7 +33,7 @@ def _stored(slot):
 
 
 def test_a_slot_keeps_its_tokens_when_it_grows(model):
-    slot = Cache(model).open("a", 0, 4, 0)
+    slot = KVCacheManager(model).open("a", 0, 4, 0)
     for length in (3, 64, 65, 300):
         _fill(slot, length)
         assert _stored(slot) == tuple(range(length))
@@ -44,37 +44,37 @@ def test_a_slot_keeps_its_tokens_when_it_grows(model):
 
 
 def test_a_span_holds_only_its_own_layers(model):
-    cache = Cache(model)
+    cache = KVCacheManager(model)
     for part, last in ((1, 3), (None, 4)):
         slot = cache.open("a", part, last, 0)
         slot.reserve(1)
-        assert len(slot.views(0, 1)[0]) == last - (part or 0)
+        assert len(slot.read_views(0, 1)[0]) == last - (part or 0)
     assert cache.nbytes == 6 * 2 * 16 * 2 * 8 * 4
 
 
 def test_opening_rolls_back_and_never_forward(model):
-    cache = Cache(model)
+    cache = KVCacheManager(model)
     _fill(cache.open("a", 0, 4, 0), 10)
     assert cache.open("a", 0, 4, 7).length == 7
     with pytest.raises(CacheHoleError, match="session 'a' begins at token 8, but only 7 tokens are cached"):
         cache.open("a", 0, 4, 8)
 
 
-@pytest.mark.parametrize("keep", [(), (0,), (1, 2, 4), (4,), (0, 1, 2, 3, 4)])
+@pytest.instant.parametrize("keep", [(), (0,), (1, 2, 4), (4,), (0, 1, 2, 3, 4)])
 def test_survivors_move_to_where_drafts_began(model, keep):
-    cache = Cache(model)
+    cache = KVCacheManager(model)
     slot = cache.open("a", 0, 4, 0)
     _fill(slot, 12)
-    slot.drafts_at = 7
+    slot.draft_start = 7
     slot = cache.open("a", 0, 4, 7 + len(keep), keep)
     assert _stored(slot) == (*range(7), *(7 + i for i in keep))
 
 
 def test_a_draft_that_was_never_cached_cannot_survive(model):
-    cache = Cache(model)
+    cache = KVCacheManager(model)
     slot = cache.open("a", 0, 4, 0)
     _fill(slot, 9)
-    slot.drafts_at = 7
+    slot.draft_start = 7
     with pytest.raises(CacheHoleError, match="draft 2 is kept, but only 2 drafts are in the cache"):
         cache.open("a", 0, 4, 8, (2,))
 
@@ -89,32 +89,32 @@ def _apart(cache, sessions="ab", each=16):
     return slots
 
 
-@pytest.mark.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
+@pytest.instant.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
 def test_blocks_that_lie_apart_are_read_written_and_compacted_like_others(model, keep):
-    slots = _apart(Cache(model, 16, budget_tokens=128))
+    slots = _apart(KVCacheManager(model, 16, budget_tokens=128))
     for slot in slots.values():
         assert _stored(slot) == tuple(range(64))
-        slot.drafts_at = 30
-        slot.compact(keep)
+        slot.draft_start = 30
+        slot.keep_drafts(keep)
         assert _stored(slot) == (*range(30), *(30 + i for i in keep))
         slot.truncate(20, "a")
         assert (slot.blocks, _stored(slot)) == (2, tuple(range(20)))
 
 
 def test_a_roll_back_frees_blocks_and_another_session_takes_them(model):
-    cache = Cache(model, 16, budget_tokens=64)
+    cache = KVCacheManager(model, 16, budget_tokens=64)
     _fill(cache.open("a", 0, 4, 0), 60)
     with pytest.raises(CacheFullError, match="1 more blocks of KV cache are needed, and 4 of 4 are taken"):
         cache.open("b", 0, 4, 0).reserve(1)
     cache.open("a", 0, 4, 33)
-    assert cache.blocks == 3
+    assert cache.num_blocks == 3
     _fill(cache.open("b", 0, 4, 0), 16)
     cache.drop("a", 0)
-    assert (cache.blocks, _stored(cache.open("b", 0, 4, 16))) == (1, tuple(range(16)))
+    assert (cache.num_blocks, _stored(cache.open("b", 0, 4, 16))) == (1, tuple(range(16)))
 
 
 def test_spans_share_the_budget(model):
-    cache = Cache(model, 16, budget_tokens=40)  # two whole blocks
+    cache = KVCacheManager(model, 16, budget_tokens=40)  # two whole blocks
     cache.open("a", 0, 2, 0).reserve(16)
     cache.open("a", 2, 4, 0).reserve(16)
     with pytest.raises(CacheFullError):
@@ -122,19 +122,19 @@ def test_spans_share_the_budget(model):
 
 
 def test_a_session_that_is_cut_off_from_its_next_block_moves_to_where_all_lie_together(model):
-    cache = Cache(model)
+    cache = KVCacheManager(model)
     slots = [cache.open(s, 0, 4, 0) for s in "abcdefgh"]
     for length in range(10, 400, 10):  # 8 sessions of 25 blocks: the pool grows
         for slot in slots:
             _fill(slot, length)
     assert [_stored(slot) for slot in slots] == [tuple(range(390))] * 8
-    assert sum(slot.runs == 1 for slot in slots) >= 6
-    assert cache.blocks == 8 * 25
+    assert sum(slot.num_runs == 1 for slot in slots) >= 6
+    assert cache.num_blocks == 8 * 25
     assert cache.reserved_nbytes <= 2 * cache.nbytes
 
 
 def test_what_a_lone_session_holds_is_always_one_view(model):
-    slot = Cache(model).open("a", 0, 4, 0)
+    slot = KVCacheManager(model).open("a", 0, 4, 0)
     for length in range(1, 4000, 37):
         slot.reserve(length)
-        assert slot.runs == 1
+        assert slot.num_runs == 1

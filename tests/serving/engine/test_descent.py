@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
-from serving.engines.torch.early_exit_pass import Descent
-from serving.engines.torch.model import take_apart
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
+from serving.engines.torch.early_exit_pass import EarlyExitPass
+from serving.engines.torch.model import decompose
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
 
 VARIANTS = (
     "llama", "llama_yarn", "qwen2", "qwen2_mixed", "qwen3", "mistral", "mistral_open", "phi3", "phi3_longrope", "neox",
@@ -21,17 +21,17 @@ class Text:
     """A session's text and cache, and what both models say of them."""
 
     def __init__(self, causal, variant, seed=0):
-        self.whole, model = causal(variant), take_apart(causal(variant))
-        self.stack, self.slot = Stack(model, model.vocabulary), Slot(model, 0, LAYERS)
+        self.whole, model = causal(variant), decompose(causal(variant))
+        self.stack, self.slot = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, LAYERS)
         self.tokens, self.r = [], random.Random(seed)
 
     def some(self, n):
         return [self.r.randrange(3, 97) for _ in range(n)]
 
     def feed(self, tokens, depth, parents=None):
-        descent = Descent(self.stack, self.slot, tokens, parents)
-        logits = self.stack.logits(descent.to(depth))
-        descent.leave()
+        descent = EarlyExitPass(self.stack, self.slot, tokens, parents)
+        logits = self.stack.logits(descent.run_to(depth))
+        descent.finish()
         return logits
 
     def full(self, tokens):
@@ -39,8 +39,8 @@ class Text:
 
     def shallow(self, tokens, depth):
         """The head's opinion after `depth` layers, without any cache."""
-        slot = Slot(self.stack.model, 0, LAYERS)
-        return self.stack.logits(self.stack.run(self.stack.embed(tokens), [Lot(slot, len(tokens))], 0, depth))
+        slot = SequenceCache(self.stack.model, 0, LAYERS)
+        return self.stack.logits(self.stack.run(self.stack.embed(tokens), [RunnerInput(slot, len(tokens))], 0, depth))
 
     def wanted(self, tokens, depth):
         return self.full(tokens) if depth == LAYERS else self.shallow(tokens, depth)
@@ -68,8 +68,8 @@ class Text:
         del self.tokens[length:]
 
     def consistent(self):
-        assert len(self.slot.depths) == self.slot.length == len(self.tokens)
-        assert len(self.slot.waiting) == self.slot.depths.short
+        assert len(self.slot.exit_depths) == self.slot.length == len(self.tokens)
+        assert len(self.slot.suspended_hidden) == self.slot.exit_depths.num_incomplete
 
     def step(self):
         n, depth = self.r.randint(1, 5), self.r.choice((1, 2, 2, 3, 3, LAYERS))
@@ -83,7 +83,7 @@ class Text:
         self.consistent()
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, variant):
     for seed in range(2):
@@ -92,29 +92,29 @@ def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, varia
         for _ in range(16):
             text.step()
         text.append(1, LAYERS)
-        assert text.slot.depths.short == 0
+        assert text.slot.exit_depths.num_incomplete == 0
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
+@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
 @torch.inference_mode()
 def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
     text = Text(causal, variant, seed=3)
-    text.slot = Slot(text.stack.model, 0, LAYERS, scattered(text.stack.model))
+    text.slot = SequenceCache(text.stack.model, 0, LAYERS, scattered(text.stack.model))
     text.append(12, LAYERS)
     for _ in range(16):
         text.step()
     text.append(1, LAYERS)
-    assert text.slot.runs >= 6
+    assert text.slot.num_runs >= 6
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral", "neox"])
+@pytest.instant.parametrize("variant", ["llama", "mistral", "neox"])
 @torch.inference_mode()
 def test_a_prompt_may_leave_early_too(causal, variant):
     text = Text(causal, variant)
     text.append(15, 1)
     text.append(2, 3)
     text.append(3, 2)
-    assert [text.slot.depths.first_below(layer) for layer in range(LAYERS)] == [20, 20, 17, 0]
+    assert [text.slot.exit_depths.cached_at(layer) for layer in range(LAYERS)] == [20, 20, 17, 0]
     text.append(1, LAYERS)
 
 
@@ -125,9 +125,9 @@ def test_branches_take_the_waiting_along_and_leave_it_deeper(causal):
     text.append(2, 2)
     text.append(1, 1)
     text.branch(4, 3)
-    assert [text.slot.depths.first_below(layer) for layer in range(LAYERS)] == [13, 13, 13, 10]
+    assert [text.slot.exit_depths.cached_at(layer) for layer in range(LAYERS)] == [13, 13, 13, 10]
     text.branch(4, LAYERS)
-    assert (text.slot.depths.short, text.slot.waiting) == (0, [])
+    assert (text.slot.exit_depths.num_incomplete, text.slot.suspended_hidden) == (0, [])
 
 
 @torch.inference_mode()
@@ -138,7 +138,7 @@ def test_a_rollback_into_the_waiting_keeps_those_before_it(causal):
     text.append(3, 1)
     text.cut(11)
     text.consistent()
-    assert len(text.slot.waiting) == 2
+    assert len(text.slot.suspended_hidden) == 2
     text.append(2, LAYERS)
 
 
@@ -150,12 +150,12 @@ def test_a_pass_may_stop_at_several_layers_on_its_way(causal):
     text.append(2, 2)
     new = text.some(2)
     text.tokens += new
-    descent = Descent(text.stack, text.slot, new)
+    descent = EarlyExitPass(text.stack, text.slot, new)
     for depth in range(1, LAYERS + 1):
-        got = text.stack.logits(descent.to(depth))
+        got = text.stack.logits(descent.run_to(depth))
         assert got.shape[0] == 2
         assert (got - text.wanted(text.tokens, depth)[-2:]).abs().max() < 1e-4
-    assert [(one.layers, one.rows, one.cached) for one in descent.leave()] == [(2, 2, 10), (2, 4, 8)]
+    assert [(one.layers, one.num_tokens, one.cached_tokens) for one in descent.finish()] == [(2, 2, 10), (2, 4, 8)]
 
 
 @torch.inference_mode()
@@ -171,7 +171,7 @@ def test_the_comparison_notices_a_lost_state(causal):
     text = Text(causal, "llama")
     text.append(8, LAYERS)
     text.append(2, 2)
-    text.slot.waiting[0] = text.slot.waiting[0] + 1.0
+    text.slot.suspended_hidden[0] = text.slot.suspended_hidden[0] + 1.0
     new = text.some(1)
     got = text.feed(new, LAYERS)
     assert (got - text.full([*text.tokens, *new])[-1:]).abs().max() > 1e-2

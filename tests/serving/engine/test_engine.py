@@ -6,13 +6,13 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
 from serving.engines.torch.sequence_cache import CacheHoleError
-from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Forward, Generate, Rows, Sampling, Span, Stop
+from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import DraftStopRule, DraftWork, ForwardWork, SamplingParams, SequenceSlice, Span
 
-WHOLE = Span(0, 4, embed=True, head=True)
+WHOLE = Span(0, 4, embedding=True, lm_head=True)
 
 
 def _greedy(causal, prompt, n):
@@ -41,25 +41,25 @@ def _speculate(drafter, target, sessions, limit, k=4):
         rows = []
         for name in active:
             text, start = texts[name], min(cached[name], len(texts[name]) - 1)
-            drafted, passes = drafter.execute(Generate(name, start, tuple(text[start:]), Stop(k)))
+            drafted, passes = drafter.execute(DraftWork(name, start, tuple(text[start:]), DraftStopRule(k)))
             loads += [("draft", load) for load in passes]
             cached[name] = drafted.cached
             new = (*text[sent[name] :], *drafted.tokens)
-            rows.append(Rows(name, sent[name], len(new), new, len(drafted.tokens), "greedy"))
-        results, passes = target.execute(Forward(WHOLE, tuple(rows), ("last",) * len(rows)))
+            rows.append(SequenceSlice(name, sent[name], len(new), new, len(drafted.tokens), "greedy"))
+        results, passes = target.execute(ForwardWork(WHOLE, tuple(rows), ("last",) * len(rows)))
         loads += [("verify", load) for load in passes]
         for row, result in zip(rows, results, strict=True):
             verdict, text = result.verdict, texts[row.session]
             accepted += verdict.accepted
             agreed = len(text) + verdict.accepted
-            text += [*row.tokens[row.n - row.check :][: verdict.accepted], verdict.token]
+            text += [*row.tokens[row.num_tokens - row.num_drafts :][: verdict.accepted], verdict.token]
             cached[row.session], sent[row.session] = min(cached[row.session], agreed), agreed
     return {name: tuple(text[len(sessions[name]) :][:limit]) for name, text in texts.items()}, accepted, loads
 
 
 def test_greedy_drafting_and_verifying_writes_what_the_target_writes_alone(llama, small, prompts):
     sessions = {f"s{i}": prompt for i, prompt in enumerate(prompts)}
-    drafter, target = Engine(take_apart(copy.deepcopy(small))), Engine(take_apart(copy.deepcopy(llama)))
+    drafter, target = TorchEngine(decompose(copy.deepcopy(small))), TorchEngine(decompose(copy.deepcopy(llama)))
     written, accepted, _ = _speculate(drafter, target, sessions, 40)
     assert written == {name: _greedy(llama, prompt, 40) for name, prompt in sessions.items()}
     assert 20 < accepted < 150  # neither never nor always: both paths of the verdict were walked
@@ -71,7 +71,7 @@ def test_no_prefix_is_ever_recomputed(llama, small, prompts):
     seen = {"draft": [], "verify": []}
     for name, model in models.items():
         model.model.layers[2].register_forward_hook(lambda _, args, __, rows=seen[name]: rows.append(args[0].shape[1]))
-    engines = {name: Engine(take_apart(model)) for name, model in models.items()}
+    engines = {name: TorchEngine(decompose(model)) for name, model in models.items()}
     written, _, loads = _speculate(engines["draft"], engines["verify"], sessions, 20)
     for name in models:
         assert seen[name] == [load.rows for part, load in loads if part == name]
@@ -85,19 +85,23 @@ def test_no_prefix_is_ever_recomputed(llama, small, prompts):
 
 
 def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
-    sampling, prompt, rounds, batch = Sampling(1.2, 0, 1.0, seed=5), (5, 9, 17), 2400, 100
+    sampling, prompt, rounds, batch = SamplingParams(1.2, 0, 1.0, seed=5), (5, 9, 17), 2400, 100
     target_model, drafter_model = (causal("llama", seed, vocab_size=32, num_hidden_layers=1) for seed in (1, 2))
     with torch.inference_mode():
         odds = (target_model(torch.tensor([prompt])).logits[0, -1].double() / sampling.temperature).softmax(-1)
-    blobs, whole = Blobs(), Span(0, 1, embed=True, head=True)
-    drafter, target = (Engine(take_apart(model), blobs=blobs) for model in (drafter_model, target_model))
+    blobs, whole = TensorStore(), Span(0, 1, embedding=True, lm_head=True)
+    drafter, target = (TorchEngine(decompose(model), tensor_store=blobs) for model in (drafter_model, target_model))
     counts, accepted = torch.zeros(32, dtype=torch.float64), 0
     for at in range(0, rounds, batch):
         rows = []
         for session in map(str, range(at, at + batch)):
-            drafted, _ = drafter.execute(Generate(session, 0, prompt, Stop(2), sampling=sampling))
-            rows.append(Rows(session, 0, 5, (*prompt, *drafted.tokens), 2, "sample", sampling, odds=drafted.odds))
-        results, _ = target.execute(Forward(whole, tuple(rows), ("last",) * batch))
+            drafted, _ = drafter.execute(DraftWork(session, 0, prompt, DraftStopRule(2), sampling=sampling))
+            rows.append(
+                SequenceSlice(
+                    session, 0, 5, (*prompt, *drafted.tokens), 2, "sample", sampling, draft_probs=drafted.odds
+                )
+            )
+        results, _ = target.execute(ForwardWork(whole, tuple(rows), ("last",) * batch))
         for row, result in zip(rows, results, strict=True):
             counts[row.tokens[3] if result.verdict.accepted else result.verdict.token] += 1
             accepted += result.verdict.accepted
@@ -112,20 +116,20 @@ def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
 
 
 def test_loads_count_rows_pairs_cache_and_head(llama_copy):
-    engine = Engine(take_apart(llama_copy))
-    _, loads = engine.execute(Generate("a", 0, (5, 6, 7), Stop(2)))
+    engine = TorchEngine(decompose(llama_copy))
+    _, loads = engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(2)))
     assert loads == ((4, 3, 9, 0, 1, 1, 0), (4, 1, 4, 3, 1, 1, 0))
-    _, loads = engine.execute(Generate("b", 0, (5, 6, 7), Stop(0)))
+    _, loads = engine.execute(DraftWork("b", 0, (5, 6, 7), DraftStopRule(0)))
     assert loads == ((4, 3, 9, 0, 0, 1, 0),)
-    rows = (Rows("a", 0, 3, (5, 6, 7), 2, "greedy"), Rows("b", 0, 2, (5, 6)))
-    _, loads = engine.execute(Forward(WHOLE, rows, ("last", "last")))
+    rows = (SequenceSlice("a", 0, 3, (5, 6, 7), 2, "greedy"), SequenceSlice("b", 0, 2, (5, 6)))
+    _, loads = engine.execute(ForwardWork(WHOLE, rows, ("last", "last")))
     assert loads == ((4, 5, 13, 0, 3, 1, 1),)
 
 
 def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_copy):
-    engine = Engine(take_apart(llama_copy))
-    engine.execute(Generate("a", 0, (5, 6, 7), Stop(0)))
-    engine.execute(Forward(Span(0, 2, embed=True), (Rows("a", 0, 2, (5, 6)),), ("all",)))
+    engine = TorchEngine(decompose(llama_copy))
+    engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(0)))
+    engine.execute(ForwardWork(Span(0, 2, embedding=True), (SequenceSlice("a", 0, 2, (5, 6)),), ("all",)))
     lengths = engine.cache.length("a", None), engine.cache.length("a", 0), engine.cache.length("a", 2)
     assert lengths == (3, 2, 0)
     engine.drop("a", None)
@@ -136,17 +140,17 @@ def test_one_session_has_separate_caches_for_drafting_and_for_each_span(llama_co
 
 
 def test_work_behind_the_end_of_a_cache_is_refused(llama_copy):
-    engine = Engine(take_apart(llama_copy))
-    engine.execute(Generate("a", 0, (5, 6, 7), Stop(0)))
+    engine = TorchEngine(decompose(llama_copy))
+    engine.execute(DraftWork("a", 0, (5, 6, 7), DraftStopRule(0)))
     with pytest.raises(CacheHoleError, match="session 'a' begins at token 4, but only 3 tokens are cached"):
-        engine.execute(Generate("a", 4, (8,), Stop(1)))
+        engine.execute(DraftWork("a", 4, (8,), DraftStopRule(1)))
     with pytest.raises(CacheHoleError, match="session 'b' begins at token 1, but only 0"):
-        engine.execute(Forward(WHOLE, (Rows("b", 1, 1, (8,)),), ("last",)))
+        engine.execute(ForwardWork(WHOLE, (SequenceSlice("b", 1, 1, (8,)),), ("last",)))
 
 
 def test_wrong_settings_are_refused_by_name(llama_copy):
-    model = take_apart(llama_copy)
+    model = decompose(llama_copy)
     with pytest.raises(ValueError, match="vocabulary is 98; the head of model has 97 rows"):
-        Engine(model, vocabulary=98)
+        TorchEngine(model, vocab_size=98)
     with pytest.raises(ValueError, match=r"probed layers are \[9\]; model has layers 0 to 3"):
-        Engine(model, probed=frozenset({9}))
+        TorchEngine(model, importance_layers=frozenset({9}))

@@ -6,25 +6,27 @@ from itertools import accumulate
 import pytest
 import torch
 
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.messages import Exit, Generate, Sampling, Stop
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, SamplingParams
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 LAYERS = 4
-NEVER, AT_ONCE = Exit("margin", 1.0, 0.75), Exit("margin", -1.0, 0.75)
+NEVER, AT_ONCE = EarlyExitRule("margin", 1.0, 0.75), EarlyExitRule("margin", -1.0, 0.75)
 SCORES = ("confidence", "margin", "importance")
 
 
 @pytest.fixture
 def engine(llama):
-    return Engine(take_apart(copy.deepcopy(llama)))
+    return TorchEngine(decompose(copy.deepcopy(llama)))
 
 
 def draft(engine, feed=PROMPT, cap=6, rule=None, session="a", start=0, probes=SCORES, **settings):
-    return engine.execute(Generate(session, start, tuple(feed), Stop(cap), probes=probes, exit=rule, **settings))
+    return engine.execute(
+        DraftWork(session, start, tuple(feed), DraftStopRule(cap), requested_scores=probes, early_exit=rule, **settings)
+    )
 
 
 def sometimes(engine):
@@ -32,15 +34,15 @@ def sometimes(engine):
     tokens = draft(engine, cap=16, session="free")[0].tokens
     text = [*PROMPT, *tokens]
     margins = sorted(margin(engine, text[:at], depth) for at in range(9, 25) for depth in (1, 2, 3))
-    return Exit("margin", margins[len(margins) * 3 // 4], 0.75)
+    return EarlyExitRule("margin", margins[len(margins) * 3 // 4], 0.75)
 
 
 @torch.inference_mode()
 def reading(engine, text, depth):
     """The probabilities of the next token after `depth` layers, without any cache."""
-    stack = Stack(engine.model, engine.model.vocabulary)
-    slot = Slot(engine.model, 0, LAYERS)
-    hidden = stack.run(stack.embed(text), [Lot(slot, len(text))], 0, depth)
+    stack = ModelRunner(engine.model, engine.model.vocabulary)
+    slot = SequenceCache(engine.model, 0, LAYERS)
+    hidden = stack.run(stack.embed(text), [RunnerInput(slot, len(text))], 0, depth)
     return stack.logits(hidden[-1:])[0].softmax(-1)
 
 
@@ -56,15 +58,19 @@ def check(engine, rule, text, token, depth, confidence):
     assert token == int(odds.argmax())
     assert confidence == pytest.approx(float(odds.max()), abs=1e-4)
     before = [margin(engine, text, layer) for layer in rule.layers(LAYERS) if layer < ran]
-    assert all(value <= rule.above + 1e-5 for value in before)
-    assert ran == LAYERS or margin(engine, text, ran) > rule.above - 1e-5
+    assert all(value <= rule.threshold + 1e-5 for value in before)
+    assert ran == LAYERS or margin(engine, text, ran) > rule.threshold - 1e-5
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(0.9, 20, 0.95, 3)])
+@pytest.instant.parametrize("sampling", [None, SamplingParams(0.9, 20, 0.95, 3)])
 def test_a_threshold_that_nobody_passes_changes_nothing(engine, sampling):
     free, _ = draft(engine, sampling=sampling)
     with_checks, _ = draft(engine, rule=NEVER, session="a", sampling=sampling)
-    assert (with_checks.tokens, with_checks.tops, with_checks.cached) == (free.tokens, free.tops, free.cached)
+    assert (with_checks.tokens, with_checks.top_candidates, with_checks.cached) == (
+        free.tokens,
+        free.top_candidates,
+        free.cached,
+    )
     for name in ("confidence", "margin"):
         assert with_checks.scores[name] == pytest.approx(free.scores[name], abs=1e-5)
     assert (free.depths, with_checks.depths) == ((), (1.0,) * 6)
@@ -76,12 +82,12 @@ def test_a_threshold_that_all_pass_stops_at_the_first_check(engine):
     for at in range(6):
         text = (*PROMPT, *drafted.tokens[:at])
         check(engine, AT_ONCE, text, drafted.tokens[at], 0.25, drafted.scores["confidence"][at])
-    assert [(one.layers, one.rows, one.head_rows) for one in loads] == [(1, 9, 1)] + [(1, 1, 1)] * 5
+    assert [(one.layers, one.rows, one.head_tokens) for one in loads] == [(1, 9, 1)] + [(1, 1, 1)] * 5
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
+@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
 def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causal, variant):
-    engine = Engine(take_apart(causal(variant)))
+    engine = TorchEngine(decompose(causal(variant)))
     rule, text, cached = sometimes(engine), list(PROMPT), 0
     seen = set()
     turns: list = [(6, 6, ()), (5, 2, (11,)), (4, 0, (12, 13)), (5, 5, (14,)), (6, 1, (3,))]
@@ -115,52 +121,54 @@ def test_branches_beside_waiting_rows_are_read_off_one_by_one(engine):
     assert ahead.cached == start
     deepest = max(round(depth * LAYERS) for depth in ahead.depths)
     checks = len([layer for layer in (*rule.layers(LAYERS), LAYERS) if layer <= deepest])
-    assert sum(one.head_rows for one in loads) == checks * len(branches)
+    assert sum(one.head_tokens for one in loads) == checks * len(branches)
     after, _ = draft(engine, text[start:], 4, NEVER, start=start)
     assert after.tokens == draft(engine, text, 4, session="b")[0].tokens
 
 
-@pytest.mark.parametrize("rule", [NEVER, AT_ONCE, Exit("margin", 0.4, 0.5), Exit("confidence", 0.5, 0.5, 1)])
+@pytest.instant.parametrize(
+    "rule", [NEVER, AT_ONCE, EarlyExitRule("margin", 0.4, 0.5), EarlyExitRule("confidence", 0.5, 0.5, 1)]
+)
 def test_only_what_is_charged_is_computed(llama, rule):
     """Layers and head are counted from outside, over a draft, a rollback, a fill and branches."""
-    engine = Engine(take_apart(copy.deepcopy(llama)))
+    engine = TorchEngine(decompose(copy.deepcopy(llama)))
     ran, asked = [0] * LAYERS, [0]
     for i, layer in enumerate(engine.model.layers):
         layer.register_forward_pre_hook(lambda _, args, i=i: ran.__setitem__(i, ran[i] + args[0].shape[1]))
-    engine.model.head.register_forward_pre_hook(lambda _, args: asked.__setitem__(0, asked[0] + args[0].shape[0]))
+    engine.model.lm_head.register_forward_pre_hook(lambda _, args: asked.__setitem__(0, asked[0] + args[0].shape[0]))
     works = [
-        Generate("a", 0, PROMPT, Stop(5), exit=rule),
-        Generate("a", 11, (50, 51), Stop(3), exit=rule),
-        Generate("a", 12, (), Stop(1), exit=rule, branches=((51, 3), (51, 4, 5))),
-        Generate("a", 12, (51, 3), Stop(0), exit=rule),
-        Generate("a", 14, (7,), Stop(2), exit=rule),
+        DraftWork("a", 0, PROMPT, DraftStopRule(5), early_exit=rule),
+        DraftWork("a", 11, (50, 51), DraftStopRule(3), early_exit=rule),
+        DraftWork("a", 12, (), DraftStopRule(1), early_exit=rule, branches=((51, 3), (51, 4, 5))),
+        DraftWork("a", 12, (51, 3), DraftStopRule(0), early_exit=rule),
+        DraftWork("a", 14, (7,), DraftStopRule(2), early_exit=rule),
     ]
     loads = [load for work in works for load in engine.execute(work)[1]]
     assert sum(one.layers * one.rows for one in loads) == sum(ran)
-    assert sum(one.head_rows for one in loads) == asked[0]
+    assert sum(one.head_tokens for one in loads) == asked[0]
     assert ran == sorted(ran, reverse=True)
     assert engine.cache.length("a", None) == 16
 
 
 def test_skipped_layers_are_not_computed(llama):
-    engine = Engine(take_apart(copy.deepcopy(llama)))
+    engine = TorchEngine(decompose(copy.deepcopy(llama)))
     ran = [0] * LAYERS
     for i, layer in enumerate(engine.model.layers):
         layer.register_forward_pre_hook(lambda _, args, i=i: ran.__setitem__(i, ran[i] + args[0].shape[1]))
-    draft(engine, cap=6, rule=Exit("margin", -1.0, 0.5))
+    draft(engine, cap=6, rule=EarlyExitRule("margin", -1.0, 0.5))
     assert ran == [14, 14, 0, 0]
-    draft(engine, (3,), 1, Exit("margin", 1.0, 0.5), start=14)
+    draft(engine, (3,), 1, EarlyExitRule("margin", 1.0, 0.5), start=14)
     assert ran == [15, 15, 15, 15]  # everyone once
 
 
 def test_one_check_asks_the_head_once(engine):
-    _, loads = draft(engine, cap=3, rule=Exit("margin", 1.0, 0.75, checks=1))
-    assert sum(one.head_rows for one in loads) == 3 * 2
-    _, loads = draft(engine, cap=3, rule=Exit("margin", 1.0, 0.75))
-    assert sum(one.head_rows for one in loads) == 3 * 4
+    _, loads = draft(engine, cap=3, rule=EarlyExitRule("margin", 1.0, 0.75, max_checks=1))
+    assert sum(one.head_tokens for one in loads) == 3 * 2
+    _, loads = draft(engine, cap=3, rule=EarlyExitRule("margin", 1.0, 0.75))
+    assert sum(one.head_tokens for one in loads) == 3 * 4
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("last", "checks", "depth", "layers"),
     [
         (0.25, 0, 32, tuple(range(24, 32))),
@@ -174,7 +182,7 @@ def test_one_check_asks_the_head_once(engine):
     ],
 )
 def test_where_the_head_is_asked(last, checks, depth, layers):
-    assert Exit("margin", 0.7, last, checks).layers(depth) == layers
+    assert EarlyExitRule("margin", 0.7, last, checks).check_layers(depth) == layers
 
 
 def test_importance_depends_on_the_text_and_not_on_who_left(engine):
@@ -182,13 +190,20 @@ def test_importance_depends_on_the_text_and_not_on_who_left(engine):
     early, _ = draft(engine, cap=5, rule=AT_ONCE)
     seen, _ = draft(engine, (*PROMPT, *early.tokens[:-1]), 0, NEVER, "b", again=5)
     assert seen.scores["importance"] == pytest.approx(early.scores["importance"], abs=1e-5)
-    assert Engine(engine.model, probed=frozenset({0})).execute(
-        Generate("c", 0, (*PROMPT, *early.tokens[:-1]), Stop(0), probes=("importance",), again=5)
+    assert TorchEngine(engine.model, importance_layers=frozenset({0})).execute(
+        DraftWork(
+            "c",
+            0,
+            (*PROMPT, *early.tokens[:-1]),
+            DraftStopRule(0),
+            requested_scores=("importance",),
+            num_adopted_drafts=5,
+        )
     )[0].scores["importance"] == pytest.approx(early.scores["importance"], abs=1e-5)
 
 
-@pytest.mark.parametrize("rule", [None, AT_ONCE])
-@pytest.mark.parametrize(("again", "more"), [(1, 0), (1, 1), (1, 3), (3, 0), (3, 1), (3, 3), (5, 0), (8, 2)])
+@pytest.instant.parametrize("rule", [None, AT_ONCE])
+@pytest.instant.parametrize(("again", "more"), [(1, 0), (1, 1), (1, 3), (3, 0), (3, 1), (3, 3), (5, 0), (8, 2)])
 def test_importance_of_adopted_drafts_is_what_writing_them_gave(engine, rule, again, more):
     """Seen by one fill, or with the next drafts: the same numbers as in one go."""
     whole, _ = draft(engine, cap=again + more, rule=rule)
@@ -211,7 +226,14 @@ def test_the_cache_before_adopted_drafts_does_not_matter(engine):
 
 def test_adopted_drafts_behind_which_a_score_says_stop(engine):
     got, _ = engine.execute(
-        Generate("a", 0, (*PROMPT, 11, 12), Stop(4, "confidence", 1.1, keep=False), probes=("importance",), again=2)
+        DraftWork(
+            "a",
+            0,
+            (*PROMPT, 11, 12),
+            DraftStopRule(4, "confidence", 1.1, keep_last=False),
+            requested_scores=("importance",),
+            num_adopted_drafts=2,
+        )
     )
     alone, _ = draft(engine, (*PROMPT, 11), 0, session="b", again=2)
     assert got.tokens == ()

@@ -5,20 +5,20 @@ import copy
 import pytest
 import torch
 
-from serving.core.keyed_random import key, luck
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.engines.torch.sampling import as_sent, distribution, draw
-from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Forward, Rows, Sampling, Span, Verdict
+from serving.core.keyed_random import key, uniform
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.engines.torch.sampling import distribution, encode_probs, sample_token
+from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import ForwardWork, SamplingParams, SequenceSlice, Span, Verdict
 
-WHOLE = Span(0, 4, embed=True, head=True)
+WHOLE = Span(0, 4, embedding=True, lm_head=True)
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 
 
 @pytest.fixture
 def engine(llama):
-    return Engine(take_apart(copy.deepcopy(llama)))
+    return TorchEngine(decompose(copy.deepcopy(llama)))
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def written(llama):
 
 
 def _verdicts(engine, *rows, span=WHOLE):
-    return [result.verdict for result in engine.execute(Forward(span, rows, ("last",) * len(rows)))[0]]
+    return [result.verdict for result in engine.execute(ForwardWork(span, rows, ("last",) * len(rows)))[0]]
 
 
 def _other(token):
@@ -39,52 +39,52 @@ def test_drafts_stand_up_to_the_first_that_the_target_would_not_have_written(eng
     good = (*PROMPT, *written[:3])
     bad = (*PROMPT, written[0], _other(written[1]), written[2])
     rows = [
-        Rows("all", 0, 12, good, 3, "greedy"),
-        Rows("one", 0, 12, bad, 3, "greedy"),
-        Rows("part", 0, 9, PROMPT),
-        Rows("none", 0, 9, PROMPT, 0, "greedy"),
+        SequenceSlice("all", 0, 12, good, 3, "greedy"),
+        SequenceSlice("one", 0, 12, bad, 3, "greedy"),
+        SequenceSlice("part", 0, 9, PROMPT),
+        SequenceSlice("none", 0, 9, PROMPT, 0, "greedy"),
     ]
     wanted = [Verdict(3, written[3]), Verdict(1, written[1]), None, Verdict(0, written[0])]
     assert _verdicts(engine, *rows) == wanted
 
 
 def test_a_prefill_in_parts_then_a_check_rolls_back_and_goes_on(engine, written):
-    assert _verdicts(engine, Rows("a", 0, 4, PROMPT[:4])) == [None]
-    assert _verdicts(engine, Rows("a", 4, 6, (*PROMPT[4:], _other(written[0])), 1, "greedy")) == [
+    assert _verdicts(engine, SequenceSlice("a", 0, 4, PROMPT[:4])) == [None]
+    assert _verdicts(engine, SequenceSlice("a", 4, 6, (*PROMPT[4:], _other(written[0])), 1, "greedy")) == [
         Verdict(0, written[0])
     ]
-    assert _verdicts(engine, Rows("a", 9, 3, written[:3], 2, "greedy")) == [Verdict(2, written[3])]
+    assert _verdicts(engine, SequenceSlice("a", 9, 3, written[:3], 2, "greedy")) == [Verdict(2, written[3])]
 
 
 def test_three_engines_of_one_process_pass_hidden_states_by_id(llama, written):
-    blobs = Blobs()
-    parts = [Engine(take_apart(copy.deepcopy(llama)), blobs=blobs) for _ in range(3)]
-    spans = [Span(0, 1, embed=True), Span(1, 4), Span(4, 4, head=True)]
+    blobs = TensorStore()
+    parts = [TorchEngine(decompose(copy.deepcopy(llama)), tensor_store=blobs) for _ in range(3)]
+    spans = [Span(0, 1, embedding=True), Span(1, 4), Span(4, 4, lm_head=True)]
 
     def ask(rows, outs):
         for engine, span, out in zip(parts, spans, outs, strict=True):
-            (result,), _ = engine.execute(Forward(span, (rows,), (out,)))
-            rows = Rows(
+            (result,), _ = engine.execute(ForwardWork(span, (rows,), (out,)))
+            rows = SequenceSlice(
                 rows.session,
                 rows.start,
                 rows.n,
                 rows.tokens[-rows.check :] if rows.check else (),
                 rows.check,
                 rows.rule,
-                blob=result.blob,
+                hidden_states=result.blob,
             )
         return result.verdict
 
-    assert ask(Rows("a", 0, 4, PROMPT[:4]), ("all", "last", "last")) is None
+    assert ask(SequenceSlice("a", 0, 4, PROMPT[:4]), ("all", "last", "last")) is None
     tokens = (*PROMPT[4:], *written[:2], _other(written[2]))
-    assert ask(Rows("a", 4, 8, tokens, 3, "greedy"), ("all", "last", "last")) == Verdict(2, written[2])
-    assert ask(Rows("a", 11, 1, (written[2],), 0, "greedy"), ("all", "all", "last")) == Verdict(0, written[3])
+    assert ask(SequenceSlice("a", 4, 8, tokens, 3, "greedy"), ("all", "last", "last")) == Verdict(2, written[2])
+    assert ask(SequenceSlice("a", 11, 1, (written[2],), 0, "greedy"), ("all", "all", "last")) == Verdict(0, written[3])
     assert len(blobs) == 0
 
 
 def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
-    rows = (Rows("a", 0, 9, PROMPT, 2), Rows("b", 0, 9, PROMPT, 2))
-    results, _ = engine.execute(Forward(Span(0, 2, embed=True), rows, ("all", "last")))
+    rows = (SequenceSlice("a", 0, 9, PROMPT, 2), SequenceSlice("b", 0, 9, PROMPT, 2))
+    results, _ = engine.execute(ForwardWork(Span(0, 2, embedding=True), rows, ("all", "last")))
     assert [result.blob.nbytes for result in results] == [9 * 32 * 2, 3 * 32 * 2]
     every, last = (engine.blobs.get(result.blob) for result in results)
     torch.testing.assert_close(every[-3:], last)
@@ -93,47 +93,47 @@ def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
 def test_a_tree_is_walked_and_its_survivors_are_the_next_cache(engine, written):
     wrong = _other(written[0])
     drafts, parents = (wrong, written[0], wrong, written[1], written[2]), (-1, -1, 1, 1, 3)
-    rows = Rows("a", 0, 14, (*PROMPT, *drafts), 5, "tree", parents=parents)
+    rows = SequenceSlice("a", 0, 14, (*PROMPT, *drafts), 5, "tree", parents=parents)
     assert _verdicts(engine, rows) == [Verdict(3, written[3], (1, 3, 4))]
-    follow = Rows("a", 12, 2, (written[3], written[4]), 1, "tree", parents=(-1,), keep=(1, 3, 4))
+    follow = SequenceSlice("a", 12, 2, (written[3], written[4]), 1, "tree", parents=(-1,), kept_tree_nodes=(1, 3, 4))
     assert _verdicts(engine, follow) == [Verdict(1, written[5], (0,))]
-    nothing = Rows("a", 13, 2, (written[4], _other(written[5])), 1, "tree", parents=(-1,), keep=())
+    nothing = SequenceSlice("a", 13, 2, (written[4], _other(written[5])), 1, "tree", parents=(-1,), kept_tree_nodes=())
     assert _verdicts(engine, nothing) == [Verdict(0, written[5], ())]
 
 
 def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):
-    sampling = Sampling(1.0, 1, 1.0, seed=1)  # only the likeliest token is left
+    sampling = SamplingParams(1.0, 1, 1.0, seed=1)  # only the likeliest token is left
     with torch.inference_mode():
         likeliest = int(llama(torch.tensor([PROMPT])).logits[0, -1].argmax())
-    assert _verdicts(engine, Rows("a", 0, 9, PROMPT, 0, "sample", sampling)) == [Verdict(0, likeliest)]
+    assert _verdicts(engine, SequenceSlice("a", 0, 9, PROMPT, 0, "sample", sampling)) == [Verdict(0, likeliest)]
 
 
-@pytest.mark.parametrize("check", [0, 1, 2])
+@pytest.instant.parametrize("check", [0, 1, 2])
 def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
-    sampling = Sampling(1.5, 0, 1.0, seed=8)
+    sampling = SamplingParams(1.5, 0, 1.0, seed=8)
     with torch.inference_mode():
         rows = distribution(llama(torch.tensor([PROMPT])).logits[0, -check - 1 :], sampling)
-    own = tuple(engine.blobs.put(as_sent(row), "test", 2 * 97) for row in rows[:-1])
-    (verdict,) = _verdicts(engine, Rows("a", 0, 9, PROMPT, check, "sample", sampling, odds=own))
+    own = tuple(engine.blobs.put(encode_probs(row), "test", 2 * 97) for row in rows[:-1])
+    (verdict,) = _verdicts(engine, SequenceSlice("a", 0, 9, PROMPT, check, "sample", sampling, draft_probs=own))
     assert verdict == Verdict(
-        check, draw(rows[-1], luck(key(8, "a"), 9, "residual"))
+        check, sample_token(rows[-1], uniform(key(8, "a"), 9, "residual"))
     )  # drawn from the target: accepted
 
 
 def test_a_session_cannot_have_two_parts_in_one_forward(engine):
     with pytest.raises(ValueError, match="a session has rows twice"):
-        _verdicts(engine, Rows("a", 0, 1, (5,)), Rows("a", 1, 1, (6,)))
+        _verdicts(engine, SequenceSlice("a", 0, 1, (5,)), SequenceSlice("a", 1, 1, (6,)))
 
 
 def test_rows_without_what_they_need_are_refused(engine):
     with pytest.raises(ValueError, match="has 3 rows but 2 tokens to embed"):
-        _verdicts(engine, Rows("a", 0, 3, (5, 6)))
+        _verdicts(engine, SequenceSlice("a", 0, 3, (5, 6)))
     with pytest.raises(ValueError, match="no hidden states for layers 1 to 4"):
-        _verdicts(engine, Rows("a", 0, 3, ()), span=Span(1, 4))
+        _verdicts(engine, SequenceSlice("a", 0, 3, ()), span=Span(1, 4))
     short = engine.blobs.put(torch.zeros(2, 32), "test", 0)
     with pytest.raises(ValueError, match="has 3 rows but hidden states of 2"):
-        _verdicts(engine, Rows("a", 0, 3, (), blob=short), span=Span(1, 4))
+        _verdicts(engine, SequenceSlice("a", 0, 3, (), hidden_states=short), span=Span(1, 4))
     with pytest.raises(ValueError, match="without saying how tokens are drawn"):
-        _verdicts(engine, Rows("a", 0, 1, (5,), 0, "sample"))
+        _verdicts(engine, SequenceSlice("a", 0, 1, (5,), 0, "sample"))
     with pytest.raises(ValueError, match="sent 1 drafts with 0 distributions"):
-        _verdicts(engine, Rows("b", 0, 2, (5, 6), 1, "sample", Sampling(1.0, 0, 1.0, 1)))
+        _verdicts(engine, SequenceSlice("b", 0, 2, (5, 6), 1, "sample", SamplingParams(1.0, 0, 1.0, 1)))

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.messages import Generate, Stop
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.messages import DraftStopRule, DraftWork
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 4)
 
@@ -27,32 +27,32 @@ def _naive(weights, first, drafted):
     return [*means, sum(means) / fed]
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
+@pytest.instant.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
 def test_importance_is_the_mean_attention_of_later_rows(causal, variant):
     whole = causal(variant)
-    engine = Engine(take_apart(copy.deepcopy(whole)))
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(6), probes=("importance",)))[0]
+    engine = TorchEngine(decompose(copy.deepcopy(whole)))
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(6), requested_scores=("importance",)))[0]
     weights = _weights(whole, (*PROMPT, *drafted.tokens), range(4))
     assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 6), abs=1e-5)
 
 
 def test_more_tokens_than_a_sliding_window_sees(causal):
     whole = causal("mistral")
-    engine = Engine(take_apart(copy.deepcopy(whole)))
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(14), probes=("importance",)))[0]
+    engine = TorchEngine(decompose(copy.deepcopy(whole)))
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(14), requested_scores=("importance",)))[0]
     weights = _weights(whole, (*PROMPT, *drafted.tokens), range(4))
     assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 14), abs=1e-5)
 
 
 def test_only_probed_layers_count(llama):
-    engine = Engine(take_apart(copy.deepcopy(llama)), probed=frozenset({1, 3}))
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(4), probes=("importance",)))[0]
+    engine = TorchEngine(decompose(copy.deepcopy(llama)), importance_layers=frozenset({1, 3}))
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(4), requested_scores=("importance",)))[0]
     weights = _weights(llama, (*PROMPT, *drafted.tokens), (1, 3))
     assert drafted.scores["importance"] == pytest.approx(_naive(weights, len(PROMPT), 4), abs=1e-5)
 
 
 def test_a_single_token_is_as_important_as_the_row_that_wrote_it_is_to_itself(llama):
-    engine = Engine(take_apart(copy.deepcopy(llama)))
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(1), probes=("importance",)))[0]
+    engine = TorchEngine(decompose(copy.deepcopy(llama)))
+    drafted = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(1), requested_scores=("importance",)))[0]
     weights = _weights(llama, PROMPT, range(4))
     assert drafted.scores["importance"] == pytest.approx((float(weights[-1, -1]),), abs=1e-5)

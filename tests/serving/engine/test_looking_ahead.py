@@ -5,28 +5,28 @@ import itertools
 import pytest
 from fake_world import THRESHOLDS, policy
 
-from serving.drivers.simulator import Chip, Simulator
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.messages import Begin, Call, Sampling
+from serving.drivers.simulator import ComputeResource, Simulator
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.messages import GenerationRequest, RequestArrived, SamplingParams
 from serving.metrics.recorder import Recorder
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy.slots.draft import Window
-from serving.policy.slots.early_exit import Layers, NoExit
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.lookahead import Idle, Parallel
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
 
 PROMPTS = ((5, 17, 40, 8, 23, 61), (9, 30, 77))
 LIMIT = 20
-SAMPLING = Sampling(0.2, 4, 0.95, 3)
+SAMPLING = SamplingParams(0.2, 4, 0.95, 3)
 
 
 class Weighed:
-    reach = "all"
-    probes = ("confidence", "importance")
+    scope = "all"
+    requested_scores = ("confidence", "importance")
 
-    def ask(self, s):
+    def tokens_to_offload(self, s):
         return 1
 
 
@@ -46,36 +46,47 @@ class Slow:
 @pytest.fixture(scope="module")
 def models(causal):
     """Upper layers change little, and those of the target a little more: most drafts are accepted, not all."""
-    drafter, target = take_apart(causal("llama")), take_apart(causal("llama"))
+    drafter, target = decompose(causal("llama")), decompose(causal("llama"))
     for model, share in ((drafter, 0.15), (target, 0.25)):
         for layer in model.layers[1:]:
-            layer.self_attn.o_proj.weight.data.mul_(share)
-            layer.mlp.down_proj.weight.data.mul_(share)
+            layer.self_attn.o_proj.positive_weight.data.mul_(share)
+            layer.mlp.down_proj.positive_weight.data.mul_(share)
     return drafter, target
 
 
 def play(models, waiting, early_exit, sampling=None):
-    p = policy("sled", waiting=waiting, early_exit=early_exit, kv_cache=Reuse(), offload=Weighed(), draft=Window(4))
-    device = Engine(models[0])
-    cloud = Engine(models[1], blobs=device.blobs)  # which is all the transport there is
+    p = policy(
+        "sled",
+        waiting=waiting,
+        early_exit=early_exit,
+        kv_cache=PrefixCaching(),
+        offload=Weighed(),
+        draft=WindowDraft(4),
+    )
+    device = TorchEngine(models[0])
+    cloud = TorchEngine(models[1], tensor_store=device.tensor_store)  # which is all the transport there is
     recorder = Recorder(["device"])
     simulator = Simulator([recorder])
-    simulator.add("cloud", Worker("cloud", p), Chip(Slow(cloud, 10.0)))
+    simulator.add("cloud", Worker("cloud", p), ComputeResource(Slow(cloud, 10.0)))
     simulator.add(
-        "device", Device("device", p, p.placement.route(4, 4), {"cloud": ("cloud",)}, 0), Chip(Slow(device, 1))
+        "device",
+        Device("device", p, p.placement.hops(4, 4), {"cloud": ("cloud",)}, 0),
+        ComputeResource(Slow(device, 1)),
     )
     for i, prompt in enumerate(PROMPTS):
-        simulator.post(0.0, "device", Begin(Call(f"r{i}", prompt, LIMIT, (), sampling)))
+        simulator.post(0.0, "device", RequestArrived(GenerationRequest(f"r{i}", prompt, LIMIT, (), sampling)))
     simulator.run()
     assert not len(device.cache)
     return recorder.records
 
 
-@pytest.mark.parametrize("early_exit", [NoExit(), Layers(0.3, 0.75), Layers(0.3, 0.5, 1)], ids=str)
-@pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
+@pytest.instant.parametrize(
+    "early_exit", [NoEarlyExit(), LayerwiseExit(0.3, 0.75), LayerwiseExit(0.3, 0.5, 1)], ids=str
+)
+@pytest.instant.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
 def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, sampling):
-    idle = play(models, Idle(), early_exit, sampling)
-    busy = play(models, Parallel(THRESHOLDS, 3), early_exit, sampling)
+    idle = play(models, NoLookahead(), early_exit, sampling)
+    busy = play(models, SyneraLookahead(THRESHOLDS, 3), early_exit, sampling)
     for name, record in idle.items():
         assert busy[name].tokens == record.tokens
         assert len(record.tokens) == LIMIT
@@ -83,14 +94,16 @@ def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, 
             assert (mine.at, mine.tokens, mine.accepted) == (other.at, other.tokens, other.accepted)
             for score, values in other.scores.items():
                 assert mine.scores[score] == pytest.approx(values, abs=1e-4)
-    assert sum(record.hits for record in busy.values()) > 0
-    assert sum(record.guesses - record.hits for record in busy.values()) > 0
+    assert sum(record.lookahead_hits for record in busy.values()) > 0
+    assert sum(record.guesses - record.lookahead_hits for record in busy.values()) > 0
 
 
-@pytest.mark.parametrize("early_exit", [Layers(0.3, 0.75), Layers(0.0, 0.5), Layers(1.0, 0.5)], ids=str)
+@pytest.instant.parametrize(
+    "early_exit", [LayerwiseExit(0.3, 0.75), LayerwiseExit(0.0, 0.5), LayerwiseExit(1.0, 0.5)], ids=str
+)
 def test_whoever_leaves_early_the_text_is_the_targets_own(models, early_exit):
-    plain = play(models, Idle(), NoExit())
-    exited = play(models, Parallel(THRESHOLDS, 5), early_exit)
+    plain = play(models, NoLookahead(), NoEarlyExit())
+    exited = play(models, SyneraLookahead(THRESHOLDS, 5), early_exit)
     assert [r.tokens for r in exited.values()] == [r.tokens for r in plain.values()]
-    shares = {r.exited / r.drafted for r in exited.values()}
+    shares = {r.early_exit_tokens / r.drafted for r in exited.values()}
     assert shares == {0.0} if early_exit.margin == 1.0 else min(shares) > 0

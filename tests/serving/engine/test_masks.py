@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from serving.engines.torch.model_runner import Masks
+from serving.engines.torch.model_runner import AttentionMasks
 
 
 def _allowed(mask):
@@ -13,9 +13,9 @@ def _allowed(mask):
     return mask == 0
 
 
-@pytest.mark.parametrize("window", [None, 1, 5])
+@pytest.instant.parametrize("window", [None, 1, 5])
 def test_causal_masks_in_any_order_of_sizes(window):
-    masks = Masks(torch.float32, torch.device("cpu"))
+    masks = AttentionMasks(torch.float32, torch.device("cpu"))
     for past, rows in itertools.product((0, 3, 200, 1), (2, 9, 40, 3)):
         allowed = _allowed(masks.causal(past, rows, window))
         assert allowed.shape == (rows, past + rows)
@@ -23,9 +23,9 @@ def test_causal_masks_in_any_order_of_sizes(window):
             assert allowed[i, j] == (j <= past + i and (window is None or j > past + i - window))
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.instant.parametrize("window", [None, 3])
 def test_tree_rows_see_the_cache_their_ancestors_and_themselves(window):
-    masks = Masks(torch.float32, torch.device("cpu"))
+    masks = AttentionMasks(torch.float32, torch.device("cpu"))
     parents, depths = (-1, 0, 0, 1, -1), [0, 1, 1, 2, 0]
     ancestors = [{0}, {0, 1}, {0, 2}, {0, 1, 3}, {4}]
     allowed = _allowed(masks.tree(4, parents, depths, window))

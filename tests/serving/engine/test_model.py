@@ -6,9 +6,9 @@ import pytest
 import torch
 import transformers
 
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import check_checkpoint, open_model, take_apart
-from serving.messages import Generate, Stop
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import check_checkpoint, decompose, load_model
+from serving.messages import DraftStopRule, DraftWork
 
 PROMPT = (5, 17, 40, 8)
 
@@ -21,22 +21,24 @@ def saved(llama, tmp_path):
 
 
 def test_a_saved_checkpoint_writes_what_the_model_writes(llama, saved):
-    engine = Engine(open_model(saved))
+    engine = TorchEngine(load_model(saved))
     out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
-    assert engine.execute(Generate("a", 0, PROMPT, Stop(12)))[0].tokens == tuple(out[0, 4:].tolist())
+    assert engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(12)))[0].tokens == tuple(out[0, 4:].tolist())
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.instant.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
-    model = open_model(saved, dtype=dtype)
-    engine = Engine(model)
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(5), probes=("confidence", "importance")))[0]
+    model = load_model(saved, dtype=dtype)
+    engine = TorchEngine(model)
+    drafted = engine.execute(
+        DraftWork("a", 0, PROMPT, DraftStopRule(5), requested_scores=("confidence", "importance"))
+    )[0]
     assert model.dtype in (torch.bfloat16, torch.float16)
     assert engine.cache.nbytes == 2 * 4 * 16 * 2 * 8 * 2  # one block of 16 tokens
     assert all(0 < score <= 1.01 for score in drafted.scores["confidence"])
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("variant", "windows"),
     [
         ("llama", (None,) * 4),
@@ -48,17 +50,17 @@ def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
     ],
 )
 def test_each_layers_window_is_found(causal, variant, windows):
-    assert take_apart(causal(variant)).windows == windows
+    assert decompose(causal(variant)).sliding_windows == windows
 
 
 def test_a_missing_path_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"there is no checkpoint at .*/nothing; give a directory"):
-        open_model(tmp_path / "nothing")
+        load_model(tmp_path / "nothing")
 
 
 def test_a_directory_without_a_model_is_named(tmp_path):
     with pytest.raises(ValueError, match="is not a checkpoint that transformers can open"):
-        open_model(tmp_path)
+        load_model(tmp_path)
 
 
 def test_models_that_are_not_causal_are_refused(tmp_path):
@@ -77,7 +79,7 @@ def test_damaged_weights_are_named(saved):
     weights = saved / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-500])
     with pytest.raises(ValueError, match="cannot be read"):
-        open_model(saved)
+        load_model(saved)
 
 
 def test_a_damaged_configuration_is_named(saved):
@@ -91,23 +93,23 @@ def test_missing_weights_are_not_made_up(saved):
     config["num_hidden_layers"] = 6
     (saved / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="lacks weights"):
-        open_model(saved)
+        load_model(saved)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.instant.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(saved):
     with pytest.raises(ValueError, match="torch sees no GPU here"):
-        open_model(saved, device="cuda")
+        load_model(saved, device="cuda")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.instant.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_the_same_tokens_are_written(llama, saved):
-    engine = Engine(open_model(saved, device="cuda"))
+    engine = TorchEngine(load_model(saved, device="cuda"))
     out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
-    work = Generate("a", 0, PROMPT, Stop(12), probes=("confidence", "importance"))
+    work = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=("confidence", "importance"))
     assert engine.execute(work)[0].tokens == tuple(out[0, 4:].tolist())
 
 
 def test_unknown_precisions_are_refused(saved):
     with pytest.raises(ValueError, match="dtype 'fp8' is not known; choose one of fp32, bf16, fp16"):
-        open_model(saved, dtype="fp8")
+        load_model(saved, dtype="fp8")

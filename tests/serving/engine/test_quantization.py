@@ -8,17 +8,17 @@ import torch
 import transformers
 from torch import nn
 
-from serving.engines.models import QUANTIZING
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import open_model
-from serving.engines.torch.quantization import repair, settings
-from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.engines.models import QUANTIZATION_LIBRARIES
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import load_model
+from serving.engines.torch.quantization import disable_unsupported_kernels, quantization_kwargs
+from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
-MISSING = [name for name in QUANTIZING if find_spec(name) is None]
-installed = pytest.mark.skipif(
+MISSING = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
+installed = pytest.instant.skipif(
     bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install -e '.[quantization]'"
 )
-both = pytest.mark.parametrize("quantization", ["int8", "nf4"])
+both = pytest.instant.parametrize("quantization", ["int8", "nf4"])
 PROMPT = (5, 17, 40, 8)
 FITTING = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "initializer_range": 0.1}
 """Sizes that every kernel of bitsandbytes takes."""
@@ -38,7 +38,7 @@ def saved(causal, tmp_path):
 def stored(model):
     """What the linear layers of the blocks are, and the dtypes of their weights."""
     modules = [m for layer in model.layers for m in layer.modules() if isinstance(m, nn.Linear)]
-    return {type(m).__name__ for m in modules}, {m.weight.dtype for m in modules}
+    return {type(m).__name__ for m in modules}, {m.positive_weight.dtype for m in modules}
 
 
 def dequantised(path, model):
@@ -49,38 +49,45 @@ def dequantised(path, model):
     for full, layer in zip(plain.model.layers, model.layers, strict=True):
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear):
-                weight = dequantize_bnb_weight(module.weight, getattr(module, "state", None))
-                full.get_submodule(name).weight.data = weight.to(torch.float32)
+                weight = dequantize_bnb_weight(module.positive_weight, getattr(module, "state", None))
+                full.get_submodule(name).positive_weight.data = weight.to(torch.float32)
     return plain.eval()
 
 
 def logits(model, tokens):
     """The head's numbers over a whole text, of shape (tokens, vocabulary)."""
-    engine = Engine(model)
-    work = Forward(Span(0, len(model.layers), True, False), (Rows("a", 0, len(tokens), tokens),), ("all",))
+    engine = TorchEngine(model)
+    work = ForwardWork(Span(0, len(model.layers), True, False), (SequenceSlice("a", 0, len(tokens), tokens),), ("all",))
     result = engine.execute(work)[0][0]
     with torch.inference_mode():
-        return model.head(model.norm(engine.blobs.take(result.blob))).float()
+        return model.head(model.norm(engine.tensor_store.take(result.blob))).float()
 
 
 @installed
-@pytest.mark.parametrize("variant", ["llama", "llama_yarn", "qwen2", "phi3", "neox"])
-@pytest.mark.parametrize(
+@pytest.instant.parametrize("variant", ["llama", "llama_yarn", "qwen2", "phi3", "neox"])
+@pytest.instant.parametrize(
     ("quantization", "kind", "dtype"), [("int8", "Linear8bitLt", torch.int8), ("nf4", "Linear4bit", torch.uint8)]
 )
 def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quantization, kind, dtype):
-    model = open_model(saved(variant), quantization=quantization)
+    model = load_model(saved(variant), quantization=quantization)
     assert stored(model) == ({kind}, {dtype})
-    assert type(model.head) is nn.Linear
-    assert {model.dtype, model.embed.weight.dtype, model.norm.weight.dtype, model.head.weight.dtype} == {torch.float32}
+    assert type(model.lm_head) is nn.Linear
+    assert {
+        model.dtype,
+        model.embed.positive_weight.dtype,
+        model.norm.positive_weight.dtype,
+        model.lm_head.positive_weight.dtype,
+    } == {torch.float32}
 
 
 @installed
 @both
-@pytest.mark.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
+@pytest.instant.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
 def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
-    engine = Engine(open_model(saved(**sizes), quantization=quantization))
-    drafted = engine.execute(Generate("a", 0, PROMPT, Stop(8), probes=("confidence", "importance")))[0]
+    engine = TorchEngine(load_model(saved(**sizes), quantization=quantization))
+    drafted = engine.execute(
+        DraftWork("a", 0, PROMPT, DraftStopRule(8), requested_scores=("confidence", "importance"))
+    )[0]
     assert all(0 < score <= 1.01 for score in drafted.scores["confidence"])
     whole = logits(engine.model, (*PROMPT, *drafted.tokens))
     assert tuple(whole[3:-1].argmax(-1).tolist()) == drafted.tokens
@@ -89,7 +96,7 @@ def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
 @installed
 def test_nf4_computes_with_the_weights_that_it_stores(saved):
     path = saved()
-    model = open_model(path, quantization="nf4")
+    model = load_model(path, quantization="nf4")
     with torch.inference_mode():
         expected = dequantised(path, model)(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(logits(model, PROMPT), expected, rtol=1e-3, atol=1e-3)
@@ -98,7 +105,7 @@ def test_nf4_computes_with_the_weights_that_it_stores(saved):
 @installed
 def test_int8_is_nearer_to_the_checkpoint_than_nf4(saved):
     path = saved(**FITTING)
-    full, eight, four = (logits(open_model(path, quantization=each), PROMPT) for each in ("none", "int8", "nf4"))
+    full, eight, four = (logits(load_model(path, quantization=each), PROMPT) for each in ("none", "int8", "nf4"))
     spread = full.std()
     assert 0 < (eight - full).std() < 0.05 * spread
     assert (eight - full).std() < (four - full).std() < 0.5 * spread
@@ -107,7 +114,7 @@ def test_int8_is_nearer_to_the_checkpoint_than_nf4(saved):
 @installed
 @both
 def test_a_row_does_not_depend_on_the_rows_beside_it(saved, quantization):
-    layer = open_model(saved(**FITTING), quantization=quantization).layers[0].mlp.gate_proj
+    layer = load_model(saved(**FITTING), quantization=quantization).layers[0].mlp.gate_proj
     row, loud = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)), torch.full((1, 64), 40.0)
     with torch.inference_mode():
         alone, beside = layer(row), layer(torch.cat([row, loud]))
@@ -116,11 +123,11 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(saved, quantization):
 
 @installed
 @both
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.instant.parametrize("dtype", ["bf16", "fp16"])
 def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
-    model = open_model(saved(), dtype=dtype, quantization=quantization)
-    engine = Engine(model)
-    engine.execute(Generate("a", 0, PROMPT, Stop(5)))
+    model = load_model(saved(), dtype=dtype, quantization=quantization)
+    engine = TorchEngine(model)
+    engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(5)))
     assert model.dtype in (torch.bfloat16, torch.float16)
     assert engine.cache.nbytes == 2 * 4 * 16 * 2 * 8 * 2  # one block of 16 tokens
 
@@ -128,23 +135,23 @@ def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
 @installed
 @both
 def test_nothing_is_logged_of_every_product(saved, quantization, caplog):
-    Engine(open_model(saved(), quantization=quantization)).execute(Generate("a", 0, PROMPT, Stop(3)))
+    TorchEngine(load_model(saved(), quantization=quantization)).execute(DraftWork("a", 0, PROMPT, DraftStopRule(3)))
     assert not [record for record in caplog.records if record.name.startswith("bitsandbytes")]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("inputs", "outputs", "kept"), [(64, 32, True), (192, 96, True), (48, 64, False), (64, 48, False)]
 )
 def test_layers_of_other_sizes_are_kept_from_the_fast_kernel(inputs, outputs, kept):
     layer = SimpleNamespace(support_avx512bf16_for_cpu=True, in_features=inputs, out_features=outputs)
-    repair(SimpleNamespace(modules=lambda: [nn.ReLU(), layer]))
+    disable_unsupported_kernels(SimpleNamespace(modules=lambda: [nn.ReLU(), layer]))
     assert layer.support_avx512bf16_for_cpu is kept
 
 
 def test_a_model_that_is_not_quantised_needs_no_library():
-    assert settings("none", torch.float32, "cpu") == {}
+    assert quantization_kwargs("none", torch.float32, "cpu") == {}
 
 
 def test_unknown_quantisations_are_refused(saved):
     with pytest.raises(ValueError, match="quantization 'awq' is not known; choose one of none, int8, nf4"):
-        open_model(saved(), quantization="awq")
+        load_model(saved(), quantization="awq")

@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from serving.engines.torch.model import Rotary
+from serving.engines.torch.model import RotaryEmbedding
 
 
 def _both(causal, variant):
     model = causal(variant)
     module = model.base_model.rotary_emb
-    return module, Rotary(module, model.config, torch.float32, torch.device("cpu"))
+    return module, RotaryEmbedding(module, model.config, torch.float32, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama_yarn", "neox", "phi3"])
+@pytest.instant.parametrize("variant", ["llama", "llama_yarn", "neox", "phi3"])
 def test_tables_are_the_modules_own(causal, variant):
     module, rotary = _both(causal, variant)
     for first, last in ((0, 3), (700, 702), (5, 6)):
         want = module(torch.empty(0), position_ids=torch.arange(first, last)[None])
-        torch.testing.assert_close(rotary.between(first, last), want)
+        torch.testing.assert_close(rotary.for_range(first, last), want)
     want = module(torch.empty(0), position_ids=torch.tensor([[9, 3, 3, 80]]))
     torch.testing.assert_close(rotary.at([9, 3, 3, 80], 81), want)
 
@@ -26,12 +26,12 @@ def test_longrope_changes_sides_with_the_length_of_each_sequence(causal):
     module, rotary = _both(causal, "phi3_longrope")
     for first, last in ((0, 40), (0, 41), (38, 39), (100, 101), (0, 5)):
         want = module(torch.empty(0), position_ids=torch.arange(first, last)[None])
-        torch.testing.assert_close(rotary.between(first, last), tuple(part.clone() for part in want))
-    assert (rotary.between(0, 40)[0] - rotary.between(0, 41)[0][:, :40]).abs().max() > 0.1
+        torch.testing.assert_close(rotary.for_range(first, last), tuple(part.clone() for part in want))
+    assert (rotary.for_range(0, 40)[0] - rotary.for_range(0, 41)[0][:, :40]).abs().max() > 0.1
 
 
 def test_dynamic_scaling_is_refused(causal):
     model = causal("llama")
     model.config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(ValueError, match="rope type 'dynamic' changes past positions"):
-        Rotary(model.base_model.rotary_emb, model.config, torch.float32, torch.device("cpu"))
+        RotaryEmbedding(model.base_model.rotary_emb, model.config, torch.float32, torch.device("cpu"))

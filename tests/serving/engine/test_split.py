@@ -6,28 +6,41 @@ import pytest
 import torch
 from fake_world import policy
 
-from serving.drivers.simulator import Chip, Simulator
+from serving.drivers.simulator import ComputeResource, Simulator
 from serving.engines.torch import draft_heads
-from serving.engines.torch.draft_heads import Proposer, blank_heads
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import open_model, take_apart
-from serving.engines.torch.model_runner import Stack
-from serving.engines.torch.tensor_store import Blobs
-from serving.learned.medusa import Medusa
-from serving.messages import HEADS, Begin, Call, Finished, Forward, Generate, Rows, Span, Stop, Verdict
+from serving.engines.torch.draft_heads import MedusaProposer, init_medusa_heads
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose, load_model
+from serving.engines.torch.model_runner import ModelRunner
+from serving.engines.torch.tensor_store import TensorStore
+from serving.learned.medusa import MedusaHeads
+from serving.messages import (
+    MEDUSA_TREE,
+    DraftStopRule,
+    DraftWork,
+    ForwardWork,
+    GenerationRequest,
+    RequestArrived,
+    SequenceSlice,
+    Span,
+    Verdict,
+    WorkFinished,
+)
 from serving.metrics.recorder import Recorder
 from serving.nodes.device import Device
 from serving.nodes.worker import Worker
-from serving.policy.slots.draft import Heads, Window
-from serving.policy.slots.placement import HERE, UShape
-from serving.policy.slots.prefill import Parts as InParts
+from serving.policy.slots.draft import MedusaDraft, WindowDraft
+from serving.policy.slots.placement import DEVICE_TIER, UShapedPlacement
+from serving.policy.slots.prefill import ChunkedPrefill as InParts
 
 VARIANTS = ("llama", "llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox")
 """All six architectures, with sliding windows of 8 where there are any."""
 SPLITS = ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2))
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 55, 3, 90, 41, 66, 7, 19, 84, 33, 50, 21, 72, 15)
-WHOLE = Span(0, 4, embed=True, head=True)
-TREE = Medusa(3, tuple((i,) for i in range(40)) + tuple((i, j) for i in range(8) for j in range(6)) + ((0, 0, 0),), 1)
+WHOLE = Span(0, 4, embedding=True, lm_head=True)
+TREE = MedusaHeads(
+    3, tuple((i,) for i in range(40)) + tuple((i, j) for i in range(8) for j in range(6)) + ((0, 0, 0),), 1
+)
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +65,13 @@ def written(causal):
 @pytest.fixture
 def logits(monkeypatch):
     """All that heads say."""
-    said, plain = [], Stack.logits
+    said, plain = [], ModelRunner.logits
 
     def spy(self, hidden):
         said.append(plain(self, hidden))
         return said[-1]
 
-    monkeypatch.setattr(Stack, "logits", spy)
+    monkeypatch.setattr(ModelRunner, "logits", spy)
     return said
 
 
@@ -66,23 +79,28 @@ class Route:
     """Hops over engines of their own, as nodes pass hidden states on."""
 
     def __init__(self, path, shallow, stages, download="last", number="fp32", heads=None):
-        self.hops = UShape(shallow, stages, download).route(4, 4)
-        self.blobs, whole = Blobs(), open_model(path)
+        self.hops = UShapedPlacement(shallow, stages, download).hops(4, 4)
+        self.blobs, whole = TensorStore(), load_model(path)
         options = {"blobs": self.blobs, "number": number}
-        self.device = Engine(open_model(path, layers=shallow), **options, heads=heads)
-        self.clouds = [Engine(whole.only(h.span), **options) for h in self.hops if h.node != HERE]
+        self.device = TorchEngine(load_model(path, num_layers=shallow), **options, proposer=heads)
+        self.clouds = [TorchEngine(whole.restricted_to(h.span), **options) for h in self.hops if h.node != DEVICE_TIER]
 
     def ask(self, *asked, probes=()):
         """Of a batch that keeps together the verdicts, by session."""
         tokens = {rows.session: rows.tokens[len(rows.tokens) - rows.check :] for rows in asked}
         for hop, engine in zip(self.hops, (self.device, *self.clouds, self.device), strict=True):
-            if hop.span.head:
+            if hop.span.lm_head:
                 asked = [replace(rows, tokens=tokens[rows.session]) for rows in asked if rows.blob]
             if not asked:
                 return {}
-            out = ["" if hop is self.hops[-2] and hop.out == "last" and not rows.rule else hop.out for rows in asked]
-            results, _ = engine.execute(Forward(hop.span, tuple(asked), tuple(out), probes if hop.span.head else ()))
-            if hop.span.head:
+            out = [
+                "" if hop is self.hops[-2] and hop.hidden_export == "last" and not rows.rule else hop.hidden_export
+                for rows in asked
+            ]
+            results, _ = engine.execute(
+                ForwardWork(hop.span, tuple(asked), tuple(out), probes if hop.span.lm_head else ())
+            )
+            if hop.span.lm_head:
                 return told(asked, results)
             asked = [replace(rows, tokens=(), blob=result.blob) for rows, result in zip(asked, results, strict=True)]
         raise AssertionError("a route ends with a head")
@@ -94,10 +112,10 @@ def told(asked, results):
 
 class Unsplit:
     def __init__(self, path):
-        self.engine = Engine(open_model(path), number="fp32")
+        self.engine = TorchEngine(load_model(path), hidden_dtype="fp32")
 
     def ask(self, *asked):
-        results, _ = self.engine.execute(Forward(WHOLE, asked, ("last",) * len(asked)))
+        results, _ = self.engine.execute(ForwardWork(WHOLE, asked, ("last",) * len(asked)))
         return told(asked, results)
 
 
@@ -110,17 +128,17 @@ def conversation(w):
     and beside it another session.
     """
     n = len(PROMPT)
-    yield (Rows("a", 0, 5, PROMPT[:5]),)
-    yield (Rows("a", 5, 1, PROMPT[5:6]), Rows("b", 0, 9, PROMPT[:9], 0, "greedy"))
-    yield (Rows("b", 9, 2, PROMPT[9:11], 0, "greedy"), Rows("a", 6, 12, PROMPT[6:18]))
-    yield (Rows("a", 18, 5, PROMPT[18:], 0, "greedy"),)
-    yield (Rows("a", n, 1, w[:1], 0, "greedy"),)
-    yield (Rows("a", n + 1, 4, (w[1], w[2], other(w[3]), w[4]), 3, "greedy"),)
-    yield (Rows("a", n + 3, 3, w[3:6], 2, "greedy"), Rows("b", 11, 3, PROMPT[11:14], 1, "greedy"))
+    yield (SequenceSlice("a", 0, 5, PROMPT[:5]),)
+    yield (SequenceSlice("a", 5, 1, PROMPT[5:6]), SequenceSlice("b", 0, 9, PROMPT[:9], 0, "greedy"))
+    yield (SequenceSlice("b", 9, 2, PROMPT[9:11], 0, "greedy"), SequenceSlice("a", 6, 12, PROMPT[6:18]))
+    yield (SequenceSlice("a", 18, 5, PROMPT[18:], 0, "greedy"),)
+    yield (SequenceSlice("a", n, 1, w[:1], 0, "greedy"),)
+    yield (SequenceSlice("a", n + 1, 4, (w[1], w[2], other(w[3]), w[4]), 3, "greedy"),)
+    yield (SequenceSlice("a", n + 3, 3, w[3:6], 2, "greedy"), SequenceSlice("b", 11, 3, PROMPT[11:14], 1, "greedy"))
     drafts, parents = (other(w[7]), w[7], other(w[8]), w[8], w[9]), (-1, -1, 1, 1, 3)
-    yield (Rows("a", n + 6, 6, (w[6], *drafts), 5, "tree", parents=parents),)
-    yield (Rows("a", n + 10, 2, w[10:12], 1, "tree", parents=(-1,), keep=(1, 3, 4)),)
-    yield (Rows("a", n + 11, 2, (w[11], other(w[12])), 1, "tree", parents=(-1,), keep=()),)
+    yield (SequenceSlice("a", n + 6, 6, (w[6], *drafts), 5, "tree", parents=parents),)
+    yield (SequenceSlice("a", n + 10, 2, w[10:12], 1, "tree", parents=(-1,), kept_tree_nodes=(1, 3, 4)),)
+    yield (SequenceSlice("a", n + 11, 2, (w[11], other(w[12])), 1, "tree", parents=(-1,), kept_tree_nodes=()),)
 
 
 def wanted(w):
@@ -131,8 +149,8 @@ def wanted(w):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("shallow", "stages"), SPLITS)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize(("shallow", "stages"), SPLITS)
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, saved, written, logits):
     said = []
     for way in (Unsplit(saved[variant]), Route(saved[variant], shallow, stages)):
@@ -145,67 +163,67 @@ def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, sa
     torch.testing.assert_close(said[1][1], said[0][1], atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("download", ["last", "all"])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("download", ["last", "all"])
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved, written):
     route, text = Route(saved[variant], 1, 2, download), list(PROMPT)
     at = 0
     while len(text) < len(PROMPT) + 24:
-        verdict = route.ask(Rows("a", at, len(text) - at, tuple(text[at:]), 0, "greedy"))["a"]
+        verdict = route.ask(SequenceSlice("a", at, len(text) - at, tuple(text[at:]), 0, "greedy"))["a"]
         at = len(text)
         text.append(verdict.token)
     assert tuple(text[len(PROMPT) :]) == written[variant]
     assert len(route.blobs) == 0
 
 
-@pytest.mark.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
-@pytest.mark.parametrize("download", ["last", "all"])
+@pytest.instant.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
+@pytest.instant.parametrize("download", ["last", "all"])
 def test_what_came_as_a_whole_may_be_run_in_parts(download, sizes, saved, written, logits):
     route = Route(saved["mistral"], 1, 1, download)
     first, middle, head = route.hops
-    rows = Rows("a", 0, 23, PROMPT, 0, "greedy")
-    (whole,), _ = route.device.execute(Forward(first.span, (rows,), ("all",)))
-    rows, at = replace(rows, tokens=(), blob=whole.blob), 0
+    rows = SequenceSlice("a", 0, 23, PROMPT, 0, "greedy")
+    (whole,), _ = route.device.execute(ForwardWork(first.span, (rows,), ("all",)))
+    rows, at = replace(rows, tokens=(), hidden_states=whole.blob), 0
     for size in sizes:
         assert len(route.blobs) == 1  # until its last row has run
-        part, at = rows.cut(at, at + size), at + size
+        part, at = rows.narrow(at, at + size), at + size
         out = download if download == "all" or part.rule else ""
-        (deep,), _ = route.clouds[0].execute(Forward(middle.span, (part,), (out,)))
+        (deep,), _ = route.clouds[0].execute(ForwardWork(middle.span, (part,), (out,)))
         if deep.blob:
-            asked = (replace(part, blob=deep.blob, skip=0),)
-            (found,), _ = route.device.execute(Forward(head.span, asked, ("last",)))
+            asked = (replace(part, hidden_states=deep.blob, hidden_offset=0),)
+            (found,), _ = route.device.execute(ForwardWork(head.span, asked, ("last",)))
     assert found.verdict == Verdict(0, written["mistral"][0])
     assert len(route.blobs) == 0
     split = logits[-1]
-    Unsplit(saved["mistral"]).ask(Rows("a", 0, 23, PROMPT, 0, "greedy"))
+    Unsplit(saved["mistral"]).ask(SequenceSlice("a", 0, 23, PROMPT, 0, "greedy"))
     torch.testing.assert_close(split, logits[-1], atol=1e-4, rtol=0)
 
 
 def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
     route, w = Route(saved["qwen3"], 1, 1), written["qwen3"]
-    rows = Rows("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
-    (whole,), _ = route.device.execute(Forward(route.hops[0].span, (rows,), ("all",)))
-    rows = replace(rows, tokens=(), blob=whole.blob)
-    for part in (rows.cut(0, 20), rows.cut(20, 25)):
-        (deep,), _ = route.clouds[0].execute(Forward(route.hops[1].span, (part,), ("last" if part.rule else "",)))
-    asked = replace(rows, tokens=(w[0], other(w[1])), blob=deep.blob, skip=0)
-    (found,), _ = route.device.execute(Forward(route.hops[2].span, (asked,), ("last",)))
+    rows = SequenceSlice("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
+    (whole,), _ = route.device.execute(ForwardWork(route.hops[0].span, (rows,), ("all",)))
+    rows = replace(rows, tokens=(), hidden_states=whole.blob)
+    for part in (rows.narrow(0, 20), rows.narrow(20, 25)):
+        (deep,), _ = route.clouds[0].execute(ForwardWork(route.hops[1].span, (part,), ("last" if part.rule else "",)))
+    asked = replace(rows, tokens=(w[0], other(w[1])), hidden_states=deep.blob, hidden_offset=0)
+    (found,), _ = route.device.execute(ForwardWork(route.hops[2].span, (asked,), ("last",)))
     assert found.verdict == Verdict(1, w[1])
 
 
-@pytest.mark.parametrize("span", [Span(0, 2, embed=True), Span(2, 4), Span(0, 1), Span(4, 4, head=True)])
+@pytest.instant.parametrize("span", [Span(0, 2, embedding=True), Span(2, 4), Span(0, 1), Span(4, 4, lm_head=True)])
 def test_a_part_runs_nothing_else(span, saved):
-    part = Engine(open_model(saved["llama"]).only(Span(1, 3)))
-    rows = Rows("a", 0, 2, (5, 6), 0, "greedy")
+    part = TorchEngine(load_model(saved["llama"]).restricted_to(Span(1, 3)))
+    rows = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
     if not span.embed:
-        rows = replace(rows, tokens=(), blob=part.blobs.put(torch.zeros(2, 32), "test", 0))
+        rows = replace(rows, tokens=(), hidden_states=part.tensor_store.put(torch.zeros(2, 32), "test", 0))
     with pytest.raises(RuntimeError, match="is not held here; its placement has it run elsewhere"):
-        part.execute(Forward(span, (rows,), ("all",)))
+        part.execute(ForwardWork(span, (rows,), ("all",)))
 
 
 def test_a_device_holds_its_first_layers_alone(saved):
-    assert [len(open_model(saved[v], layers=2).layers) for v in VARIANTS] == [2] * len(VARIANTS)
-    assert open_model(saved["qwen2_mixed"], layers=3).windows == (None, None, 8)
+    assert [len(load_model(saved[v], num_layers=2).layers) for v in VARIANTS] == [2] * len(VARIANTS)
+    assert load_model(saved["qwen2_mixed"], num_layers=3).sliding_windows == (None, None, 8)
 
 
 # HAT's draft model.
@@ -241,32 +259,32 @@ def plain_drafter(model, shallow, weights):
     return model
 
 
-@pytest.mark.parametrize("shallow", [1, 3])
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("shallow", [1, 3])
+@pytest.instant.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, causal):
-    model = take_apart(causal(variant))
-    module = random_weights(draft_heads.blank_adapter(model, shallow))
+    model = decompose(causal(variant))
+    module = random_weights(draft_heads.init_adapter(model, shallow))
     plain = plain_drafter(causal(variant), shallow, module.state_dict())
-    engine, text, sure = Engine(draft_heads.attached(model, shallow, module)), list(PROMPT), []
+    engine, text, sure = TorchEngine(draft_heads.attach_adapter(model, shallow, module)), list(PROMPT), []
     for _ in range(12):
         odds = plain(torch.tensor([text]), use_cache=False).logits[0, -1].softmax(-1)
         text.append(int(odds.argmax()))
         sure.append(float(odds.max()))
-    drafted, loads = engine.execute(Generate("a", 0, PROMPT, Stop(12), probes=("confidence",)))
+    drafted, loads = engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=("confidence",)))
     assert drafted.tokens == tuple(text[len(PROMPT) :])
     assert drafted.scores["confidence"] == pytest.approx(sure, abs=1e-4)
     assert loads[0].layers == shallow + 1
     branches = ((text[-1],), (other(text[-1]),))
-    ahead, _ = engine.execute(Generate("a", len(text) - 1, (), Stop(1), branches=branches))
+    ahead, _ = engine.execute(DraftWork("a", len(text) - 1, (), DraftStopRule(1), branches=branches))
     ends = [plain(torch.tensor([[*text[:-1], *b]]), use_cache=False).logits[0, -1].argmax() for b in branches]
     assert ahead.tokens == tuple(map(int, ends))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, causal):
-    model = take_apart(causal(variant))
-    module = draft_heads.blank_adapter(model, 2)
+    model = decompose(causal(variant))
+    module = draft_heads.init_adapter(model, 2)
     here = {name: value for name, value in model.layers[2].state_dict().items() if name in module.state_dict()}
     assert here.keys() == module.state_dict().keys()
     assert all(torch.equal(value, module.state_dict()[name]) for name, value in here.items())
@@ -279,41 +297,43 @@ def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, ca
 
 
 def proposer(model, seed, medusa=TREE):
-    return Proposer(random_weights(blank_heads(model, medusa.count), seed), medusa, 97)
+    return MedusaProposer(random_weights(init_medusa_heads(model, medusa.count), seed), medusa, 97)
 
 
 def test_heads_propose_their_likeliest_tokens_along_the_tree(saved):
-    model = open_model(saved["llama"])
-    medusa = Medusa(2, ((0,), (1,), (0, 2), (1, 0)), 1)
-    heads = random_weights(blank_heads(model, 2))
+    model = load_model(saved["llama"])
+    medusa = MedusaHeads(2, ((0,), (1,), (0, 2), (1, 0)), 1)
+    heads = random_weights(init_medusa_heads(model, 2))
     hidden = torch.randn(32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         first, second = (list(head(hidden).argsort(descending=True)) for head in heads)
-        tokens, parents = Proposer(heads, medusa, 97).propose(hidden)
+        tokens, parents = MedusaProposer(heads, medusa, 97).propose(hidden)
     assert tokens == (first[0], first[1], second[2], second[0])
     assert parents == (-1, -1, 0, 1)
 
 
 def test_blank_heads_say_what_the_models_own_says(saved):
-    model = open_model(saved["llama"])
+    model = load_model(saved["llama"])
     hidden = torch.randn(5, 32, generator=torch.Generator().manual_seed(1))
-    for head in blank_heads(model, 3):
-        torch.testing.assert_close(head(hidden), model.head(hidden))
+    for head in init_medusa_heads(model, 3):
+        torch.testing.assert_close(head(hidden), model.lm_head(hidden))
 
 
 def test_a_proposal_grows_from_the_last_row_that_stands(saved, written):
     """Which the next question would see: the same heads on the same text, asked anew."""
     w, n = written["llama"], len(PROMPT)
-    model = open_model(saved["llama"])
+    model = load_model(saved["llama"])
     drafts, parents = (other(w[1]), w[1], other(w[2]), w[2]), (-1, -1, 1, 1)
     asked = {
-        "tree": Rows("t", 0, n + 5, (*PROMPT, w[0], *drafts), 4, "tree", parents=parents),
-        "none": Rows("n", 0, n + 2, (*PROMPT, w[0], other(w[1])), 1, "tree", parents=(-1,)),
+        "tree": SequenceSlice("t", 0, n + 5, (*PROMPT, w[0], *drafts), 4, "tree", parents=parents),
+        "none": SequenceSlice("n", 0, n + 2, (*PROMPT, w[0], other(w[1])), 1, "tree", parents=(-1,)),
     }
     for name, known in (("tree", w[:3]), ("none", w[:1])):
-        (verdict,) = Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(asked[name], probes=(HEADS,)).values()
-        plain = Rows("p", 0, n + len(known), (*PROMPT, *known), 0, "tree")
-        (anew,) = Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(plain, probes=(HEADS,)).values()
+        (verdict,) = (
+            Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(asked[name], probes=(MEDUSA_TREE,)).values()
+        )
+        plain = SequenceSlice("p", 0, n + len(known), (*PROMPT, *known), 0, "tree")
+        (anew,) = Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(plain, probes=(MEDUSA_TREE,)).values()
         assert verdict.token == anew.token == w[len(known)]
         assert verdict.proposal == anew.proposal
 
@@ -325,7 +345,7 @@ class Half:
         self.drafter, self.target = drafter, target
 
     def execute(self, work):
-        return (self.drafter if isinstance(work, Generate) else self.target).execute(work)[0], 0.01
+        return (self.drafter if isinstance(work, DraftWork) else self.target).execute(work)[0], 0.01
 
     def drop(self, session, first):
         (self.drafter if first is None else self.target).drop(session, first)
@@ -335,35 +355,35 @@ class Log:
     def __init__(self):
         self.verdicts = []
 
-    def handled(self, node, event, now, commands):
-        if isinstance(event, Finished) and isinstance(event.outcome, tuple):
+    def event_handled(self, node, event, now, commands):
+        if isinstance(event, WorkFinished) and isinstance(event.outcome, tuple):
             self.verdicts += [result.verdict for result in event.outcome if result.verdict]
 
-    def ran(self, *_): ...
+    def work_done(self, *_): ...
 
-    def sent(self, *_): ...
+    def message_sent(self, *_): ...
 
 
 def served(route, drafter, p, prompt=PROMPT, limit=24):
     """Through real nodes: the text, and the verdicts."""
     recorder, log = Recorder(("d",)), Log()
     simulator = Simulator([recorder, log])
-    tiers = {hop.node: (hop.node,) for hop in route.hops if hop.node != HERE}
-    simulator.add("d", Device("d", p, route.hops, tiers, 0), Chip(Half(drafter, route.device)))
-    for tier, engine in zip(tiers, route.clouds, strict=True):
-        simulator.add(tier, Worker(tier, p, tiers), Chip(Half(engine, engine)))
-    simulator.post(0.0, "d", Begin(Call("s", prompt, limit)))
+    tiers = {hop.node: (hop.node,) for hop in route.hops if hop.node != DEVICE_TIER}
+    simulator.add("d", Device("d", p, route.hops, tiers, 0), ComputeResource(Half(drafter, route.device)))
+    for tier, engine in zip(tiers, route.cloud_processes, strict=True):
+        simulator.add(tier, Worker(tier, p, tiers), ComputeResource(Half(engine, engine)))
+    simulator.post(0.0, "d", RequestArrived(GenerationRequest("s", prompt, limit)))
     simulator.run()
-    assert not any(len(engine.cache) for engine in (route.device, drafter, *route.clouds))
+    assert not any(len(engine.cache) for engine in (route.device, drafter, *route.cloud_processes))
     return tuple(recorder.records["s"].tokens), log.verdicts
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
     accepted = 0
     for seed in range(3):
-        route = Route(saved[variant], 1, 2, heads=proposer(open_model(saved[variant]), seed))
-        p = policy("u_medusa", draft=Heads(TREE), placement=UShape(1, 2), prefill=InParts(5, "first"))
+        route = Route(saved[variant], 1, 2, heads=proposer(load_model(saved[variant]), seed))
+        p = policy("u_medusa", draft=MedusaDraft(TREE), placement=UShapedPlacement(1, 2), prefill=InParts(5, "first"))
         text, verdicts = served(route, route.device, p)
         assert text == written[variant]
         assert len(route.blobs) == 0
@@ -371,14 +391,19 @@ def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
     assert accepted > 5
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_hat_writes_the_targets_text_with_any_adapter(variant, saved, written):
     for seed in range(2):
         route = Route(saved[variant], 1, 2)
-        module = draft_heads.blank_adapter(route.device.model, 1)
+        module = draft_heads.init_adapter(route.device.model, 1)
         module = random_weights(module, seed) if seed else module
-        drafter = Engine(draft_heads.attached(route.device.model, 1, module))
-        p = policy("hat", draft=Window(5, "confidence", 0.2), placement=UShape(1, 2), prefill=InParts(5, "first"))
+        drafter = TorchEngine(draft_heads.attach_adapter(route.device.model, 1, module))
+        p = policy(
+            "hat",
+            draft=WindowDraft(5, "confidence", 0.2),
+            placement=UShapedPlacement(1, 2),
+            prefill=InParts(5, "first"),
+        )
         text, verdicts = served(route, drafter, p)
         assert text == written[variant]
         assert len(verdicts) > 2

@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 
-from serving.engines.torch.model import Model, take_apart
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
+from serving.engines.torch.model import DecomposedModel, decompose
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
 
 LENGTHS = (5, 23, 41)
 VARIANTS = (
@@ -30,15 +30,15 @@ def _pieces(n, sizes):
 
 
 @torch.inference_mode()
-def _in_spans(model: Model, batches, sessions, cuts):
+def _in_spans(model: DecomposedModel, batches, sessions, cuts):
     """Hidden states of each session's last rows, over spans with a cache each, the sessions' rows packed."""
-    stack = Stack(model, model.vocabulary)
-    slots = {(s, a): Slot(model, a, b) for s in range(len(sessions)) for a, b in cuts}
+    stack = ModelRunner(model, model.vocab_size)
+    slots = {(s, a): SequenceCache(model, a, b) for s in range(len(sessions)) for a, b in cuts}
     seen = [[] for _ in sessions]
     for batch in batches:
         hidden = stack.embed([t for s, a, b in batch for t in sessions[s][a:b]])
         for first, last in cuts:
-            lots = [Lot(slots[s, first], b - a) for s, a, b in batch]
+            lots = [RunnerInput(slots[s, first], b - a) for s, a, b in batch]
             hidden = stack.run(hidden, lots, first, last)
         rows = stack.logits(hidden).split([b - a for _, a, b in batch])
         for (s, _, _), part in zip(batch, rows, strict=True):
@@ -46,11 +46,11 @@ def _in_spans(model: Model, batches, sessions, cuts):
     return [torch.cat(parts) for parts in seen]
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_spans_over_ragged_chunks_give_the_unsplit_models_logits(causal, variant):
     whole = causal(variant)
     sessions = _tokens(LENGTHS)
-    model = take_apart(copy.deepcopy(whole))
+    model = decompose(copy.deepcopy(whole))
     chunks = [list(_pieces(len(s), iter([9, 1, 12, 5, 1, 1, 40]))) for s in sessions]
     if variant == "phi3_longrope":  # a sequence that grows past the original length has other keys: prefill at once
         chunks = [[(0, n)] for n in LENGTHS]
@@ -66,7 +66,7 @@ def test_spans_over_ragged_chunks_give_the_unsplit_models_logits(causal, variant
 def test_a_wrong_cache_is_noticed_by_the_comparison(causal):
     whole = causal("llama")
     sessions = _tokens((12, 12))
-    model = take_apart(copy.deepcopy(whole))
+    model = decompose(copy.deepcopy(whole))
     swapped = [sessions[0][:6] + sessions[1][6:]]
     got = _in_spans(model, [[(0, 0, 6)], [(0, 6, 12)]], swapped, [(0, 4)])[0]
     with torch.inference_mode():
@@ -77,43 +77,43 @@ def test_a_wrong_cache_is_noticed_by_the_comparison(causal):
 @torch.inference_mode()
 def test_stale_entries_behind_a_rollback_do_not_matter(causal):
     whole = causal("llama")
-    model = take_apart(copy.deepcopy(whole))
-    stack, slot = Stack(model, model.vocabulary), Slot(model, 0, 4)
+    model = decompose(copy.deepcopy(whole))
+    stack, slot = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, 4)
     right, wrong = _tokens((30, 50))
     slot.reserve(50)
-    for layers in slot.views(0, slot.capacity):
+    for layers in slot.read_views(0, slot.capacity):
         for layer in layers:
             layer.fill_(float("nan"))
-    stack.run(stack.embed(right[:11]), [Lot(slot, 11)], 0, 4)
-    stack.run(stack.embed(wrong), [Lot(slot, 50)], 0, 4)
+    stack.run(stack.embed(right[:11]), [RunnerInput(slot, 11)], 0, 4)
+    stack.run(stack.embed(wrong), [RunnerInput(slot, 50)], 0, 4)
     slot.truncate(11, "a")
-    hidden = stack.run(stack.embed(right[11:]), [Lot(slot, 19)], 0, 4)
+    hidden = stack.run(stack.embed(right[11:]), [RunnerInput(slot, 19)], 0, 4)
     want = whole(torch.tensor([right])).logits[0]
     assert (stack.logits(hidden) - want[11:]).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "mistral", "phi3", "neox"])
+@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "mistral", "phi3", "neox"])
 @torch.inference_mode()
 def test_a_tree_gives_each_node_what_its_path_gives(causal, variant):
-    model = take_apart(causal(variant))
-    stack, slot = Stack(model, model.vocabulary), Slot(model, 0, 4)
+    model = decompose(causal(variant))
+    stack, slot = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, 4)
     past, tree = _tokens((10, 7), seed=3)
     parents = (-1, 0, 0, 1, 1, 2, -1)
-    stack.run(stack.embed(past), [Lot(slot, 10)], 0, 4)
-    nodes = stack.logits(stack.run(stack.embed(tree), [Lot(slot, 7, parents)], 0, 4))
+    stack.run(stack.embed(past), [RunnerInput(slot, 10)], 0, 4)
+    nodes = stack.logits(stack.run(stack.embed(tree), [RunnerInput(slot, 7, parents)], 0, 4))
     for node in range(7):
         path, at = [], node
         while at >= 0:
             path.insert(0, tree[at])
             at = parents[at]
         slot.truncate(10, "a")
-        alone = stack.logits(stack.run(stack.embed(path), [Lot(slot, len(path))], 0, 4))[-1]
+        alone = stack.logits(stack.run(stack.embed(path), [RunnerInput(slot, len(path))], 0, 4))[-1]
         assert (nodes[node] - alone).abs().max() < 1e-4
 
 
 @torch.inference_mode()
 def test_padding_of_the_vocabulary_is_cut_off(causal):
-    model = take_apart(causal("llama"))
-    stack = Stack(model, 90)
-    hidden = stack.run(stack.embed([5, 6]), [Lot(Slot(model, 0, 4), 2)], 0, 4)
+    model = decompose(causal("llama"))
+    stack = ModelRunner(model, 90)
+    hidden = stack.run(stack.embed([5, 6]), [RunnerInput(SequenceCache(model, 0, 4), 2)], 0, 4)
     assert stack.logits(hidden).shape == (2, 90)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from serving.core.scores import SCORES
-from serving.engines.torch.logit_stats import measure
+from serving.core.scores import LOGIT_SCORES
+from serving.engines.torch.logit_stats import compute_logit_stats
 
 ROWS = {
     "wide": lambda g: torch.randn(5, 1300, generator=g) * 4,
@@ -14,10 +14,10 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
+@pytest.instant.parametrize("kind", ROWS)
 def test_scores_match_fp64(kind):
     logits = ROWS[kind](torch.Generator().manual_seed(0))
-    found, exact = measure(logits, SCORES), logits.double()
+    found, exact = compute_logit_stats(logits, LOGIT_SCORES), logits.double()
     probabilities = exact.softmax(-1)
     best = probabilities.topk(2).values
     want = {
@@ -26,32 +26,32 @@ def test_scores_match_fp64(kind):
         "entropy": -(probabilities * exact.log_softmax(-1)).sum(-1),
         "logit_std": exact.std(-1),
     }
-    for name in SCORES:
+    for name in LOGIT_SCORES:
         assert found.scores[name] == pytest.approx(want[name].tolist(), abs=2e-4)
 
 
 def test_tops_are_the_likeliest_best_first_and_start_with_the_argmax():
     logits = torch.tensor([[0.0, 3.0, 1.0, 2.0], [5.0, 5.0, 5.0, 1.0]])
-    found = measure(logits)
-    assert found.tops[0] == [1, 3, 2]
+    found = compute_logit_stats(logits)
+    assert found.top_candidates[0] == [1, 3, 2]
     assert found.tokens == logits.argmax(-1).tolist()
-    assert found.tops[1][0] == found.tokens[1]
-    assert sorted(found.tops[1]) == [0, 1, 2]
+    assert found.top_candidates[1][0] == found.tokens[1]
+    assert sorted(found.top_candidates[1]) == [0, 1, 2]
     assert found.scores == {}
 
 
-@pytest.mark.parametrize(("k", "width"), [(1, 1), (5, 5), (9, 8)])
+@pytest.instant.parametrize(("k", "width"), [(1, 1), (5, 5), (9, 8)])
 def test_any_number_of_tops_up_to_the_vocabulary(k, width):
-    assert len(measure(torch.randn(1, 8), k=k).tops[0]) == width
+    assert len(compute_logit_stats(torch.randn(1, 8), k=k).top_candidates[0]) == width
 
 
 def test_half_precision_logits_are_measured_in_single():
     logits = (torch.randn(3, 200) * 3).to(torch.bfloat16)
-    assert measure(logits, SCORES) == measure(logits.float(), SCORES)
+    assert compute_logit_stats(logits, LOGIT_SCORES) == compute_logit_stats(logits.float(), LOGIT_SCORES)
 
 
 def test_an_unknown_score_is_refused():
     with pytest.raises(
         ValueError, match="score 'luck' is not known; choose among confidence, margin, entropy, logit_std"
     ):
-        measure(torch.zeros(1, 4), ("luck",))
+        compute_logit_stats(torch.zeros(1, 4), ("luck",))

@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer as Raw
 from tokenizers import models, pre_tokenizers
 
-from serving.engines.tokenizer import Tokenizer, same_tokenizer
+from serving.engines.tokenizer import Tokenizer, check_same_tokenizer
 
 WORDS = ["<pad>", "</s>", "<u>", "<a>", "the", "red", "ball", "is", "in", "a", "box", "?"]
 CHAT = "{% for m in messages %}<u> {{ m['content'] }}{% endfor %}{% if add_generation_prompt %} <a>{% endif %}"
@@ -35,11 +35,11 @@ def test_tokens_become_text_without_special_ones(path):
 
 
 def test_end_tokens_come_from_the_tokenizer_and_the_generation_config(path):
-    assert Tokenizer(path).ends == (1,)
+    assert Tokenizer(path).eos_token_ids == (1,)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 3]}))
-    assert Tokenizer(path).ends == (1, 3)
+    assert Tokenizer(path).eos_token_ids == (1, 3)
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
-    assert Tokenizer(path).ends == (1, 3)
+    assert Tokenizer(path).eos_token_ids == (1, 3)
 
 
 def test_no_tokenizer_is_said_to_be_none(tmp_path):
@@ -49,28 +49,28 @@ def test_no_tokenizer_is_said_to_be_none(tmp_path):
 
 def test_copies_and_other_chat_templates_are_the_same_tokenizer(path, tmp_path):
     shutil.copytree(path, tmp_path / "two")
-    same_tokenizer(path, tmp_path / "two")
-    same_tokenizer(path, _save(tmp_path / "three", WORDS, chat=None))
+    check_same_tokenizer(path, tmp_path / "two")
+    check_same_tokenizer(path, _save(tmp_path / "three", WORDS, chat=None))
 
 
 def test_the_first_token_that_differs_is_named(path, tmp_path):
     swapped = [*WORDS[:5], "ball", "red", *WORDS[7:]]
     with pytest.raises(ValueError, match=r"token 5 is 'red' in the one and 'ball' in the other \(12 and 12 tokens\)"):
-        same_tokenizer(path, _save(tmp_path / "two", swapped))
+        check_same_tokenizer(path, _save(tmp_path / "two", swapped))
 
 
 def test_a_token_more_is_a_difference(path, tmp_path):
     with pytest.raises(ValueError, match="token 12 is missing in the one and 'lid' in the other"):
-        same_tokenizer(path, _save(tmp_path / "two", [*WORDS, "lid"]))
+        check_same_tokenizer(path, _save(tmp_path / "two", [*WORDS, "lid"]))
 
 
 def test_the_same_words_split_differently_are_a_difference(path, tmp_path):
     with pytest.raises(ValueError, match="same vocabulary but split text differently"):
-        same_tokenizer(path, _save(tmp_path / "two", WORDS, split=pre_tokenizers.Split("c", "isolated")))
+        check_same_tokenizer(path, _save(tmp_path / "two", WORDS, split=pre_tokenizers.Split("c", "isolated")))
 
 
 def test_a_damaged_tokenizer_file_is_named(path, tmp_path):
     shutil.copytree(path, tmp_path / "two")
     (tmp_path / "two" / "tokenizer.json").write_text("{")
     with pytest.raises(ValueError, match=r"tokenizer.json is damaged"):
-        same_tokenizer(path, tmp_path / "two")
+        check_same_tokenizer(path, tmp_path / "two")

@@ -4,24 +4,24 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 from serving.engines.torch import sampling
-from serving.engines.torch.sampling import as_received, as_sent, distribution, draw
-from serving.messages import Sampling, Verdict
+from serving.engines.torch.sampling import decode_probs, distribution, encode_probs, sample_token
+from serving.messages import SamplingParams, Verdict
 
-SAMPLING = Sampling(1.0, 0, 1.0, seed=11)
+SAMPLING = SamplingParams(1.0, 0, 1.0, seed=11)
 VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("drafts", "verdict"),
     [((), (0, 4)), ((4,), (1, 5)), ((9,), (0, 4)), ((4, 5), (2, 6)), ((4, 9), (1, 5)), ((9, 5), (0, 4))],
 )
 def test_greedy_stops_at_the_first_difference(drafts, verdict):
-    assert sampling.greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
+    assert sampling.verify_greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("drafts", "parents", "choices", "verdict"),
     [
         ((7, 8), (-1, 0), (7, 8, 9), (2, 9, (0, 1))),
@@ -31,7 +31,7 @@ def test_greedy_stops_at_the_first_difference(drafts, verdict):
     ],
 )
 def test_tree_follows_the_targets_choices(drafts, parents, choices, verdict):
-    assert sampling.tree(choices, drafts, parents) == Verdict(*verdict)
+    assert sampling.verify_tree(choices, drafts, parents) == Verdict(*verdict)
 
 
 def _tables():
@@ -44,12 +44,12 @@ def _tables():
 def _write(verifier, rounds=ROUNDS):
     """Counts of tokens per context, the context being the token before it modulo CONTEXTS, from independent rounds."""
     target, drafter = _tables()
-    sent = [as_sent(row) for row in distribution(drafter, SAMPLING)]
+    sent = [encode_probs(row) for row in distribution(drafter, SAMPLING)]
     counts = torch.zeros(CONTEXTS, VOCABULARY)
     for round_ in range(rounds):
         session, contexts, drafts = f"s{round_}", [round_ % CONTEXTS], []
         for i in range(DRAFTS):
-            drafts.append(draw(sent[contexts[-1]], luck(key(SAMPLING.seed, session), i, "draft")))
+            drafts.append(sample_token(sent[contexts[-1]], uniform(key(SAMPLING.seed, session), i, "draft")))
             contexts.append(drafts[-1] % CONTEXTS)
         odds = [sent[c] for c in contexts[:-1]]
         verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0)
@@ -77,14 +77,14 @@ def _wisp_equation_3(logits, drafts, odds, sampling, session, first):
     """The correction drawn from the target itself, as printed in WISP: not lossless."""
     target, stream = distribution(logits, sampling), key(sampling.seed, session)
     for i, token in enumerate(drafts):
-        draft = as_received(odds[i], target.shape[1])
-        if luck(stream, first + i, "accept") * float(draft[token]) >= float(target[i, token]):
-            return Verdict(i, draw(target[i], luck(stream, first + i, "residual")))
-    return Verdict(len(drafts), draw(target[-1], luck(stream, first + len(drafts), "residual")))
+        draft = decode_probs(odds[i], target.shape[1])
+        if uniform(stream, first + i, "accept") * float(draft[token]) >= float(target[i, token]):
+            return Verdict(i, sample_token(target[i], uniform(stream, first + i, "residual")))
+    return Verdict(len(drafts), sample_token(target[-1], uniform(stream, first + len(drafts), "residual")))
 
 
 def test_speculative_sampling_writes_the_targets_distribution():
-    counts = _write(sampling.sample)
+    counts = _write(sampling.verify_sampled)
     assert counts.sum() >= 20_000
     assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
     assert 0.01 < _p_value(counts) < 0.999
@@ -97,31 +97,35 @@ def test_the_same_test_rejects_a_verifier_that_corrects_from_the_target_itself()
 def test_a_draft_never_outside_the_targets_support():
     logits = torch.zeros(2, 4)
     logits[0, 2] = -1e9
-    odds = as_sent(torch.tensor([0.0, 0.0, 1.0, 0.0]))
+    odds = encode_probs(torch.tensor([0.0, 0.0, 1.0, 0.0]))
     for session in map(str, range(50)):
-        verdict = sampling.sample(logits, (2,), [odds], SAMPLING, session, 0)
+        verdict = sampling.verify_sampled(logits, (2,), [odds], SAMPLING, session, 0)
         assert verdict.accepted == 0
-        assert verdict.token != 2
+        assert verdict.next_token != 2
 
 
 def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
-    odds = as_sent(torch.tensor([0.0, 0.5, 0.0, 0.5]))
+    odds = encode_probs(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     verdicts = {
-        sampling.sample(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).token for s in range(20) for t in (1, 3)
+        sampling.verify_sampled(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).next_token
+        for s in range(20)
+        for t in (1, 3)
     }
     assert verdicts <= {0, 1, 2}
 
 
-@pytest.mark.parametrize("sampling", [Sampling(1.0, 6, 1.0, 3), Sampling(1.3, 0, 0.6, 3), Sampling(0.7, 9, 0.8, 3)])
+@pytest.instant.parametrize(
+    "sampling", [SamplingParams(1.0, 6, 1.0, 3), SamplingParams(1.3, 0, 0.6, 3), SamplingParams(0.7, 9, 0.8, 3)]
+)
 def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
     generator = torch.Generator().manual_seed(4)
     target = torch.randn(DRAFTS + 1, 200, generator=generator) * 3
     odds = distribution(target[:-1] + torch.randn(DRAFTS, 200, generator=generator), sampling)
-    sent, whole = [as_sent(row) for row in odds], [as_sent(row, whole=True) for row in odds]
+    sent, whole = [encode_probs(row) for row in odds], [encode_probs(row, full=True) for row in odds]
     assert all(len(short) < 90 and len(long) == 200 for short, long in zip(sent, whole, strict=True))
     verdicts = []
     for session in map(str, range(60)):
-        drafts = [draw(row, luck(key(3, session), i, "draft")) for i, row in enumerate(whole)]
+        drafts = [sample_token(row, uniform(key(3, session), i, "draft")) for i, row in enumerate(whole)]
         verdict, other = (sampling.sample(target, drafts, each, sampling, session, 0) for each in (sent, whole))
         assert verdict == other
         verdicts.append(verdict.accepted)
@@ -129,16 +133,18 @@ def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
 
 
 def test_a_padded_target_judges_by_either_form_alike():
-    sampling = Sampling(1.0, 5, 1.0, 3)
+    sampling = SamplingParams(1.0, 5, 1.0, 3)
     odds = distribution(torch.randn(60, generator=torch.Generator().manual_seed(4)), sampling)
     target = torch.zeros(2, 64)
     for session in map(str, range(20)):
-        token = draw(as_sent(odds, whole=True), luck(key(3, session), 0, "draft"))
-        verdicts = [sampling.sample(target, (token,), [as_sent(odds, w)], sampling, session, 0) for w in (True, False)]
+        token = sample_token(encode_probs(odds, full=True), uniform(key(3, session), 0, "draft"))
+        verdicts = [
+            sampling.sample(target, (token,), [encode_probs(odds, w)], sampling, session, 0) for w in (True, False)
+        ]
         assert verdicts[0] == verdicts[1]
 
 
 def test_a_token_beyond_the_targets_vocabulary_cannot_be_judged():
-    odds = as_sent(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
+    odds = encode_probs(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
     with pytest.raises(ValueError, match="names tokens 70 to 70 of a vocabulary of 64"):
-        sampling.sample(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)
+        sampling.verify_sampled(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)

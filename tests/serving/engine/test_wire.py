@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.engines.torch.forward import as_received, as_sent
-from serving.hardware.payload_size import NUMBERS, hidden_nbytes
+from serving.engines.torch.forward import decode_hidden, encode_hidden
+from serving.hardware.payload_size import HIDDEN_DTYPES, hidden_nbytes
 
 SIZES = st.sampled_from((1e-30, 1e-6, 1.0, 300.0, 6e4))
-NUMBER = pytest.mark.parametrize("number", NUMBERS)
+NUMBER = pytest.instant.parametrize("number", HIDDEN_DTYPES)
 
 
 @st.composite
@@ -24,18 +24,18 @@ def hidden(draw: Any, largest: Any = SIZES) -> torch.Tensor:
 
 
 def back(states: torch.Tensor, number: Any) -> torch.Tensor:
-    return as_received(as_sent(states, number), torch.empty(0))
+    return decode_hidden(encode_hidden(states, number), torch.empty(0))
 
 
 @NUMBER
 @given(states=hidden())
 @settings(deadline=None)
 def test_bytes_are_what_is_charged_and_shapes_come_back(number: Any, states: torch.Tensor) -> None:
-    sent = as_sent(states, number)
+    sent = encode_hidden(states, number)
     assert sent.nbytes == hidden_nbytes(*states.shape, number)
     assert sent.ndim == 2
     assert len(sent) == len(states)
-    received = as_received(sent, torch.empty(0, dtype=torch.bfloat16))
+    received = decode_hidden(sent, torch.empty(0, dtype=torch.bfloat16))
     assert received.shape == states.shape
     assert received.dtype == torch.bfloat16
 
@@ -61,14 +61,14 @@ def test_int8_is_off_by_half_a_step_of_its_row_at_most(states: torch.Tensor) -> 
 def test_rows_are_cut_from_what_was_sent_as_they_would_be_sent_alone(states: torch.Tensor, at: int) -> None:
     """int8 has a scale a row: no row's rounding depends on its neighbours."""
     at %= len(states)
-    for number in NUMBERS:
-        assert torch.equal(as_sent(states, number)[at:], as_sent(states[at:], number))
+    for number in HIDDEN_DTYPES:
+        assert torch.equal(encode_hidden(states, number)[at:], encode_hidden(states[at:], number))
 
 
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.instant.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_what_is_too_large_for_fp16_becomes_its_largest(kind: torch.dtype) -> None:
     states = torch.tensor([[1e5, -1e9, 7.0]], dtype=kind)
-    assert as_sent(states, "fp16").tolist() == [[65504.0, -65504.0, 7.0]]
+    assert encode_hidden(states, "fp16").tolist() == [[65504.0, -65504.0, 7.0]]
 
 
 def test_nothing_at_all_crosses_in_eight_bits() -> None:
@@ -79,7 +79,7 @@ def test_nothing_at_all_crosses_in_eight_bits() -> None:
 def test_what_was_sent_is_nobodys_view(number: Any) -> None:
     """A batch's hidden states must not live on because one session's few rows do."""
     states = torch.ones(4, 6)
-    sent = as_sent(states[1:2], number)
+    sent = encode_hidden(states[1:2], number)
     states.zero_()
     assert sent.untyped_storage().nbytes() == hidden_nbytes(1, 6, number)
-    assert torch.equal(as_received(sent, torch.empty(0)), torch.ones(1, 6))
+    assert torch.equal(decode_hidden(sent, torch.empty(0)), torch.ones(1, 6))

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts.stage import CONTENT
-from pipeline.config.build import Schema, construct
+from pipeline.config.build import ConfigSchema, construct
 from pipeline.errors import ConfigError
 from serving.network.link import Link
-from serving.network.mahimahi import Mahimahi
-from serving.network.outages import Listed
+from serving.network.mahimahi import MahimahiTrace
+from serving.network.outages import ListedOutages
 
-SCHEMA = Schema(lambda path: f"sha of {path.read_text()}", lambda target, name: None)
-MAHIMAHI = "serving.network.mahimahi.Mahimahi"
+SCHEMA = ConfigSchema(lambda path: f"sha of {path.read_text()}", lambda target, name: None)
+MAHIMAHI = "serving.network.mahimahi.MahimahiTrace"
 
 
 def made(node):
@@ -25,10 +25,12 @@ def test_a_link_reads_as_it_is_written(written):
         {
             "uplink": {"_target_": MAHIMAHI, "path": str(path)},
             "downlink_mbps": 8,
-            "outages": {"_target_": "serving.network.outages.Listed", "listed": [[1, 2], [3, 4.5]]},
+            "outages": {"_target_": "serving.network.outages.ListedOutages", "listed": [[1, 2], [3, 4.5]]},
         }
     )
-    assert found == Link(uplink=Mahimahi(path=path), downlink_mbps=8.0, outages=Listed(((1.0, 2.0), (3.0, 4.5))))
+    assert found == Link(
+        uplink=MahimahiTrace(path=path), downlink_mbps=8.0, outages=ListedOutages(((1.0, 2.0), (3.0, 4.5)))
+    )
 
 
 def test_a_trace_counts_by_what_it_says_and_not_by_where_it_is(written):

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.network.trace import Loop, Replay
+from serving.network.trace import CapacityCurve, ReplayedRate
 
-STEPS = Loop.of_steps([(1.0, 8.0), (3.0, 0.0), (4.0, 16.0)], "steps")
+STEPS = CapacityCurve.from_steps([(1.0, 8.0), (3.0, 0.0), (4.0, 16.0)], "steps")
 """1 MB in the first second, nothing for two, 2 MB in the fourth; then again."""
 
 MB = 1_000_000
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("nbytes", "start", "sent"),
     [
         (0, 2.0, 2.0),
@@ -32,18 +32,18 @@ MB = 1_000_000
     ],
 )
 def test_bytes_leave_in_steps_and_the_recording_begins_again(nbytes, start, sent):
-    assert Replay(STEPS).sent(nbytes, start) == pytest.approx(sent)
+    assert ReplayedRate(STEPS).departure_s(nbytes, start) == pytest.approx(sent)
 
 
 def test_a_device_may_enter_anywhere():
-    late = Replay(STEPS, offset_s=2.5)
-    assert late.sent(MB, 0.0) == pytest.approx(1.0)
-    assert late.carried(0.0, 2.5) == pytest.approx(3 * MB)
-    assert late.sent(300 * MB, 6.0) == pytest.approx(406.0)
+    late = ReplayedRate(STEPS, offset_s=2.5)
+    assert late.departure_s(MB, 0.0) == pytest.approx(1.0)
+    assert late.nbytes_between(0.0, 2.5) == pytest.approx(3 * MB)
+    assert late.departure_s(300 * MB, 6.0) == pytest.approx(406.0)
 
 
 def test_what_is_carried_is_what_was_sent():
-    assert [Replay(STEPS).carried(0, end) for end in (0, 0.5, 2, 3.5, 4, 9)] == pytest.approx(
+    assert [ReplayedRate(STEPS).nbytes_between(0, end) for end in (0, 0.5, 2, 3.5, 4, 9)] == pytest.approx(
         [0, MB / 2, MB, 2 * MB, 3 * MB, 7 * MB]
     )
     assert STEPS.mean_mbps == pytest.approx(6)
@@ -51,13 +51,13 @@ def test_what_is_carried_is_what_was_sent():
 
 def test_a_trace_that_carries_nothing_is_refused():
     with pytest.raises(ValueError, match="quiet: every rate is 0, no message would ever leave"):
-        Loop.of_steps([(1.0, 0.0), (5.0, 0.0)], "quiet")
+        CapacityCurve.from_steps([(1.0, 0.0), (5.0, 0.0)], "quiet")
 
 
 STEP = st.tuples(st.integers(1, 5000), st.sampled_from([0.0, 0.0, 0.1, 1.0, 12.0, 96.0, 400.0]))
 REPLAYS = st.builds(
-    lambda steps, offset_s: Replay(
-        Loop.of_steps(
+    lambda steps, offset_s: ReplayedRate(
+        CapacityCurve.from_steps(
             [(sum(ms for ms, _ in steps[: i + 1]) / 1e3, mbps) for i, (_, mbps) in enumerate(steps)] + [(60.0, 1.0)],
             "drawn",
         ),
@@ -89,14 +89,14 @@ def test_two_messages_back_to_back_are_one(rate, a, b, start):
 
 @given(REPLAYS, SIZES, STARTS)
 def test_what_was_sent_was_carried(rate, nbytes, start):
-    assert rate.carried(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)
+    assert rate.nbytes_between(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)
 
 
 @given(REPLAYS, SIZES, STARTS)
 def test_a_lap_later_it_is_the_same(rate, nbytes, start):
-    lap_s = rate.loop.period_s
+    lap_s = rate.curve.period_s
     moved = replace(rate, offset_s=rate.offset_s + lap_s)
-    assert moved.carried(0, start) == pytest.approx(rate.carried(0, start), rel=1e-6, abs=1)
+    assert moved.nbytes_between(0, start) == pytest.approx(rate.nbytes_between(0, start), rel=1e-6, abs=1)
     assert moved.sent(nbytes + 1, start) >= rate.sent(nbytes, start) - 1e-6
     assert moved.sent(nbytes, start) <= rate.sent(nbytes + 1, start) + 1e-6
 
@@ -112,10 +112,10 @@ class Counted(list):
 
 
 def test_a_long_trace_costs_its_logarithm_and_laps_cost_nothing():
-    whole = Loop.of_steps([(second + 1.0, float(second % 7)) for second in range(2**14)], "long")
-    rate = Replay(Loop(Counted(whole.times_s), Counted(whole.nbytes)))
+    whole = CapacityCurve.from_steps([(second + 1.0, float(second % 7)) for second in range(2**14)], "long")
+    rate = ReplayedRate(CapacityCurve(Counted(whole.times_s), Counted(whole.nbytes)))
     Counted.looks = 0
-    ends = [rate.sent(nbytes, 12_345.6) for nbytes in (100, MB, 1e12)]
+    ends = [rate.departure_s(nbytes, 12_345.6) for nbytes in (100, MB, 1e12)]
     assert Counted.looks < 3 * 50
     assert all(before < after for before, after in pairwise(ends))
     assert ends[2] > 10 * whole.period_s

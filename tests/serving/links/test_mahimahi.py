@@ -6,14 +6,14 @@ import pytest
 
 from serving.core.keyed_random import key
 from serving.network.link import Link
-from serving.network.mahimahi import Mahimahi
+from serving.network.mahimahi import MahimahiTrace
 
 
 def rate(path, **options):
-    return Mahimahi(path=path, start="begin", **options).rate("up", 0)
+    return MahimahiTrace(path=path, start="begin", **options).rate("up", 0)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("nbytes", "start_ms", "sent_ms"),
     [
         (1500, 0, 5),
@@ -35,11 +35,11 @@ def test_a_packet_leaves_at_its_millisecond_and_the_file_begins_again(written, n
 
 def test_small_messages_share_an_opportunity_and_an_unused_one_is_lost(written):
     path = written("5\n10\n")
-    channel = Link(uplink=Mahimahi(path=path, start="begin"), downlink_mbps=1).channel("up", 0)
-    assert [channel.arrive(500, 0.0) for _ in range(4)] == pytest.approx(
+    channel = Link(uplink=MahimahiTrace(path=path, start="begin"), downlink_mbps=1).channel("up", 0)
+    assert [channel.arrival_s(500, 0.0) for _ in range(4)] == pytest.approx(
         [4e-3 + 1e-3 / 3, 4e-3 + 2e-3 / 3, 5e-3, 9e-3 + 1e-3 / 3]
     )
-    assert channel.arrive(1500, 0.011) == pytest.approx(0.015)
+    assert channel.arrival_s(1500, 0.011) == pytest.approx(0.015)
 
 
 def test_several_opportunities_in_one_millisecond(written):
@@ -50,11 +50,11 @@ def test_several_opportunities_in_one_millisecond(written):
 def test_a_time_of_0_is_the_end_of_the_lap_before(written):
     path = written("0\n0\n4\n\n")
     assert rate(path).sent(4500, 0.0) == pytest.approx(0.004)
-    assert Mahimahi(path=path).mean_mbps == pytest.approx(3 * 1500 * 8 / 4e3)
+    assert MahimahiTrace(path=path).mean_mbps == pytest.approx(3 * 1500 * 8 / 4e3)
 
 
 def test_devices_enter_at_their_own_moments_and_both_directions_at_the_same(written):
-    trace = Mahimahi(path=written("100\n1000\n"))
+    trace = MahimahiTrace(path=written("100\n1000\n"))
     offsets = {trace.rate("up", key(0, f"device-{i}")).offset_s for i in range(50)}
     assert len(offsets) == 50
     assert 0 <= min(offsets) < 0.2 < 0.8 < max(offsets) < 1
@@ -62,13 +62,13 @@ def test_devices_enter_at_their_own_moments_and_both_directions_at_the_same(writ
 
 
 def test_the_file_is_read_once_for_all_devices(written, monkeypatch):
-    trace, text = Mahimahi(path=written("5\n10\n")), []
-    monkeypatch.setattr(Mahimahi, "read", lambda *_: text.append("again"))
-    assert trace.rate("up", 1).loop is trace.rate("down", 2).loop
+    trace, text = MahimahiTrace(path=written("5\n10\n")), []
+    monkeypatch.setattr(MahimahiTrace, "read", lambda *_: text.append("again"))
+    assert trace.rate("up", 1).curve is trace.rate("down", 2).curve
     assert text == []
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "message"),
     [
         ("", "line 1: the file is empty"),
@@ -84,32 +84,32 @@ def test_the_file_is_read_once_for_all_devices(written, monkeypatch):
 def test_a_broken_file_is_refused_by_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path} {message}")):
-        Mahimahi(path=path)
+        MahimahiTrace(path=path)
 
 
 def test_bytes_that_are_no_text_are_refused_by_line(tmp_path):
     path = tmp_path / "binary"
     path.write_bytes(b"5\n\xff\n")
     with pytest.raises(ValueError, match=r"binary line 2: not UTF-8 \(byte 0xff\)"):
-        Mahimahi(path=path)
+        MahimahiTrace(path=path)
 
 
 def test_a_file_that_is_missing_a_folder_or_not_named_is_refused(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
-        Mahimahi(path=tmp_path / "nowhere")
+        MahimahiTrace(path=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a folder; a recording is one file"):
-        Mahimahi(path=tmp_path)
+        MahimahiTrace(path=tmp_path)
     with pytest.raises(ValueError, match=r"Mahimahi is read from a file; set network.uplink.path=FILE"):
-        Mahimahi()
+        MahimahiTrace()
     with pytest.raises(ValueError, match="start='middle' must be random or begin"):
-        Mahimahi(path=tmp_path, start="middle")
+        MahimahiTrace(path=tmp_path, start="middle")
 
 
 def test_a_file_that_an_artifact_will_have_is_not_read_yet():
-    assert Mahimahi(path=object()).start == "random"
+    assert MahimahiTrace(path=object()).start == "random"
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("name", "mbps"),
     [
         ("ATT-LTE-driving-2016.up", 1.91),
@@ -122,7 +122,7 @@ def test_recorded_links_deliver_each_packet_at_its_line(data, name, mbps):
     """The means are those that conf/network/lte.yaml took from the same files."""
     path = data / "mahimahi" / name
     times = [int(line) for line in path.read_text().split()]
-    assert Mahimahi(path=path).mean_mbps == pytest.approx(mbps, abs=0.005)
+    assert MahimahiTrace(path=path).mean_mbps == pytest.approx(mbps, abs=0.005)
     link, later = rate(path), [time for time in times if time]  # zeros are the end of the lap before
     for count in (1, 10, 1000, len(later) - 1, len(later)):
         within = times[-1] if count == len(later) else later[count - 1]

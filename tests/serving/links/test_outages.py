@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from serving.core.keyed_random import key
 from serving.network.link import Link
-from serving.network.mahimahi import Mahimahi
-from serving.network.outages import Listed, Periodic
-from serving.network.trace import Loop, Replay
+from serving.network.mahimahi import MahimahiTrace
+from serving.network.outages import ListedOutages, PeriodicOutages
+from serving.network.trace import CapacityCurve, ReplayedRate
 
 
 def link(*windows, detect_ms=1000, **options):
     """1 MB a second, 10 ms away."""
-    return Link(8, 8, delay_ms=10, outages=Listed(windows), detect_ms=detect_ms, **options)
+    return Link(8, 8, delay_ms=10, outages=ListedOutages(windows), detect_ms=detect_ms, **options)
 
 
 def arrivals(channel, *messages):
@@ -24,40 +24,46 @@ def arrivals(channel, *messages):
 
 
 def test_a_listed_schedule_is_the_same_for_every_device():
-    listed = Listed(((1, 2), (5, 9)))
-    assert [*listed.windows(1)] == [*listed.windows(2)] == [(1, 2), (5, 9)]
-    assert listed.longest_s == 4
+    listed = ListedOutages(((1, 2), (5, 9)))
+    assert [*listed.outage_intervals(1)] == [*listed.outage_intervals(2)] == [(1, 2), (5, 9)]
+    assert listed.max_duration_s == 4
 
 
 def test_a_periodic_schedule_has_no_end():
-    periodic = Periodic(every_s=20, for_s=3, first_s=5)
-    assert [*islice(periodic.windows(0), 3)] == [(5, 8), (25, 28), (45, 48)]
+    periodic = PeriodicOutages(period_s=20, duration_s=3, first_start_s=5)
+    assert [*islice(periodic.outage_intervals(0), 3)] == [(5, 8), (25, 28), (45, 48)]
 
 
 def test_devices_go_down_at_their_own_moments():
-    periodic = Periodic(every_s=20, for_s=3, jitter_s=10)
-    firsts = [next(periodic.windows(key(0, f"device-{i}")))[0] for i in range(100)]
+    periodic = PeriodicOutages(period_s=20, duration_s=3, jitter_s=10)
+    firsts = [next(periodic.outage_intervals(key(0, f"device-{i}")))[0] for i in range(100)]
     assert 0 <= min(firsts) < 5
     assert 15 < max(firsts) < 30
-    windows = [*islice(periodic.windows(7), 100)]
-    assert windows == [*islice(periodic.windows(7), 100)]
+    windows = [*islice(periodic.outage_intervals(7), 100)]
+    assert windows == [*islice(periodic.outage_intervals(7), 100)]
     assert all(up == pytest.approx(down + 3) for down, up in windows)
     gaps = [later[0] - earlier[0] for earlier, later in pairwise(windows)]
     assert 10 < min(gaps) < 15 < 25 < max(gaps) < 30
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("make", "message"),
     [
-        (lambda: Listed(((2, 1),)), r"outages: \[2, 1\] must be seconds of the run, 0 or more"),
-        (lambda: Listed(((-1, 1),)), r"outages: \[-1, 1\] must be"),
-        (lambda: Listed(((1, inf),)), r"outages: \[1, inf\] must be"),
-        (lambda: Listed(((1, 5), (4, 6))), "one begins at 4 s, and the one before ends at 5 s"),
-        (lambda: Periodic(every_s=5, for_s=5), "for_s=5 and jitter_s=0 must leave some of every_s=5 seconds"),
-        (lambda: Periodic(every_s=5, for_s=2, jitter_s=3), "for_s=2 and jitter_s=3 must leave some"),
-        (lambda: Periodic(every_s=5, for_s=0), "for_s=0, jitter_s=0 must be finite, the first two more than 0"),
-        (lambda: Periodic(every_s=inf, for_s=1), "every_s=inf"),
-        (lambda: Periodic(every_s=5, for_s=1, first_s=-1), "first_s=-1 must be 0 or more"),
+        (lambda: ListedOutages(((2, 1),)), r"outages: \[2, 1\] must be seconds of the run, 0 or more"),
+        (lambda: ListedOutages(((-1, 1),)), r"outages: \[-1, 1\] must be"),
+        (lambda: ListedOutages(((1, inf),)), r"outages: \[1, inf\] must be"),
+        (lambda: ListedOutages(((1, 5), (4, 6))), "one begins at 4 s, and the one before ends at 5 s"),
+        (
+            lambda: PeriodicOutages(period_s=5, duration_s=5),
+            "for_s=5 and jitter_s=0 must leave some of every_s=5 seconds",
+        ),
+        (lambda: PeriodicOutages(period_s=5, duration_s=2, jitter_s=3), "for_s=2 and jitter_s=3 must leave some"),
+        (
+            lambda: PeriodicOutages(period_s=5, duration_s=0),
+            "for_s=0, jitter_s=0 must be finite, the first two more than 0",
+        ),
+        (lambda: PeriodicOutages(period_s=inf, duration_s=1), "every_s=inf"),
+        (lambda: PeriodicOutages(period_s=5, duration_s=1, first_start_s=-1), "first_s=-1 must be 0 or more"),
         (lambda: link(detect_ms=-1), "network.detect_ms=-1 must be 0 or more"),
     ],
 )
@@ -68,23 +74,25 @@ def test_impossible_schedules_are_refused(make, message):
 
 def test_a_link_says_when_it_is_down():
     assert link((1, 2), (4, 8)).described.endswith("0.0% lost, down 2 times, 5 s in all, noticed after 1 s")
-    flaky = Link(8, 8, outages=Periodic(every_s=20, for_s=3), detect_ms=250)
+    flaky = Link(8, 8, outages=PeriodicOutages(period_s=20, duration_s=3), detect_ms=250)
     assert flaky.described.endswith("0.0% lost, down 3 s every 20 s, noticed after 0.25 s")
 
 
 def test_both_ends_hear_only_of_outages_that_last():
     flaky = link((1, 1.5), (5, 8), (10, 11), (20, 21.5))
-    assert [*flaky.breaks(0)] == [(6, 8), (21, 21.5)]
-    assert [*Link(8, 8).breaks(0)] == [*Link(8, 8).windows(0)] == []
+    assert [*flaky.disconnections(0)] == [(6, 8), (21, 21.5)]
+    assert [*Link(8, 8).disconnections(0)] == [*Link(8, 8).outage_intervals(0)] == []
 
 
 def test_short_outages_without_end_are_none_to_hear_of():
-    assert [*Link(8, 8, outages=Periodic(every_s=5, for_s=1, jitter_s=1)).breaks(0)] == []
-    noticed = Link(8, 8, outages=Periodic(every_s=5, for_s=1, first_s=2), detect_ms=400).breaks(0)
+    assert [*Link(8, 8, outages=PeriodicOutages(period_s=5, duration_s=1, jitter_s=1)).disconnections(0)] == []
+    noticed = Link(
+        8, 8, outages=PeriodicOutages(period_s=5, duration_s=1, first_start_s=2), detect_ms=400
+    ).disconnections(0)
     assert [*islice(noticed, 2)] == [(pytest.approx(2.4), 3), (pytest.approx(7.4), 8)]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("what", "messages", "expected"),
     [
         ("before", [(1e6, 0.0)], [1.01]),
@@ -107,23 +115,23 @@ def test_what_becomes_of_messages(what, messages, expected):
 
 
 def test_what_is_on_its_way_when_the_break_is_noticed_is_gone():
-    far = Link(8, 8, delay_ms=1500, outages=Listed(((10.0, 13.0),)))
+    far = Link(8, 8, delay_ms=1500, outages=ListedOutages(((10.0, 13.0),)))
     assert arrivals(far.channel("up", 0), (0, 9.0), (0, 9.6), (0, 9.7), (0, 13.0)) == pytest.approx(
         [10.5, inf, inf, 14.5]
     )
 
 
 def test_an_outage_as_long_as_it_takes_to_notice_only_delays():
-    periodic = Link(8, 8, outages=Periodic(every_s=10.1, for_s=1.0, first_s=0.3), detect_ms=1000)
+    periodic = Link(8, 8, outages=PeriodicOutages(period_s=10.1, duration_s=1.0, first_start_s=0.3), detect_ms=1000)
     channel = periodic.channel("up", 0)
-    for down_s, up_s in islice(periodic.windows(0), 50):
-        assert channel.arrive(0, down_s + 0.5) == pytest.approx(up_s)
+    for down_s, up_s in islice(periodic.outage_intervals(0), 50):
+        assert channel.arrival_s(0, down_s + 0.5) == pytest.approx(up_s)
 
 
 def test_both_directions_of_a_device_are_down_together():
-    flaky = Link(8, 8, outages=Periodic(every_s=20, for_s=3))
+    flaky = Link(8, 8, outages=PeriodicOutages(period_s=20, duration_s=3))
     for stream in (key(0, "device-0"), key(0, "device-1")):
-        down_s, up_s = next(flaky.windows(stream))
+        down_s, up_s = next(flaky.outage_intervals(stream))
         for direction in ("up", "down"):
             assert arrivals(flaky.channel(direction, stream), (0, down_s + 1e-3), (0, up_s)) == [inf, up_s]
 
@@ -131,11 +139,11 @@ def test_both_directions_of_a_device_are_down_together():
 def test_a_trace_runs_on_while_the_link_is_down(tmp_path):
     path = tmp_path / "trace"
     path.write_text("100\n200\n300\n400\n500\n")
-    trace = Mahimahi(path=path, start="begin")
-    short = Link(uplink=trace, downlink_mbps=1, outages=Listed(((0.15, 0.35),)))
-    assert short.channel("up", 0).arrive(3000, 0.0) == pytest.approx(0.4)
-    assert short.channel("up", 0).arrive(1500, 0.0) == pytest.approx(0.1)
-    assert short.channel("up", 0).arrive(4500, 0.0) == pytest.approx(0.5)
+    trace = MahimahiTrace(path=path, start="begin")
+    short = Link(uplink=trace, downlink_mbps=1, outages=ListedOutages(((0.15, 0.35),)))
+    assert short.channel("up", 0).arrival_s(3000, 0.0) == pytest.approx(0.4)
+    assert short.channel("up", 0).arrival_s(1500, 0.0) == pytest.approx(0.1)
+    assert short.channel("up", 0).arrival_s(4500, 0.0) == pytest.approx(0.5)
 
 
 def test_outages_that_leave_a_trace_nothing_are_refused_instead_of_waited_for():
@@ -145,13 +153,16 @@ def test_outages_that_leave_a_trace_nothing_are_refused_instead_of_waited_for():
         described = "blinking"
 
         def rate(self, direction, stream):
-            return Replay(Loop.of_steps([(1.0, 0.0), (2.0, 8.0)], "blinking"))
+            return ReplayedRate(CapacityCurve.from_steps([(1.0, 0.0), (2.0, 8.0)], "blinking"))
 
     dark = Link(
-        uplink=Blinking(), downlink_mbps=1, outages=Periodic(every_s=2, for_s=1.25, first_s=0.9), detect_ms=2000
+        uplink=Blinking(),
+        downlink_mbps=1,
+        outages=PeriodicOutages(period_s=2, duration_s=1.25, first_start_s=0.9),
+        detect_ms=2000,
     )
     with pytest.raises(ValueError, match="the outages coincide with whatever the trace carries"):
-        dark.channel("up", 0).arrive(100, 1.0)
+        dark.channel("up", 0).arrival_s(100, 1.0)
 
 
 @given(
@@ -167,15 +178,15 @@ def test_nothing_arrives_out_of_order_or_across_a_break(messages, stream, detect
         jitter_ms=30,
         loss=0.2,
         timeout_ms=100,
-        outages=Periodic(every_s=7, for_s=0.8, jitter_s=2),
+        outages=PeriodicOutages(period_s=7, duration_s=0.8, jitter_s=2),
         detect_ms=detect_ms,
     )
     channel, now, last = shaky.channel("up", stream), 0.0, 0.0
-    breaks = [*islice(shaky.breaks(stream), 100)]
-    windows = [*islice(shaky.windows(stream), 100)]
+    breaks = [*islice(shaky.disconnections(stream), 100)]
+    windows = [*islice(shaky.outage_intervals(stream), 100)]
     for nbytes, pause_s in messages:
         now += pause_s
-        arrival = channel.arrive(nbytes, now)
+        arrival = channel.arrival_s(nbytes, now)
         met = next(((lost_s, joined_s) for lost_s, joined_s in breaks if joined_s > now), (inf, inf))
         if arrival == inf:
             assert now < met[1] < inf

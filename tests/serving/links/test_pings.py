@@ -5,7 +5,7 @@ import re
 import pytest
 
 from serving.network.link import Link
-from serving.network.ucc_5g import UCC5G, Pings
+from serving.network.ucc_5g import PingTrace, UCC5GTrace
 
 HEADER = "Timestamp,DL_bitrate,State,PINGAVG\n"
 
@@ -19,7 +19,7 @@ LOG = HEADER + at(9, 5, "I") + at(10, "-") + at(12, "80.0") + at(16, "200") + at
 
 
 def test_a_ping_holds_until_the_next_and_the_recording_repeats(written):
-    delay = Pings(path=written(LOG), start="begin").delay(0)
+    delay = PingTrace(path=written(LOG), start="begin").delay(0)
     assert [delay(now) for now in (0, 2, 5.9, 6, 9.9, 10, 16, 106)] == pytest.approx(
         [0.04, 0.04, 0.04, 0.1, 0.1, 0.04, 0.1, 0.1]
     )
@@ -27,22 +27,24 @@ def test_a_ping_holds_until_the_next_and_the_recording_repeats(written):
 
 def test_each_message_is_delayed_by_the_ping_of_its_moment_and_none_overtakes(written):
     path = written(LOG)
-    link = Link(uplink_mbps=8, downlink=UCC5G(path=path, start="begin"), delay=Pings(path=path, start="begin"))
+    link = Link(uplink_mbps=8, downlink=UCC5GTrace(path=path, start="begin"), delay=PingTrace(path=path, start="begin"))
     channel = link.channel("down", 0)
     times = [(1000, 0.0), (1000, 6.0), (0, 9.95), (0, 10.0), (0, 11.0)]
-    assert [channel.arrive(nbytes, now) for nbytes, now in times] == pytest.approx([0.041, 6.101, 10.05, 10.05, 11.04])
+    assert [channel.arrival_s(nbytes, now) for nbytes, now in times] == pytest.approx(
+        [0.041, 6.101, 10.05, 10.05, 11.04]
+    )
     assert "0 ms delay, pings of 140 ms on average (trace.txt), 0 ms jitter" in link.described
 
 
 def test_a_device_enters_rate_and_pings_at_one_moment(written):
     path = written(LOG)
-    rate, pings = UCC5G(path=path), Pings(path=path)
+    rate, pings = UCC5GTrace(path=path), PingTrace(path=path)
     for stream in range(20):
         delay, offset_s = pings.delay(stream), rate.rate("down", stream).offset_s
         assert delay(0.0) == pytest.approx(0.1 if offset_s >= 6 else 0.04)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "message"),
     [
         (HEADER + at(10, "soon"), " line 2: PINGAVG is 'soon', needed are milliseconds, 0 or more, or -"),
@@ -56,11 +58,11 @@ def test_a_device_enters_rate_and_pings_at_one_moment(written):
 def test_a_broken_log_is_refused_by_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
-        Pings(path=path)
+        PingTrace(path=path)
 
 
 def test_real_logs_hold_the_pings_that_conf_took_its_delay_from(data):
-    found = Pings(path=data / "ucc_5g" / "static_B_2020.02.27_18.39.27.csv", start="begin")
-    assert found.content.period_s == 6654
-    assert len(found.content.times_s) > 400
-    assert min(found.content.delays_s) == pytest.approx(0.033, abs=0.001)
+    found = PingTrace(path=data / "ucc_5g" / "static_B_2020.02.27_18.39.27.csv", start="begin")
+    assert found.data.period_s == 6654
+    assert len(found.data.times_s) > 400
+    assert min(found.data.delays_s) == pytest.approx(0.033, abs=0.001)

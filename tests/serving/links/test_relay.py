@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from serving.network.link import Link, Relay
-from serving.network.outages import Listed
+from serving.network.link import Link, MultiLinkChannel
+from serving.network.outages import ListedOutages
 
 OWN = Link(8, 8, delay_ms=10)
 """1 MB a second, 10 ms away."""
@@ -15,23 +15,23 @@ FAST = Link(80, 80, delay_ms=1)
 
 
 def relay(*further, own=OWN, direction="up"):
-    return Relay(own.channel(direction, 1), [(link, direction) for link in further])
+    return MultiLinkChannel(own.channel(direction, 1), [(link, direction) for link in further])
 
 
 def test_a_lone_message_takes_every_links_time():
     arrived = relay(SLOW, FAST).arrive(1000, 2.0)
     assert arrived - 2.0 == pytest.approx((0.001 + 0.010) + (0.0022 + 0.006) + (0.0001 + 0.001))
-    assert arrived - 2.0 == pytest.approx(sum(link.seconds(1000, "up") for link in (OWN, SLOW, FAST)))
+    assert arrived - 2.0 == pytest.approx(sum(link.mean_transfer_s(1000, "up") for link in (OWN, SLOW, FAST)))
 
 
 def test_each_direction_has_its_own_rate():
     assert relay(SLOW, direction="down").arrive(1000, 0.0) == pytest.approx(
-        OWN.seconds(1000, "down") + SLOW.seconds(1000, "down")
+        OWN.mean_transfer_s(1000, "down") + SLOW.mean_transfer_s(1000, "down")
     )
 
 
 def test_without_further_links_it_is_the_own_one():
-    assert relay().arrive(1000, 0.0) == OWN.channel("up", 1).arrive(1000, 0.0)
+    assert relay().arrive(1000, 0.0) == OWN.channel("up", 1).arrival_s(1000, 0.0)
 
 
 def test_messages_queue_for_the_own_link_and_not_for_the_others():
@@ -57,7 +57,7 @@ def test_the_order_is_kept_whatever_is_sent():
 
 
 def test_what_the_own_link_loses_never_arrives_and_holds_nothing_up():
-    way = relay(SLOW, own=Link(8, 8, delay_ms=10, outages=Listed(((0.1, 5.0),)), detect_ms=100))
+    way = relay(SLOW, own=Link(8, 8, delay_ms=10, outages=ListedOutages(((0.1, 5.0),)), detect_ms=100))
     before = way.arrive(1000, 0.0)
     assert way.arrive(1e6, 0.05) == inf
     assert before < way.arrive(1000, 6.0) < 7.0

@@ -6,35 +6,35 @@ import pytest
 from catalogue import fields
 
 from serving.network.link import Link
-from serving.network.rate import Shannon
+from serving.network.rate import ShannonCapacity
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("mhz", "db", "mbps"),
     [(20, 0, 20), (1, 10 * 0.47712125472, 2), (40, 20, 40 * 6.658211), (10, -10, 10 * 0.137504), (0.2, 30, 1.99345)],
 )
 def test_the_rate_is_the_bandwidth_times_the_bits_of_the_signal(mhz, db, mbps):
     """At 0 dB a bit a second and hertz; log2(1 + 3) is 2, log2(101) is 6.658211, log2(1.1) is 0.137504."""
-    assert Shannon(mhz, db).mean_mbps == pytest.approx(mbps, rel=1e-5)
+    assert ShannonCapacity(mhz, db).mean_mbps == pytest.approx(mbps, rel=1e-5)
 
 
 def test_a_link_of_it_is_as_fast_both_ways():
-    link = Link(uplink=Shannon(20, 0), downlink=Shannon(1, 0), delay_ms=2)
-    assert link.channel("up", 3).arrive(1e6, 0.0) == pytest.approx(8 / 20 + 0.002)
-    assert link.seconds(1e6, "down") == pytest.approx(8.002)
+    link = Link(uplink=ShannonCapacity(20, 0), downlink=ShannonCapacity(1, 0), delay_ms=2)
+    assert link.channel("up", 3).arrival_s(1e6, 0.0) == pytest.approx(8 / 20 + 0.002)
+    assert link.mean_transfer_s(1e6, "down") == pytest.approx(8.002)
     assert link.described.startswith("20 Mbit/s (20 MHz at 0 dB) up, 1 Mbit/s (1 MHz at 0 dB) down")
 
 
-@pytest.mark.parametrize("mhz", [0, -1, inf, nan])
+@pytest.instant.parametrize("mhz", [0, -1, inf, nan])
 def test_a_bandwidth_is_more_than_none(mhz):
     with pytest.raises(ValueError, match=r"network: bandwidth_mhz=.* must be more than 0, and finite"):
-        Shannon(mhz, 10)
+        ShannonCapacity(mhz, 10)
 
 
-@pytest.mark.parametrize("db", [inf, -inf, nan])
+@pytest.instant.parametrize("db", [inf, -inf, nan])
 def test_decibels_are_a_number(db):
     with pytest.raises(ValueError, match=r"network: sinr_db=.* must be a finite number of decibels"):
-        Shannon(10, db)
+        ShannonCapacity(10, db)
 
 
 def test_the_conf_files_figures_are_said_to_be_assumed():

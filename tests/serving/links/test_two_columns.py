@@ -4,31 +4,31 @@ import re
 
 import pytest
 
-from serving.network.two_columns import TwoColumns
+from serving.network.two_columns import TwoColumnTrace
 
 TEXT = "1 8\n3\t0\n\n4 16\n"
 
 
 def test_a_rate_holds_until_its_time(written):
-    rate = TwoColumns(path=written(TEXT), start="begin").rate("down", 0)
-    assert [rate.sent(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 3.5e6)] == pytest.approx([1.0, 3.5, 4.0, 4.5])
+    rate = TwoColumnTrace(path=written(TEXT), start="begin").rate("down", 0)
+    assert [rate.departure_s(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 3.5e6)] == pytest.approx([1.0, 3.5, 4.0, 4.5])
 
 
 def test_or_from_its_time_and_the_last_as_long_as_the_one_before(written):
-    trace = TwoColumns(path=written(TEXT), start="begin", holds="from")
+    trace = TwoColumnTrace(path=written(TEXT), start="begin", holds="from")
     rate = trace.rate("down", 0)
-    assert trace.content.period_s == pytest.approx(4)
-    assert [rate.sent(nbytes, 0.0) for nbytes in (2e6, 3e6, 4e6, 5e6)] == pytest.approx([2.0, 3.5, 4.0, 5.0])
+    assert trace.data.period_s == pytest.approx(4)
+    assert [rate.departure_s(nbytes, 0.0) for nbytes in (2e6, 3e6, 4e6, 5e6)] == pytest.approx([2.0, 3.5, 4.0, 5.0])
 
 
 def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
     path = written("0 8\n2 16\n")
-    assert TwoColumns(path=path, holds="from").mean_mbps == pytest.approx(12)
+    assert TwoColumnTrace(path=path, holds="from").mean_mbps == pytest.approx(12)
     with pytest.raises(ValueError, match="line 1: the first rate would hold until 0 s; with holds=from it begins"):
-        TwoColumns(path=path)
+        TwoColumnTrace(path=path)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "message"),
     [
         ("\n \n", " line 1: the file is empty"),
@@ -46,19 +46,19 @@ def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
 def test_a_broken_file_is_refused_by_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
-        TwoColumns(path=path)
+        TwoColumnTrace(path=path)
 
 
 def test_one_line_does_not_say_how_long_it_holds(written):
     path = written("5 8\n")
-    assert TwoColumns(path=path).content.period_s == 5
+    assert TwoColumnTrace(path=path).data.period_s == 5
     with pytest.raises(ValueError, match="line 1: one line alone does not say how long it holds"):
-        TwoColumns(path=path, holds="from")
+        TwoColumnTrace(path=path, holds="from")
 
 
 def test_another_reading_is_refused(written):
     with pytest.raises(ValueError, match="holds='since' must be until or from"):
-        TwoColumns(path=written(TEXT), holds="since")
+        TwoColumnTrace(path=written(TEXT), holds="since")
 
 
 def test_oboe_s_rates_were_measured_until_their_times(data):
@@ -67,5 +67,5 @@ def test_oboe_s_rates_were_measured_until_their_times(data):
     assert len(paths) == 12
     for path in paths:
         first_s = float(path.read_text().split()[0])
-        rate = TwoColumns(path=path, start="begin").rate("down", 0)
-        assert rate.carried(0.0, first_s) * 8 == pytest.approx(1.5e6, rel=0.01)
+        rate = TwoColumnTrace(path=path, start="begin").rate("down", 0)
+        assert rate.nbytes_between(0.0, first_s) * 8 == pytest.approx(1.5e6, rel=0.01)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from serving.network.link import Link
-from serving.network.ucc_5g import UCC5G
+from serving.network.ucc_5g import UCC5GTrace
 
 HEADER = "Timestamp,NetworkMode,DL_bitrate,UL_bitrate,State,PINGAVG\n"
 
@@ -16,26 +16,26 @@ def at(second, kbps, state="D"):
 
 def test_readings_of_a_second_are_averaged_hold_until_the_next_and_the_last_for_a_second(written):
     log = HEADER + at(10, 6000) + at(10, 10_000) + at(12, 0) + at(13, 16_000)
-    trace = UCC5G(path=written(log), start="begin")
+    trace = UCC5GTrace(path=written(log), start="begin")
     rate = trace.rate("down", 0)
-    assert trace.content.period_s == pytest.approx(4)
-    assert [rate.sent(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 4e6, 5e6)] == pytest.approx([1, 2, 3.5, 4, 5])
+    assert trace.data.period_s == pytest.approx(4)
+    assert [rate.departure_s(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 4e6, 5e6)] == pytest.approx([1, 2, 3.5, 4, 5])
 
 
 def test_an_idle_reading_says_nothing_of_capacity(written):
     busy = HEADER + at(10, 8000) + at(12, 16_000)
     idle = HEADER + at(9, 0, "I") + at(10, 8000) + at(11, 0, "I") + at(12, 16_000) + at(13, 0, "I")
-    assert UCC5G(path=written(busy)).content == UCC5G(path=written(idle)).content
+    assert UCC5GTrace(path=written(busy)).data == UCC5GTrace(path=written(idle)).data
 
 
 def test_its_uplink_is_refused(written):
     path = written(HEADER + at(10, 8000))
-    assert Link(uplink_mbps=20, downlink=UCC5G(path=path)).mean_mbps("down") == pytest.approx(8)
+    assert Link(uplink_mbps=20, downlink=UCC5GTrace(path=path)).mean_mbps("down") == pytest.approx(8)
     with pytest.raises(ValueError, match=r"network.uplink: UCC5G says nothing of what an uplink can carry"):
-        Link(uplink=UCC5G(path=path), downlink_mbps=8)
+        Link(uplink=UCC5GTrace(path=path), downlink_mbps=8)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "message"),
     [
         ("", " line 1: the file is empty"),
@@ -53,14 +53,14 @@ def test_its_uplink_is_refused(written):
 def test_a_broken_log_is_refused_by_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
-        UCC5G(path=path)
+        UCC5GTrace(path=path)
 
 
 def test_real_logs_replay_their_length_and_volume(data):
-    found = {path.name: UCC5G(path=path) for path in sorted((data / "ucc_5g").glob("*.csv"))}
+    found = {path.name: UCC5GTrace(path=path) for path in sorted((data / "ucc_5g").glob("*.csv"))}
     assert len(found) == 4
     static = found["static_B_2020.02.27_18.39.27.csv"]
-    assert static.content.period_s == 6654  # 18.39.27 to 20.30.20, and the last second
+    assert static.data.period_s == 6654  # 18.39.27 to 20.30.20, and the last second
     assert static.mean_mbps == pytest.approx(79.7, abs=0.1)
     rate = static.rate("down", 3)
-    assert rate.carried(0.0, 6654.0) == pytest.approx(79.7e6 / 8 * 6654, rel=0.01)
+    assert rate.nbytes_between(0.0, 6654.0) == pytest.approx(79.7e6 / 8 * 6654, rel=0.01)

@@ -7,9 +7,9 @@ from fake_world import World, policy, world
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
-from serving.log.entries import Entry
-from serving.log.event_log import Journal
-from serving.log.reader import read
+from serving.log.entries import LogEntry
+from serving.log.event_log import EventLog
+from serving.log.reader import read_entries
 from serving.messages import Command, Event, Message, Outcome, Work
 from serving.metrics.recorder import Recorder
 
@@ -20,17 +20,17 @@ class Only:
     def __init__(self, names: set[str], inner: Observer) -> None:
         self.names, self.inner = names, inner
 
-    def handled(self, node: str, event: Event, now: float, commands: Any) -> None:
+    def event_handled(self, node: str, event: Event, now: float, commands: Any) -> None:
         if node in self.names:
-            self.inner.handled(node, event, now, commands)
+            self.inner.event_handled(node, event, now, commands)
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         if node in self.names:
-            self.inner.ran(node, work, outcome, begin_s, end_s)
+            self.inner.work_done(node, work, outcome, begin_s, end_s)
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         if node in self.names:
-            self.inner.sent(node, to, message, nbytes, now, arrives_s)
+            self.inner.message_sent(node, to, message, nbytes, now, arrives_s)
 
 
 class Later:
@@ -40,13 +40,13 @@ class Later:
         self.ahead_s, self.inner = ahead_s, inner
 
     def handled(self, node: str, event: Event, now: float, commands: list[Command]) -> None:
-        self.inner.handled(node, event, now + self.ahead_s, commands)
+        self.inner.event_handled(node, event, now + self.ahead_s, commands)
 
     def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
-        self.inner.ran(node, work, outcome, begin_s + self.ahead_s, end_s + self.ahead_s)
+        self.inner.work_done(node, work, outcome, begin_s + self.ahead_s, end_s + self.ahead_s)
 
     def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
-        self.inner.sent(node, to, message, nbytes, now + self.ahead_s, arrives_s + self.ahead_s)
+        self.inner.message_sent(node, to, message, nbytes, now + self.ahead_s, arrives_s + self.ahead_s)
 
 
 def watched(observers: list[Observer], name: str = "synera", **how: Any) -> World:
@@ -56,11 +56,11 @@ def watched(observers: list[Observer], name: str = "synera", **how: Any) -> Worl
     return world(policy(name, **how.pop("override", {})), drive=drive, **how).run()
 
 
-def recorded(path: Path, name: str = "synera", **how: Any) -> tuple[World, list[Entry]]:
+def recorded(path: Path, name: str = "synera", **how: Any) -> tuple[World, list[LogEntry]]:
     """A world that kept a journal at `path`, and what that reads as."""
-    with Journal(path, {"layers": 8}) as journal:
+    with EventLog(path, {"layers": 8}) as journal:
         w = watched([journal], name, **how)
-    return w, list(read(path))
+    return w, list(read_entries(path))
 
 
 def recorder(w: World | None = None, devices: int = 3) -> Recorder:

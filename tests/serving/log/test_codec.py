@@ -12,77 +12,77 @@ from serving import messages
 from serving.log.codec import codec
 from serving.messages import (
     INF,
-    Backlog,
-    Begin,
-    Blob,
-    Call,
-    Chunk,
     Command,
-    Condition,
-    Deliver,
-    Drafted,
-    Drop,
+    DraftDecision,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    DropCache,
+    EarlyExitRule,
+    EmitTokens,
     Event,
-    Exit,
-    Finished,
-    Forward,
-    Generate,
+    ForwardWork,
+    GenerationRequest,
     Hop,
+    LoadReport,
+    MessageReceived,
     Outcome,
-    Received,
+    PathStats,
     Reply,
     Request,
-    Result,
-    Routing,
-    Rows,
-    Sampling,
-    Send,
+    RequestArrived,
+    RoutingOptions,
+    SamplingParams,
+    SendMessage,
+    SequenceSlice,
+    SetTimer,
+    SliceOutcome,
     Span,
-    Start,
-    Stop,
+    StartWork,
+    TensorRef,
     Verdict,
-    Wake,
     Work,
+    WorkFinished,
 )
 
-BLOB = Blob("b/1", 4096)
-SAMPLING = Sampling(0.7, 50, 0.9, 3)
-ROWS_FULL = Rows("s", 3, 2, (5, 7), 1, "sample", SAMPLING, (-1,), (0,), BLOB, (BLOB, BLOB))
+BLOB = TensorRef("b/1", 4096)
+SAMPLING = SamplingParams(0.7, 50, 0.9, 3)
+ROWS_FULL = SequenceSlice("s", 3, 2, (5, 7), 1, "sample", SAMPLING, (-1,), (0,), BLOB, (BLOB, BLOB))
 REQUEST = Request(
     4, ROWS_FULL, (Hop("cloud", Span(0, 8, True, True), "all"),), 0, ("cloud-0",), "device-0", 3, 1.5, 2.0, ("margin",),
     (2,),
 )  # fmt: skip
 VERDICT = Verdict(1, 9, (0,), ((4, 5), (-1, 0)))
 EVENTS: list[Event] = [
-    Begin(Call("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
-    Begin(Call("routed", (1,), 4, routing=Routing(0.3, small_only=True))),
-    Received(REQUEST),
-    Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
-    Received(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0, 0.5, Condition(20.0, 0.02, 1e-4, 4, 60.0))),
-    Received(Backlog("cloud-0", 0.25, 0.001, 0.002, INF)),
-    Finished(
+    RequestArrived(GenerationRequest("s ü\n", (1, 2), 24, (2,), SAMPLING, 4.0, INF)),
+    RequestArrived(GenerationRequest("routed", (1,), 4, routing=RoutingOptions(0.3, small_only=True))),
+    MessageReceived(REQUEST),
+    MessageReceived(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0)),
+    MessageReceived(Reply("s", 4, 5, VERDICT, ("cloud-0",), 0, 0.5, PathStats(20.0, 0.02, 1e-4, 4, 60.0))),
+    MessageReceived(LoadReport("cloud-0", 0.25, 0.001, 0.002, INF)),
+    WorkFinished(
         3,
-        Drafted(
+        DraftOutcome(
             (1, 2), {"confidence": (0.5, -INF), "margin": ()}, ((1, 2, 3), ()), True, 7, (BLOB,), (20,), (0.75, 1.0)
         ),
     ),
-    Finished(3, (Result(VERDICT, None), Result(None, BLOB))),
-    Finished(3, ()),
-    *(kind(1) for kind in (messages.Woke, messages.Failed)),
-    *(kind("x") for kind in (messages.Lost, messages.Joined, messages.Cancelled)),
-    *(Received(message) for message in (messages.Miss("s", 1, "cloud-0"), messages.Release("s"))),
+    WorkFinished(3, (SliceOutcome(VERDICT, None), SliceOutcome(None, BLOB))),
+    WorkFinished(3, ()),
+    *(kind(1) for kind in (messages.TimerFired, messages.WorkFailed)),
+    *(kind("x") for kind in (messages.PeerLost, messages.PeerRestored, messages.SessionCancelled)),
+    *(MessageReceived(message) for message in (messages.CacheMiss("s", 1, "cloud-0"), messages.Release("s"))),
 ]
 COMMANDS: list[Command] = [
-    Start(1, Generate("s", 0, (1,), Stop(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING,
-                      Exit("margin", 0.7, 0.25, 1), ((1,), (1, 2)), 2, True)),
-    Start(2, Forward(Span(0, 8, True, False), (ROWS_FULL, ROWS_FULL), ("all", "last"), ("importance",))),
-    Send("cloud-0", REQUEST, 42),
-    Wake(INF, 3),
-    Drop("s", None),
-    Drop("s", 4),
-    Deliver("s", (1, 2), ("accepted", "bonus"), "complete"),
-    Chunk("s", 3, (1,), {"confidence": (0.5,)}, None),
-    Chunk("s", 3, (1,), {}, 1, "hit"),
+    StartWork(1, DraftWork("s", 0, (1,), DraftStopRule(4, "confidence", 0.5, False), (2,), ("margin",), SAMPLING,
+                      EarlyExitRule("margin", 0.7, 0.25, 1), ((1,), (1, 2)), 2, True)),
+    StartWork(2, ForwardWork(Span(0, 8, True, False), (ROWS_FULL, ROWS_FULL), ("all", "last"), ("importance",))),
+    SendMessage("cloud-0", REQUEST, 42),
+    SetTimer(INF, 3),
+    DropCache("s", None),
+    DropCache("s", 4),
+    EmitTokens("s", (1, 2), ("accepted", "bonus"), "complete"),
+    DraftDecision("s", 3, (1,), {"confidence": (0.5,)}, None),
+    DraftDecision("s", 3, (1,), {}, 1, "hit"),
 ]  # fmt: skip
 
 
@@ -91,12 +91,12 @@ def there_and_back(kind: Any, thing: Any) -> Any:
     return part.decode(json.loads(json.dumps(part.encode(thing), allow_nan=False)))
 
 
-@pytest.mark.parametrize("event", EVENTS, ids=repr)
+@pytest.instant.parametrize("event", EVENTS, ids=repr)
 def test_events_survive(event: Event) -> None:
     assert there_and_back(Event, event) == event
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=repr)
+@pytest.instant.parametrize("command", COMMANDS, ids=repr)
 def test_commands_survive(command: Command) -> None:
     assert there_and_back(Command, command) == command
 
@@ -119,7 +119,7 @@ def test_every_class_of_the_vocabulary_is_in_these_tests() -> None:
     }
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_what_real_nodes_say_survives(name: str) -> None:
     for _, event, _, commands in world(policy(name)).run().log.entries:
         assert there_and_back(Event, event) == event
@@ -127,12 +127,12 @@ def test_what_real_nodes_say_survives(name: str) -> None:
 
 
 def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
-    call = codec(Event).encode(Begin(Call("s", (1,), 4, ttft_s=float("inf"))))["call"]
+    call = codec(Event).encode(RequestArrived(GenerationRequest("s", (1,), 4, slo_ttft_s=float("inf"))))["call"]
     assert {"session", "prompt", "limit"} <= set(call) <= {"session", "prompt", "limit", "ttft_s"}
-    assert codec(Command).encode(Wake(INF, 1)) == {"is": "Wake", "at": "inf", "timer": 1}
+    assert codec(Command).encode(SetTimer(INF, 1)) == {"is": "Wake", "at": "inf", "timer": 1}
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("kind", "data", "why"),
     [
         (Event, {"is": "os.system"}, r"got 'os.system', not one of Begin, Finished"),
@@ -192,4 +192,4 @@ def test_a_field_of_a_new_kind_is_noticed_when_the_codec_is_made() -> None:
     with pytest.raises(TypeError, match="no codec for set"):
         codec(set[int])
     with pytest.raises(TypeError, match="would be open"):
-        codec(Stop | dict[str, int])
+        codec(DraftStopRule | dict[str, int])

@@ -7,26 +7,26 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.entries import Entry, shifted
-from serving.log.replay import compare, decisions
-from serving.messages import Deliver
+from serving.log.entries import LogEntry, shift_time
+from serving.log.replay import decision_log, first_difference
+from serving.messages import EmitTokens
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
-    found = decisions(entries)
-    assert compare(found, decisions(shifted(entry, 100.0) for entry in entries)) is None
+    found = decision_log(entries)
+    assert first_difference(found, decision_log(shift_time(entry, 100.0) for entry in entries)) is None
     assert {c.session for c in w.calls} <= set(found)
     shown = [line for c in w.calls for line in found[c.session] if line.startswith("showed")]
-    assert sum(line.count(":") for line in shown) == sum(len(d.tokens) for d in w.log.commands(Deliver))
+    assert sum(line.count(":") for line in shown) == sum(len(d.tokens) for d in w.log.commands(EmitTokens))
     assert all(found[c.session][-1] == "exited complete" for c in w.calls)
     assert ("cloud" in found) == (name != "edge_centric")
 
 
 def test_it_reads_as_a_story(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
-    found = decisions(entries)
+    found = decision_log(entries)
     assert found["cloud"] == [line for line in found["cloud"] if line.startswith("batch of layers 0-8: s0.0[0:")]
     heads = [line.split(" ")[0] for line in found["s0.0"]]
     assert heads[:5] == ["drafted", "sent", "accepted", "showed", "drafted"]
@@ -35,30 +35,30 @@ def test_it_reads_as_a_story(tmp_path: Path) -> None:
 def test_sessions_of_equal_times_may_come_in_any_order(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "edge_centric", devices=2)
     by_node = [e for e in entries if e.node == "device-1"] + [e for e in entries if e.node == "device-0"]
-    assert compare(decisions(entries), decisions(by_node)) is None
+    assert first_difference(decision_log(entries), decision_log(by_node)) is None
 
 
 def test_the_first_difference_is_told(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
-    a = decisions(entries)
+    a = decision_log(entries)
     b = {name: list(lines) for name, lines in a.items()}
     b["s0.0"][2] = "accepted 0 of 4 at 12"
-    assert compare(a, b) == f"s0.0, decision 3: {a['s0.0'][2]} <> accepted 0 of 4 at 12"
-    assert compare({"x": ["drafted 1"]}, {}) == "x, decision 1: drafted 1 <> nothing"
+    assert first_difference(a, b) == f"s0.0, decision 3: {a['s0.0'][2]} <> accepted 0 of 4 at 12"
+    assert first_difference({"x": ["drafted 1"]}, {}) == "x, decision 1: drafted 1 <> nothing"
 
 
 def test_another_outcome_is_another_log(tmp_path: Path) -> None:
     _, a = recorded(tmp_path / "a.jsonl", "synera")
     _, b = recorded(tmp_path / "b.jsonl", "synera", alpha=0.6)
-    assert compare(decisions(a), decisions(b)) is not None
+    assert first_difference(decision_log(a), decision_log(b)) is not None
 
 
 def test_shifting_keeps_what_was_said(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "a.jsonl", "sled")
-    back: list[Entry] = [shifted(shifted(e, 4.0), -4.0) for e in entries]
+    back: list[LogEntry] = [shift_time(shift_time(e, 4.0), -4.0) for e in entries]
     timeless = {"at_s": 0.0}, {"begin_s": 0.0, "end_s": 0.0}, {"now_s": 0.0, "arrives_s": 0.0}
 
-    def strip(entry: Entry) -> Entry:
+    def strip(entry: LogEntry) -> LogEntry:
         return next(replace(entry, **t) for t in timeless if hasattr(entry, next(iter(t))))
 
     assert [strip(e) for e in back] == [strip(e) for e in entries]

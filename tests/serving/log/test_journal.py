@@ -9,23 +9,33 @@ import pytest
 from fake_world import ROWS, Log
 from log.recorded import recorded, recorder, watched
 
-from serving.log.entries import Born, Handled, Ran, Sent, feed
-from serving.log.event_log import Journal
-from serving.log.reader import header, read
-from serving.messages import INF, Begin, Call, Drafted, Finished, Generate, Release, Start, Stop
+from serving.log.entries import EventHandled, MessageSent, NodeCreated, WorkDone, feed_observer
+from serving.log.event_log import EventLog
+from serving.log.reader import read_entries, read_header
+from serving.messages import (
+    INF,
+    DraftOutcome,
+    DraftStopRule,
+    DraftWork,
+    GenerationRequest,
+    Release,
+    RequestArrived,
+    StartWork,
+    WorkFinished,
+)
 
-WORK = Generate("s", 0, (1,), Stop(1))
-DRAFTED = Drafted((1,), {}, ((1,),), False, 1)
+WORK = DraftWork("s", 0, (1,), DraftStopRule(1))
+DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
+@pytest.instant.parametrize("name", ROWS)
+@pytest.instant.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_it_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
     live, told, log = recorder(), recorder(), Log()
-    with Journal(tmp_path / file, {"layers": 8}) as journal:
+    with EventLog(tmp_path / file, {"layers": 8}) as journal:
         w = watched([journal, live], name)
-    feed(read(tmp_path / file), told)
-    feed(read(tmp_path / file), log)
+    feed_observer(read_entries(tmp_path / file), told)
+    feed_observer(read_entries(tmp_path / file), log)
     assert told.records == live.records
     assert log.entries == w.log.entries
 
@@ -47,84 +57,91 @@ def test_nothing_large_is_written_twice(tmp_path: Path) -> None:
 def test_what_cannot_be_referred_to_is_written_out(tmp_path: Path) -> None:
     """A driver that makes its own objects, a message that arrives twice, an outcome that came over a wire."""
     path = tmp_path / "events.jsonl"
-    with Journal(path) as journal:
-        journal.ran("d", WORK, DRAFTED, 0.5, 1.0)
-        journal.sent("d", "c", Release("s"), 16, 1.0, INF)
-        journal.handled("d", Finished(1, DRAFTED), 1.0, ())
-    assert list(read(path)) == [
-        Ran("d", WORK, DRAFTED, 0.5, 1.0),
-        Sent("d", "c", Release("s"), 16, 1.0, INF),
-        Born("d", 1.0),
-        Handled("d", 1.0, Finished(1, DRAFTED), ()),
+    with EventLog(path) as journal:
+        journal.work_done("d", WORK, DRAFTED, 0.5, 1.0)
+        journal.message_sent("d", "c", Release("s"), 16, 1.0, INF)
+        journal.event_handled("d", WorkFinished(1, DRAFTED), 1.0, ())
+    assert list(read_entries(path)) == [
+        WorkDone("d", WORK, DRAFTED, 0.5, 1.0),
+        MessageSent("d", "c", Release("s"), 16, 1.0, INF),
+        NodeCreated("d", 1.0),
+        EventHandled("d", 1.0, WorkFinished(1, DRAFTED), ()),
     ]
 
 
 def test_an_outcome_that_is_not_the_one_that_ran_is_written_out(tmp_path: Path) -> None:
     """A node that started again counts its jobs anew, and hears of its former life's."""
-    path, other = tmp_path / "events.jsonl", Drafted((2,), {}, ((2,),), False, 1)
-    with Journal(path) as journal:
-        journal.handled("d", Begin(Call("s", (1,), 4)), 0.0, (Start(1, WORK),))
-        journal.ran("d", WORK, DRAFTED, 0.5, 1.0)
-        journal.handled("d", Finished(1, other), 1.0, ())
-    assert list(read(path))[-2:] == [Ran("d", WORK, DRAFTED, 0.5, 1.0), Handled("d", 1.0, Finished(1, other), ())]
+    path, other = tmp_path / "events.jsonl", DraftOutcome((2,), {}, ((2,),), False, 1)
+    with EventLog(path) as journal:
+        journal.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, (StartWork(1, WORK),))
+        journal.work_done("d", WORK, DRAFTED, 0.5, 1.0)
+        journal.event_handled("d", WorkFinished(1, other), 1.0, ())
+    assert list(read_entries(path))[-2:] == [
+        WorkDone("d", WORK, DRAFTED, 0.5, 1.0),
+        EventHandled("d", 1.0, WorkFinished(1, other), ()),
+    ]
 
 
 def test_a_node_is_born_when_a_driver_says_so_or_at_its_first_event(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with Journal(path) as journal:
-        journal.born("a", 0.0)
-        journal.handled("a", Finished(1, ()), 1.0, ())
-        journal.handled("b", Finished(1, ()), 2.0, ())
-        journal.born("a", 3.0)
-    assert [e for e in read(path) if isinstance(e, Born)] == [Born("a", 0.0), Born("b", 2.0), Born("a", 3.0)]
+    with EventLog(path) as journal:
+        journal.node_created("a", 0.0)
+        journal.event_handled("a", WorkFinished(1, ()), 1.0, ())
+        journal.event_handled("b", WorkFinished(1, ()), 2.0, ())
+        journal.node_created("a", 3.0)
+    assert [e for e in read_entries(path) if isinstance(e, NodeCreated)] == [
+        NodeCreated("a", 0.0),
+        NodeCreated("b", 2.0),
+        NodeCreated("a", 3.0),
+    ]
 
 
 def test_facts_may_come_late(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with Journal(path, {"policy": "synera"}, offset_s=0.5) as journal:
-        journal.note(layers=8)
-    assert (header(path).facts, header(path).offset_s) == ({"policy": "synera", "layers": 8}, 0.5)
-    assert list(read(path)) == []
+    with EventLog(path, {"policy": "synera"}, offset_s=0.5) as journal:
+        journal.add_facts(layers=8)
+    assert (read_header(path).facts, read_header(path).offset_s) == ({"policy": "synera", "layers": 8}, 0.5)
+    assert list(read_entries(path)) == []
 
 
-@pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
+@pytest.instant.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_a_crash_leaves_a_readable_beginning(tmp_path: Path, file: str) -> None:
     _, whole = recorded(tmp_path / file)
     data = (tmp_path / file).read_bytes()
     for size in (len(data) // 3, len(data) // 2, len(data) - 3):
         (tmp_path / file).write_bytes(data[:size])
-        found = list(read(tmp_path / file))
+        found = list(read_entries(tmp_path / file))
         assert found == whole[: len(found)]
     assert len(found) > 0.9 * len(whole) - 256
 
 
 def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    journal = Journal(path, flush_every=4)
-    journal.born("a", 0.1)
-    journal.born("b", 0.2)
-    assert list(read(path)) == []
-    journal.born("c", 1.3)  # a second of the run's clock is over
-    assert len(list(read(path))) == 3
+    journal = EventLog(path, flush_every=4)
+    journal.node_created("a", 0.1)
+    journal.node_created("b", 0.2)
+    assert list(read_entries(path)) == []
+    journal.node_created("c", 1.3)  # a second of the run's clock is over
+    assert len(list(read_entries(path))) == 3
     for i in range(4):
-        journal.born(f"d{i}", 1.4)
-    assert len(list(read(path))) == 7
+        journal.node_created(f"d{i}", 1.4)
+    assert len(list(read_entries(path))) == 7
     journal.close()
     journal.close()
 
 
 def test_a_session_is_never_lost_with_the_buffer(tmp_path: Path) -> None:
     """Readers of other processes' journals would meet a session that nobody began."""
-    journal = Journal(tmp_path / "events.jsonl.gz")
-    journal.handled("d", Begin(Call("s", (1,), 4)), 0.0, ())
-    assert isinstance(list(read(tmp_path / "events.jsonl.gz"))[-1], Handled)
+    journal = EventLog(tmp_path / "events.jsonl.gz")
+    journal.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, ())
+    assert isinstance(list(read_entries(tmp_path / "events.jsonl.gz"))[-1], EventHandled)
     journal.close()
 
 
 GOOD = '{"journal":1,"offset_s":0.0,"facts":{}}\n'
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "why"),
     [
         ("{}\n", "is no journal"),
@@ -142,13 +159,13 @@ GOOD = '{"journal":1,"offset_s":0.0,"facts":{}}\n'
 def test_what_is_no_journal_is_refused_by_line(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "events.jsonl").write_text(text)
     with pytest.raises(ValueError, match=why):
-        list(read(tmp_path / "events.jsonl"))
+        list(read_entries(tmp_path / "events.jsonl"))
 
 
 def test_a_header_is_read_from_a_compressed_journal_too(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "events.jsonl.gz", "wt") as file:
         file.write(GOOD)
-    assert header(tmp_path / "events.jsonl.gz").facts == {}
+    assert read_header(tmp_path / "events.jsonl.gz").facts == {}
     facts: dict[str, Any] = {"timeout_s": INF}
     with pytest.raises(ValueError, match="not JSON compliant"):
-        Journal(tmp_path / "bad.jsonl", facts)
+        EventLog(tmp_path / "bad.jsonl", facts)

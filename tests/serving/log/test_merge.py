@@ -7,10 +7,10 @@ import pytest
 from fake_world import ROWS, LateWire
 from log.recorded import Later, Only, recorder, watched
 
-from serving.log.entries import Handled, Sent, feed
-from serving.log.event_log import Journal
-from serving.log.reader import merge, merged
-from serving.messages import Received, Release, Woke
+from serving.log.entries import EventHandled, MessageSent, feed_observer
+from serving.log.event_log import EventLog
+from serving.log.reader import merge_entries, merge_logs
+from serving.messages import MessageReceived, Release, TimerFired
 
 DEVICES = {"device-0", "device-1", "device-2"}
 
@@ -18,36 +18,38 @@ DEVICES = {"device-0", "device-1", "device-2"}
 def split(tmp_path: Path, name: str, ahead_s: float = 0.0, offset_s: float = 0.0, **how: Any) -> tuple[Any, list[Path]]:
     """A run's records, and its journals: the devices', the cloud's (whose clock is ahead)."""
     live, paths = recorder(), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
-    with Journal(paths[0]) as devices, Journal(paths[1], offset_s=offset_s) as cloud:
+    with EventLog(paths[0]) as devices, EventLog(paths[1], offset_s=offset_s) as cloud:
         watched([live, Only(DEVICES, devices), Only({"cloud"}, Later(ahead_s, cloud))], name, **how)
     return live.records, paths
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.instant.parametrize("name", ROWS)
+@pytest.instant.parametrize("turned", [False, True])
 def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -> None:
     expected, paths = split(tmp_path, name)
     told = recorder()
-    feed(merge(paths[::-1] if turned else paths), told)
+    feed_observer(merge_logs(paths[::-1] if turned else paths), told)
     assert told.records == expected
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.instant.parametrize("turned", [False, True])
 def test_a_message_is_received_after_it_was_sent_even_in_no_time(
     tmp_path: Path, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LateWire, "arrive", lambda self, nbytes, now: now)
     expected, paths = split(tmp_path, "cloud_centric")
     told = recorder()
-    feed(merge(paths[::-1] if turned else paths), told)
+    feed_observer(merge_logs(paths[::-1] if turned else paths), told)
     assert {s: r.tokens for s, r in told.records.items()} == {s: r.tokens for s, r in expected.items()}
-    assert {s: r.cloud_rows for s, r in told.records.items()} == {s: r.cloud_rows for s, r in expected.items()}
+    assert {s: r.cloud_forward_tokens for s, r in told.records.items()} == {
+        s: r.cloud_forward_tokens for s, r in expected.items()
+    }
 
 
 def test_an_offset_sets_a_clock_right(tmp_path: Path) -> None:
     expected, paths = split(tmp_path, "sled", ahead_s=512.0, offset_s=-512.0)
     told = recorder()
-    feed(merge(paths), told)
+    feed_observer(merge_logs(paths), told)
     for session, record in expected.items():
         assert told.records[session].seen_s == record.seen_s
         assert told.records[session].cloud_busy_s == pytest.approx(record.cloud_busy_s)
@@ -56,19 +58,23 @@ def test_an_offset_sets_a_clock_right(tmp_path: Path) -> None:
 def test_a_clock_that_is_slightly_wrong_breaks_nothing(tmp_path: Path) -> None:
     expected, paths = split(tmp_path, "synera", ahead_s=-0.06)
     told = recorder()
-    feed(merge(paths), told)
+    feed_observer(merge_logs(paths), told)
     assert {s: r.tokens for s, r in told.records.items()} == {s: r.tokens for s, r in expected.items()}
 
 
 def test_each_process_keeps_its_own_order_and_nobody_waits_for_a_stranger() -> None:
-    stranger = Handled("a", 1.0, Received(Release("s")), ())
-    first = [stranger, Handled("a", 1.0, Woke(1), ())]
-    second = [Handled("b", 1.0, Woke(2), ()), Handled("b", 1.05, Woke(3), ()), Handled("b", 9.0, Woke(4), ())]
-    found = list(merged([iter(first), iter(second)], skew_s=0.1))
+    stranger = EventHandled("a", 1.0, MessageReceived(Release("s")), ())
+    first = [stranger, EventHandled("a", 1.0, TimerFired(1), ())]
+    second = [
+        EventHandled("b", 1.0, TimerFired(2), ()),
+        EventHandled("b", 1.05, TimerFired(3), ()),
+        EventHandled("b", 9.0, TimerFired(4), ()),
+    ]
+    found = list(merge_entries([iter(first), iter(second)], skew_s=0.1))
     assert found == [second[0], second[1], *first, second[2]]
 
 
 def test_a_receiver_waits_for_its_sender() -> None:
-    heard = Handled("a", 1.0, Received(Release("s")), ())
-    sent = Sent("b", "a", Release("s"), 16, 1.01, 1.02)
-    assert list(merged([iter([heard]), iter([sent])])) == [sent, heard]
+    heard = EventHandled("a", 1.0, MessageReceived(Release("s")), ())
+    sent = MessageSent("b", "a", Release("s"), 16, 1.01, 1.02)
+    assert list(merge_entries([iter([heard]), iter([sent])])) == [sent, heard]

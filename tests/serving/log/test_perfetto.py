@@ -12,22 +12,22 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.entries import Born, Handled, Sent
-from serving.log.perfetto import draw
+from serving.log.entries import EventHandled, MessageSent, NodeCreated
+from serving.log.perfetto import write_trace
 from serving.messages import (
     INF,
-    Begin,
-    Call,
-    Cancelled,
-    Deliver,
-    Forward,
-    Received,
+    EmitTokens,
+    ForwardWork,
+    GenerationRequest,
+    MessageReceived,
     Release,
     Request,
-    Rows,
+    RequestArrived,
+    SequenceSlice,
+    SessionCancelled,
     Span,
-    Start,
-    Woke,
+    StartWork,
+    TimerFired,
 )
 
 Event = dict[str, Any]
@@ -39,7 +39,7 @@ def drawn(tmp_path: Path, name: str = "synera", sessions: int = 200, **how: Any)
 
 
 def trace(tmp_path: Path, entries: list[Any], sessions: int = 200) -> list[Event]:
-    draw(entries, tmp_path / "trace.json.gz", sessions)
+    write_trace(entries, tmp_path / "trace.json.gz", sessions)
     document = json.loads(gzip.decompress((tmp_path / "trace.json.gz").read_bytes()))
     assert set(document) == {"displayTimeUnit", "traceEvents"}
     events: list[Event] = document["traceEvents"]
@@ -59,7 +59,7 @@ def tracks(events: list[Event]) -> dict[int, str]:
     return {e["tid"]: f"{names[e['pid']]}/{e['args']['name']}" for e in of(events, "M", name="thread_name")}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     known, threads = nodes(events), tracks(events)
@@ -77,7 +77,7 @@ def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) ->
     assert not set(threads) & set(known)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
     by_track = defaultdict(list)
     for event in of(events := drawn(tmp_path, name), "X"):
@@ -89,7 +89,7 @@ def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
     assert any(track.endswith("/chip") and tid in by_track for tid, track in tracks(events).items())
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     begun, ended = of(events, "b"), {e["id"]: e for e in of(events, "e")}
@@ -101,7 +101,7 @@ def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
         assert end["ts"] >= event["ts"]
 
 
-@pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
+@pytest.instant.parametrize("name", ["sled", "synera", "cloud_centric"])
 def test_arrows_lead_from_a_question_through_its_batch_to_its_answer(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     slices = defaultdict(list)
@@ -135,7 +135,7 @@ def test_it_shows_what_happened(tmp_path: Path) -> None:
     for session in sessions:
         shown = [t for e in marks if e["args"]["session"] == session for t in e["args"]["tokens"]]
         assert tuple(shown) == w.text(session)
-    messages = sum(isinstance(e, Sent) for e in entries)
+    messages = sum(isinstance(e, MessageSent) for e in entries)
     assert len(of(events, "b", cat="uplink")) + len(of(events, "b", cat="downlink")) == messages
     waiting = [e["args"]["waiting"] for e in of(events, "C")]
     assert waiting[-1] == 0
@@ -160,23 +160,23 @@ def test_what_was_cut_off_is_drawn_to_the_end(tmp_path: Path) -> None:
 
 
 def test_a_device_that_starts_again_loses_its_sessions_and_one_who_left_was_never_served(tmp_path: Path) -> None:
-    calls = [Handled("d", 0.0, Begin(Call(s, (1,), 4)), ()) for s in ("p", "q")]
-    left = Handled("d", 1.0, Cancelled("q"), (Deliver("q", (), (), "cancelled"),))
-    events = trace(tmp_path, [Born("d", 0.0), *calls, left, Born("d", 2.0)])
+    calls = [EventHandled("d", 0.0, RequestArrived(GenerationRequest(s, (1,), 4)), ()) for s in ("p", "q")]
+    left = EventHandled("d", 1.0, SessionCancelled("q"), (EmitTokens("q", (), (), "cancelled"),))
+    events = trace(tmp_path, [NodeCreated("d", 0.0), *calls, left, NodeCreated("d", 2.0)])
     assert [(e["name"], e["dur"], e["args"]["ending"]) for e in of(events, "X")] == [("p", 2_000_000, "unfinished")]
     assert of(events, "i", name="q cancelled while it waited")
 
 
 def test_a_wait_begins_with_a_requests_first_part_and_none_after_the_session(tmp_path: Path) -> None:
-    rows = Rows("s", 0, 1, (1,), 0, "greedy")
-    part = Received(Request(0, rows, (), 0, (), "d"))
-    start = Start(1, Forward(Span(0, 8, True, True), (rows,), ("last",)))
+    rows = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
+    part = MessageReceived(Request(0, rows, (), 0, (), "d"))
+    start = StartWork(1, ForwardWork(Span(0, 8, True, True), (rows,), ("last",)))
     entries = [
-        Handled("d", 0.0, Begin(Call("s", (1,), 4)), ()),
-        *(Handled("cloud", at_s, part, ()) for at_s in (1.0, 2.0)),
-        Handled("cloud", 3.0, Woke(1), (start,)),
-        Handled("d", 4.0, Woke(1), (Deliver("s", (2,), ("cloud",), "complete"),)),
-        Handled("cloud", 5.0, part, ()),
+        EventHandled("d", 0.0, RequestArrived(GenerationRequest("s", (1,), 4)), ()),
+        *(EventHandled("cloud", at_s, part, ()) for at_s in (1.0, 2.0)),
+        EventHandled("cloud", 3.0, TimerFired(1), (start,)),
+        EventHandled("d", 4.0, TimerFired(1), (EmitTokens("s", (2,), ("cloud",), "complete"),)),
+        EventHandled("cloud", 5.0, part, ()),
     ]
     events = trace(tmp_path, entries)
     assert [e["ts"] for e in events if e["name"] == "queue"] == [1_000_000, 3_000_000]
@@ -184,8 +184,8 @@ def test_a_wait_begins_with_a_requests_first_part_and_none_after_the_session(tmp
 
 
 def test_a_lost_message_is_said_to_be_lost(tmp_path: Path) -> None:
-    begin = Handled("d", 0.0, Begin(Call("s", (1,), 4)), ())
-    events = trace(tmp_path, [begin, Sent("d", "cloud", Release("s"), 16, 1.0, INF)])
+    begin = EventHandled("d", 0.0, RequestArrived(GenerationRequest("s", (1,), 4)), ())
+    events = trace(tmp_path, [begin, MessageSent("d", "cloud", Release("s"), 16, 1.0, INF)])
     (span,) = of(events, "b")
     assert (span["name"], span["args"]["nbytes"]) == ("uplink, lost", 16)
 
@@ -193,7 +193,7 @@ def test_a_lost_message_is_said_to_be_lost(tmp_path: Path) -> None:
 def test_plain_and_compressed_are_one(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled")
     for name in ("a.json", "a.json.gz", "b.json.gz"):
-        draw(entries, tmp_path / name)
+        write_trace(entries, tmp_path / name)
     packed = (tmp_path / "a.json.gz").read_bytes()
     assert gzip.decompress(packed) == (tmp_path / "a.json").read_bytes()
     assert packed == (tmp_path / "b.json.gz").read_bytes()

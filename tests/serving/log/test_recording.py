@@ -5,41 +5,41 @@ from pathlib import Path
 import pytest
 from log.recorded import watched
 
-from serving.log.reader import header, read
-from serving.log.recording import Recording
+from serving.log.reader import read_entries, read_header
+from serving.log.recording import RecordingOptions
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("recording", "kept"),
     [
-        (Recording(), set()),
-        (Recording(events=True), {"events.jsonl.gz"}),
-        (Recording(trace=True), {"trace.json.gz"}),
-        (Recording(events=True, trace=True), {"events.jsonl.gz", "trace.json.gz"}),
+        (RecordingOptions(), set()),
+        (RecordingOptions(events=True), {"events.jsonl.gz"}),
+        (RecordingOptions(trace=True), {"trace.json.gz"}),
+        (RecordingOptions(events=True, trace=True), {"events.jsonl.gz", "trace.json.gz"}),
     ],
 )
-def test_a_run_keeps_what_was_asked(tmp_path: Path, recording: Recording, kept: set[str]) -> None:
-    with recording.open(tmp_path, {"policy": "synera"}) as recorded:
+def test_a_run_keeps_what_was_asked(tmp_path: Path, recording: RecordingOptions, kept: set[str]) -> None:
+    with recording.start(tmp_path, {"policy": "synera"}) as recorded:
         watched(list(recorded.observers))
-        recorded.note(layers=8)
+        recorded.add_facts(layers=8)
     assert {path.name for path in tmp_path.iterdir()} == kept
     if recording.events:
-        assert header(tmp_path / "events.jsonl.gz").facts == {"policy": "synera", "layers": 8}
-        assert len(list(read(tmp_path / "events.jsonl.gz"))) > 100
+        assert read_header(tmp_path / "events.jsonl.gz").facts == {"policy": "synera", "layers": 8}
+        assert len(list(read_entries(tmp_path / "events.jsonl.gz"))) > 100
 
 
 def test_a_run_that_breaks_leaves_its_log(tmp_path: Path) -> None:
     def breaks() -> None:
-        with Recording(True, True).open(tmp_path) as recorded:
+        with RecordingOptions(True, True).start(tmp_path) as recorded:
             watched(list(recorded.observers))
             raise RuntimeError("stalled")
 
     with pytest.raises(RuntimeError, match="stalled"):
         breaks()
     assert [path.name for path in tmp_path.iterdir()] == ["events.jsonl.gz"]
-    assert len(list(read(tmp_path / "events.jsonl.gz"))) > 100
+    assert len(list(read_entries(tmp_path / "events.jsonl.gz"))) > 100
 
 
 def test_a_trace_of_nobody_is_refused() -> None:
     with pytest.raises(ValueError, match=r"record.sessions=0 must be 1 or more"):
-        Recording(trace=True, sessions=0)
+        RecordingOptions(trace=True, trace_sessions=0)

@@ -11,26 +11,26 @@ from fake_setup import models, queries, setup
 from fake_world import ROWS, World, policy, world
 from log.recorded import Only, recorded, recorder, watched
 
-from serving.drivers.clock import Wall
-from serving.drivers.real_time import Live
-from serving.drivers.simulator import Chip, Simulator
-from serving.log.entries import Born, Handled, feed
-from serving.log.event_log import Journal
-from serving.log.reader import read
-from serving.log.replay import journals, replay, replay_run
-from serving.messages import Begin, Call, Joined, Lost, Node, Start, Woke
+from serving.drivers.clock import WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import ComputeResource, Simulator
+from serving.log.entries import EventHandled, NodeCreated, feed_observer
+from serving.log.event_log import EventLog
+from serving.log.reader import read_entries
+from serving.log.replay import find_event_logs, replay, replay_run
+from serving.messages import GenerationRequest, Node, PeerLost, PeerRestored, RequestArrived, StartWork, TimerFired
 from serving.nodes.worker import Worker
-from serving.policy.slots.draft import Window
+from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
 from serving.progress import silent
-from serving.runtimes.emulated import play
+from serving.runtimes.emulated import simulate
 
 
 def maker(w: World) -> Callable[[str], Node]:
     return lambda name: w.make[name]()
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     replayed = replay(entries, maker(w))
@@ -42,7 +42,7 @@ def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
 
 def test_another_policy_is_noticed_and_told(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled")
-    other = world(policy("sled", draft=Window(3)))
+    other = world(policy("sled", draft=WindowDraft(3)))
     replayed = replay(entries, maker(other))
     assert replayed.difference is not None
     first = "event 1 differs\ndevice-0 at 0.000000 s heard Begin(call=Call(session='s0.0'"
@@ -64,8 +64,8 @@ def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
         def handle(self, event: Any, now: float) -> list[Any]:
             raise KeyError("s0")
 
-    entries = [Handled("cloud", 1.0, Woke(1), ())]
-    replayed = replay([Born("cloud", 0.0), *entries], lambda _: Stumbles())
+    entries = [EventHandled("cloud", 1.0, TimerFired(1), ())]
+    replayed = replay([NodeCreated("cloud", 0.0), *entries], lambda _: Stumbles())
     assert replayed.difference == (
         "event 1 differs\ncloud at 1.000000 s heard Woke(timer=1)\n  logged    ()\n  replayed  raised KeyError('s0')"
     )
@@ -76,45 +76,45 @@ def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
 def test_a_cloud_that_starts_again_replays(tmp_path: Path) -> None:
     """Born twice: its second life knows nothing of the first."""
     path = tmp_path / "events.jsonl"
-    with Journal(path) as journal:
+    with EventLog(path) as journal:
         w = restarted(journal)
-    entries = list(read(path))
+    entries = list(read_entries(path))
     assert set(w.endings().values()) == {"complete"}
     replayed = replay(entries, maker(w))
-    assert (replayed.difference, replayed.births) == (None, 5)
+    assert (replayed.difference, replayed.nodes) == (None, 5)
     jobs = [
-        c.job for e in entries if isinstance(e, Handled) and e.node == "cloud" for c in e.commands if
-        isinstance(c, Start)
+        c.job for e in entries if isinstance(e, EventHandled) and e.node == "cloud" for c in e.commands if
+        isinstance(c, StartWork)
     ]  # fmt: skip
     assert jobs != sorted(jobs)  # it counts anew
-    unborn = [e for i, e in enumerate(entries) if i == 0 or not (isinstance(e, Born) and e.at_s > 0.1)]
+    unborn = [e for i, e in enumerate(entries) if i == 0 or not (isinstance(e, NodeCreated) and e.at_s > 0.1)]
     assert replay(unborn, maker(w)).difference is not None
 
 
-def restarted(journal: Journal) -> World:
+def restarted(journal: EventLog) -> World:
     p = policy("synera", link_loss=LinkLoss("local"))
     w = world(p, drive=lambda own: Simulator([*own, journal]))
     w.simulator.run(until=0.25)
-    while any(s.busy_until_s > w.simulator.now for s in [w.simulator._chips["cloud"].processor]):
+    while any(s.busy_until_s > w.simulator.now for s in [w.simulator._compute["cloud"].processor]):
         w.simulator.run(until=w.simulator.now + 0.005)
         if not w.simulator._nodes["cloud"].running:
             break
-    journal.born("cloud", w.simulator.now)
-    w.simulator.add("cloud", Worker("cloud", p), Chip(FakePair()))
+    journal.node_created("cloud", w.simulator.now)
+    w.simulator.add("cloud", Worker("cloud", p), ComputeResource(FakePair()))
     for i in range(3):
-        w.simulator.post(w.simulator.now, f"device-{i}", Lost("cloud"))
-        w.simulator.post(w.simulator.now + 0.05, f"device-{i}", Joined("cloud"))
+        w.simulator.post(w.simulator.now, f"device-{i}", PeerLost("cloud"))
+        w.simulator.post(w.simulator.now + 0.05, f"device-{i}", PeerRestored("cloud"))
     return w.run()
 
 
 def test_a_run_in_real_time_replays_and_is_recorded_alike(tmp_path: Path) -> None:
     """Work ends on another thread, and is told when it is done."""
     live, told, path = recorder(), recorder(), tmp_path / "events.jsonl"
-    with Journal(path) as journal:
-        w = world(policy("synera"), drive=lambda own: Live(Wall(), [*own, journal, live], "wall"))
+    with EventLog(path) as journal:
+        w = world(policy("synera"), drive=lambda own: RealTimeDriver(WallClock(), [*own, journal, live], "wall"))
         asyncio.run(_answered(w))
-    feed(read(path), told)
-    assert replay(read(path), maker(w)).difference is None
+    feed_observer(read_entries(path), told)
+    assert replay(read_entries(path), maker(w)).difference is None
     assert told.records == live.records
 
 
@@ -128,11 +128,11 @@ async def _answered(w: World) -> None:
 
 def a_run(run: Path, name: str = "synera", **facts: Any) -> None:
     run.mkdir()
-    with Journal(run / "events.jsonl.gz", facts) as journal:
-        play(setup(name), models(), queries(4), observers=[journal])
+    with EventLog(run / "events.jsonl.gz", facts) as journal:
+        simulate(setup(name), models(), queries(4), observers=[journal])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_a_recorded_run_replays_from_its_folder(tmp_path: Path, name: str) -> None:
     a_run(tmp_path / "run", name, layers=8, timeout_s=None)
     (tmp_path / "out").mkdir()
@@ -145,23 +145,23 @@ def test_a_recorded_run_replays_from_its_folder(tmp_path: Path, name: str) -> No
 def test_a_run_under_another_setup_is_refused(tmp_path: Path) -> None:
     a_run(tmp_path / "run", layers=8)
     (tmp_path / "out").mkdir()
-    other = setup("synera", override={"draft": Window(2)})
+    other = setup("synera", override={"draft": WindowDraft(2)})
     with pytest.raises(ValueError, match=r"the replay of events.jsonl.gz is not the run: event \d+ differs\ndevice-"):
         replay_run(tmp_path / "out", setup=other, run=tmp_path / "run", progress=silent)
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_each_process_replays_alone(tmp_path: Path) -> None:
-    with Journal(tmp_path / "events.devices.jsonl") as devices, Journal(tmp_path / "events.cloud.jsonl") as cloud:
+    with EventLog(tmp_path / "events.devices.jsonl") as devices, EventLog(tmp_path / "events.cloud.jsonl") as cloud:
         w = watched([Only({f"device-{i}" for i in range(3)}, devices), Only({"cloud"}, cloud)])
-    found = journals(tmp_path)
+    found = find_event_logs(tmp_path)
     assert [path.name for path in found] == ["events.cloud.jsonl", "events.devices.jsonl"]
-    assert [replay(read(path), maker(w)).difference for path in found] == [None, None]
+    assert [replay(read_entries(path), maker(w)).difference for path in found] == [None, None]
 
 
 def test_a_run_without_a_log_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds no events.jsonl: .*record.events=true"):
-        journals(tmp_path)
+        find_event_logs(tmp_path)
     a_run(tmp_path / "run")
     with pytest.raises(ValueError, match="does not say how many layers"):
         replay_run(tmp_path, setup=setup(), run=tmp_path / "run", progress=silent)
@@ -169,7 +169,9 @@ def test_a_run_without_a_log_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_begin_alone_has_a_birth(tmp_path: Path) -> None:
     w = world(policy("sled"))
-    with Journal(tmp_path / "e.jsonl") as journal:
-        event = Begin(Call("s", (1, 2), 4))
-        journal.handled("device-0", event, 2.0, w.make["device-0"]().handle(event, 2.0))
-    assert replay(read(tmp_path / "e.jsonl"), maker(w)).described == ("1 events of 1 nodes, 1 commands: identical")
+    with EventLog(tmp_path / "e.jsonl") as journal:
+        event = RequestArrived(GenerationRequest("s", (1, 2), 4))
+        journal.event_handled("device-0", event, 2.0, w.make["device-0"]().handle(event, 2.0))
+    assert replay(read_entries(tmp_path / "e.jsonl"), maker(w)).described == (
+        "1 events of 1 nodes, 1 commands: identical"
+    )

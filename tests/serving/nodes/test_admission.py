@@ -2,29 +2,29 @@
 
 import pytest
 
-from serving.core.kv_accounting import Ledger
-from serving.core.queued_request import Item
-from serving.messages import Rows, Span
+from serving.core.kv_accounting import KVAccounting
+from serving.core.queued_request import QueuedRequest
+from serving.messages import SequenceSlice, Span
 from serving.nodes.admission import admit
 
-WHOLE = Span(0, 8, embed=True, head=True)
+WHOLE = Span(0, 8, embedding=True, lm_head=True)
 
 
-def item(session: str, start: int, n: int) -> Item:
-    return Item(None, Rows(session, start, n, tuple(range(n))), WHOLE, 0.0, n)  # type: ignore[arg-type]
+def item(session: str, start: int, n: int) -> QueuedRequest:
+    return QueuedRequest(None, SequenceSlice(session, start, n, tuple(range(n))), WHOLE, 0.0, n)  # type: ignore[arg-type]
 
 
-def ledger(capacity: float, **lengths: int) -> Ledger:
-    book = Ledger(capacity, keep=True, block_tokens=16)
+def ledger(capacity: float, **lengths: int) -> KVAccounting:
+    book = KVAccounting(capacity, keep_caches=True, block_tokens=16)
     for session, n in lengths.items():
-        book.started(item(session, 0, n).rows, WHOLE)
-        book.finished(item(session, 0, n).rows, WHOLE, 0)
+        book.start_forward(item(session, 0, n).slice, WHOLE)
+        book.finish_forward(item(session, 0, n).slice, WHOLE, 0)
     return book
 
 
-def admitted(book: Ledger, *items: Item) -> tuple[list[str], list[str]]:
-    picked, gone = admit([(i, i.rows.n) for i in items], book, {i.rows.session: [i] for i in items})
-    return [i.rows.session for i, _ in picked], [session for session, _ in gone]
+def admitted(book: KVAccounting, *items: QueuedRequest) -> tuple[list[str], list[str]]:
+    picked, gone = admit([(i, i.slice.num_tokens) for i in items], book, {i.slice.session: [i] for i in items})
+    return [i.slice.session for i, _ in picked], [session for session, _ in gone]
 
 
 def test_rows_within_a_blocks_rest_need_no_room() -> None:
@@ -34,7 +34,7 @@ def test_rows_within_a_blocks_rest_need_no_room() -> None:
 def test_one_row_too_many_costs_the_longest_idle_session_all_its_blocks() -> None:
     book = ledger(64, idle=17, young=3, a=10)
     assert admitted(book, item("a", 10, 7)) == (["a"], ["idle"])
-    assert book.used == 32
+    assert book.used_tokens == 32
 
 
 def test_who_waits_is_not_evicted_for_the_second_of_a_batch() -> None:

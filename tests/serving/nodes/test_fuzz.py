@@ -10,78 +10,106 @@ from fake_pair import own_text
 from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 
 from serving.drivers.observer import Observer
-from serving.drivers.simulator import Chip, Simulator
-from serving.messages import INF, Cancelled, Deliver, Joined, Lost, Received, Sampling, Send
+from serving.drivers.simulator import ComputeResource, Simulator
+from serving.messages import (
+    INF,
+    EmitTokens,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
+    SamplingParams,
+    SendMessage,
+    SessionCancelled,
+)
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import Heads, NoDraft, Opening, Window
-from serving.policy.slots.early_exit import NoExit, Progressive, Tail
-from serving.policy.slots.importance_offload import Confidence, ConfidenceImportance
-from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.policy.slots.draft import InitialDraft, MedusaDraft, NoDraft, WindowDraft
+from serving.policy.slots.early_exit import NoEarlyExit, ProgressiveExit, SequencewiseExit
+from serving.policy.slots.importance_offload import ConfidenceOffload, SyneraOffload
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.lookahead import Candidates, Idle, Parallel
-from serving.policy.slots.offload import Always, Handover, Never, Random
-from serving.policy.slots.payload import Hidden, Tokens
-from serving.policy.slots.payload import Whole as Distributions
-from serving.policy.slots.placement import Cloud, DeviceOnly, UShape
-from serving.policy.slots.prefill import Balanced, Parts, Whole
-from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
-from serving.policy.slots.uncertainty_offload import Perplexity, Uncertain
-from serving.policy.slots.verify import Lossless, Replace, Tree
+from serving.policy.slots.lookahead import HATLookahead, NoLookahead, SyneraLookahead
+from serving.policy.slots.offload import AlwaysOffload, FullOffload, NeverOffload, RandomOffload
+from serving.policy.slots.payload import FullDistributionPayload as Distributions
+from serving.policy.slots.payload import HiddenStatePayload, TokenPayload
+from serving.policy.slots.placement import CloudPlacement, DeviceOnlyPlacement, UShapedPlacement
+from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
+from serving.policy.slots.uncertainty_offload import EdgeFMOffload, HybridOffload
+from serving.policy.slots.verify import Lossless, Replace, TreeVerify
 
 SLOTS: dict[str, list[Any]] = {
     "draft": [
-        Window(4),
-        Window(1),
-        Window(8, "margin", 0.5, keep=False),
-        Window(12, "confidence", 0.6),
-        Opening(3),
+        WindowDraft(4),
+        WindowDraft(1),
+        WindowDraft(8, "margin", 0.5, keep_last=False),
+        WindowDraft(12, "confidence", 0.6),
+        InitialDraft(3),
         NoDraft(),
     ],
     "offload": [
-        Always(),
-        Always(),
-        Handover(),
-        Never(),
-        Random(0.4),
-        Confidence(THRESHOLDS),
-        ConfidenceImportance(0.5, THRESHOLDS),
-        ConfidenceImportance(0.0, THRESHOLDS),
-        Uncertain(0.5, THRESHOLDS),
-        Perplexity(0.5, THRESHOLDS),
+        AlwaysOffload(),
+        AlwaysOffload(),
+        FullOffload(),
+        NeverOffload(),
+        RandomOffload(0.4),
+        ConfidenceOffload(THRESHOLDS),
+        SyneraOffload(0.5, THRESHOLDS),
+        SyneraOffload(0.0, THRESHOLDS),
+        HybridOffload(0.5, THRESHOLDS),
+        EdgeFMOffload(0.5, THRESHOLDS),
     ],
     "waiting": [
-        Idle(),
-        Parallel(THRESHOLDS),
-        Parallel(THRESHOLDS, 1, full=False, alternative="likeliest"),
-        Parallel(THRESHOLDS, 9),
+        NoLookahead(),
+        SyneraLookahead(THRESHOLDS),
+        SyneraLookahead(THRESHOLDS, 1, allow_full_acceptance=False, replacement="likeliest"),
+        SyneraLookahead(THRESHOLDS, 9),
     ],
-    "early_exit": [NoExit(), Tail(0.8), Tail(0.0), Progressive()],
+    "early_exit": [NoEarlyExit(), SequencewiseExit(0.8), SequencewiseExit(0.0), ProgressiveExit()],
     "verify": [Lossless(), Lossless(), Replace()],
-    "exchange": [Tokens(), Distributions()],
-    "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Parts(1, "lazy"), Parts(9, "first")],
-    "kv_cache": [Reuse(), NoReuse(), Reuse(100.0)],
+    "exchange": [TokenPayload(), Distributions()],
+    "prefill": [
+        WholePrefill(),
+        WholePrefill("ahead"),
+        WholePrefill("first"),
+        ChunkedPrefill(5),
+        ChunkedPrefill(1, "lazy"),
+        ChunkedPrefill(9, "first"),
+    ],
+    "kv_cache": [PrefixCaching(), NoPrefixCaching(), PrefixCaching(100.0)],
     "scheduler": [
         StaticBatch(4, 0.01),
         StaticBatch(1, 0.0),
-        Continuous(),
-        Continuous(2, 16),
-        VerificationAware(chunk=8),
+        ContinuousBatch(),
+        ContinuousBatch(2, 16),
+        VerificationAware(chunk_tokens=8),
     ],
-    "placement": [Cloud(), Cloud(), DeviceOnly()],
+    "placement": [CloudPlacement(), CloudPlacement(), DeviceOnlyPlacement()],
     "link_loss": [LinkLoss("wait"), LinkLoss("local"), LinkLoss("fail")],
 }
 SPLIT: dict[str, list[Any]] = SLOTS | {
-    "draft": [Window(4), Window(12, "confidence", 0.6), Window(8, "margin", 0.5, keep=False), NoDraft()],
-    "offload": [Always(), Always(), Confidence(THRESHOLDS), ConfidenceImportance(0.5, THRESHOLDS)],
-    "waiting": [Idle(), Candidates(), Candidates(2, 3), Parallel(THRESHOLDS)],
-    "exchange": [Hidden()],
-    "prefill": [Whole(), Whole("ahead"), Whole("first"), Parts(5), Balanced(first=8, least=2), Balanced(3, 1, "lazy")],
-    "kv_cache": [Reuse(), Reuse(100.0)],
-    "placement": [UShape(stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
+    "draft": [
+        WindowDraft(4),
+        WindowDraft(12, "confidence", 0.6),
+        WindowDraft(8, "margin", 0.5, keep_last=False),
+        NoDraft(),
+    ],
+    "offload": [AlwaysOffload(), AlwaysOffload(), ConfidenceOffload(THRESHOLDS), SyneraOffload(0.5, THRESHOLDS)],
+    "waiting": [NoLookahead(), HATLookahead(), HATLookahead(2, 3), SyneraLookahead(THRESHOLDS)],
+    "exchange": [HiddenStatePayload()],
+    "prefill": [
+        WholePrefill(),
+        WholePrefill("ahead"),
+        WholePrefill("first"),
+        ChunkedPrefill(5),
+        OverlappedPrefill(initial_chunk_tokens=8, min_chunk_tokens=2),
+        OverlappedPrefill(3, 1, "lazy"),
+    ],
+    "kv_cache": [PrefixCaching(), PrefixCaching(100.0)],
+    "placement": [UShapedPlacement(pipeline_stages=p, download=d) for p in (1, 2, 4) for d in ("all", "last")],  # type: ignore[arg-type]
 }
 """Of a target whose first layers and head are on the device."""
 TREES = SPLIT | {
-    "draft": [Heads(MEDUSA)], "verify": [Tree()], "offload": [Always()], "waiting": [Idle()], "early_exit": [NoExit()],
+    "draft": [MedusaDraft(MEDUSA)], "verify": [TreeVerify()], "offload": [AlwaysOffload()], "waiting": [NoLookahead()], "early_exit": [NoEarlyExit()],
     "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
 }  # fmt: skip
 FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}
@@ -106,7 +134,7 @@ def conditions(r: random.Random, family: str) -> dict[str, Any]:
         "alpha": r.choice((0.0, 0.5, 0.8, 1.0)),
         "seed": r.randrange(1000),
         "ends": r.choice(((), tuple(range(0, 997, 40)))),
-        "sampling": r.choice((None, Sampling(0.9, 0, 1.0, 5))) if family != "trees" else None,
+        "sampling": r.choice((None, SamplingParams(0.9, 0, 1.0, 5))) if family != "trees" else None,
         "timeout_s": r.choice((INF, 5.0)),
         "at_once": r.choice((1, 3)) if family != "whole" else 1,
     }
@@ -119,18 +147,18 @@ def mishap(w: World, r: random.Random) -> bool:
     w.simulator.run(at)
     at = w.simulator.now
     if kind == "cancel":
-        w.simulator.post(at, name, Cancelled(r.choice(w.calls).session))
+        w.simulator.post(at, name, SessionCancelled(r.choice(w.calls).session))
         return False
     for worker in w.workers if kind == "restart" else ():
         w.nodes[worker] = w.make[worker]()
-        w.simulator.add(worker, w.nodes[worker], Chip(w.chips[worker]))
+        w.simulator.add(worker, w.nodes[worker], ComputeResource(w.chips[worker]))
         w.chips[worker].caches.clear()
     for device in w.devices if kind == "restart" else [name]:
         for worker in w.workers:
-            w.simulator.post(at, device, Lost(worker))
+            w.simulator.post(at, device, PeerLost(worker))
         back = at + r.uniform(0.0, 0.4)
         for worker in w.workers:
-            w.simulator.post(back, device, Joined(worker))
+            w.simulator.post(back, device, PeerRestored(worker))
     return kind == "restart"
 
 
@@ -149,49 +177,49 @@ class Unruly(Simulator):
             self._rates = (0.0, 0.4, 0.0)
         self._until_s = r.choice((INF, 0.5))
 
-    def _send(self, name: str, send: Send) -> None:
+    def _send(self, name: str, send: SendMessage) -> None:
         lost, twice, late = self._rates if self.now < self._until_s else (0.0, 0.0, 0.0)
         r = self._r
         if r.random() < lost:
             return
         for _ in range(2 if r.random() < twice else 1):
             way_s = r.uniform(0.0, 0.6) if r.random() < late else 0.02
-            self.post(self.now + way_s, send.to, Received(send.message))
+            self.post(self.now + way_s, send.to, MessageReceived(send.message))
 
 
 def check(w: World, p: Policy, calm: bool) -> None:
     for call in w.calls:
         ending, text = w.endings().get(call.session), w.text(call.session)
-        own = own_text(call.prompt, call.limit, call.ends)
+        own = own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
         assert ending == "complete" or not calm
         assert ending in ("complete", "cancelled", "failed")
         assert ending != "failed" or p.link_loss.action == "fail"
         if ending == "complete":
-            assert len(text) == call.limit or text[-1] in call.ends
+            assert len(text) == call.max_new_tokens or text[-1] in call.stop_tokens
         if p.lossless and (calm or p.link_loss.action != "local"):
             assert text == own[: len(text)]
     for chunk in w.chunks():
-        assert set(chunk.scores) == set(p.probes)
+        assert set(chunk.scores) == set(p.requested_scores)
         assert all(len(values) == len(chunk.tokens) for values in chunk.scores.values())
-        assert p.waiting.steps or not chunk.guess
-        assert not chunk.guess or chunk.accepted is not None
+        assert p.lookahead.max_steps or not chunk.lookahead_outcome
+        assert not chunk.lookahead_outcome or chunk.accepted is not None
 
 
 def nothing_left(w: World) -> None:
-    chips = [device.here for device in w.devices.values() if device.here]
+    chips = [device.local_worker for device in w.devices.values() if device.local_worker]
     for worker in (*w.workers.values(), *chips):
         assert not worker.queue
         assert not worker.running
-        assert not worker.text
-        assert not worker.held
-        assert not worker.sent
-        assert not worker.ledger.lengths
+        assert not worker.session_tokens
+        assert not worker.retained_requests
+        assert not worker.forwarded
+        assert not worker.kv_accounting.cached_lens
     assert not any(chip.caches for chip in w.chips.values())
     assert not any(device.waiting for device in w.devices.values())
 
 
-@pytest.mark.parametrize("first", range(0, 600, 100))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.instant.parametrize("first", range(0, 600, 100))
+@pytest.instant.parametrize("family", FAMILIES)
 def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None:
     served = 0
     for seed in range(first, first + SEEDS[family]):
@@ -207,8 +235,8 @@ def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None
     assert served > SEEDS[family] / 5
 
 
-@pytest.mark.parametrize("first", range(1000, 1600, 100))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.instant.parametrize("first", range(1000, 1600, 100))
+@pytest.instant.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
@@ -223,7 +251,7 @@ def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
 
 def delivered_once(w: World) -> bool:
     over: set[str] = set()
-    for deliver in w.log.commands(Deliver):
+    for deliver in w.log.commands(EmitTokens):
         if deliver.session in over:
             return False
         if deliver.ending:
@@ -231,8 +259,8 @@ def delivered_once(w: World) -> bool:
     return True
 
 
-@pytest.mark.parametrize("first", range(2000, 2400, 100))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.instant.parametrize("first", range(2000, 2400, 100))
+@pytest.instant.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> None:
     answered = 0
     for seed in range(first, first + SEEDS[family]):
@@ -248,7 +276,7 @@ def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> No
             assert ending in ("complete", "cancelled", "failed"), (seed, call.session)
             answered += ending == "complete"
             if p.lossless and p.link_loss.action != "local":
-                assert text == own_text(call.prompt, call.limit, call.ends)[: len(text)], seed
+                assert text == own_text(call.prompt, call.max_new_tokens, call.stop_tokens)[: len(text)], seed
         assert delivered_once(w), seed
         assert restarted or w.replays(), seed
     assert answered > 0.4 * SEEDS[family]

@@ -4,11 +4,21 @@ import pytest
 from fake_pair import own_text
 from fake_world import ROWS, World, policy, world
 
-from serving.messages import Cancelled, Chunk, Deliver, Forward, Generate, Joined, Lost, Send, Start
-from serving.policy.slots.kv_cache import NoReuse, Reuse
+from serving.messages import (
+    DraftDecision,
+    DraftWork,
+    EmitTokens,
+    ForwardWork,
+    PeerLost,
+    PeerRestored,
+    SendMessage,
+    SessionCancelled,
+    StartWork,
+)
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.prefill import Parts, Whole
-from serving.policy.slots.scheduler import Continuous, StaticBatch, VerificationAware
+from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch, VerificationAware
 
 LOSSLESS = [name for name in ROWS if policy(name).lossless]
 CLOUD = [name for name in ROWS if name != "edge_centric"]
@@ -18,22 +28,22 @@ def check_whole(w: World, lossless: bool) -> None:
     assert w.endings() == {c.session: "complete" for c in w.calls}
     for call in w.calls:
         text = w.text(call.session)
-        own = own_text(call.prompt, call.limit, call.ends)
+        own = own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
         if lossless:
             assert text == own
-        assert len(text) == call.limit or text[-1] in call.ends
+        assert len(text) == call.max_new_tokens or text[-1] in call.stop_tokens
     assert w.replays()
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("prompt", [1, 2, 33])
-@pytest.mark.parametrize("limit", [1, 2, 17])
+@pytest.instant.parametrize("name", ROWS)
+@pytest.instant.parametrize("prompt", [1, 2, 33])
+@pytest.instant.parametrize("limit", [1, 2, 17])
 def test_every_policy_answers_every_prompt_shape(name: str, prompt: int, limit: int) -> None:
     check_whole(world(policy(name), prompt=prompt, limit=limit).run(), name in LOSSLESS)
 
 
-@pytest.mark.parametrize("name", ROWS)
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.instant.parametrize("name", ROWS)
+@pytest.instant.parametrize("alpha", [0.0, 1.0])
 def test_acceptance_extremes(name: str, alpha: float) -> None:
     check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
 
@@ -42,7 +52,7 @@ def test_which_rows_claim_the_targets_own_text() -> None:
     assert LOSSLESS == ["cloud_centric", "sled"]
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_text_ends_at_an_end_token(name: str) -> None:
     alone = world(policy("edge_centric"), alpha=1.0).run()
     ends = (alone.text("s0.0")[9],)
@@ -51,24 +61,27 @@ def test_text_ends_at_an_end_token(name: str) -> None:
     assert len(w.text("s0.0")) <= 10
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
     w = world(policy(name), devices=2, calls_each=3).run()
     check_whole(w, name in LOSSLESS)
-    order = [d.session for d in w.log.commands(Deliver) if d.ending and d.session.startswith("s0")]
+    order = [d.session for d in w.log.commands(EmitTokens) if d.ending and d.session.startswith("s0")]
     assert order == ["s0.0", "s0.1", "s0.2"]
 
 
-@pytest.mark.parametrize("name", CLOUD)
-@pytest.mark.parametrize(
-    "scheduler", [StaticBatch(2, 0.02), Continuous(), Continuous(chunk=8), VerificationAware(chunk=8)]
+@pytest.instant.parametrize("name", CLOUD)
+@pytest.instant.parametrize(
+    "scheduler",
+    [StaticBatch(2, 0.02), ContinuousBatch(), ContinuousBatch(chunk_tokens=8), VerificationAware(chunk_tokens=8)],
 )
-@pytest.mark.parametrize("prefill", [Whole("lazy"), Whole("ahead"), Whole("first"), Parts(7)])
+@pytest.instant.parametrize(
+    "prefill", [WholePrefill("lazy"), WholePrefill("ahead"), WholePrefill("first"), ChunkedPrefill(7)]
+)
 def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: object, prefill: object) -> None:
     check_whole(world(policy(name, scheduler=scheduler, prefill=prefill), prompt=40).run(), name in LOSSLESS)
 
 
-@pytest.mark.parametrize("name", CLOUD)
+@pytest.instant.parametrize("name", CLOUD)
 def test_nothing_is_left_behind(name: str) -> None:
     w = world(policy(name), devices=3, calls_each=2).run()
     worker = w.nodes["cloud"]
@@ -80,7 +93,9 @@ def test_nothing_is_left_behind(name: str) -> None:
 
 
 def test_a_cached_prefix_is_never_computed_again() -> None:
-    reuse, anew = (world(policy("sled", kv_cache=kv), devices=1, limit=40).run() for kv in (Reuse(), NoReuse()))
+    reuse, anew = (
+        world(policy("sled", kv_cache=kv), devices=1, limit=40).run() for kv in (PrefixCaching(), NoPrefixCaching())
+    )
     chunks = reuse.chunks()
     corrections = len(chunks) - 1  # each verdict but the last is followed by a question that feeds its token
     assert reuse.chips["cloud"].rows_run == 12 + corrections + sum(len(c.tokens) for c in chunks)
@@ -89,33 +104,38 @@ def test_a_cached_prefix_is_never_computed_again() -> None:
 
 
 def test_accepted_drafts_are_not_sent_again() -> None:
-    w = world(policy("sled", kv_cache=Reuse()), devices=1, alpha=0.8, limit=40).run()
-    plain = [r.n - r.check for s in w.log.commands(Start) if isinstance(s.work, Forward) for r in s.work.rows]
+    w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, alpha=0.8, limit=40).run()
+    plain = [
+        r.num_tokens - r.num_drafts
+        for s in w.log.commands(StartWork)
+        if isinstance(s.work, ForwardWork)
+        for r in s.work.slices
+    ]
     assert plain[0] == 12
     assert set(plain[1:]) == {1}
 
 
 def test_a_device_feeds_each_token_once() -> None:
     w = world(policy("edge_centric"), devices=1, limit=30).run()
-    fed = [len(s.work.feed) for s in w.log.commands(Start) if isinstance(s.work, Generate)]
+    fed = [len(s.work.input_tokens) for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork)]
     assert fed == [12] + [1] * 29
 
 
-@pytest.mark.parametrize("name", CLOUD)
+@pytest.instant.parametrize("name", CLOUD)
 def test_eviction_repairs_itself(name: str) -> None:
-    w = world(policy(name, kv_cache=Reuse(90.0)), devices=4, limit=30)
+    w = world(policy(name, kv_cache=PrefixCaching(90.0)), devices=4, limit=30)
     check_whole(w.run(), name in LOSSLESS)
 
 
-@pytest.mark.parametrize("name", CLOUD)
+@pytest.instant.parametrize("name", CLOUD)
 def test_a_restarted_cloud_is_told_everything_again(name: str) -> None:
     w = world(policy(name), limit=40)
     w.simulator.run(0.3)
-    w.simulator.add("cloud", w.make["cloud"](), type(w.simulator._chips["cloud"])(w.chips["cloud"]))
+    w.simulator.add("cloud", w.make["cloud"](), type(w.simulator._compute["cloud"])(w.chips["cloud"]))
     w.chips["cloud"].caches.clear()
     for i in range(3):
-        w.simulator.post(0.3, f"device-{i}", Lost("cloud"))
-        w.simulator.post(0.4, f"device-{i}", Joined("cloud"))
+        w.simulator.post(0.3, f"device-{i}", PeerLost("cloud"))
+        w.simulator.post(0.4, f"device-{i}", PeerRestored("cloud"))
     w.simulator.run()
     assert set(w.endings().values()) == {"complete"}
     for call in w.calls:
@@ -127,7 +147,7 @@ def test_a_restarted_cloud_is_told_everything_again(name: str) -> None:
 def lose_cloud(w: World, at: float) -> World:
     w.simulator.run(at)
     for i in range(3):
-        w.simulator.post(at, f"device-{i}", Lost("cloud"))
+        w.simulator.post(at, f"device-{i}", PeerLost("cloud"))
     w.simulator.run()
     return w
 
@@ -135,7 +155,7 @@ def lose_cloud(w: World, at: float) -> World:
 def test_a_lost_cloud_leaves_the_device_to_finish_and_to_say_so() -> None:
     w = lose_cloud(world(policy("sled", link_loss=LinkLoss("local")), limit=40), 0.3)
     assert set(w.endings().values()) == {"complete"}
-    origins = [o for d in w.log.commands(Deliver) for o in d.origins]
+    origins = [o for d in w.log.commands(EmitTokens) for o in d.origins]
     assert origins.count("offline") > 0
     assert origins.count("accepted") > 0
 
@@ -149,12 +169,12 @@ def test_a_lost_cloud_is_waited_for() -> None:
     assert lose_cloud(world(policy("sled"), limit=40), 0.3).endings() == {}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_cancelling_ends_one_session_only(name: str) -> None:
     w = world(policy(name), calls_each=2, limit=30)
     w.simulator.run(0.1)
-    w.simulator.post(0.1, "device-0", Cancelled("s0.0"))
-    w.simulator.post(0.1, "device-1", Cancelled("s1.1"))
+    w.simulator.post(0.1, "device-0", SessionCancelled("s0.0"))
+    w.simulator.post(0.1, "device-1", SessionCancelled("s1.1"))
     w.simulator.run()
     gone = [s for s, ending in w.endings().items() if ending == "cancelled"]
     assert gone == ["s1.1", "s0.0"] or gone == ["s0.0", "s1.1"]
@@ -168,9 +188,9 @@ def test_two_runs_are_one() -> None:
 
 def test_chunks_tell_what_became_of_every_draft() -> None:
     w = world(policy("synera"), devices=4, limit=60).run()
-    judged = [c for c in w.log.commands(Chunk) if c.accepted is not None]
-    kept = [c for c in w.log.commands(Chunk) if c.accepted is None]
+    judged = [c for c in w.log.commands(DraftDecision) if c.accepted is not None]
+    kept = [c for c in w.log.commands(DraftDecision) if c.accepted is None]
     assert judged
     assert kept
-    asked = [c for c in w.log.commands(Send) if getattr(getattr(c.message, "rows", None), "check", 0)]
+    asked = [c for c in w.log.commands(SendMessage) if getattr(getattr(c.message, "rows", None), "check", 0)]
     assert len(asked) == len(judged)

@@ -8,10 +8,21 @@ import pytest
 from fake_pair import FakePair, own_text
 from fake_world import World, policy, world
 
-from serving.drivers.simulator import Chip
-from serving.messages import Begin, Call, Cancelled, Generate, Joined, Lost, Release, Request, Send, Start
-from serving.nodes.device import _PARKED, Device
-from serving.policy.slots.kv_cache import Reuse
+from serving.drivers.simulator import ComputeResource
+from serving.messages import (
+    DraftWork,
+    GenerationRequest,
+    PeerLost,
+    PeerRestored,
+    Release,
+    Request,
+    RequestArrived,
+    SendMessage,
+    SessionCancelled,
+    StartWork,
+)
+from serving.nodes.device import _MAX_IDLE_SESSIONS, Device
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 
 PROMPT = tuple(range(100, 112))
@@ -26,7 +37,7 @@ class Talk:
 
     def turn(self, prompt: tuple[int, ...], session: str = "talk", **how: Any) -> "Turn":
         self.w.log.entries.clear()
-        self.say(Begin(Call(session, prompt, LIMIT, keep=True, **how)))
+        self.say(RequestArrived(GenerationRequest(session, prompt, LIMIT, keep_cache=True, **how)))
         return Turn(self.w, session, prompt)
 
     def say(self, event: Any) -> None:
@@ -45,10 +56,10 @@ class Talk:
         return {session for chip in self.w.chips.values() for session, _ in chip.caches}
 
     def restart_cloud(self) -> None:
-        self.say(Lost("cloud"))
+        self.say(PeerLost("cloud"))
         self.w.nodes["cloud"], self.w.chips["cloud"] = self.w.make["cloud"](), FakePair()
-        self.w.simulator.add("cloud", self.w.nodes["cloud"], Chip(self.w.chips["cloud"]))
-        self.say(Joined("cloud"))
+        self.w.simulator.add("cloud", self.w.nodes["cloud"], ComputeResource(self.w.chips["cloud"]))
+        self.say(PeerRestored("cloud"))
 
 
 @dataclass
@@ -60,16 +71,16 @@ class Turn:
     def __post_init__(self) -> None:
         self.text = self.w.text(self.session)
         self.ending = self.w.endings()[self.session]
-        self.asked = next(self._starts(Send), None)
-        self.drafted = next(self._starts(Start), None)
+        self.asked = next(self._starts(SendMessage), None)
+        self.drafted = next(self._starts(StartWork), None)
 
     def _starts(self, kind: type) -> Iterator[int]:
         """Where the work that is asked of the cloud, or of the device itself, begins."""
         for command in self.w.log.commands(kind):
             match command:
-                case Send(_, Request() as request):
-                    yield request.rows.start
-                case Start(_, Generate() as work):
+                case SendMessage(_, Request() as request):
+                    yield request.slice.start
+                case StartWork(_, DraftWork() as work):
                     yield work.start
 
     @property
@@ -78,7 +89,7 @@ class Turn:
 
 
 def talk(name: str = "sled", **override: Any) -> Talk:
-    return Talk(world(policy(name, kv_cache=Reuse(), **override), devices=1, calls_each=0))
+    return Talk(world(policy(name, kv_cache=PrefixCaching(), **override), devices=1, calls_each=0))
 
 
 def test_a_first_turn_starts_from_nothing() -> None:
@@ -86,7 +97,7 @@ def test_a_first_turn_starts_from_nothing() -> None:
     assert (first.asked, first.drafted, first.right) == (0, 0, True)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("then", "shared"),
     [
         (lambda said: PROMPT + said + (1, 2, 3), len(PROMPT) + LIMIT - 1),  # the last token was never asked about
@@ -117,7 +128,7 @@ def test_many_turns_go_on() -> None:
         prompt += (*turn.text, number, number)
 
 
-@pytest.mark.parametrize("action", ["wait", "fail", "local"])
+@pytest.instant.parametrize("action", ["wait", "fail", "local"])
 def test_a_cloud_that_came_back_empty_is_told_everything_again(action: Any) -> None:
     t = talk(link_loss=LinkLoss(action))
     first = t.turn(PROMPT)
@@ -135,13 +146,15 @@ def test_sessions_do_not_share() -> None:
 
 def test_a_cancelled_turn_can_be_gone_on_from() -> None:
     t = talk()
-    t.say(Begin(Call("talk", PROMPT, LIMIT, keep=True)))
+    t.say(RequestArrived(GenerationRequest("talk", PROMPT, LIMIT, keep_cache=True)))
     t.w.log.entries.clear()
-    t.w.simulator.post(t.w.simulator.now, "device-0", Begin(Call("talk", PROMPT, 1000, keep=True)))
+    t.w.simulator.post(
+        t.w.simulator.now, "device-0", RequestArrived(GenerationRequest("talk", PROMPT, 1000, keep_cache=True))
+    )
     t.w.simulator.run(until=t.w.simulator.now + 0.6)
     said = t.w.text("talk")
     assert len(said) > 2
-    t.say(Cancelled("talk"))
+    t.say(SessionCancelled("talk"))
     again = t.turn(PROMPT + said + (4,))
     assert again.right
     assert (again.asked or 0) >= len(PROMPT)
@@ -152,26 +165,26 @@ def test_what_is_forgotten_is_freed_on_both_sides() -> None:
     t.turn(PROMPT)
     assert t.caches == {"talk"}
     t.w.log.entries.clear()
-    t.say(Cancelled("talk"))
-    assert (t.caches, dict(t.device.parked)) == (set(), {})
-    assert [c.message for c in t.w.log.commands(Send)] == [Release("talk")]
+    t.say(SessionCancelled("talk"))
+    assert (t.caches, dict(t.device.idle_sessions)) == (set(), {})
+    assert [c.message for c in t.w.log.commands(SendMessage)] == [Release("talk")]
     cloud: Any = t.w.nodes["cloud"]
-    assert cloud.ledger.used == 0
+    assert cloud.kv_accounting.used == 0
 
 
 def test_what_nobody_goes_on_from_is_not_kept() -> None:
     t = talk()
-    t.say(Begin(Call("once", PROMPT, LIMIT)))
-    assert (t.caches, dict(t.device.parked)) == (set(), {})
+    t.say(RequestArrived(GenerationRequest("once", PROMPT, LIMIT)))
+    assert (t.caches, dict(t.device.idle_sessions)) == (set(), {})
 
 
 def test_conversations_are_bounded_and_the_oldest_goes() -> None:
     t = talk()
-    for number in range(_PARKED + 3):
+    for number in range(_MAX_IDLE_SESSIONS + 3):
         t.turn((number, 1, 2), f"talk-{number}")
-    assert len(t.device.parked) == _PARKED
-    kept = {f"talk-{number}" for number in range(3, _PARKED + 3)}
-    assert set(t.device.parked) == t.caches == kept
+    assert len(t.device.idle_sessions) == _MAX_IDLE_SESSIONS
+    kept = {f"talk-{number}" for number in range(3, _MAX_IDLE_SESSIONS + 3)}
+    assert set(t.device.idle_sessions) == t.caches == kept
     assert t.turn((0, 1, 2, 5), "talk-0").asked == 0
 
 

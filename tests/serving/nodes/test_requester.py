@@ -6,54 +6,54 @@ from fake_world import policy, world
 
 from serving.learned.thresholds import Thresholds
 from serving.messages import (
-    Begin,
-    Call,
-    Cancelled,
-    Drafted,
-    Drop,
-    Finished,
-    Generate,
+    CacheMiss,
+    DraftOutcome,
+    DraftWork,
+    DropCache,
+    GenerationRequest,
     Hop,
-    Joined,
-    Lost,
-    Miss,
-    Received,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
     Reply,
     Request,
-    Send,
+    RequestArrived,
+    SendMessage,
+    SessionCancelled,
+    SetTimer,
     Span,
-    Start,
+    StartWork,
+    TimerFired,
     Verdict,
-    Wake,
-    Woke,
+    WorkFinished,
 )
 from serving.nodes.device import Device
-from serving.policy.slots.draft import Window
-from serving.policy.slots.importance_offload import ConfidenceImportance
-from serving.policy.slots.kv_cache import Reuse
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.importance_offload import SyneraOffload
+from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.prefill import Parts
+from serving.policy.slots.prefill import ChunkedPrefill
 
 MOMENTS = [i * 0.013 for i in range(30)]
 
 
-@pytest.mark.parametrize("at", MOMENTS)
-@pytest.mark.parametrize("action", ["fail", "local"])
+@pytest.instant.parametrize("at", MOMENTS)
+@pytest.instant.parametrize("action", ["fail", "local"])
 def test_no_moment_of_a_loss_leaves_a_user_waiting(at: float, action: str) -> None:
     """Also the moments at which no verdict is awaited: the loss is noticed when the next question is due."""
-    w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=Reuse()), devices=1, limit=30)  # type: ignore[arg-type]
+    w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=PrefixCaching()), devices=1, limit=30)  # type: ignore[arg-type]
     w.simulator.run(at)
-    w.simulator.post(at, "device-0", Lost("cloud"))
+    w.simulator.post(at, "device-0", PeerLost("cloud"))
     w.simulator.run()
     assert w.endings() == {"s0.0": "failed" if action == "fail" else "complete"}
 
 
-@pytest.mark.parametrize("at", MOMENTS)
+@pytest.instant.parametrize("at", MOMENTS)
 def test_a_short_loss_changes_no_token(at: float) -> None:
-    w = world(policy("sled", kv_cache=Reuse()), devices=1, limit=30)
+    w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, limit=30)
     w.simulator.run(at)
-    w.simulator.post(at, "device-0", Lost("cloud"))
-    w.simulator.post(at + 0.05, "device-0", Joined("cloud"))
+    w.simulator.post(at, "device-0", PeerLost("cloud"))
+    w.simulator.post(at + 0.05, "device-0", PeerRestored("cloud"))
     w.simulator.run()
     assert w.endings() == {"s0.0": "complete"}
     assert w.text("s0.0") == own_text(w.calls[0].prompt, 30)
@@ -61,17 +61,17 @@ def test_a_short_loss_changes_no_token(at: float) -> None:
 
 def test_a_session_that_begins_without_a_cloud_fails_where_it_must_not_go_on_alone() -> None:
     w = world(policy("sled", link_loss=LinkLoss("fail")), devices=1)
-    w.nodes["device-0"].handle(Lost("cloud"), 0.0)
+    w.nodes["device-0"].handle(PeerLost("cloud"), 0.0)
     assert w.run().endings() == {"s0.0": "failed"}
 
 
 def test_sent_drafts_are_the_drafters_own_continuation() -> None:
     """Verification hides a drafter that was fed wrongly: its text stays right and only its acceptance falls."""
-    w = world(policy("synera", prefill=Parts(5)), alpha=0.5, limit=60).run()
+    w = world(policy("synera", prefill=ChunkedPrefill(5)), alpha=0.5, limit=60).run()
     pair, seen = FakePair(alpha=0.5), {c.session: list(c.prompt) for c in w.calls}
     checked = 0
     for chunk in w.chunks():
-        prefix = prefix_of(w.text(chunk.session), seen[chunk.session], chunk.at)
+        prefix = prefix_of(w.text(chunk.session), seen[chunk.session], chunk.position)
         for token in chunk.tokens:
             assert token == pair.drafter_token(prefix)
             prefix = extend(prefix, token)
@@ -87,36 +87,40 @@ def prefix_of(text: tuple[int, ...], prompt: list[int], at: int) -> int:
 
 
 def test_nothing_is_sent_behind_the_tail_or_without_budget() -> None:
-    none = ConfidenceImportance(0.0, Thresholds(0.6, 0.7, (0.5,), (0.5,), {}))
+    none = SyneraOffload(0.0, Thresholds(0.6, 0.7, (0.5,), (0.5,), {}))
     w = world(policy("synera", offload=none), devices=1, limit=30).run()
-    assert not [s for s in w.log.commands(Send) if isinstance(s.message, Request)]
+    assert not [s for s in w.log.commands(SendMessage) if isinstance(s.message, Request)]
 
 
-@pytest.mark.parametrize("limit", [1, 3, 4, 5, 9])
+@pytest.instant.parametrize("limit", [1, 3, 4, 5, 9])
 def test_no_more_is_drafted_than_may_be_written(limit: int) -> None:
-    w = world(policy("sled", draft=Window(4)), alpha=1.0, devices=1, limit=limit).run()
-    caps = [s.work.stop.cap for s in w.log.commands(Start) if isinstance(s.work, Generate)]
+    w = world(policy("sled", draft=WindowDraft(4)), alpha=1.0, devices=1, limit=limit).run()
+    caps = [s.work.stop_rule.max_tokens for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork)]
     assert max(caps) == min(4, limit)
     assert len(w.text("s0.0")) == limit
 
 
 def test_the_prompt_travels_in_parts_and_the_question_whole() -> None:
-    w = world(policy("sled", prefill=Parts(5, "lazy"), kv_cache=Reuse()), devices=1, prompt=12).run()
-    asked = [s.message.rows for s in w.log.commands(Send) if isinstance(s.message, Request)]
-    assert [(r.start, r.n, r.check, r.rule) for r in asked[:3]] == [(0, 5, 0, ""), (5, 5, 0, ""), (10, 6, 4, "greedy")]
+    w = world(policy("sled", prefill=ChunkedPrefill(5, "lazy"), kv_cache=PrefixCaching()), devices=1, prompt=12).run()
+    asked = [s.message.slice for s in w.log.commands(SendMessage) if isinstance(s.message, Request)]
+    assert [(r.start, r.num_tokens, r.num_drafts, r.rule) for r in asked[:3]] == [
+        (0, 5, 0, ""),
+        (5, 5, 0, ""),
+        (10, 6, 4, "greedy"),
+    ]
 
 
 def test_bytes_are_a_header_and_four_a_token() -> None:
-    w = world(policy("sled", kv_cache=Reuse()), devices=1, prompt=12).run()
-    first, second = [s for s in w.log.commands(Send) if isinstance(s.message, Request)][:2]
+    w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, prompt=12).run()
+    first, second = [s for s in w.log.commands(SendMessage) if isinstance(s.message, Request)][:2]
     assert (first.nbytes, second.nbytes) == (16 + 4 * (12 + 4), 16 + 4 * (1 + 4))
 
 
-@pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
-@pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
+@pytest.instant.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
+@pytest.instant.parametrize("capacity_tokens", [float("inf"), 50])
 def test_an_impatient_device_is_answered_all_the_same(timeout_s: float, capacity_tokens: float) -> None:
     """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
-    w = world(policy("sled", kv_cache=Reuse()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
+    w = world(policy("sled", kv_cache=PrefixCaching()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
     w.simulator.run(60.0)
     assert set(w.endings().values()) == {"complete"}
     assert len(w.endings()) == 3
@@ -127,29 +131,29 @@ def waits(device: Device, times: int, now: float) -> list[float]:
     """How long a device with a question in flight waits, retry by retry, for an answer that never comes."""
     found = []
     for _ in range(times):
-        requester = device.current
+        requester = device.active_requester
         assert requester is not None
-        wake = next(c for c in device.handle(Woke(requester.timer), now) if isinstance(c, Wake))
-        found.append(wake.at - now)
-        now = wake.at
+        wake = next(c for c in device.handle(TimerFired(requester.timer), now) if isinstance(c, SetTimer))
+        found.append(wake.due_s - now)
+        now = wake.due_s
     return found
 
 
 def asking(timeout_s: float) -> tuple[Device, float]:
     p = policy("sled")
-    device = Device("d", p, p.placement.route(8, 8), {"cloud": ("cloud",)}, 0, timeout_s)
-    device.handle(Begin(Call("s", (1, 2, 3), 20)), 0.0)
-    out = device.handle(Finished(1, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 6)), 1.0)
-    return device, next(c.at for c in out if isinstance(c, Wake))
+    device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0, timeout_s)
+    device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 20)), 0.0)
+    out = device.handle(WorkFinished(1, DraftOutcome((1, 2, 3, 4), {}, ((),) * 4, False, 6)), 1.0)
+    return device, next(c.due_s for c in out if isinstance(c, SetTimer))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("timeout_s", "waited"),
     [(1.0, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]), (40.0, [60.0, 60.0]), (90.0, [90.0, 90.0])],
 )
 def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float, waited: list[float]) -> None:
     device, due = asking(timeout_s)
-    device.handle(Woke(device.current.timer), 0.5)  # type: ignore[union-attr]  # too early: waits on
+    device.handle(TimerFired(device.active_requester.timer), 0.5)  # type: ignore[union-attr]  # too early: waits on
     assert due == 1.0 + timeout_s
     assert waits(device, len(waited), due + timeout_s) == pytest.approx(waited)
 
@@ -157,92 +161,94 @@ def test_patience_doubles_with_every_vain_retry_up_to_a_minute(timeout_s: float,
 def test_an_answer_restores_patience() -> None:
     device, due = asking(1.0)
     assert waits(device, 3, due)[-1] == pytest.approx(8.0)
-    device.handle(Received(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 14.0)
-    job = device.numbers.last
-    out = device.handle(Finished(job, Drafted((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 14.5)
-    assert [c.at for c in out if isinstance(c, Wake)] == [15.5]
+    device.handle(MessageReceived(Reply("s", 3, 3, Verdict(4, 9), ("cloud",), 0)), 14.0)
+    job = device.ids.last
+    out = device.handle(WorkFinished(job, DraftOutcome((1, 2, 3, 4), {}, ((),) * 4, False, 11)), 14.5)
+    assert [c.due_s for c in out if isinstance(c, SetTimer)] == [15.5]
 
 
 def test_a_session_has_one_timer_under_way_however_often_it_asks() -> None:
-    w = world(policy("sled", kv_cache=Reuse()), devices=1, limit=60, timeout_s=30.0).run()
-    assert len([m for m in w.log.commands(Send) if isinstance(m.message, Request)]) > 10
-    assert len([c for n, _, _, said in w.log.entries for c in said if n == "device-0" and isinstance(c, Wake)]) == 1
+    w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, limit=60, timeout_s=30.0).run()
+    assert len([m for m in w.log.commands(SendMessage) if isinstance(m.message, Request)]) > 10
+    assert len([c for n, _, _, said in w.log.entries for c in said if n == "device-0" and isinstance(c, SetTimer)]) == 1
 
 
 def test_a_miss_of_a_later_round_than_ever_asked_is_answered_above_it() -> None:
     device, _ = asking(1.0)
-    out = device.handle(Received(Miss("s", 1024, "cloud")), 1.5)
-    assert [c.message.round for c in out if isinstance(c, Send) and isinstance(c.message, Request)] == [1025]
+    out = device.handle(MessageReceived(CacheMiss("s", 1024, "cloud")), 1.5)
+    assert [c.message.attempt for c in out if isinstance(c, SendMessage) and isinstance(c.message, Request)] == [1025]
 
 
 def test_while_nobody_can_be_asked_nothing_is_asked_in_vain() -> None:
     device, due = asking(1.0)
     waits(device, 2, due)  # the first vain attempts
-    device.handle(Lost("cloud"), 10.0)
-    out = device.handle(Joined("cloud"), 10_000.0)
-    assert any(isinstance(c, Send) and isinstance(c.message, Request) for c in out)
-    assert device.current is not None
-    assert device.current.state == "running"
+    device.handle(PeerLost("cloud"), 10.0)
+    out = device.handle(PeerRestored("cloud"), 10_000.0)
+    assert any(isinstance(c, SendMessage) and isinstance(c.message, Request) for c in out)
+    assert device.active_requester is not None
+    assert device.active_requester.state == "running"
 
 
 def test_an_ended_conversation_that_was_forgotten_stays_forgotten() -> None:
     p = policy("sled")
-    device = Device("d", p, p.placement.route(8, 8), {"cloud": ("cloud",)}, 0)
-    device.handle(Begin(Call("s", (1, 2, 3), 1, keep=True)), 0.0)
-    device.handle(Finished(1, Drafted((4,), {}, ((),), False, 3)), 0.0)
-    device.handle(Received(Reply("s", 0, 3, Verdict(0, 9), ("cloud",), 0)), 1.0)
-    assert list(device.parked) == ["s"]
-    assert Drop("s", None) in device.handle(Cancelled("s"), 2.0)
-    device.handle(Lost("cloud"), 3.0)
-    device.handle(Joined("cloud"), 4.0)
-    assert not device.parked
+    device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
+    device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 1, keep_cache=True)), 0.0)
+    device.handle(WorkFinished(1, DraftOutcome((4,), {}, ((),), False, 3)), 0.0)
+    device.handle(MessageReceived(Reply("s", 0, 3, Verdict(0, 9), ("cloud",), 0)), 1.0)
+    assert list(device.idle_sessions) == ["s"]
+    assert DropCache("s", None) in device.handle(SessionCancelled("s"), 2.0)
+    device.handle(PeerLost("cloud"), 3.0)
+    device.handle(PeerRestored("cloud"), 4.0)
+    assert not device.idle_sessions
 
 
 def test_what_is_left_of_a_promise_travels_with_the_question() -> None:
     """Eq. 6 of WISP: of the time for the expected tokens, drafting and the network have had theirs."""
-    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
-    call = Call("s", tuple(range(9)), 40, rate=8.0)
-    (start, *_), now = device.handle(Begin(call), 0.0), 0.1
-    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), now))
-    assert asked.value == 1 + 4 * 0.5  # before anything was judged, half of the drafts is expected to stand
+    device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
+    call = GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0)
+    (start, *_), now = device.handle(RequestArrived(call), 0.0), 0.1
+    (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), now))
+    assert asked.expected_tokens == 1 + 4 * 0.5  # before anything was judged, half of the drafts is expected to stand
     assert asked.slack_s == pytest.approx(3 / 8 - 0.1)
-    assert asked.rate == 8.0
+    assert asked.slo_tokens_per_s == 8.0
 
     # Answered after 0.3 s of which the cloud had 0.25: the network takes 0.05. All four stood.
-    reply = Reply("s", asked.round, 9, Verdict(4, 7), ("cloud",), 0, spent_s=0.25)
-    (start,) = [c for c in device.handle(Received(reply), 0.4) if isinstance(c, Start)]
-    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 17)), 0.5))
-    assert asked.value == 1 + 4 * 8 / 12
-    assert asked.slack_s == pytest.approx(asked.value / 8 - 0.1 - 0.05)
+    reply = Reply("s", asked.attempt, 9, Verdict(4, 7), ("cloud",), 0, path_latency_s=0.25)
+    (start,) = [c for c in device.handle(MessageReceived(reply), 0.4) if isinstance(c, StartWork)]
+    (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 17)), 0.5))
+    assert asked.expected_tokens == 1 + 4 * 8 / 12
+    assert asked.slack_s == pytest.approx(asked.expected_tokens / 8 - 0.1 - 0.05)
 
 
 def test_a_miss_does_not_start_the_promise_anew() -> None:
-    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
-    (start, *_) = device.handle(Begin(Call("s", tuple(range(9)), 40, rate=8.0)), 0.0)
-    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), 0.1))
-    (again,) = _requests(device.handle(Received(Miss("s", asked.round, "cloud")), 0.3))
+    device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
+    (start, *_) = device.handle(RequestArrived(GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0)), 0.0)
+    (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), 0.1))
+    (again,) = _requests(device.handle(MessageReceived(CacheMiss("s", asked.attempt, "cloud")), 0.3))
     assert again.slack_s == pytest.approx(asked.slack_s - 0.2)
 
 
 def test_the_first_token_has_a_promise_of_its_own() -> None:
-    device = Device("device-0", policy("sled", draft=Window(4)), HOPS, {}, 0)
-    (start, *_) = device.handle(Begin(Call("s", tuple(range(9)), 40, rate=8.0, ttft_s=2.0)), 0.0)
-    (asked,) = _requests(device.handle(Finished(_job(start), _drafted(4, 12)), 0.1))
+    device = Device("device-0", policy("sled", draft=WindowDraft(4)), HOPS, {}, 0)
+    (start, *_) = device.handle(
+        RequestArrived(GenerationRequest("s", tuple(range(9)), 40, slo_tokens_per_s=8.0, slo_ttft_s=2.0)), 0.0
+    )
+    (asked,) = _requests(device.handle(WorkFinished(_job(start), _drafted(4, 12)), 0.1))
     assert asked.slack_s == pytest.approx(1.9)
 
 
-HOPS = (Hop("cloud", Span(0, 4, embed=True, head=True)),)
+HOPS = (Hop("cloud", Span(0, 4, embedding=True, lm_head=True)),)
 
 
 def _job(command: object) -> int:
-    assert isinstance(command, Start)
+    assert isinstance(command, StartWork)
     return command.job
 
 
-def _drafted(n: int, cached: int) -> Drafted:
-    return Drafted(tuple(range(n)), {}, ((1, 2, 3),) * n, False, cached)
+def _drafted(n: int, cached: int) -> DraftOutcome:
+    return DraftOutcome(tuple(range(n)), {}, ((1, 2, 3),) * n, False, cached)
 
 
 def _requests(commands: object) -> list[Request]:
     assert isinstance(commands, list)
-    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, Request)]
+    return [c.message for c in commands if isinstance(c, SendMessage) and isinstance(c.message, Request)]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 from serving.core.session import Branch, Session
-from serving.messages import Blob, Call, Drafted, Guess, Verdict
+from serving.messages import DraftOutcome, GenerationRequest, LookaheadOutcome, TensorRef, Verdict
 
 PROMPT = (1, 2, 3)
 DRAFT = (10, 11, 12, 13)
@@ -14,24 +14,24 @@ END = 99
 
 
 def session(limit: int = 20, ends: tuple[int, ...] = (END,)) -> Session:
-    return Session(Call("s", PROMPT, limit, ends), seed=0)
+    return Session(GenerationRequest("s", PROMPT, limit, ends), seed=0)
 
 
 def drafted(s: Session, tokens: tuple[int, ...] = DRAFT, stopped: bool = False) -> Session:
     tops = tuple((t, t + 100, t + 200) for t in tokens)
-    odds = tuple(Blob(f"odds {t}", 8) for t in tokens)
-    s.drafted(
-        Drafted(
+    odds = tuple(TensorRef(f"odds {t}", 8) for t in tokens)
+    s.add_draft(
+        DraftOutcome(
             tokens, {"confidence": tuple(0.5 for _ in tokens)}, tops, stopped, len(s.tokens) + len(tokens) - 1, odds
         )
     )
-    s.kv = len(s.tokens) + len(tokens) - 1
+    s.draft_cached_len = len(s.tokens) + len(tokens) - 1
     return s
 
 
 def asked(tokens: tuple[int, ...] = DRAFT, limit: int = 20, send: bool = True) -> Session:
     s = drafted(session(limit), tokens)
-    s.ask(send, "greedy")
+    s.start_verification(send, "greedy")
     return s
 
 
@@ -40,28 +40,28 @@ def asked(tokens: tuple[int, ...] = DRAFT, limit: int = 20, send: bool = True) -
 
 def test_a_question_carries_what_the_route_lacks_and_then_the_drafts() -> None:
     s = drafted(session())
-    s.peer = 2
-    rows = s.ask(True, "greedy")
-    assert (rows.start, rows.n, rows.tokens, rows.check, rows.rule) == (2, 5, (3, *DRAFT), 4, "greedy")
-    assert [blob.id for blob in rows.odds] == [f"odds {t}" for t in DRAFT]
-    assert s.flight == DRAFT
+    s.target_cached_len = 2
+    rows = s.start_verification(True, "greedy")
+    assert (rows.start, rows.num_tokens, rows.tokens, rows.num_drafts, rows.rule) == (2, 5, (3, *DRAFT), 4, "greedy")
+    assert [blob.id for blob in rows.draft_probs] == [f"odds {t}" for t in DRAFT]
+    assert s.in_flight_drafts == DRAFT
 
 
 def test_drafts_that_stay_at_home_are_no_part_of_the_question() -> None:
     s = drafted(session())
-    rows = s.ask(False, "greedy")
-    assert (rows.tokens, rows.check, rows.odds) == (PROMPT, 0, ())
-    assert s.flight == ()
+    rows = s.start_verification(False, "greedy")
+    assert (rows.tokens, rows.num_drafts, rows.draft_probs) == (PROMPT, 0, ())
+    assert s.in_flight_drafts == ()
     assert s.draft == list(DRAFT)
 
 
 def test_a_new_attempt_sends_everything() -> None:
     s = asked()
-    s.settle(Verdict(4, 14))
+    s.apply_verdict(Verdict(4, 14))
     s.path = ("cloud",)
-    s.forget_route()
-    rows = s.ask(True, "greedy")
-    assert (s.round, s.path, rows.start, rows.tokens) == (1, (), 0, (*PROMPT, *DRAFT, 14))
+    s.invalidate_path()
+    rows = s.start_verification(True, "greedy")
+    assert (s.attempt, s.path, rows.start, rows.tokens) == (1, (), 0, (*PROMPT, *DRAFT, 14))
 
 
 # What a verdict agrees on.
@@ -75,48 +75,48 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("case", TABLE)
+@pytest.instant.parametrize("case", TABLE)
 def test_what_a_verdict_agrees_on(case: str) -> None:
     accepted, token, new, origins, kv, peer = TABLE[case]
     s = asked()
-    assert s.settle(Verdict(accepted, token)) == (new, origins)
+    assert s.apply_verdict(Verdict(accepted, token)) == (new, origins)
     assert s.tokens == [*PROMPT, *new]
-    assert (s.kv, s.peer, s.flight, s.draft, s.scores) == (kv, peer, None, [], {})
+    assert (s.draft_cached_len, s.target_cached_len, s.in_flight_drafts, s.draft, s.scores) == (kv, peer, None, [], {})
 
 
 def test_the_drafters_cache_never_reaches_beyond_what_is_agreed() -> None:
     """After a bonus the last draft was never fed: the cache ends before it, whatever the verdict says."""
     s = asked()
-    s.settle(Verdict(4, 14))
-    assert s.kv == len(PROMPT) + len(DRAFT) - 1
+    s.apply_verdict(Verdict(4, 14))
+    assert s.draft_cached_len == len(PROMPT) + len(DRAFT) - 1
 
 
 def test_a_question_without_drafts_is_answered_by_the_cloud_alone() -> None:
     s = session()
-    s.ask(True, "greedy")
-    assert s.settle(Verdict(0, 7)) == ((7,), ("cloud",))
+    s.start_verification(True, "greedy")
+    assert s.apply_verdict(Verdict(0, 7)) == ((7,), ("cloud",))
 
 
 def test_where_drafts_stay_at_home_the_target_writes_the_token() -> None:
     s = asked(send=False)
-    assert s.settle(Verdict(0, 7)) == ((7,), ("cloud",))
-    assert (s.draft, s.kv) == ([], 3)
+    assert s.apply_verdict(Verdict(0, 7)) == ((7,), ("cloud",))
+    assert (s.draft, s.draft_cached_len) == ([], 3)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("limit", "accepted", "new"),
     [(4, 4, DRAFT), (5, 4, (*DRAFT, 50)), (1, 0, (50,)), (2, 4, DRAFT[:2]), (3, 2, (10, 11, 50))],
 )
 def test_the_limit_cuts_what_is_agreed(limit: int, accepted: int, new: tuple[int, ...]) -> None:
     s = asked(limit=limit)
-    tokens, origins = s.settle(Verdict(accepted, 50))
+    tokens, origins = s.apply_verdict(Verdict(accepted, 50))
     assert tokens == new
     assert len(origins) == len(new)
-    assert s.ended is (len(new) == limit)
-    assert s.kv <= len(s.tokens)
+    assert s.is_complete is (len(new) == limit)
+    assert s.draft_cached_len <= len(s.tokens)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("draft", "accepted", "token", "new"),
     [
         ((10, END), 2, 50, (10, END)),
@@ -129,41 +129,41 @@ def test_nothing_is_agreed_behind_an_end_token(
     draft: tuple[int, ...], accepted: int, token: int, new: tuple[int, ...]
 ) -> None:
     s = asked(draft)
-    assert s.settle(Verdict(accepted, token))[0] == new
-    assert s.ended is (new[-1] == END)
+    assert s.apply_verdict(Verdict(accepted, token))[0] == new
+    assert s.is_complete is (new[-1] == END)
 
 
 def test_an_end_token_in_the_prompt_ends_nothing() -> None:
-    assert not Session(Call("s", (1, END), 5, (END,)), 0).ended
+    assert not Session(GenerationRequest("s", (1, END), 5, (END,)), 0).is_complete
 
 
 def test_surviving_drafts_of_a_tree_are_taken_in_path_order() -> None:
     s = asked()
-    new, origins = s.settle(Verdict(2, 50, keep=(1, 3), proposal=((60, 61), (-1, 0))))
+    new, origins = s.apply_verdict(Verdict(2, 50, kept_tree_nodes=(1, 3), next_tree=((60, 61), (-1, 0))))
     assert new == (11, 13, 50)
     assert origins == ("accepted", "accepted", "corrected")
-    assert (s.keep, s.draft, s.parents) == ((1, 3), [60, 61], (-1, 0))
+    assert (s.kept_tree_nodes, s.draft, s.draft_parents) == ((1, 3), [60, 61], (-1, 0))
 
 
 # A draft that nobody checks.
 
 
-@pytest.mark.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
+@pytest.instant.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
 def test_a_draft_stands_and_says_who_wrote_it(offline: bool, origin: str) -> None:
     s = drafted(session())
     s.offline = offline
-    assert s.stand() == (DRAFT, (origin,) * 4)
-    assert (s.draft, s.kv, s.peer) == ([], 6, 0)
+    assert s.accept_locally() == (DRAFT, (origin,) * 4)
+    assert (s.draft, s.draft_cached_len, s.target_cached_len) == ([], 6, 0)
 
 
 def test_a_draft_that_stands_ends_at_the_limit_or_an_end_token() -> None:
-    assert drafted(session(limit=2)).stand()[0] == DRAFT[:2]
-    assert drafted(session(), (10, END, 12)).stand()[0] == (10, END)
+    assert drafted(session(limit=2)).accept_locally()[0] == DRAFT[:2]
+    assert drafted(session(), (10, END, 12)).accept_locally()[0] == (10, END)
 
 
-@pytest.mark.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
+@pytest.instant.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
 def test_nothing_is_drafted_behind_an_end_token(draft: tuple[int, ...], ended: bool) -> None:
-    assert drafted(session(), draft).draft_ended is ended
+    assert drafted(session(), draft).draft_hit_stop_token is ended
 
 
 # What was drafted ahead.
@@ -174,7 +174,7 @@ def ahead(s: Session, *guesses: tuple[int, int | None]) -> None:
         s.branches.append(Branch(accepted, token, [70 + i, 80 + i], {"confidence": [0.4, 0.3]}, [(70 + i,), (80 + i,)]))
 
 
-ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], Guess]] = {
+ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], LookaheadOutcome]] = {
     "position and token match": ([(2, 50)], Verdict(2, 50), [70, 80], "hit"),
     "position alone is not enough": ([(2, 51)], Verdict(2, 50), [], "position"),
     "token alone is not enough": ([(1, 50)], Verdict(2, 50), [], "missed"),
@@ -185,31 +185,31 @@ ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], Guess
 }
 
 
-@pytest.mark.parametrize("case", ADOPTED)
+@pytest.instant.parametrize("case", ADOPTED)
 def test_what_was_drafted_ahead_survives_only_behind_what_the_target_wrote(case: str) -> None:
     guesses, verdict, draft, guess = ADOPTED[case]
     s = asked()
     ahead(s, *guesses)
-    assert s.foreseen(verdict) == guess
-    s.settle(verdict)
+    assert s.lookahead_outcome(verdict) == guess
+    s.apply_verdict(verdict)
     assert s.draft == draft
     assert s.branches == []
     if draft:  # the next guess reads them
         assert s.scores == {"confidence": [0.4, 0.3]}
-        assert len(s.tops) == 2
+        assert len(s.top_candidates) == 2
 
 
 def test_an_adopted_draft_is_not_in_the_drafters_cache() -> None:
     s = asked()
     ahead(s, (2, 50))
-    s.settle(Verdict(2, 50))
-    assert s.kv == 5 < len(s.tokens)
+    s.apply_verdict(Verdict(2, 50))
+    assert s.draft_cached_len == 5 < len(s.tokens)
 
 
 def test_a_new_question_forgets_the_guesses_of_the_last_one() -> None:
     s = asked()
     ahead(s, (2, 50))
-    s.ask(True, "greedy")
+    s.start_verification(True, "greedy")
     assert s.branches == []
 
 
@@ -218,19 +218,19 @@ def test_a_new_question_forgets_the_guesses_of_the_last_one() -> None:
 
 def test_luck_depends_on_seed_session_position_and_purpose_only() -> None:
     a, b = session(), session(limit=3)
-    assert a.luck("draft") == b.luck("draft") == luck(key(0, "s"), 3, "draft")
+    assert a.uniform("draft") == b.uniform("draft") == uniform(key(0, "s"), 3, "draft")
     others: list[Any] = [
-        Session(Call("t", PROMPT, 20), 0),
-        Session(Call("s", PROMPT, 20), 1),
-        Session(Call("s", (1,), 20), 0),
+        Session(GenerationRequest("t", PROMPT, 20), 0),
+        Session(GenerationRequest("s", PROMPT, 20), 1),
+        Session(GenerationRequest("s", (1,), 20), 0),
     ]
-    draws = {a.luck("draft"), a.luck("accept"), *(s.luck("draft") for s in others)}
+    draws = {a.uniform("draft"), a.uniform("accept"), *(s.uniform("draft") for s in others)}
     assert len(draws) == 5
 
 
 def test_luck_is_a_number_that_other_processes_draw_too() -> None:
-    assert (key(0, "r00000"), luck(key(0, "r00000"), 3, "accept")) == (16603851439083592244, 0.0055091020158380966)
-    draws = [luck(key(7, f"r{i}"), j, "accept") for i in range(40) for j in range(50)]
+    assert (key(0, "r00000"), uniform(key(0, "r00000"), 3, "accept")) == (16603851439083592244, 0.0055091020158380966)
+    draws = [uniform(key(7, f"r{i}"), j, "accept") for i in range(40) for j in range(50)]
     assert min(draws) >= 0
     assert max(draws) < 1
     assert sum(draws) / len(draws) == pytest.approx(0.5, abs=0.02)

@@ -20,32 +20,32 @@ from fake_tiers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.deployment.topology import Cast
+from serving.deployment.topology import Topology
 from serving.messages import (
-    Backlog,
-    Blob,
-    Deliver,
-    Drop,
-    Finished,
-    Forward,
-    Joined,
-    Lost,
-    Miss,
-    Received,
+    CacheMiss,
+    DropCache,
+    EmitTokens,
+    ForwardWork,
+    LoadReport,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
     Release,
     Reply,
     Request,
-    Result,
-    Rows,
-    Sampling,
-    Send,
-    Start,
-    Woke,
+    SamplingParams,
+    SendMessage,
+    SequenceSlice,
+    SliceOutcome,
+    StartWork,
+    TensorRef,
+    TimerFired,
+    WorkFinished,
 )
 from serving.nodes.worker import Worker
-from serving.policy.slots.dispatch import EarliestFinish, HypSched, Random, RoundRobin
-from serving.policy.slots.prefill import Parts, Whole
-from serving.policy.slots.scheduler import Continuous, Fifo, UpwardRank
+from serving.policy.slots.dispatch import EarliestFinish, HypSched, RandomDispatch, RoundRobin
+from serving.policy.slots.prefill import ChunkedPrefill, WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch, Fifo, UpwardRank
 
 BEDS = {"two": (2, 2), "three": (2, 3, 2), "four": (2, 2, 2, 2), "one node each": (1, 1, 1)}
 NAMES = ("hyperion", "sled", "hat")
@@ -58,10 +58,10 @@ def forwards(play: Play, node: str, session: str) -> list[tuple[float, float, An
     for name, event, now, said in play.log.entries:
         if name != node:
             continue
-        if isinstance(event, Finished) and event.job in begun:
+        if isinstance(event, WorkFinished) and event.job in begun:
             since, work = begun.pop(event.job)
             found += [(since, now, rows) for rows in work.rows if rows.session == session]
-        begun |= {c.job: (now, c.work) for c in said if isinstance(c, Start) and isinstance(c.work, Forward)}
+        begun |= {c.job: (now, c.work) for c in said if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)}
     return found
 
 
@@ -70,7 +70,7 @@ def heard(play: Play, kind: type) -> list[tuple[str, float, Any]]:
     return [
         (node, now, event.message)
         for node, event, now, _ in play.log.entries
-        if isinstance(event, Received) and isinstance(event.message, kind)
+        if isinstance(event, MessageReceived) and isinstance(event.message, kind)
     ]
 
 
@@ -82,9 +82,9 @@ def of(play: Play, session: str) -> list[str]:
 # The text.
 
 
-@pytest.mark.parametrize("every_s", [None, 0.05])
-@pytest.mark.parametrize("bed", BEDS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("every_s", [None, 0.05])
+@pytest.instant.parametrize("bed", BEDS)
+@pytest.instant.parametrize("name", NAMES)
 def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | None) -> None:
     """Several requests at once, each node with caches of its own, of which a hole would be an error."""
     play = Play(over(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
@@ -92,10 +92,10 @@ def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | No
     nothing_left(play)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("name", NAMES)
 def test_sampled_text_is_the_unsplit_models(name: str) -> None:
     """The fake target's luck is in its prefix; what drafts were drawn from reaches the head's node with them."""
-    play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=Sampling(0.8, 0, 1.0, 3))).run()
+    play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=SamplingParams(0.8, 0, 1.0, 3))).run()
     is_answered(play)
     nothing_left(play)
 
@@ -104,18 +104,20 @@ def test_every_node_runs_its_own_tiers_layers_and_the_work_is_dealt() -> None:
     made = over(tiers(2, 3, 2))
     play = Play(made, queries(9, every_s=0.01)).run()
     spans = {hop.node: hop.span for hop in play.cast.hops}
-    assert [(span.first, span.last) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
+    assert [(span.start_layer, span.end_layer) for span in spans.values()] == [(0, 3), (3, 6), (6, 8)]
     ran = {(node, c.work.span) for node, _, _, said in play.log.entries for c in said
-           if isinstance(c, Start) and isinstance(c.work, Forward)}  # fmt: skip
+           if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)}  # fmt: skip
     assert ran == {(node, spans[tier]) for node, tier in play.cast.tier_of.items()}
 
 
-@pytest.mark.parametrize("scheduler", [Fifo(), Fifo(3), UpwardRank(), Continuous(), Continuous(4, 8)], ids=repr)
-@pytest.mark.parametrize("dispatch", [HypSched(), EarliestFinish(), Random(4), RoundRobin()], ids=repr)
-@pytest.mark.parametrize("name", ["hyperion", "sled"])
+@pytest.instant.parametrize(
+    "scheduler", [Fifo(), Fifo(3), UpwardRank(), ContinuousBatch(), ContinuousBatch(4, 8)], ids=repr
+)
+@pytest.instant.parametrize("dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin()], ids=repr)
+@pytest.instant.parametrize("name", ["hyperion", "sled"])
 def test_any_scheduler_and_dispatch_serve(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
-    override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": Parts(5, "first")}
+    override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": ChunkedPrefill(5, "first")}
     made = over(tiers(2, 2), name, override=override)
     play = Play(made, queries(5, every_s=0.02, prompt=16), {"nx-0": [(0.9, 1.1)]}).run()
     is_answered(play)
@@ -127,7 +129,7 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
     play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=3)).run()
     row, header = 2 * 4096, 16
     said = [(node, c.to, c.nbytes) for node, _, _, commands in play.log.entries for c in commands
-            if isinstance(c, Send) and isinstance(c.message, Request | Reply)]  # fmt: skip
+            if isinstance(c, SendMessage) and isinstance(c.message, Request | Reply)]  # fmt: skip
     turn = [("nano-0", "nx-0", header + row), ("nx-0", "agx-0", header + row), ("agx-0", "device-0", header + 4),
             ("agx-0", "nano-0", header + 4)]  # fmt: skip
     first = [("nano-0", "nx-0", header + 12 * row), ("nx-0", "agx-0", header + 12 * row)]
@@ -139,12 +141,12 @@ def test_what_crosses_takes_the_links_time() -> None:
     asked = [(node, now, m) for node, now, m in heard(play, Request) if m.rows.n == 12]
     left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
     for (_, now, m), leaves_s in zip(asked[1:], left, strict=True):
-        assert now - leaves_s == pytest.approx(NETWORK.seconds(16 + m.rows.nbytes, "up"))
+        assert now - leaves_s == pytest.approx(NETWORK.mean_transfer_s(16 + m.rows.nbytes, "up"))
     ((_, back_s, _),) = [each for each in heard(play, Request) if each[0] == "nano-0" and each[2].rows.start]
     begun_s = forwards(play, "agx-0", "s0")[0][1]
-    assert back_s - begun_s == pytest.approx(2 * NETWORK.seconds(20, "down"))
+    assert back_s - begun_s == pytest.approx(2 * NETWORK.mean_transfer_s(20, "down"))
     reply_s = heard(play, Reply)[0][1]
-    assert reply_s - begun_s == pytest.approx(3 * NETWORK.seconds(20, "down"))
+    assert reply_s - begun_s == pytest.approx(3 * NETWORK.mean_transfer_s(20, "down"))
 
 
 # A node fails.
@@ -167,23 +169,23 @@ def moment(calm: Play, node: str, session: str, stage: str) -> float:
     return (begins_s + ends_s) / 2
 
 
-@pytest.mark.parametrize("long_s", [0.01, 0.4])
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("long_s", [0.01, 0.4])
+@pytest.instant.parametrize("stage", STAGES)
+@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.instant.parametrize("name", NAMES)
 def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage: str, long_s: float) -> None:
     """Nobody notices within 50 ms: the shorter outage is seen when the node is back, without its caches."""
     calm = undisturbed(name)
     (node,) = [node for node in of(calm, "s0") if node.startswith(tier)]
     at = moment(calm, node, "s0", stage)
     play = Play(calm.cast.setup, calm.asked, {node: [(at, at + long_s)]}).run(at - 1e-6)
-    assert "s0" in {session for session, _ in play.workers[node].ledger.lengths}
+    assert "s0" in {session for session, _ in play.workers[node].kv_accounting.cached_lens}
     before = play.workers[node]
     play.run()
     assert play.workers[node] is not before
     is_answered(play)
     nothing_left(play)
-    told = {(who, round(now - at, 6)) for who, event, now, _ in play.log.entries if event == Lost(node)}
+    told = {(who, round(now - at, 6)) for who, event, now, _ in play.log.entries if event == PeerLost(node)}
     others = {n for n in play.cast.workers if not n.startswith(tier)}
     assert told == {(who, min(0.05, long_s)) for who in (*play.cast.devices, *others)}
 
@@ -208,19 +210,19 @@ def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> Non
     at = moment(calm, of(calm, "s0")[1], "s0", "decode")
     play = Play(made, asked, {of(calm, "s0")[1]: [(at, at + 0.3)]}).run()
     for query in asked:
-        homes = [node for node in of(play, query.call.session) if node.startswith("nano")]
-        assert homes == [node for node in of(calm, query.call.session) if node.startswith("nano")]
+        homes = [node for node in of(play, query.request.session) if node.startswith("nano")]
+        assert homes == [node for node in of(calm, query.request.session) if node.startswith("nano")]
 
 
-@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.instant.parametrize("name", NAMES)
 def test_a_whole_tier_is_gone_and_waited_for(name: str, tier: str) -> None:
     made, asked = over(tiers(2, 2, 2), name), queries(5, every_s=0.1)
     down_s, up_s = 0.6, 9.6
     play = Play(made, asked, {node: [(down_s, up_s)] for node in (f"{tier}-0", f"{tier}-1")}).run()
     is_answered(play)
     nothing_left(play)
-    seen = [now for node, _, now, said in play.log.entries for c in said if isinstance(c, Deliver) and c.tokens]
+    seen = [now for node, _, now, said in play.log.entries for c in said if isinstance(c, EmitTokens) and c.tokens]
     assert any(now < down_s for now in seen)
     assert not any(down_s + 3.0 < now < up_s for now in seen)
     assert any(now > up_s for now in seen)
@@ -237,10 +239,10 @@ def test_where_no_node_of_the_next_tier_lives_the_device_hears_of_it_once_one_do
     at = ends_s - 0.051  # noticed while the first tier computes
     play = Play(made, asked, {"nx-0": [(at, at + 5.0)]}).run()
     assert begins_s < at
-    missed = [(node, now, m.node) for node, now, m in heard(play, Miss)]
+    missed = [(node, now, m.node) for node, now, m in heard(play, CacheMiss)]
     assert [(node, by) for node, _, by in missed] == [("device-0", "nano-0")]
     assert missed[0][1] >= at + 5.0
-    assert {c.to for c in play.log.commands(Send)} <= {*play.workers, *play.devices}
+    assert {c.to for c in play.log.commands(SendMessage)} <= {*play.workers, *play.devices}
     is_answered(play)
     nothing_left(play)
 
@@ -252,11 +254,11 @@ def test_nodes_behind_one_that_is_lost_forget_what_came_by_way_of_it() -> None:
     _, middle, last = of(calm, "s0")
     at = moment(calm, middle, "s0", "decode")  # so that the last one is idle
     play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.049)
-    assert play.workers[last].ledger.lengths
-    assert len(play.workers[last].commitments) == 1
+    assert play.workers[last].kv_accounting.cached_lens
+    assert len(play.workers[last].reservations) == 1
     play.run(at + 0.0501)
-    assert not play.workers[last].ledger.lengths
-    assert not len(play.workers[last].commitments)
+    assert not play.workers[last].kv_accounting.cached_lens
+    assert not len(play.workers[last].reservations)
     assert not play.pair_of(last).caches
     play.run()
     is_answered(play)
@@ -269,16 +271,19 @@ def test_who_chooses_hears_at_once_what_a_loss_has_freed() -> None:
     at = moment(calm, middle, "s0", "decode")
     play = Play(made, asked, {middle: [(at, at + 50.0)]}).run(at + 0.06)
     (other,) = {"nx-0", "nx-1"} - {middle}
-    told = [m for node, now, m in heard(play, Backlog) if node == other and m.node == last and now > at]
+    told = [m for node, now, m in heard(play, LoadReport) if node == other and m.node == last and now > at]
     assert told[0].queued_s == 0.0
-    assert told[0].free == play.workers[last].ledger.capacity
+    assert told[0].free == play.workers[last].kv_accounting.capacity_tokens
 
 
-IN_PARTS: dict[str, dict[str, Any]] = {"sent": {"prefill": Parts(5, "first")}, "run": {"scheduler": Continuous(64, 8)}}
+IN_PARTS: dict[str, dict[str, Any]] = {
+    "sent": {"prefill": ChunkedPrefill(5, "first")},
+    "run": {"scheduler": ContinuousBatch(64, 8)},
+}
 
 
-@pytest.mark.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
-@pytest.mark.parametrize("name", ["hyperion", "sled"])
+@pytest.instant.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
+@pytest.instant.parametrize("name", ["hyperion", "sled"])
 def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
     """All of its parts do: once the second followed the path that was."""
     made, asked = over(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
@@ -286,11 +291,11 @@ def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: di
     _, doomed = of(calm, "s0")
     play = Play(made, asked, {doomed: [(calm.stage.now / 2, 4000.0)]}).run(calm.stage.now + 20)
     is_answered(play)
-    assert len(heard(play, Miss)) <= 2
+    assert len(heard(play, CacheMiss)) <= 2
 
 
-@pytest.mark.parametrize("limit", [1, 12])
-@pytest.mark.parametrize("name", ["hyperion", "sled"])
+@pytest.instant.parametrize("limit", [1, 12])
+@pytest.instant.parametrize("name", ["hyperion", "sled"])
 def test_an_answer_that_was_lost_with_its_stream_is_asked_for_again(name: str, limit: int) -> None:
     """No node fails, and before its first answer the device does not know by way of whom that comes."""
     made, asked = over(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
@@ -309,34 +314,38 @@ def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
     """What is sent between two parties in that time is lost, and both know."""
     stage, send = play.stage, play.stage._send
 
-    def lossy(name: str, message: Send) -> None:
+    def lossy(name: str, message: SendMessage) -> None:
         if {name, message.to} != ends or not down_s <= stage.now < up_s:
             send(name, message)
 
-    stage._obey[Send] = lossy
+    stage._command_handlers[SendMessage] = lossy
     a, b = ends
     for here, there in ((a, b), (b, a)):
-        stage.post(down_s, here, Lost(there))
-        stage.post(up_s, here, Joined(there))
+        stage.post(down_s, here, PeerLost(there))
+        stage.post(up_s, here, PeerRestored(there))
 
 
-@pytest.mark.parametrize("name", ["hyperion", "hat"])
+@pytest.instant.parametrize("name", ["hyperion", "hat"])
 def test_caches_wait_for_a_device_that_is_lost_and_then_nothing_of_it_is_remembered(name: str) -> None:
     """Also where its path begins on itself. When it is back it may count its rounds from 0."""
-    cast = Cast(over(tiers(1, 1), name, devices=1), LAYERS)
-    worker, hop = cast.node("nano-0"), [hop.node for hop in cast.hops].index("nano")
+    cast = Topology(over(tiers(1, 1), name, devices=1), LAYERS)
+    worker, hop = cast.create_node("nano-0"), [hop.node for hop in cast.hops].index("nano")
     assert isinstance(worker, Worker)
-    rows = Rows("s", 0, 12, () if hop else tuple(range(12)), 0, "greedy", blob=Blob("b", 100) if hop else None)
+    rows = SequenceSlice(
+        "s", 0, 12, () if hop else tuple(range(12)), 0, "greedy", hidden_states=TensorRef("b", 100) if hop else None
+    )
     asked = Request(7, rows, cast.hops, hop, ("device-0", "nano-0")[1 - hop :], "device-0")
-    worker.handle(Received(asked), 0.0)
-    worker.handle(Woke(worker.timer), 0.0)
-    worker.handle(Finished(worker.job, (Result(None, Blob("c", 10)),)), 1.0)
-    assert not any(isinstance(command, Drop) for command in worker.handle(Lost("device-0"), 2.0))
-    (timer,) = worker.tenancy.leases
-    assert [command.session for command in worker.handle(Woke(timer), 40.0) if isinstance(command, Drop)] == ["s"]
-    assert not worker.tenancy.newest
-    assert not worker.tenancy.since
-    worker.handle(Received(replace(asked, round=0)), 50.0)
+    worker.handle(MessageReceived(asked), 0.0)
+    worker.handle(TimerFired(worker.timer), 0.0)
+    worker.handle(WorkFinished(worker.job, (SliceOutcome(None, TensorRef("c", 10)),)), 1.0)
+    assert not any(isinstance(command, DropCache) for command in worker.handle(PeerLost("device-0"), 2.0))
+    (timer,) = worker.session_registry.leases
+    assert [
+        command.session for command in worker.handle(TimerFired(timer), 40.0) if isinstance(command, DropCache)
+    ] == ["s"]
+    assert not worker.session_registry.newest_attempt
+    assert not worker.session_registry.first_seen_s
+    worker.handle(MessageReceived(replace(asked, attempt=0)), 50.0)
     assert worker.queue
 
 
@@ -360,7 +369,7 @@ def test_a_session_that_lost_its_way_is_released_everywhere() -> None:
 def test_fresh_nodes_say_the_same() -> None:
     made, asked = over(tiers(2, 2, 2)), queries(4, every_s=0.05)
     play = Play(made, asked).run()
-    fresh = {name: play.cast.node(name) for name in (*play.cast.workers, *play.cast.devices)}
+    fresh = {name: play.cast.create_node(name) for name in (*play.cast.workers, *play.cast.devices)}
     assert all(tuple(fresh[node].handle(event, now)) == said for node, event, now, said in play.log.entries)
 
 
@@ -381,9 +390,15 @@ def test_whatever_fails_whenever_nothing_is_lost_and_nothing_is_left(data: st.Da
     name = data.draw(st.sampled_from(("hyperion", "hyperion", "sled", "hat")), "policy")
     bed = data.draw(st.sampled_from(((1, 1), (2, 2), (1, 2, 1), (2, 3, 2), (2, 2, 2, 2))), "nodes")
     override = {
-        "dispatch": data.draw(st.sampled_from((HypSched(), EarliestFinish(), Random(3), RoundRobin())), "dispatch"),
-        "scheduler": data.draw(st.sampled_from((Fifo(), UpwardRank(2), Continuous(), Continuous(4, 8))), "scheduler"),
-        "prefill": data.draw(st.sampled_from((Whole(), Parts(5, "first"), Parts(5, "ahead"))), "prefill"),
+        "dispatch": data.draw(
+            st.sampled_from((HypSched(), EarliestFinish(), RandomDispatch(3), RoundRobin())), "dispatch"
+        ),
+        "scheduler": data.draw(
+            st.sampled_from((Fifo(), UpwardRank(2), ContinuousBatch(), ContinuousBatch(4, 8))), "scheduler"
+        ),
+        "prefill": data.draw(
+            st.sampled_from((WholePrefill(), ChunkedPrefill(5, "first"), ChunkedPrefill(5, "ahead"))), "prefill"
+        ),
     }
     made = over(tiers(*bed, detect_ms=data.draw(st.sampled_from((0.0, 50.0, 1000.0)), "detect")), name,
                 override=override)  # fmt: skip

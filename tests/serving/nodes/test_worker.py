@@ -7,63 +7,65 @@ from fake_world import LAYERS, policy
 
 from serving.messages import (
     INF,
-    Drop,
-    Failed,
-    Finished,
-    Forward,
+    CacheMiss,
+    DropCache,
+    ForwardWork,
     Hop,
-    Joined,
-    Lost,
-    Miss,
-    Received,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
     Release,
     Reply,
     Request,
-    Result,
-    Rows,
-    Send,
+    SendMessage,
+    SequenceSlice,
+    SetTimer,
+    SliceOutcome,
     Span,
-    Start,
+    StartWork,
+    TimerFired,
     Verdict,
-    Wake,
-    Woke,
+    WorkFailed,
+    WorkFinished,
 )
 from serving.nodes.worker import Worker
-from serving.policy.slots.kv_cache import NoReuse, Reuse
-from serving.policy.slots.scheduler import Continuous, StaticBatch
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
+from serving.policy.slots.scheduler import ContinuousBatch, StaticBatch
 
-ROUTE = (Hop("cloud", Span(0, LAYERS, embed=True, head=True)),)
+ROUTE = (Hop("cloud", Span(0, LAYERS, embedding=True, lm_head=True)),)
 
 
 def worker(capacity: float = INF, **override: Any) -> Worker:
-    slots = {"scheduler": Continuous(), "kv_cache": Reuse(block_tokens=1)} | override
+    slots = {"scheduler": ContinuousBatch(), "kv_cache": PrefixCaching(block_tokens=1)} | override
     return Worker("cloud", policy("sled", **slots), capacity_tokens=capacity)
 
 
-def ask(session: str = "a", start: int = 0, n: int = 10, check: int = 0, round_: int = 0, budget: int = 1) -> Received:
-    rows = Rows(session, start, n, tuple(range(start, start + n)), check, "greedy")
-    return Received(Request(round_, rows, ROUTE, 0, ("cloud",), f"device of {session}", budget))
+def ask(
+    session: str = "a", start: int = 0, n: int = 10, check: int = 0, round_: int = 0, budget: int = 1
+) -> MessageReceived:
+    rows = SequenceSlice(session, start, n, tuple(range(start, start + n)), check, "greedy")
+    return MessageReceived(Request(round_, rows, ROUTE, 0, ("cloud",), f"device of {session}", budget))
 
 
 def decide(w: Worker, now: float = 0.0) -> list[Any]:
-    return list(w.handle(Woke(w.timer), now))
+    return list(w.handle(TimerFired(w.timer), now))
 
 
 def finish(w: Worker, *verdicts: Verdict, now: float = 1.0) -> list[Any]:
-    results = tuple(Result(verdict, None) for verdict in verdicts)
-    return list(w.handle(Finished(w.job, results), now))
+    results = tuple(SliceOutcome(verdict, None) for verdict in verdicts)
+    return list(w.handle(WorkFinished(w.job, results), now))
 
 
 def batch(commands: list[Any]) -> list[tuple[str, int, int]]:
-    works = [c.work for c in commands if isinstance(c, Start)]
-    return [(r.session, r.start, r.n) for work in works if isinstance(work, Forward) for r in work.rows]
+    works = [c.work for c in commands if isinstance(c, StartWork)]
+    return [(r.session, r.start, r.num_tokens) for work in works if isinstance(work, ForwardWork) for r in work.slices]
 
 
 def said(commands: list[Any], kind: type) -> list[Any]:
-    return [c.message for c in commands if isinstance(c, Send) and isinstance(c.message, kind)]
+    return [c.message for c in commands if isinstance(c, SendMessage) and isinstance(c.message, kind)]
 
 
-def served(w: Worker, event: Received, verdict: Verdict | None = None) -> list[Any]:
+def served(w: Worker, event: MessageReceived, verdict: Verdict | None = None) -> list[Any]:
     w.handle(event, 0.0)
     started = decide(w)
     return started + finish(w, *[verdict or Verdict(0, 7)] * len(batch(started)))
@@ -71,7 +73,7 @@ def served(w: Worker, event: Received, verdict: Verdict | None = None) -> list[A
 
 def test_it_decides_when_all_that_arrives_at_an_instant_is_there() -> None:
     w = worker()
-    assert list(w.handle(ask("a"), 0.0)) == [Wake(0.0, 1)]
+    assert list(w.handle(ask("a"), 0.0)) == [SetTimer(0.0, 1)]
     assert list(w.handle(ask("b"), 0.0)) == []
     assert batch(decide(w)) == [("a", 0, 10), ("b", 0, 10)]
 
@@ -82,26 +84,26 @@ def test_what_arrives_while_it_runs_is_decided_on_when_it_is_done() -> None:
     decide(w)
     assert list(w.handle(ask("b"), 0.5)) == []
     out = finish(w, Verdict(0, 7))
-    assert Wake(1.0, w.timer) in out
+    assert SetTimer(1.0, w.timer) in out
     assert batch(decide(w, 1.0)) == [("b", 0, 10)]
 
 
 def test_a_held_batch_is_looked_at_again_when_somebody_joins() -> None:
     w = worker(scheduler=StaticBatch(2, 0.5))
     w.handle(ask("a"), 0.0)
-    assert decide(w) == [Wake(0.5, 2)]
-    assert list(w.handle(ask("b"), 0.1)) == [Wake(0.1, 3)]
-    assert list(w.handle(Woke(2), 0.5)) == []  # superseded
+    assert decide(w) == [SetTimer(0.5, 2)]
+    assert list(w.handle(ask("b"), 0.1)) == [SetTimer(0.1, 3)]
+    assert list(w.handle(TimerFired(2), 0.5)) == []  # superseded
     assert batch(decide(w, 0.1)) == [("a", 0, 10), ("b", 0, 10)]
 
 
 def test_rejected_drafts_leave_the_cache() -> None:
     w = worker()
     out = served(w, ask(n=14, check=4), Verdict(1, 50))
-    assert said(out, Reply) == [Reply("a", 0, 10, Verdict(1, 50), ("cloud",), 0, spent_s=1.0)]
-    assert w.ledger.lengths == {("a", 0): 11}
+    assert said(out, Reply) == [Reply("a", 0, 10, Verdict(1, 50), ("cloud",), 0, path_latency_s=1.0)]
+    assert w.kv_accounting.cached_lens == {("a", 0): 11}
     assert batch(served(w, ask(start=11, n=1, round_=1))) == [("a", 11, 1)]
-    assert said(served(w, ask(start=13, n=1, round_=2)), Miss) == [Miss("a", 2, "cloud")]
+    assert said(served(w, ask(start=13, n=1, round_=2)), CacheMiss) == [CacheMiss("a", 2, "cloud")]
 
 
 def test_a_superseded_attempt_is_neither_run_nor_answered() -> None:
@@ -124,21 +126,21 @@ def test_a_budget_goes_on_writing_until_an_end_token() -> None:
 
 
 def test_without_reuse_parts_are_stored_and_the_question_runs_whole() -> None:
-    w = worker(kv_cache=NoReuse())
-    part = Rows("a", 0, 6, tuple(range(6)))
-    assert list(w.handle(Received(Request(0, part, ROUTE, 0, ("cloud",), "d")), 0.0)) == []
+    w = worker(kv_cache=NoPrefixCaching())
+    part = SequenceSlice("a", 0, 6, tuple(range(6)))
+    assert list(w.handle(MessageReceived(Request(0, part, ROUTE, 0, ("cloud",), "d")), 0.0)) == []
     assert batch(served(w, ask(start=6, n=4))) == [("a", 0, 10)]
-    assert said(list(w.handle(ask("b", start=6, n=4), 2.0)), Miss) == [Miss("b", 0, "cloud")]
+    assert said(list(w.handle(ask("b", start=6, n=4), 2.0)), CacheMiss) == [CacheMiss("b", 0, "cloud")]
 
 
 def test_a_release_while_it_runs_is_obeyed_afterwards() -> None:
     w = worker()
     w.handle(ask("a"), 0.0)
     decide(w)
-    assert list(w.handle(Received(Release("a")), 0.5)) == []
-    assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
-    assert said(list(w.handle(ask("a", round_=5), 2.0)), Miss) == [Miss("a", 1024, "cloud")]
-    assert not w.ledger.lengths
+    assert list(w.handle(MessageReceived(Release("a")), 0.5)) == []
+    assert finish(w, Verdict(0, 7)) == [DropCache("a", 0)]
+    assert said(list(w.handle(ask("a", round_=5), 2.0)), CacheMiss) == [CacheMiss("a", 1024, "cloud")]
+    assert not w.kv_accounting.cached_lens
 
 
 def test_idle_caches_make_room_the_longest_unused_first() -> None:
@@ -146,8 +148,8 @@ def test_idle_caches_make_room_the_longest_unused_first() -> None:
     for i, session in enumerate("aba"):
         served(w, ask(session, n=10 if i < 2 else 1, start=0 if i < 2 else 10, round_=i))
     out = served(w, ask("c", n=12))
-    assert [c for c in out if isinstance(c, Drop)] == [Drop("b", 0)]
-    assert set(w.ledger.lengths) == {("a", 0), ("c", 0)}
+    assert [c for c in out if isinstance(c, DropCache)] == [DropCache("b", 0)]
+    assert set(w.kv_accounting.cached_lens) == {("a", 0), ("c", 0)}
 
 
 def test_for_the_first_one_the_youngest_that_waits_is_preempted_and_misses() -> None:
@@ -158,9 +160,9 @@ def test_for_the_first_one_the_youngest_that_waits_is_preempted_and_misses() -> 
     w.handle(ask("b", start=14, n=1, round_=1), 2.1)
     out = decide(w, 2.2)
     assert batch(out) == [("a", 14, 8)]
-    assert [c for c in out if isinstance(c, Drop)] == [Drop("b", 0)]
+    assert [c for c in out if isinstance(c, DropCache)] == [DropCache("b", 0)]
     finish(w, Verdict(0, 7))
-    assert said(decide(w, 3.0), Miss) == [Miss("b", 1, "cloud")]
+    assert said(decide(w, 3.0), CacheMiss) == [CacheMiss("b", 1, "cloud")]
 
 
 def test_a_new_attempt_does_not_count_the_cache_that_it_replaces() -> None:
@@ -180,28 +182,28 @@ def test_what_can_never_fit_is_said() -> None:
 def test_a_released_session_is_not_opened_again_by_what_was_on_its_way() -> None:
     w = worker()
     served(w, ask("a"))
-    w.handle(Received(Release("a")), 2.0)
-    assert said(list(w.handle(ask("a", round_=1), 2.1)), Miss) == [Miss("a", 1024, "cloud")]
+    w.handle(MessageReceived(Release("a")), 2.0)
+    assert said(list(w.handle(ask("a", round_=1), 2.1)), CacheMiss) == [CacheMiss("a", 1024, "cloud")]
     assert not w.queue
-    assert not w.tenancy.owners
+    assert not w.session_registry.owners
 
 
 def test_names_of_sessions_that_are_over_are_forgotten_in_time() -> None:
     w = worker()
     for i in range(5000):
         served(w, ask(f"s{i}"))
-        w.handle(Received(Release(f"s{i}")), 2.0)
-        w.handle(Received(Release(f"s{i}")), 2.0)  # said twice: as one
-    assert len(w.tenancy.newest) == len(w.tenancy.released) == 4096
-    assert not w.ledger.lengths
+        w.handle(MessageReceived(Release(f"s{i}")), 2.0)
+        w.handle(MessageReceived(Release(f"s{i}")), 2.0)  # said twice: as one
+    assert len(w.session_registry.newest_attempt) == len(w.session_registry.released) == 4096
+    assert not w.kv_accounting.cached_lens
 
 
 def test_a_message_later_than_any_memory_only_misses() -> None:
     w = worker()
     for i in range(5000):
-        w.handle(Received(Release(f"s{i}")), 0.0)
+        w.handle(MessageReceived(Release(f"s{i}")), 0.0)
     w.handle(ask("s0", start=10, n=5, check=4, round_=7), 1.0)
-    assert said(decide(w, 1.0), Miss) == [Miss("s0", 7, "cloud")]
+    assert said(decide(w, 1.0), CacheMiss) == [CacheMiss("s0", 7, "cloud")]
     assert not w.queue
 
 
@@ -210,40 +212,40 @@ def test_a_session_may_be_forgotten_while_its_batch_runs() -> None:
     w.handle(ask("a"), 0.0)
     decide(w)
     for session in ("a", *(f"s{i}" for i in range(5000))):
-        w.handle(Received(Release(session)), 0.5)
-    assert finish(w, Verdict(0, 7)) == [Drop("a", 0)]
-    assert not w.ledger.lengths
+        w.handle(MessageReceived(Release(session)), 0.5)
+    assert finish(w, Verdict(0, 7)) == [DropCache("a", 0)]
+    assert not w.kv_accounting.cached_lens
 
 
 def test_a_released_session_goes_on_in_newer_rounds() -> None:
     w = worker()
     served(w, ask("a"))
-    w.handle(Received(Release("a")), 2.0)
+    w.handle(MessageReceived(Release("a")), 2.0)
     assert batch(served(w, ask("a", round_=1025))) == [("a", 0, 10)]
-    assert not w.tenancy.released
-    assert w.tenancy.owners == {"a": ("device of a", 0.0)}
+    assert not w.session_registry.released
+    assert w.session_registry.owners == {"a": ("device of a", 0.0)}
 
 
 def test_an_owner_that_starts_again_counts_its_rounds_from_0() -> None:
     w = worker()
     served(w, ask("a", round_=7))
     assert list(w.handle(ask("a", n=12), 1.0)) == []  # late, as far as anybody knows
-    w.handle(Lost("device of a"), 2.0)
-    w.handle(Joined("device of a"), 3.0)
+    w.handle(PeerLost("device of a"), 2.0)
+    w.handle(PeerRestored("device of a"), 3.0)
     w.handle(ask("a", n=12), 4.0)
     assert batch(decide(w, 4.0)) == [("a", 0, 12)]
     out = finish(w, Verdict(0, 7), now=5.0)
-    assert said(out, Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0, spent_s=1.0)]
+    assert said(out, Reply) == [Reply("a", 0, 12, Verdict(0, 7), ("cloud",), 0, path_latency_s=1.0)]
 
 
 def test_an_owner_that_was_away_for_too_long_may_still_come_back() -> None:
     w = worker()
     served(w, ask("a", round_=7))
-    w.handle(Lost("device of a"), 2.0)
-    (timer,) = w.tenancy.leases
-    assert w.handle(Woke(timer), 40.0) == [Drop("a", 0)]
-    assert not w.tenancy.owners
-    assert not w.tenancy.newest
+    w.handle(PeerLost("device of a"), 2.0)
+    (timer,) = w.session_registry.leases
+    assert w.handle(TimerFired(timer), 40.0) == [DropCache("a", 0)]
+    assert not w.session_registry.owners
+    assert not w.session_registry.newest_attempt
     assert batch(served(w, ask("a", round_=8))) == [("a", 0, 10)]
 
 
@@ -252,11 +254,11 @@ def test_what_spoils_a_batch_spoils_no_other() -> None:
     for session in "abc":
         w.handle(ask(session), 0.0)
     decide(w)
-    assert len(said(list(w.handle(Failed(w.job), 0.5)), Miss)) == 3
+    assert len(said(list(w.handle(WorkFailed(w.job), 0.5)), CacheMiss)) == 3
     for session in "abcd":
         w.handle(ask(session, round_=1), 1.0)
     assert batch(decide(w, 1.0)) == [("a", 0, 10)]
-    w.handle(Failed(w.job), 1.5)
+    w.handle(WorkFailed(w.job), 1.5)
     assert batch(decide(w, 1.5)) == [("b", 0, 10)]
     finish(w, Verdict(0, 7))
     w.handle(ask("a", round_=2), 2.0)
@@ -265,16 +267,16 @@ def test_what_spoils_a_batch_spoils_no_other() -> None:
     assert batch(decide(w, 2.0)) == [("a", 0, 10)]
     finish(w, Verdict(0, 7))
     assert batch(decide(w, 2.0)) == [("d", 0, 10)]
-    assert not w.suspects
+    assert not w.quarantined
 
 
 def test_a_token_that_the_cloud_writes_by_itself_has_the_time_of_one() -> None:
     """The device promised 4 tokens/s; what loops begins with a quarter of a second, whatever the first one had."""
     w = worker()
-    rows = Rows("a", 0, 10, tuple(range(10)), 0, "greedy")
-    w.handle(Received(Request(0, rows, ROUTE, 0, ("cloud",), "device", 3, 9.0, 1.0, rate=4.0)), 0.0)
+    rows = SequenceSlice("a", 0, 10, tuple(range(10)), 0, "greedy")
+    w.handle(MessageReceived(Request(0, rows, ROUTE, 0, ("cloud",), "device", 3, 9.0, 1.0, slo_tokens_per_s=4.0)), 0.0)
     decide(w)
     finish(w, Verdict(0, 7), now=2.0)
     ((item,),) = w.queue.values()
-    assert item.deadline == 2.25
-    assert item.request.value == 1.0
+    assert item.deadline_s == 2.25
+    assert item.request.expected_tokens == 1.0

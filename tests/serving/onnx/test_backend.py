@@ -12,12 +12,12 @@ from fake_setup import pair, setup
 from pipeline import api
 from pipeline.errors import UserError
 from serving.core.scores import ROUTE
-from serving.deployment.model_loading import open_models
-from serving.engines.models import Checkpoint, Model, Pair
+from serving.deployment.model_loading import load_models
+from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.onnx.engine import OnnxEngine
-from serving.learned.router import Router
-from serving.messages import Generate, Stop
-from serving.policy.engine_requirements import Provision
+from serving.learned.router import TokenRouter
+from serving.messages import DraftStopRule, DraftWork
+from serving.policy.engine_requirements import EngineRequirements
 
 ONNX = "model.device.backend=onnx"
 TOY = (
@@ -30,12 +30,12 @@ TOY = (
 )
 
 
-def on_onnx(**settings: Any) -> Model:
+def on_onnx(**settings: Any) -> ModelConfig:
     timing = architecture("tinyllama_1_1b")
-    return Model(**{"timing": timing, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
+    return ModelConfig(**{"timing": timing, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("settings", "message"),
     [
         ({"graph": None}, r"backend=onnx needs a graph, .* graph: \$\{exported"),
@@ -62,10 +62,10 @@ def test_a_missing_library_is_named_before_any_work(monkeypatch: pytest.MonkeyPa
 
 def test_the_cloud_stays_on_torch() -> None:
     with pytest.raises(ValueError, match=r"model.cloud.backend is onnx, and the cloud verifies many sessions"):
-        Pair(pair().device, on_onnx())
+        ModelPair(pair().device, on_onnx())
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("policy", "message"),
     [
         (
@@ -77,7 +77,7 @@ def test_the_cloud_stays_on_torch() -> None:
     ],
 )
 def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, message: str | None) -> None:
-    exported = Pair(on_onnx(), pair().cloud)
+    exported = ModelPair(on_onnx(), pair().cloud)
     if message is None:
         assert setup(policy, pair=exported).pair is exported
     else:
@@ -88,20 +88,20 @@ def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, 
 def test_early_exit_is_refused_by_its_slot() -> None:
     synera = setup("synera").policy
     with pytest.raises(ValueError, match=r"policy.early_exit=Progressive leaves .* choose policy/early_exit=none or t"):
-        setup("sled", pair=Pair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
+        setup("sled", pair=ModelPair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
 
 
 def test_opened_models_draft_on_onnxruntime_with_the_policys_router(
-    checkpoint: Checkpoint, exported: Path, save: Callable[..., Path], router: Router, tmp_path: Path
+    checkpoint: Checkpoint, exported: Path, save: Callable[..., Path], router: TokenRouter, tmp_path: Path
 ) -> None:
     cloud = Checkpoint(path=save("llama", tmp_path / "cloud", seed=1, num_hidden_layers=3))
     device = on_onnx(hub=None, path=checkpoint.path, graph=exported)
-    provision = Provision({ROUTE: router})
-    graph, torchs = (open_models(one, cloud, provision=provision) for one in (device, checkpoint))
+    provision = EngineRequirements({ROUTE: router})
+    graph, torchs = (load_models(one, cloud, requirements=provision) for one in (device, checkpoint))
     assert isinstance(graph.device, OnnxEngine)
-    assert graph.device.blobs is graph.cloud.blobs  # type: ignore[attr-defined]
+    assert graph.device.tensor_store is graph.cloud.blobs  # type: ignore[attr-defined]
     assert (graph.device_layers, graph.cloud_layers) == (2, 3)
-    work = Generate("a", 0, (5, 17, 40), Stop(8), probes=(ROUTE,))
+    work = DraftWork("a", 0, (5, 17, 40), DraftStopRule(8), requested_scores=(ROUTE,))
     (ours, loads), (theirs, others) = (models.device.execute(work) for models in (graph, torchs))
     assert loads == others
     assert ours.tokens == theirs.tokens  # type: ignore[union-attr]
@@ -112,7 +112,7 @@ def test_a_graph_of_another_model_is_refused(
 ) -> None:
     other = save("llama", tmp_path / "other", num_hidden_layers=3)
     with pytest.raises(ValueError, match=r"was exported from .*mixed .*, and the device's model is .*other"):
-        open_models(on_onnx(hub=None, path=other, graph=exported), checkpoint)
+        load_models(on_onnx(hub=None, path=other, graph=exported), checkpoint)
 
 
 def test_a_graph_of_other_weights_is_refused_and_one_of_a_copy_is_not(
@@ -121,9 +121,9 @@ def test_a_graph_of_other_weights_is_refused_and_one_of_a_copy_is_not(
     assert checkpoint.path
     again = save("qwen2_mixed", tmp_path / "again", seed=1, num_hidden_layers=2, max_window_layers=1)
     with pytest.raises(ValueError, match=r"from .*mixed, whose weights are others than .*again; export again with fo"):
-        open_models(on_onnx(hub=None, path=again, graph=exported), checkpoint)
+        load_models(on_onnx(hub=None, path=again, graph=exported), checkpoint)
     copy = shutil.copytree(checkpoint.path, tmp_path / "copy")
-    models = open_models(on_onnx(hub=None, path=copy, graph=exported), checkpoint)
+    models = load_models(on_onnx(hub=None, path=copy, graph=exported), checkpoint)
     assert isinstance(models.device, OnnxEngine)
 
 
@@ -146,7 +146,7 @@ def test_the_policys_router_is_exported_with_the_model(planned: Callable[..., di
     """Any artifact stands for one here: it is only planned."""
     routed = (
         "policy/offload=always",
-        "policy.offload._target_=serving.policy.slots.routed_offload.Routed",
+        "policy.offload._target_=serving.policy.slots.routed_offload.RoutedOffload",
         "+policy.offload.router._target_=serving.learned.router.load",
         "+policy.offload.router.path=${stage:corpus}",
     )
@@ -164,8 +164,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp().parent / "experiments"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
+@pytest.instant.slow
+@pytest.instant.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
 def test_a_whole_run_writes_what_torch_writes(more: tuple[str, ...], outputs: Path) -> None:
     texts, times = [], []
     for words in ((), (ONNX,)):

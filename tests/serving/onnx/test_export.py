@@ -15,12 +15,12 @@ from variants import VARIANTS, VOCABULARY
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import export as exporting
 from serving.engines.onnx import header as headers
-from serving.engines.onnx.export import check, export
-from serving.engines.onnx.header import HEADER, MODEL, ROUTER
-from serving.engines.onnx.session import Session
-from serving.engines.torch.model import ARCHITECTURES, open_model
+from serving.engines.onnx.export import check_export, export
+from serving.engines.onnx.header import HEADER_FILE, MODEL_FILE, ROUTER_FILE
+from serving.engines.onnx.session import OnnxSession
+from serving.engines.torch.model import ARCHITECTURES, load_model
 from serving.learned.mlp import sigmoid
-from serving.learned.router import Router
+from serving.learned.router import TokenRouter
 
 Save = Callable[..., Path]
 FEEDS = (1, 24, 1, 1, 7, 1, 20)
@@ -28,17 +28,17 @@ FEEDS = (1, 24, 1, 1, 7, 1, 20)
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 
 
-def fed(session: Session, text: Sequence[int], feeds: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def fed(session: OnnxSession, text: Sequence[int], feeds: Sequence[int]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(logits, hidden states) of the rows of each feed, behind those before."""
-    past, at = session.empty(), 0
+    past, at = session.empty_cache(), 0
     for length in feeds:
         ran = session.run(text[at : at + length], range(length), past)
         past, at = ran.present, at + length
-        yield ran.logits, ran.hidden
+        yield ran.logits, ran.hidden_states
 
 
 def check_beside_transformers(path: Path, folder: Path, limit: float = 1e-3) -> None:
-    causal, session = AutoModelForCausalLM.from_pretrained(path).eval(), Session(folder)
+    causal, session = AutoModelForCausalLM.from_pretrained(path).eval(), OnnxSession(folder)
     generator = torch.Generator().manual_seed(3)
     text = torch.randint(VOCABULARY, (sum(FEEDS),), generator=generator).tolist()
     at, cache = 0, DynamicCache(config=causal.config)
@@ -52,11 +52,11 @@ def check_beside_transformers(path: Path, folder: Path, limit: float = 1e-3) -> 
     check_greedy(causal, session)
 
 
-def check_greedy(causal: torch.nn.Module, session: Session, n: int = 30) -> None:
+def check_greedy(causal: torch.nn.Module, session: OnnxSession, n: int = 30) -> None:
     out = causal.generate(  # type: ignore[operator]
         torch.tensor([PROMPT]), max_new_tokens=n, do_sample=False, eos_token_id=None, pad_token_id=0
     )
-    feed, past, written = PROMPT, session.empty(), []
+    feed, past, written = PROMPT, session.empty_cache(), []
     for _ in range(n):
         ran = session.run(feed, (len(feed) - 1,), past)
         past, feed = ran.present, (int(ran.logits[0].argmax()),)
@@ -69,8 +69,8 @@ def test_a_graph_says_what_transformers_says_of_windows_too(checkpoint: Checkpoi
     check_beside_transformers(checkpoint.path, exported)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", sorted(VARIANTS))
+@pytest.instant.slow
+@pytest.instant.parametrize("variant", sorted(VARIANTS))
 def test_every_architecture_says_what_transformers_says(variant: str, save: Save, tmp_path: Path) -> None:
     path = save(variant, tmp_path / "model")
     (tmp_path / "graph").mkdir()
@@ -84,30 +84,33 @@ def test_every_supported_architecture_is_among_those_tested() -> None:
 
 
 def test_sessions_of_one_length_may_share_a_pass(checkpoint: Checkpoint, exported: Path) -> None:
-    session, texts = Session(exported), np.array([PROMPT, PROMPT[::-1], PROMPT])
-    feeds = {name: np.repeat(empty, 3, 0) for name, empty in zip(session.header.past, session.empty(), strict=True)}
+    session, texts = OnnxSession(exported), np.array([PROMPT, PROMPT[::-1], PROMPT])
+    feeds = {
+        name: np.repeat(empty, 3, 0)
+        for name, empty in zip(session.header.past_names, session.empty_cache(), strict=True)
+    }
     logits, hidden = session._session.run(["logits", "hidden"], {**feeds, "ids": texts, "rows": np.array([2, 8])})
     for text, ours, states in zip(texts.tolist(), logits, hidden, strict=True):
-        alone = session.run(text, (2, 8), session.empty())
+        alone = session.run(text, (2, 8), session.empty_cache())
         assert np.abs(alone.logits - ours).max() < 1e-5
-        assert np.abs(alone.hidden - states).max() < 1e-5
+        assert np.abs(alone.hidden_states - states).max() < 1e-5
 
 
-def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, router: Router) -> None:
-    header = headers.load(exported)
+def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, router: TokenRouter) -> None:
+    header = headers.load_header(exported)
     assert (header.architecture, header.layers, header.kv_heads, header.head_size) == ("qwen2", 2, 2, 8)
-    assert (header.hidden, header.vocabulary, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
-    assert (header.router, header.route) == (router.digest, "logit")
-    assert header.made_from.endswith("mixed")
-    assert 0 <= header.checked["logits"] < 1e-4
-    assert header.checked["greedy"] == 1.0
+    assert (header.hidden_size, header.vocab_size, header.int8, header.graphs) == (32, VOCABULARY, False, "one")
+    assert (header.router_digest, header.router_output) == (router.digest, "logit")
+    assert header.checkpoint_name.endswith("mixed")
+    assert 0 <= header.torch_differences["logits"] < 1e-4
+    assert header.torch_differences["greedy"] == 1.0
 
 
 def test_a_graph_whose_route_was_a_chance_is_exported_again(exported: Path, tmp_path: Path) -> None:
-    first = json.loads((exported / HEADER).read_text()) | {"version": 1}
-    (tmp_path / HEADER).write_text(json.dumps(first))
+    first = json.loads((exported / HEADER_FILE).read_text()) | {"version": 1}
+    (tmp_path / HEADER_FILE).write_text(json.dumps(first))
     with pytest.raises(ValueError, match=r"of version 1, this code reads 2.*force=\[device_graph\]"):
-        headers.load(tmp_path)
+        headers.load_header(tmp_path)
 
 
 def test_both_doors_export_one_graph_where_nothing_is_said() -> None:
@@ -116,14 +119,14 @@ def test_both_doors_export_one_graph_where_nothing_is_said() -> None:
 
 
 def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, exported: Path, tmp_path: Path) -> None:
-    (tmp_path / MODEL).symlink_to(exported / MODEL)
-    model, header = open_model(checkpoint.where), headers.load(exported)
-    assert check(model, header, tmp_path).checked == header.checked
+    (tmp_path / MODEL_FILE).symlink_to(exported / MODEL_FILE)
+    model, header = load_model(checkpoint.name_or_path), headers.load_header(exported)
+    assert check_export(model, header, tmp_path).torch_differences == header.torch_differences
     with torch.no_grad():
-        model.norm.weight.mul_(1.01)
+        model.norm.positive_weight.mul_(1.01)
     with pytest.raises(ValueError, match=r"differs from torch by .* 0.001 is allowed; serve it with model.device.back"):
-        check(model, header, tmp_path)
-    assert check(model, replace(header, int8=True), tmp_path).checked["logits"] > 1e-3
+        check_export(model, header, tmp_path)
+    assert check_export(model, replace(header, int8=True), tmp_path).torch_differences["logits"] > 1e-3
 
 
 def test_an_exporter_that_fails_is_told_in_a_line(
@@ -132,7 +135,7 @@ def test_an_exporter_that_fails_is_told_in_a_line(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("step 1 of 3 failed:\nlong story") from NotImplementedError("no rule for aten::riddle\nmore")
 
-    monkeypatch.setattr(torch.onnx, "export", fail)
+    monkeypatch.setattr(torch.onnx_graph, "export", fail)
     with pytest.raises(ValueError, match="cannot be exported") as refused:
         export(checkpoint, tmp_path)
     said = str(refused.value)
@@ -142,7 +145,7 @@ def test_an_exporter_that_fails_is_told_in_a_line(
     assert "\n" not in said
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "message"),
     [
         ({"dtype": "bf16"}, "dtype is bf16; set model.device.dtype=fp32"),
@@ -156,9 +159,9 @@ def test_what_a_graph_would_compute_otherwise_is_refused(
         export(replace(checkpoint, **change), tmp_path)  # type: ignore[arg-type]
 
 
-def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: Router, tmp_path: Path) -> None:
+def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: TokenRouter, tmp_path: Path) -> None:
     narrow = replace(router, layers=((router.layers[0][0][:, :7], router.layers[0][1]), router.layers[1]),
-                     mean=router.mean[:7], deviation=router.deviation[:7])  # fmt: skip
+                     mean=router.mean[:7], std=router.std[:7])  # fmt: skip
     with pytest.raises(ValueError, match=r"reads 7 numbers, and the hidden states of .* have 32"):
         export(checkpoint, tmp_path, narrow)
 
@@ -173,51 +176,56 @@ def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.Mon
 
 def test_a_folder_without_a_graph_or_with_a_damaged_one_is_refused(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no .*onnx.json; model.device.graph names a folder"):
-        Session(tmp_path)
-    headers.load(exported).save(tmp_path)
+        OnnxSession(tmp_path)
+    headers.load_header(exported).save(tmp_path)
     with pytest.raises(ValueError, match=r"there is no .*model.onnx; export again"):
-        Session(tmp_path)
-    (tmp_path / MODEL).write_bytes((exported / MODEL).read_bytes()[:5000])
+        OnnxSession(tmp_path)
+    (tmp_path / MODEL_FILE).write_bytes((exported / MODEL_FILE).read_bytes()[:5000])
     with pytest.raises(ValueError, match=r"model.onnx cannot be opened .* export again with force=\[device_graph\]"):
-        Session(tmp_path)
-    (tmp_path / MODEL).write_bytes((exported / ROUTER).read_bytes())
+        OnnxSession(tmp_path)
+    (tmp_path / MODEL_FILE).write_bytes((exported / ROUTER_FILE).read_bytes())
     with pytest.raises(ValueError, match="is not the graph that its header describes"):
-        Session(tmp_path)
+        OnnxSession(tmp_path)
     (tmp_path / "onnx.json").write_text('{"version": 9}')
     with pytest.raises(ValueError, match=r"onnx.json cannot be used .* export again"):
-        headers.load(tmp_path)
+        headers.load_header(tmp_path)
 
 
 def test_bytes_are_fewer_and_the_router_keeps_its_precision(
-    checkpoint: Checkpoint, exported: Path, router: Router, tmp_path: Path
+    checkpoint: Checkpoint, exported: Path, router: TokenRouter, tmp_path: Path
 ) -> None:
-    with exporting._quietly():
-        exporting._quantize(exported / MODEL, tmp_path / MODEL, external=False)
-    header = check(open_model(checkpoint.where), replace(headers.load(exported), int8=True), tmp_path)
-    assert (tmp_path / MODEL).stat().st_size < 0.8 * (exported / MODEL).stat().st_size
-    assert header.checked["logits"] > 1e-3
-    assert 0.5 < header.checked["greedy"] <= 1.0
-    session = Session(tmp_path)
-    ran = session.run(PROMPT, range(9), session.empty())
-    assert ran.route is not None
-    assert np.abs([sigmoid(logit) for logit in ran.route.tolist()] - router.chances(ran.hidden)).max() < 1e-5
+    with exporting._quiet_export():
+        exporting._quantize(exported / MODEL_FILE, tmp_path / MODEL_FILE, external=False)
+    header = check_export(
+        load_model(checkpoint.name_or_path), replace(headers.load_header(exported), int8=True), tmp_path
+    )
+    assert (tmp_path / MODEL_FILE).stat().st_size < 0.8 * (exported / MODEL_FILE).stat().st_size
+    assert header.torch_differences["logits"] > 1e-3
+    assert 0.5 < header.torch_differences["greedy"] <= 1.0
+    session = OnnxSession(tmp_path)
+    ran = session.run(PROMPT, range(9), session.empty_cache())
+    assert ran.router_logits is not None
+    assert (
+        np.abs([sigmoid(logit) for logit in ran.router_logits.tolist()] - router.probabilities(ran.hidden_states)).max()
+        < 1e-5
+    )
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
-    checkpoint: Checkpoint, router: Router, tmp_path: Path
+    checkpoint: Checkpoint, router: TokenRouter, tmp_path: Path
 ) -> None:
     router.save(tmp_path)
     out = tmp_path / "out"
     out.mkdir()
     exporting.export_device(out, device=checkpoint, router=tmp_path, graphs="two", int8=True)
-    assert headers.load(out).graphs == "two"
+    assert headers.load_header(out).graphs == "two"
     assert "in int8, beside torch" in (out / "check.txt").read_text()
-    assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL, "onnx.json", ROUTER]
-    assert Session(out).run(PROMPT, (8,), Session(out).empty()).route is None
+    assert sorted(file.name for file in out.iterdir()) == ["check.txt", MODEL_FILE, "onnx.json", ROUTER_FILE]
+    assert OnnxSession(out).run(PROMPT, (8,), OnnxSession(out).empty_cache()).router_logits is None
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_large_weights_lie_beside_the_graph(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,5 +234,5 @@ def test_large_weights_lie_beside_the_graph(
         out = tmp_path / str(int8)
         out.mkdir()
         export(checkpoint, out, int8=int8)
-        assert (out / f"{MODEL}.data").stat().st_size > 10_000
-        assert len(Session(out).run(PROMPT, (8,), Session(out).empty()).logits) == 1
+        assert (out / f"{MODEL_FILE}.data").stat().st_size > 10_000
+        assert len(OnnxSession(out).run(PROMPT, (8,), OnnxSession(out).empty_cache()).logits) == 1

@@ -8,50 +8,59 @@ import numpy as np
 import pytest
 from variants import VOCABULARY
 
-from serving.core.scores import ROUTE, SCORES
+from serving.core.scores import LOGIT_SCORES, ROUTE
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import header as headers
 from serving.engines.onnx.engine import OnnxEngine
-from serving.engines.onnx.header import MODEL, ROUTER
-from serving.engines.onnx.session import RouterGraph
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import open_model
+from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE
+from serving.engines.onnx.session import OnnxRouter
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import load_model
 from serving.engines.torch.sequence_cache import CacheHoleError
-from serving.learned.router import Router
-from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
+from serving.learned.router import TokenRouter
+from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
 
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77)
 WORKS = {
-    "a draft": [Generate("a", 0, PROMPT, Stop(30), probes=SCORES)],
-    "a fill, then a draft": [Generate("a", 0, PROMPT[:-1], Stop(0)), Generate("a", 8, PROMPT[-1:], Stop(8))],
-    "an empty fill": [Generate("a", 0, PROMPT, Stop(0)), Generate("a", 4, (), Stop(0))],
+    "a draft": [DraftWork("a", 0, PROMPT, DraftStopRule(30), requested_scores=LOGIT_SCORES)],
+    "a fill, then a draft": [
+        DraftWork("a", 0, PROMPT[:-1], DraftStopRule(0)),
+        DraftWork("a", 8, PROMPT[-1:], DraftStopRule(8)),
+    ],
+    "an empty fill": [DraftWork("a", 0, PROMPT, DraftStopRule(0)), DraftWork("a", 4, (), DraftStopRule(0))],
     "rollbacks": [
-        Generate("a", 0, PROMPT, Stop(12)),
-        Generate("a", len(PROMPT), (44, 3), Stop(6), probes=("margin",)),
-        Generate("a", 5, (1,), Stop(6)),
+        DraftWork("a", 0, PROMPT, DraftStopRule(12)),
+        DraftWork("a", len(PROMPT), (44, 3), DraftStopRule(6), requested_scores=("margin",)),
+        DraftWork("a", 5, (1,), DraftStopRule(6)),
     ],
     "two sessions": [
-        Generate("a", 0, PROMPT, Stop(3)),
-        Generate("b", 0, PROMPT[::-1], Stop(3)),
-        Generate("a", 10, (7,), Stop(3)),
+        DraftWork("a", 0, PROMPT, DraftStopRule(3)),
+        DraftWork("b", 0, PROMPT[::-1], DraftStopRule(3)),
+        DraftWork("a", 10, (7,), DraftStopRule(3)),
     ],
-    "samples": [Generate("a", 0, PROMPT, Stop(12), probes=SCORES, sampling=Sampling(0.9, 20, 0.95, 3))],
-    "whole distributions": [Generate("a", 0, PROMPT, Stop(3), whole=True)],
+    "samples": [
+        DraftWork(
+            "a", 0, PROMPT, DraftStopRule(12), requested_scores=LOGIT_SCORES, sampling=SamplingParams(0.9, 20, 0.95, 3)
+        )
+    ],
+    "whole distributions": [DraftWork("a", 0, PROMPT, DraftStopRule(3), full_draft_probs=True)],
     "branches": [
-        Generate("a", 0, PROMPT, Stop(0)),
-        Generate("a", 7, (), Stop(1), probes=("confidence",), branches=((11,), (12, 13, 14), (12, 50))),
-        Generate("a", 7, (30, 77), Stop(4)),
+        DraftWork("a", 0, PROMPT, DraftStopRule(0)),
+        DraftWork(
+            "a", 7, (), DraftStopRule(1), requested_scores=("confidence",), branches=((11,), (12, 13, 14), (12, 50))
+        ),
+        DraftWork("a", 7, (30, 77), DraftStopRule(4)),
     ],
     "sampled branches": [
-        Generate("a", 0, PROMPT, Stop(0)),
-        Generate("a", 7, (), Stop(1), branches=((11,), (12, 13)), sampling=Sampling(1.0, 0, 1.0, 3)),
+        DraftWork("a", 0, PROMPT, DraftStopRule(0)),
+        DraftWork("a", 7, (), DraftStopRule(1), branches=((11,), (12, 13)), sampling=SamplingParams(1.0, 0, 1.0, 3)),
     ],
 }
 
 
 @pytest.fixture(scope="module")
-def on_torch(checkpoint: Checkpoint) -> Engine:
-    return Engine(open_model(checkpoint.where))
+def on_torch(checkpoint: Checkpoint) -> TorchEngine:
+    return TorchEngine(load_model(checkpoint.name_or_path))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +68,7 @@ def on_onnx(exported: Path) -> OnnxEngine:
     return OnnxEngine(exported)
 
 
-def check_same(works: list[Generate], *engines: Any) -> list[Any]:
+def check_same(works: list[DraftWork], *engines: Any) -> list[Any]:
     """Tokens, tops, ends, caches, bytes and loads are equal, scores nearly so; returns the outcomes of the first."""
     found = []
     for work in works:
@@ -78,38 +87,42 @@ def check_same(works: list[Generate], *engines: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("name", WORKS)
-def test_both_engines_do_the_same(name: str, on_torch: Engine, on_onnx: OnnxEngine) -> None:
+@pytest.instant.parametrize("name", WORKS)
+def test_both_engines_do_the_same(name: str, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
     outcomes = check_same(WORKS[name], on_torch, on_onnx)
     assert outcomes
     assert len(on_onnx.cache) == 0
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("least", [0, 3])
-def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: Engine, on_onnx: OnnxEngine) -> None:
-    free = on_torch.execute(Generate("free", 0, PROMPT, Stop(12), probes=("confidence",)))[0]
+@pytest.instant.parametrize("keep", [True, False])
+@pytest.instant.parametrize("least", [0, 3])
+def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
+    free = on_torch.execute(DraftWork("free", 0, PROMPT, DraftStopRule(12), requested_scores=("confidence",)))[0]
     on_torch.drop("free", None)
     lowest, second = sorted(free.scores["confidence"])[:2]
-    rule = Stop(12, "confidence", (lowest + second) / 2, keep, least)
-    (drafted,) = check_same([Generate("a", 0, PROMPT, rule)], on_torch, on_onnx)
+    rule = DraftStopRule(12, "confidence", (lowest + second) / 2, keep, least)
+    (drafted,) = check_same([DraftWork("a", 0, PROMPT, rule)], on_torch, on_onnx)
     assert drafted.stopped
     assert 0 < len(drafted.tokens) <= 12
 
 
-def test_both_end_with_an_end_token(on_torch: Engine, on_onnx: OnnxEngine) -> None:
-    free = on_torch.execute(Generate("free", 0, PROMPT, Stop(6)))[0]
+def test_both_end_with_an_end_token(on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
+    free = on_torch.execute(DraftWork("free", 0, PROMPT, DraftStopRule(6)))[0]
     on_torch.drop("free", None)
-    (drafted,) = check_same([Generate("a", 0, PROMPT, Stop(20), (free.tokens[2],))], on_torch, on_onnx)
+    (drafted,) = check_same([DraftWork("a", 0, PROMPT, DraftStopRule(20), (free.tokens[2],))], on_torch, on_onnx)
     assert len(drafted.tokens) <= 3
 
 
 def test_padding_of_the_vocabulary_is_never_written(checkpoint: Checkpoint, exported: Path) -> None:
-    few = OnnxEngine(exported, vocabulary=20)
-    check_same([Generate("a", 0, PROMPT, Stop(20))], Engine(open_model(checkpoint.where), vocabulary=20), few)
-    assert max(few.execute(Generate("a", 0, PROMPT, Stop(20)))[0].tokens) < 20
+    few = OnnxEngine(exported, vocab_size=20)
+    check_same(
+        [DraftWork("a", 0, PROMPT, DraftStopRule(20))],
+        TorchEngine(load_model(checkpoint.name_or_path), vocab_size=20),
+        few,
+    )
+    assert max(few.execute(DraftWork("a", 0, PROMPT, DraftStopRule(20)))[0].tokens) < 20
     with pytest.raises(ValueError, match=f"vocabulary is 98; the head of .* has {VOCABULARY} rows"):
-        OnnxEngine(exported, vocabulary=98)
+        OnnxEngine(exported, vocab_size=98)
 
 
 @pytest.fixture(scope="module")
@@ -118,84 +131,86 @@ def apart(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     import onnx
 
     folder = tmp_path_factory.mktemp("apart")
-    graph = onnx.load(str(exported / MODEL))
+    graph = onnx.load(str(exported / MODEL_FILE))
     graph.graph.output.remove(next(each for each in graph.graph.output if each.name == "route"))
-    onnx.save(graph, str(folder / MODEL))
-    (folder / ROUTER).symlink_to(exported / ROUTER)
-    replace(headers.load(exported), graphs="two").save(folder)
+    onnx.save(graph, str(folder / MODEL_FILE))
+    (folder / ROUTER_FILE).symlink_to(exported / ROUTER_FILE)
+    replace(headers.load_header(exported), graphs="two").save(folder)
     return folder
 
 
 def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
-    checkpoint: Checkpoint, exported: Path, apart: Path, router: Router, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, exported: Path, apart: Path, router: TokenRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Graphs are asked where they are of this router, else numpy."""
     asked = []
-    chance = Router.chance
-    monkeypatch.setattr(Router, "chance", lambda self, features: asked.append(self) or chance(self, features))
-    work, scorers = Generate("a", 0, PROMPT, Stop(12), probes=(ROUTE,)), {ROUTE: router}
+    chance = TokenRouter.probability
+    monkeypatch.setattr(TokenRouter, "chance", lambda self, features: asked.append(self) or chance(self, features))
+    work, scorers = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,)), {ROUTE: router}
     engines = [OnnxEngine(folder, scorers=scorers) for folder in (exported, apart)]
     one, two = (engine.execute(work)[0].scores[ROUTE] for engine in engines)
     assert asked == []
     other = replace(router, layers=((router.layers[0][0] * 2, router.layers[0][1]), router.layers[1]))
     OnnxEngine(exported, scorers={ROUTE: other}).execute(work)
     assert asked == [other] * 12
-    torchs = Engine(open_model(checkpoint.where), scorers=scorers)
+    torchs = TorchEngine(load_model(checkpoint.name_or_path), scorers=scorers)
     in_numpy = torchs.execute(work)[0].scores[ROUTE]
     assert len({*in_numpy}) > 6
     assert one == pytest.approx(in_numpy, abs=1e-5)
     assert two == pytest.approx(in_numpy, abs=1e-5)
     for engine in engines:
         below = sorted(in_numpy)[1] + 1e-6
-        check_same([Generate("b", 0, PROMPT, Stop(12, ROUTE, below))], torchs, engine)
+        check_same([DraftWork("b", 0, PROMPT, DraftStopRule(12, ROUTE, below))], torchs, engine)
 
 
-def test_a_score_next_to_one_is_not_one(checkpoint: Checkpoint, exported: Path, router: Router, tmp_path: Path) -> None:
+def test_a_score_next_to_one_is_not_one(
+    checkpoint: Checkpoint, exported: Path, router: TokenRouter, tmp_path: Path
+) -> None:
     """A threshold of 1.0 routes it, as in numpy, where the graph's float32 cannot tell them apart."""
     import onnx
 
     weight, bias = router.layers[-1]
     sure = replace(router, layers=(*router.layers[:-1], (weight, bias + 24)))
-    for name in (MODEL, ROUTER):
+    for name in (MODEL_FILE, ROUTER_FILE):
         model = onnx.load(str(exported / name))
         (last,) = (each for each in model.graph.initializer if each.name.endswith("steps.1.bias"))
         last.CopyFrom(onnx.numpy_helper.from_array(bias + 24, last.name))
         onnx.save(model, str(tmp_path / name))
-    replace(headers.load(exported), router=sure.digest).save(tmp_path)
+    replace(headers.load_header(exported), router_digest=sure.digest).save(tmp_path)
     scorers = {ROUTE: sure}
-    engines = Engine(open_model(checkpoint.where), scorers=scorers), OnnxEngine(tmp_path, scorers=scorers)
-    work = Generate("a", 0, PROMPT, Stop(12), probes=(ROUTE,))
+    engines = TorchEngine(load_model(checkpoint.name_or_path), scorers=scorers), OnnxEngine(tmp_path, scorers=scorers)
+    work = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,))
     want, found = (engine.execute(work)[0].scores[ROUTE] for engine in engines)
     assert all(score < 1.0 for score in want)
     assert [1 - score for score in found] == pytest.approx([1 - score for score in want], rel=1e-3)
-    states = np.ones((2, router.inputs), np.float32)
-    ours = RouterGraph(tmp_path, sure.digest).chances(states)
-    assert (1 - ours).tolist() == pytest.approx((1 - sure.chances(states)).tolist(), rel=1e-3)
+    states = np.ones((2, router.num_features), np.float32)
+    ours = OnnxRouter(tmp_path, sure.digest).probabilities(states)
+    assert (1 - ours).tolist() == pytest.approx((1 - sure.probabilities(states)).tolist(), rel=1e-3)
     for engine in engines:
         engine.drop("a", None)
-    (drafted,) = check_same([Generate("a", 0, PROMPT, Stop(12, ROUTE, 1.0))], *engines)
+    (drafted,) = check_same([DraftWork("a", 0, PROMPT, DraftStopRule(12, ROUTE, 1.0))], *engines)
     assert drafted.stopped
 
 
 def test_work_that_a_graph_cannot_do_is_refused(on_onnx: OnnxEngine) -> None:
     with pytest.raises(TypeError, match="has no spans of layers to run"):
-        on_onnx.execute(Forward(Span(0, 2, embed=True), (Rows("a", 0, 2, (5, 6)),), ("all",)))
+        on_onnx.execute(ForwardWork(Span(0, 2, embedding=True), (SequenceSlice("a", 0, 2, (5, 6)),), ("all",)))
     with pytest.raises(ValueError, match="asks for early exit, which a graph"):
-        on_onnx.execute(Generate("a", 0, PROMPT, Stop(2), exit=Exit("margin", 0.5, 0.5)))
+        on_onnx.execute(DraftWork("a", 0, PROMPT, DraftStopRule(2), early_exit=EarlyExitRule("margin", 0.5, 0.5)))
     with pytest.raises(ValueError, match="asks for importance, which a graph"):
-        on_onnx.execute(Generate("a", 0, PROMPT, Stop(2), probes=("importance",)))
+        on_onnx.execute(DraftWork("a", 0, PROMPT, DraftStopRule(2), requested_scores=("importance",)))
     with pytest.raises(ValueError, match="asks for 4 tokens with nothing to feed"):
-        on_onnx.execute(Generate("a", 0, (), Stop(4)))
+        on_onnx.execute(DraftWork("a", 0, (), DraftStopRule(4)))
     with pytest.raises(ValueError, match="a branch without tokens"):
-        on_onnx.execute(Generate("a", 0, (), Stop(4), branches=((),)))
+        on_onnx.execute(DraftWork("a", 0, (), DraftStopRule(4), branches=((),)))
     with pytest.raises(ValueError, match="score 'boldness' is not known"):
-        on_onnx.execute(Generate("a", 0, PROMPT, Stop(4), probes=("boldness",)))
+        on_onnx.execute(DraftWork("a", 0, PROMPT, DraftStopRule(4), requested_scores=("boldness",)))
 
 
 def test_work_behind_the_end_of_a_cache_is_refused(on_onnx: OnnxEngine) -> None:
-    on_onnx.execute(Generate("hole", 0, (5, 6, 7), Stop(0)))
+    on_onnx.execute(DraftWork("hole", 0, (5, 6, 7), DraftStopRule(0)))
     with pytest.raises(CacheHoleError, match="session 'hole' begins at token 4, but only 3 tokens are cached"):
-        on_onnx.execute(Generate("hole", 4, (8,), Stop(1)))
+        on_onnx.execute(DraftWork("hole", 4, (8,), DraftStopRule(1)))
     on_onnx.drop("hole", 0)
     assert on_onnx.cache.length("hole") == 3
     on_onnx.drop("hole", None)
@@ -204,8 +219,8 @@ def test_work_behind_the_end_of_a_cache_is_refused(on_onnx: OnnxEngine) -> None:
 
 
 def test_what_a_session_drew_from_goes_with_it(on_onnx: OnnxEngine) -> None:
-    on_onnx.execute(Generate("odds", 0, PROMPT, Stop(3), whole=True))
-    assert len(on_onnx.blobs) >= 3
-    before = len(on_onnx.blobs)
+    on_onnx.execute(DraftWork("odds", 0, PROMPT, DraftStopRule(3), full_draft_probs=True))
+    assert len(on_onnx.tensor_store) >= 3
+    before = len(on_onnx.tensor_store)
     on_onnx.drop("odds", None)
-    assert len(on_onnx.blobs) == before - 3
+    assert len(on_onnx.tensor_store) == before - 3

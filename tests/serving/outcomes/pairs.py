@@ -6,10 +6,10 @@ import torch
 from fake_setup import Words
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from serving.deployment.queries import Models, Query
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import take_apart
-from serving.messages import Call
+from serving.deployment.queries import LoadedModels, Query
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import decompose
+from serving.messages import GenerationRequest
 from serving.workload.prompt import Prompt
 
 torch.set_num_threads(1)
@@ -33,14 +33,14 @@ def _llama(seed: int, layers: int) -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def pair(noise: float = 0.02, layers: int = LAYERS) -> Models:
+def pair(noise: float = 0.02, layers: int = LAYERS) -> LoadedModels:
     large, small = _llama(3, layers), _llama(3, layers)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in small.parameters():
             weight += noise * torch.randn(weight.shape, generator=generator)
-    device, cloud = (Engine(take_apart(m, name=name)) for m, name in ((small, "small"), (large, "large")))
-    return Models(device, layers, cloud, layers, FewWords())  # type: ignore[arg-type]
+    device, cloud = (TorchEngine(decompose(m, name=name)) for m, name in ((small, "small"), (large, "large")))
+    return LoadedModels(device, layers, cloud, layers, FewWords())  # type: ignore[arg-type]
 
 
 def questions(n: int = 5, devices: int = 2) -> list[Query]:
@@ -48,6 +48,6 @@ def questions(n: int = 5, devices: int = 2) -> list[Query]:
     found = []
     for i in range(n):
         prompt = tuple(torch.randint(8, VOCABULARY, (6 + i,), generator=generator).tolist())
-        call = Call(f"r{i:05d}", prompt, LIMIT, ENDS)
+        call = GenerationRequest(f"r{i:05d}", prompt, LIMIT, ENDS)
         found.append(Query(call, Prompt(f"p{i}", "Where?", ("In",), "choice", "attic"), i % devices, None, 0.0, None))
     return found

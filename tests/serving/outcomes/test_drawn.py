@@ -10,51 +10,56 @@ from fake_setup import setup
 
 from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
-from serving.hardware.latency import load
-from serving.messages import Exit, Forward, Generate, Rows, Sampling, Span, Stop
-from serving.outcomes.constant import Acceptance
-from serving.outcomes.outcomes import Opened
-from serving.outcomes.sampled_engine import Chances, Rights
-from serving.policy.slots.draft import Window
-from serving.policy.slots.early_exit import Layers, Tail
-from serving.policy.slots.payload import Tokens, Whole
-from serving.runtimes.emulated import play
+from serving.hardware.latency import batch_load
+from serving.messages import DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, SamplingParams, SequenceSlice, Span
+from serving.outcomes.constant import ConstantAcceptance
+from serving.outcomes.outcomes import OutcomeEngines
+from serving.outcomes.sampled_engine import AcceptanceDraws, MatchProbabilities
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.early_exit import LayerwiseExit, SequencewiseExit
+from serving.policy.slots.payload import FullDistributionPayload, TokenPayload
+from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
-from serving.workload.workload import Asked
+from serving.workload.workload import WorkloadRequest
 
-WHOLE = Span(0, 32, embed=True, head=True)
-
-
-def asked(n: int, limit: int = 40, devices: int = 2) -> list[Asked]:
-    return [Asked(i, Prompt(f"p{i}", "", (), ""), i % devices, i, None, 0.0, 99, limit, None) for i in range(n)]
+WHOLE = Span(0, 32, embedding=True, lm_head=True)
 
 
-def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], Opened]:
-    outcomes = Acceptance(**({"prompt_tokens": 10} | how))
-    queries = outcomes.queries(asked(n), Decoding(), seed)
+def asked(n: int, limit: int = 40, devices: int = 2) -> list[WorkloadRequest]:
+    return [
+        WorkloadRequest(i, Prompt(f"p{i}", "", (), ""), i % devices, i, None, 0.0, 99, limit, None) for i in range(n)
+    ]
+
+
+def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], OutcomeEngines]:
+    outcomes = ConstantAcceptance(**({"prompt_tokens": 10} | how))
+    queries = outcomes.make_queries(asked(n), Decoding(), seed)
     return queries, outcomes.open(queries, setup("sled").policy, seed)
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
+@pytest.instant.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
 def test_drafts_are_right_as_often_as_was_said(rate: float) -> None:
-    limits, sessions = Chances(rate, rate, rate).limits, [Rights(0, f"s{i}", 7) for i in range(60)]
-    right = sum(rights.run(7 + at, 1, limits) for rights in sessions for at in range(200))
+    limits, sessions = (
+        MatchProbabilities(rate, rate, rate).thresholds,
+        [AcceptanceDraws(0, f"s{i}", 7) for i in range(60)],
+    )
+    right = sum(rights.num_accepted(7 + at, 1, limits) for rights in sessions for at in range(200))
     assert abs(right - 12000 * rate) <= 4 * sqrt(12000 * rate * (1 - rate))
 
 
 def test_acceptance_lengths_are_geometric() -> None:
-    limits = Chances(0.7, 0.7, 0.7).limits
-    runs = [Rights(1, f"s{i}", 0).run(0, 4, limits) for i in range(8000)]
+    limits = MatchProbabilities(0.7, 0.7, 0.7).thresholds
+    runs = [AcceptanceDraws(1, f"s{i}", 0).num_accepted(0, 4, limits) for i in range(8000)]
     for n, share in enumerate((0.3, 0.21, 0.147, 0.1029, 0.2401)):
         assert abs(runs.count(n) - 8000 * share) <= 4 * sqrt(8000 * share * (1 - share))
 
 
 def test_the_chain_remembers_one_step() -> None:
-    limits = Chances(1.0, 0.9, 0.2).limits
+    limits = MatchProbabilities(1.0, 0.9, 0.2).thresholds
     steps = []
     for i in range(200):
-        rights = Rights(2, f"s{i}", 0)
-        drawn = [rights.run(at, 1, limits) for at in range(60)]
+        rights = AcceptanceDraws(2, f"s{i}", 0)
+        drawn = [rights.num_accepted(at, 1, limits) for at in range(60)]
         assert drawn[0] == 1
         steps += list(pairwise(drawn))
     for before, share in ((1, 0.9), (0, 0.2)):
@@ -63,15 +68,17 @@ def test_the_chain_remembers_one_step() -> None:
 
 
 def test_luck_is_the_same_in_whatever_order_and_windows_it_is_asked() -> None:
-    limits = Chances(0.6, 0.8, 0.4).limits
-    ahead, behind = Rights(3, "s", 5), Rights(3, "s", 5)
-    ahead.run(60, 8, limits)
+    limits = MatchProbabilities(0.6, 0.8, 0.4).thresholds
+    ahead, behind = AcceptanceDraws(3, "s", 5), AcceptanceDraws(3, "s", 5)
+    ahead.num_accepted(60, 8, limits)
     for at in range(5, 50):
-        run = behind.run(at, 8, limits)
-        assert run == ahead.run(at, 8, limits) <= 8
-        assert min(run, 3) == ahead.run(at, 3, limits)
-    other = Rights(4, "s", 5)
-    assert [other.run(at, 1, limits) for at in range(5, 40)] != [ahead.run(at, 1, limits) for at in range(5, 40)]
+        run = behind.num_accepted(at, 8, limits)
+        assert run == ahead.num_accepted(at, 8, limits) <= 8
+        assert min(run, 3) == ahead.num_accepted(at, 3, limits)
+    other = AcceptanceDraws(4, "s", 5)
+    assert [other.num_accepted(at, 1, limits) for at in range(5, 40)] != [
+        ahead.num_accepted(at, 1, limits) for at in range(5, 40)
+    ]
 
 
 def test_policies_under_one_seed_meet_the_same_luck() -> None:
@@ -79,10 +86,10 @@ def test_policies_under_one_seed_meet_the_same_luck() -> None:
     found = {}
     for k in (1, 4, 8):
         queries, models = opened(4)
-        records = play(setup("sled", override={"draft": Window(k)}), models, queries)
+        records = simulate(setup("sled", override={"draft": WindowDraft(k)}), models, queries)
         assert all(len(r.tokens) == 40 for r in records.values())
         assert [r.tokens[-1] for r in records.values()] == [4 * 49] * 4
-        found[k] = {(n, c.at): (c.accepted, len(c.tokens)) for n, r in records.items() for c in r.chunks}
+        found[k] = {(n, c.position): (c.accepted, len(c.tokens)) for n, r in records.items() for c in r.draft_decisions}
     for place, (accepted, n) in found[4].items():
         for k in (1, 8):
             if place in found[k]:
@@ -93,16 +100,18 @@ def test_policies_under_one_seed_meet_the_same_luck() -> None:
 def test_one_seed_one_run() -> None:
     def once(seed: int) -> Any:
         queries, models = opened(3, seed)
-        return play(setup("sled", seed=seed), models, queries)
+        return simulate(setup("sled", seed=seed), models, queries)
 
     assert once(1) == once(1) != once(2)
 
 
-@pytest.mark.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
+@pytest.instant.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
 def test_every_policy_can_be_simulated(name: str) -> None:
     """Synera without its layer-wise exit, of which one number says nothing."""
     queries, models = opened(3)
-    records = play(setup(name, override={"early_exit": Tail(0.8)} if name == "synera" else {}), models, queries)
+    records = simulate(
+        setup(name, override={"early_exit": SequencewiseExit(0.8)} if name == "synera" else {}), models, queries
+    )
     assert {(r.ending, len(r.tokens)) for r in records.values()} == {("complete", 40)}
     assert models.notes() == ("the tokens are numbers, not words: quality is not simulated",)
     assert models.tokenizer.decode(records["r00000"].tokens) == ""
@@ -110,80 +119,94 @@ def test_every_policy_can_be_simulated(name: str) -> None:
 
 def test_loads_are_counted_as_the_engine_counts() -> None:
     queries, models = opened(rate=1.0)
-    prompt = queries[0].call.prompt
-    outcome, loads = models.device.execute(Generate("r00000", 0, prompt, Stop(3)))
-    assert (outcome.tokens, outcome.cached, outcome.stopped) == ((40, 44, 48), 12, False)  # type: ignore[union-attr]
-    assert loads == (load(32, [(0, 10), (10, 1), (11, 1)], 3)._replace(forwards=3, further=0),)
-    _, loads = models.device.execute(Generate("r00000", 0, prompt[:-1], Stop(0)))
-    assert loads == (load(32, [(0, 9)]),)
-    rows = Rows("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")
-    results, loads = models.cloud.execute(Forward(WHOLE, (rows, Rows("r00001", 4, 2, (16, 20))), ("last", "last")))
-    assert [r.verdict and (r.verdict.accepted, r.verdict.token) for r in results] == [(2, 48), None]  # type: ignore[union-attr]
-    assert loads == (load(32, [(0, 13), (4, 2)], 4),)
+    prompt = queries[0].request.prompt
+    outcome, loads = models.device.execute(DraftWork("r00000", 0, prompt, DraftStopRule(3)))
+    assert (outcome.tokens, outcome.cached_len, outcome.stopped) == ((40, 44, 48), 12, False)  # type: ignore[union-attr]
+    assert loads == (batch_load(32, [(0, 10), (10, 1), (11, 1)], 3)._replace(num_forwards=3, extra_sessions=0),)
+    _, loads = models.device.execute(DraftWork("r00000", 0, prompt[:-1], DraftStopRule(0)))
+    assert loads == (batch_load(32, [(0, 9)]),)
+    rows = SequenceSlice("r00000", 0, 13, (*prompt, 40, 44, 49), 3, "greedy")
+    results, loads = models.cloud.execute(
+        ForwardWork(WHOLE, (rows, SequenceSlice("r00001", 4, 2, (16, 20))), ("last", "last"))
+    )
+    assert [r.verdict and (r.verdict.accepted, r.verdict.next_token) for r in results] == [(2, 48), None]  # type: ignore[union-attr]
+    assert loads == (batch_load(32, [(0, 13), (4, 2)], 4),)
 
 
 def test_a_stop_rule_ends_the_draft() -> None:
     """A constant score is below the threshold at once, or never."""
     queries, models = opened(rate=0.4)
-    feed = queries[0].call.prompt
+    feed = queries[0].request.prompt
     for below, keep, n, passes in ((0.5, True, 1, 1), (0.5, False, 0, 1), (0.3, True, 4, 4)):
-        work = Generate("r00000", 0, feed, Stop(4, "margin", below, keep), probes=("confidence", "importance"))
+        work = DraftWork(
+            "r00000", 0, feed, DraftStopRule(4, "margin", below, keep), requested_scores=("confidence", "importance")
+        )
         outcome, loads = models.device.execute(work)
-        assert (len(outcome.tokens), len(loads), outcome.cached) == (n, passes, 9 + passes)  # type: ignore[union-attr]
+        assert (len(outcome.tokens), len(loads), outcome.cached_len) == (n, passes, 9 + passes)  # type: ignore[union-attr]
         assert outcome.scores == {"confidence": (0.4,) * n, "importance": (0.4,) * n}  # type: ignore[union-attr]
 
 
 def test_sampled_drafts_carry_their_distributions() -> None:
     queries, models = opened()
-    work = Generate("r00000", 0, queries[0].call.prompt, Stop(3), sampling=Sampling(1.0, 0, 1.0, 0))
+    work = DraftWork("r00000", 0, queries[0].request.prompt, DraftStopRule(3), sampling=SamplingParams(1.0, 0, 1.0, 0))
     outcome, _ = models.device.execute(work)
-    assert len({blob.id for blob in outcome.odds}) == 3  # type: ignore[union-attr]
-    assert outcome.kept == (0, 0, 0)  # type: ignore[union-attr]
-    assert Acceptance().queries(asked(1), Decoding(0.8), 5)[0].call.sampling == Sampling(0.8, 0, 1.0, 5)
+    assert len({blob.id for blob in outcome.draft_probs}) == 3  # type: ignore[union-attr]
+    assert outcome.probs_support == (0, 0, 0)  # type: ignore[union-attr]
+    assert ConstantAcceptance().make_queries(asked(1), Decoding(0.8), 5)[0].request.sampling == SamplingParams(
+        0.8, 0, 1.0, 5
+    )
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("top_k", "exchange", "kept", "note"),
-    [(5, Tokens(), 5, "naming 5 tokens"), (0, Tokens(), 0, "naming all of the vocabulary"), (5, Whole(), 0, None)],
+    [
+        (5, TokenPayload(), 5, "naming 5 tokens"),
+        (0, TokenPayload(), 0, "naming all of the vocabulary"),
+        (5, FullDistributionPayload(), 0, None),
+    ],
 )
 def test_a_distribution_names_what_top_k_leaves(top_k: int, exchange: Any, kept: int, note: str | None) -> None:
-    made, outcomes = setup("sled", override={"exchange": exchange}), Acceptance(prompt_tokens=10)
-    queries = outcomes.queries(asked(2), Decoding(0.8, top_k=top_k), 0)
+    made, outcomes = setup("sled", override={"exchange": exchange}), ConstantAcceptance(prompt_tokens=10)
+    queries = outcomes.make_queries(asked(2), Decoding(0.8, top_k=top_k), 0)
     models = outcomes.open(queries, made.policy, 0)
-    call = queries[0].call
+    call = queries[0].request
     for feed, branches in ((call.prompt, ()), ((), (call.prompt, (*call.prompt, 40)))):
-        work = Generate(call.session, 0, feed, Stop(2), sampling=call.sampling, branches=branches)
-        outcome, _ = models.device.execute(replace(work, whole=made.policy.exchange.whole))
-        assert outcome.kept == (kept, kept)  # type: ignore[union-attr]
-        assert len(outcome.odds) == 2  # type: ignore[union-attr]
+        work = DraftWork(call.session, 0, feed, DraftStopRule(2), sampling=call.sampling, branches=branches)
+        outcome, _ = models.device.execute(replace(work, full_draft_probs=made.policy.payload.full_distributions))
+        assert outcome.probs_support == (kept, kept)  # type: ignore[union-attr]
+        assert len(outcome.draft_probs) == 2  # type: ignore[union-attr]
     assert [note in said for said in models.notes()[1:]] == ([True] if note else [])
-    assert {r.ending for r in play(made, models, queries).values()} == {"complete"}
+    assert {r.ending for r in simulate(made, models, queries).values()} == {"complete"}
 
 
 def test_greedy_drafts_carry_whole_distributions_where_they_are_wanted() -> None:
-    made = setup("sled", override={"exchange": Whole()})
+    made = setup("sled", override={"exchange": FullDistributionPayload()})
     queries, _ = opened()
-    engine = Acceptance(prompt_tokens=10).open(queries, made.policy, 0).device
-    outcome, _ = engine.execute(Generate("r00000", 0, queries[0].call.prompt, Stop(3), whole=True))
-    assert (len(outcome.odds), outcome.kept) == (3, (0, 0, 0))  # type: ignore[union-attr]
+    engine = ConstantAcceptance(prompt_tokens=10).open(queries, made.policy, 0).device
+    outcome, _ = engine.execute(
+        DraftWork("r00000", 0, queries[0].request.prompt, DraftStopRule(3), full_draft_probs=True)
+    )
+    assert (len(outcome.draft_probs), outcome.probs_support) == (3, (0, 0, 0))  # type: ignore[union-attr]
 
 
 def test_a_draft_in_the_wrong_place_is_an_error() -> None:
     _, models = opened()
-    shifted = Rows("r00000", 0, 12, (*range(0, 40, 4), 44, 48), 2, "greedy")
+    shifted = SequenceSlice("r00000", 0, 12, (*range(0, 40, 4), 44, 48), 2, "greedy")
     with pytest.raises(RuntimeError, match="44 is no draft for token 10"):
-        models.cloud.execute(Forward(WHOLE, (shifted,), ("last",)))
+        models.cloud.execute(ForwardWork(WHOLE, (shifted,), ("last",)))
 
 
 def test_what_is_no_probability_is_refused() -> None:
     with pytest.raises(ValueError, match=r"outcomes\.rate is 1\.2; it is the share of drafts that stand: 0 to 1"):
-        Acceptance(1.2)
+        ConstantAcceptance(1.2)
     with pytest.raises(ValueError, match="a prompt has at least 1 token"):
-        Acceptance(prompt_tokens=0)
+        ConstantAcceptance(prompt_tokens=0)
     with pytest.raises(ValueError, match=r"after_wrong is -0\.1; a probability lies between 0 and 1"):
-        Chances(0.5, 0.5, -0.1)
+        MatchProbabilities(0.5, 0.5, -0.1)
     with pytest.raises(ValueError, match="runtime/outcomes=constant knows drafts made running all layers"):
-        Acceptance().open([], setup("sled", override={"early_exit": Layers()}).policy, 0)
+        ConstantAcceptance().open([], setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0)
     _, models = opened()
     with pytest.raises(ValueError, match="leaves layers early by a rule that this model of acceptance does not know"):
-        models.device.execute(Generate("r00000", 0, (0,), Stop(1), exit=Exit("margin", 0.1, 0.25)))
+        models.device.execute(
+            DraftWork("r00000", 0, (0,), DraftStopRule(1), early_exit=EarlyExitRule("margin", 0.1, 0.25))
+        )

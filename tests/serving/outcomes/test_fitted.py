@@ -12,55 +12,55 @@ from made import trace
 
 from serving.core.decoding import Decoding
 from serving.core.session import Session
-from serving.hardware.exit_depths import Depths, read
-from serving.messages import Drafted, Exit, Generate, Stop
+from serving.hardware.exit_depths import ExitDepths, with_head_loads
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule
 from serving.outcomes import fit, fitted
-from serving.outcomes.fitted import Fitted
-from serving.outcomes.sampled_engine import Chances
-from serving.policy.slots.draft import Window
-from serving.policy.slots.early_exit import Layers, Progressive
-from serving.runtimes.emulated import play
+from serving.outcomes.fitted import FittedAcceptance
+from serving.outcomes.sampled_engine import MatchProbabilities
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.early_exit import LayerwiseExit, ProgressiveExit
+from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
-from serving.workload.workload import Asked
+from serving.workload.workload import WorkloadRequest
 
 
 @pytest.fixture(scope="module")
-def model() -> Fitted:
+def model() -> FittedAcceptance:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "DRAWN", 10_000)
-        return fit.fitted(trace(), 0)
+        return fit.fit_acceptance(trace(), 0)
 
 
-def asked(n: int) -> list[Asked]:
-    return [Asked(i, Prompt(f"q{i}", "", (), ""), i % 2, i, None, 0.0, 99, 64, None) for i in range(n)]
+def asked(n: int) -> list[WorkloadRequest]:
+    return [WorkloadRequest(i, Prompt(f"q{i}", "", (), ""), i % 2, i, None, 0.0, 99, 64, None) for i in range(n)]
 
 
-def test_chances_are_the_traces(model: Fitted) -> None:
-    for found, true, n in ((model.chances.after_right, 0.8, 1650), (model.chances.after_wrong, 0.5, 650)):
+def test_chances_are_the_traces(model: FittedAcceptance) -> None:
+    for found, true, n in ((model.probabilities.after_right, 0.8, 1650), (model.probabilities.after_wrong, 0.5, 650)):
         assert abs(found - true) <= 4 * sqrt(true * (1 - true) / n)
 
 
-def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: Fitted) -> None:
-    rate, auc = model.goodness["rate"], model.goodness["auc"]
+def test_goodness_compares_what_is_drawn_with_what_was_recorded(model: FittedAcceptance) -> None:
+    rate, auc = model.fit_quality["rate"], model.fit_quality["auc"]
     assert rate["model"] == pytest.approx(rate["trace"], abs=0.06)
     assert auc["model"] == pytest.approx(auc["trace"], abs=0.06)
     assert 0.7 < auc["trace"] < 0.95
-    assert list(model.goodness["windows"]) == [str(k) for k in range(1, 9)]
-    for window in model.goodness["windows"].values():
+    assert list(model.fit_quality["windows"]) == [str(k) for k in range(1, 9)]
+    for window in model.fit_quality["windows"].values():
         assert sum(window["trace"]) == pytest.approx(1) == sum(window["model"])
         assert window["total_variation"] < 0.1
 
 
-def test_goodness_sees_a_bad_model(model: Fitted) -> None:
-    answers = fit._drawn([[True] * 50], Chances(0.9, 0.9, 0.9), model.pools, 0)[0]
-    others = fit._drawn([[True] * 50], Chances(0.4, 0.4, 0.4), model.pools, 0)[0]
-    assert fit.compare(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
+def test_goodness_sees_a_bad_model(model: FittedAcceptance) -> None:
+    answers = fit._sample_answers([[True] * 50], MatchProbabilities(0.9, 0.9, 0.9), model.pools, 0)[0]
+    others = fit._sample_answers([[True] * 50], MatchProbabilities(0.4, 0.4, 0.4), model.pools, 0)[0]
+    assert fit.compare_acceptance(answers, others)["windows"]["4"]["total_variation"] > 0.3  # type: ignore[index]
 
 
 def test_windows_begin_behind_the_last_ones_correction() -> None:
     answer = [True, True, False, True, True, True, False, False]
-    assert fit.lengths([answer], 2) == [1 / 3, 0, 2 / 3]
-    assert fit.lengths([answer], 9) == [0.0] * 10
+    assert fit.accepted_lengths([answer], 2) == [1 / 3, 0, 2 / 3]
+    assert fit.accepted_lengths([answer], 9) == [0.0] * 10
 
 
 def test_auc_counts_ties_half() -> None:
@@ -69,131 +69,139 @@ def test_auc_counts_ties_half() -> None:
     assert fit.auc([0.5, 0.6], [True, True]) == 0.5
 
 
-def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: Fitted) -> None:
-    queries = model.queries(asked(30), Decoding(), 0)
-    policy = setup("sled", override={"draft": Window(4, "confidence", 0.01)})
-    records = play(policy, model.open(queries, policy.policy, 0), queries)
-    chunks = [chunk for record in records.values() for chunk in record.chunks]
+def test_a_fitted_run_has_the_traces_acceptance_and_its_scores_tell(model: FittedAcceptance) -> None:
+    queries = model.make_queries(asked(30), Decoding(), 0)
+    policy = setup("sled", override={"draft": WindowDraft(4, "confidence", 0.01)})
+    records = simulate(policy, model.open(queries, policy.policy, 0), queries)
+    chunks = [chunk for record in records.values() for chunk in record.draft_decisions]
     first = [chunk.accepted > 0 for chunk in chunks if chunk.accepted is not None]
     confidence = [chunk.scores["confidence"][0] for chunk in chunks]
-    assert fit.auc(confidence, first) == pytest.approx(model.goodness["auc"]["trace"], abs=0.12)
+    assert fit.auc(confidence, first) == pytest.approx(model.fit_quality["auc"]["trace"], abs=0.12)
     mean = sum(c.accepted or 0 for c in chunks if len(c.tokens) == 4) / sum(len(c.tokens) == 4 for c in chunks)
-    assert mean == pytest.approx(model.goodness["windows"]["4"]["mean"]["trace"], abs=0.35)
+    assert mean == pytest.approx(model.fit_quality["windows"]["4"]["mean"]["trace"], abs=0.35)
 
 
-def test_who_drafts_ahead_sees_the_targets_token_among_the_candidates(model: Fitted) -> None:
+def test_who_drafts_ahead_sees_the_targets_token_among_the_candidates(model: FittedAcceptance) -> None:
     """In the made-up trace it is the second candidate of every wrong draft."""
-    queries = model.queries(asked(1), Decoding(), 0)
-    ahead = replace(setup("sled").policy, waiting=Ahead())
-    call = queries[0].call
+    queries = model.make_queries(asked(1), Decoding(), 0)
+    ahead = replace(setup("sled").policy, lookahead=Ahead())
+    call = queries[0].request
     seen = set()
     for who in (ahead, setup("sled").policy):
         engine = model.open(queries, who, 0).device
         for at in range(len(call.prompt), len(call.prompt) + 30):
-            drafted = engine.execute(Generate(call.session, 0, tuple(range(at)), Stop(1)))[0]
-            token, second, _ = drafted.tops[0]  # type: ignore[union-attr]
+            drafted = engine.execute(DraftWork(call.session, 0, tuple(range(at)), DraftStopRule(1)))[0]
+            token, second, _ = drafted.top_candidates[0]  # type: ignore[union-attr]
             seen.add((who is ahead, token - 4 * at, second - 4 * at))
     assert seen == {(True, 0, 2), (True, 1, 0), (False, 0, 2), (False, 1, 2)}
 
 
 @dataclass(frozen=True)
 class Ahead:
-    steps: ClassVar[int] = 1
-    probes: ClassVar[tuple[str, ...]] = ()
-    monitors: ClassVar[bool] = False
+    max_steps: ClassVar[int] = 1
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    monitors_link: ClassVar[bool] = False
 
-    def limit(self, s: object) -> int:
-        return self.steps
+    def num_steps(self, s: object) -> int:
+        return self.max_steps
 
-    def guesses(self, s: Session) -> tuple[tuple[int, int | None], ...]:
+    def assumed_verdicts(self, s: Session) -> tuple[tuple[int, int | None], ...]:
         return ()
 
 
 @pytest.fixture(scope="module")
-def leaving() -> Fitted:
+def leaving() -> FittedAcceptance:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fit, "DRAWN", 1000)
-        return fit.fitted(trace(20, exits=True), 0)
+        return fit.fit_acceptance(trace(20, exits=True), 0)
 
 
-def test_where_drafts_leave_is_drawn_with_their_scores(leaving: Fitted) -> None:
+def test_where_drafts_leave_is_drawn_with_their_scores(leaving: FittedAcceptance) -> None:
     """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
-    recorded, rule = trace(20, exits=True).tables, Exit("margin", 0.7, 0.25)
+    recorded, rule = trace(20, exits=True).tables, EarlyExitRule("margin", 0.7, 0.25)
     pairs = set(zip(recorded.scores[0].ravel().tolist(), recorded.depths.ravel().tolist(), strict=True))
-    queries = leaving.queries(asked(1), Decoding(), 0)
-    call, ledger = queries[0].call, Depths(4)
-    engine = leaving.open(queries, setup("sled", override={"early_exit": Layers()}).policy, 0).device
+    queries = leaving.make_queries(asked(1), Decoding(), 0)
+    call, ledger = queries[0].request, ExitDepths(4)
+    engine = leaving.open(queries, setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0).device
     found = []
     for at in range(len(call.prompt), len(call.prompt) + 30, 2):
         feed = tuple(range(max(0, at - 3), at))
         outcome, loads = engine.execute(
-            Generate(call.session, at - len(feed), feed, Stop(4), probes=("confidence",), exit=rule)
+            DraftWork(
+                call.session, at - len(feed), feed, DraftStopRule(4), requested_scores=("confidence",), early_exit=rule
+            )
         )
-        assert isinstance(outcome, Drafted)
+        assert isinstance(outcome, DraftOutcome)
         ledger.truncate(at - len(feed))
-        depths = [round(4 * share) for share in outcome.depths]
-        expected = [ledger.passed(1 if i else len(feed), depth) for i, depth in enumerate(depths)]
-        assert loads == tuple(x for p, d in zip(expected, depths, strict=True) for x in read(p, 1, int(d == 4)))
+        depths = [round(4 * share) for share in outcome.exit_depths]
+        expected = [ledger.run_forward(1 if i else len(feed), depth) for i, depth in enumerate(depths)]
+        assert loads == tuple(
+            x for p, d in zip(expected, depths, strict=True) for x in with_head_loads(p, 1, int(d == 4))
+        )
         found += list(zip(outcome.scores["confidence"], depths, strict=True))
     assert {(float(np.float32(confidence)), depth) for confidence, depth in found} <= pairs
     assert {depth for _, depth in found} == {3, 4}
 
 
-def test_an_adopted_draft_weighs_what_it_would_have_weighed_at_once(leaving: Fitted) -> None:
-    queries = leaving.queries(asked(1), Decoding(), 0)
-    call = queries[0].call
-    engine = leaving.open(queries, setup("sled", override={"early_exit": Layers()}).policy, 0).device
-    text, probes, rule = call.prompt, ("importance",), Exit("margin", 0.7, 0.25)
-    once = engine.execute(Generate(call.session, 0, text, Stop(4), (), probes, None, rule))[0]
-    more = engine.execute(Generate(call.session, 0, (*text, 0, 0), Stop(2), (), probes, None, rule, again=2))[0]
-    only = engine.execute(Generate(call.session, 0, (*text, 0), Stop(0), (), probes, None, rule, again=2))[0]
-    two = engine.execute(Generate(call.session, 0, text, Stop(2), (), probes, None, rule))[0]
-    branch = engine.execute(Generate(call.session, 0, (), Stop(1), (), probes, None, rule, (text,)))[0]
+def test_an_adopted_draft_weighs_what_it_would_have_weighed_at_once(leaving: FittedAcceptance) -> None:
+    queries = leaving.make_queries(asked(1), Decoding(), 0)
+    call = queries[0].request
+    engine = leaving.open(queries, setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0).device
+    text, probes, rule = call.prompt, ("importance",), EarlyExitRule("margin", 0.7, 0.25)
+    once = engine.execute(DraftWork(call.session, 0, text, DraftStopRule(4), (), probes, None, rule))[0]
+    more = engine.execute(
+        DraftWork(call.session, 0, (*text, 0, 0), DraftStopRule(2), (), probes, None, rule, num_adopted_drafts=2)
+    )[0]
+    only = engine.execute(
+        DraftWork(call.session, 0, (*text, 0), DraftStopRule(0), (), probes, None, rule, num_adopted_drafts=2)
+    )[0]
+    two = engine.execute(DraftWork(call.session, 0, text, DraftStopRule(2), (), probes, None, rule))[0]
+    branch = engine.execute(DraftWork(call.session, 0, (), DraftStopRule(1), (), probes, None, rule, (text,)))[0]
     assert more.scores == once.scores  # type: ignore[union-attr]
     assert only.scores == two.scores  # type: ignore[union-attr]
-    assert (branch.scores, len(branch.depths)) == ({}, 1)  # type: ignore[union-attr]
+    assert (branch.scores, len(branch.exit_depths)) == ({}, 1)  # type: ignore[union-attr]
 
 
-def test_a_policy_that_leaves_elsewhere_is_refused(leaving: Fitted, tmp_path: Path) -> None:
+def test_a_policy_that_leaves_elsewhere_is_refused(leaving: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, leaving)
     again = fitted.load(tmp_path)
-    assert (again, again.exit) == (leaving, Exit("margin", 0.7, 0.25))
+    assert (again, again.exit_rule) == (leaving, EarlyExitRule("margin", 0.7, 0.25))
     with pytest.raises(ValueError, match=r"policy sled drafts running all layers, and the trace that acceptance was"):
         leaving.open([], setup("sled").policy, 0)
-    made = setup("synera", override={"early_exit": Progressive(after=0.9)})
-    queries = leaving.queries(asked(4), Decoding(), 0)
-    records = play(made, leaving.open(queries, made.policy, 0), queries)
+    made = setup("synera", override={"early_exit": ProgressiveExit(sequence_fraction=0.9)})
+    queries = leaving.make_queries(asked(4), Decoding(), 0)
+    records = simulate(made, leaving.open(queries, made.policy, 0), queries)
     assert {r.ending for r in records.values()} == {"complete"}
 
 
-def test_lengths_are_recorded_ones(model: Fitted) -> None:
+def test_lengths_are_recorded_ones(model: FittedAcceptance) -> None:
     """Every second made-up answer ended before its limit; the others may be as long as is asked now."""
-    queries = model.queries(asked(80), Decoding(), 3)
-    assert {len(q.call.prompt) for q in queries} == {6, 7, 8}
-    assert {q.call.limit for q in queries} == {40, 64}
-    assert queries == model.queries(asked(80), Decoding(), 3) != model.queries(asked(80), Decoding(), 4)
+    queries = model.make_queries(asked(80), Decoding(), 3)
+    assert {len(q.request.prompt) for q in queries} == {6, 7, 8}
+    assert {q.request.max_new_tokens for q in queries} == {40, 64}
+    assert queries == model.make_queries(asked(80), Decoding(), 3) != model.make_queries(asked(80), Decoding(), 4)
 
 
-def test_it_is_what_was_saved(model: Fitted, tmp_path: Path) -> None:
+def test_it_is_what_was_saved(model: FittedAcceptance, tmp_path: Path) -> None:
     fitted.save(tmp_path, model)
     again = fitted.load(tmp_path)
     assert again == model
     assert again.described.startswith("no models and no text: drafts are right as in a trace of a made-up pair")
 
 
-def test_a_damaged_artifact_is_refused(model: Fitted, tmp_path: Path) -> None:
+def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no fitted acceptance in .*; runtime\.outcomes\.path names a folder"):
         fitted.load(tmp_path)
     fitted.save(tmp_path, model)
-    header = tmp_path / fitted.HEADER
+    header = tmp_path / fitted.HEADER_FILE
     header.write_text(header.read_text(encoding="utf-8").replace('"depth": 4', '"depth": 5'), encoding="utf-8")
     with pytest.raises(ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*fit it again"):
         fitted.load(tmp_path)
 
 
-def test_a_trace_where_all_is_right_cannot_be_fitted(model: Fitted) -> None:
+def test_a_trace_where_all_is_right_cannot_be_fitted(model: FittedAcceptance) -> None:
     perfect = trace(3, 5, after_right=1.0)
     with pytest.raises(ValueError, match="all right or all wrong"):
-        fit.fitted(perfect, 0)
+        fit.fit_acceptance(perfect, 0)
     with pytest.raises(ValueError, match="needs recorded lengths"):
-        replace(model, lengths=())
+        replace(model, session_lengths=())

@@ -11,104 +11,110 @@ from made import trace
 from pairs import pair, questions
 
 from serving.core.decoding import Decoding
-from serving.core.scores import ACCEPT, SCORES
-from serving.deployment.queries import Models
+from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
+from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
-from serving.engines.torch.engine import Engine
-from serving.messages import Drafted, Generate, Stop
-from serving.metrics.recorder import Record
+from serving.engines.torch.engine import TorchEngine
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork
+from serving.metrics.recorder import SessionRecord
 from serving.outcomes import fit
-from serving.outcomes.constant import Acceptance
-from serving.outcomes.record import TraceRecording
-from serving.outcomes.replayed import Replayed
-from serving.outcomes.stated_predictor import Stated
-from serving.policy.slots.draft import RejectionPredictor, Window
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.lookahead import Parallel
-from serving.runtimes.emulated import play
+from serving.outcomes.constant import ConstantAcceptance
+from serving.outcomes.record import TraceRecorder
+from serving.outcomes.replayed import TraceOutcomes
+from serving.outcomes.stated_predictor import StatedPredictor
+from serving.policy.slots.draft import RejectionAwareDraft, WindowDraft
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.lookahead import SyneraLookahead
+from serving.runtimes.emulated import simulate
 from serving.workload.prompt import Prompt
-from serving.workload.workload import Asked
+from serving.workload.workload import WorkloadRequest
 
 BELOW = 0.45
 
 
 def predicted(judge: Any, k: int = 6, **slots: Any) -> Setup:
     made = setup("sled")
-    draft = RejectionPredictor(k, judge)
-    return replace(made, policy=replace(made.policy, draft=draft, kv_cache=Reuse(), **slots))
+    draft = RejectionAwareDraft(k, judge)
+    return replace(made, policy=replace(made.policy, draft=draft, kv_cache=PrefixCaching(), **slots))
 
 
-def judging(models: Models, judge: Any) -> Models:
-    assert isinstance(models.device, Engine)
-    engine = Engine(models.device.model, blobs=models.device.blobs, scorers={ACCEPT: judge})
+def judging(models: LoadedModels, judge: Any) -> LoadedModels:
+    assert isinstance(models.device, TorchEngine)
+    engine = TorchEngine(models.device.model, tensor_store=models.device.tensor_store, scorers={ACCEPTANCE: judge})
     return replace(models, device=engine)
 
 
-def texts(records: dict[str, Record]) -> list[list[int]]:
+def texts(records: dict[str, SessionRecord]) -> list[list[int]]:
     return [record.tokens for record in records.values()]
 
 
 @pytest.fixture(scope="module")
-def models() -> Models:
+def models() -> LoadedModels:
     return pair(noise=0.05)
 
 
-def test_a_draft_ends_before_the_first_predicted_rejection(models: Models) -> None:
+def test_a_draft_ends_before_the_first_predicted_rejection(models: LoadedModels) -> None:
     engine = judging(models, Judge(BELOW)).device
-    work = Generate("a", 0, tuple(range(8, 20)), Stop(8), probes=(ACCEPT, *SCORES))
+    work = DraftWork("a", 0, tuple(range(8, 20)), DraftStopRule(8), requested_scores=(ACCEPTANCE, *LOGIT_SCORES))
     whole, _ = engine.execute(work)
-    assert isinstance(whole, Drafted)
-    chances = whole.scores[ACCEPT]
+    assert isinstance(whole, DraftOutcome)
+    chances = whole.scores[ACCEPTANCE]
     assert chances == pytest.approx(whole.scores["confidence"])
     doubt = chances.index(min(chances[1:]))
     below = 0.5 * (chances[doubt] + min(chances[:doubt]))
-    drafted, _ = engine.execute(replace(work, stop=Stop(8, ACCEPT, below, keep=False, least=1), probes=(ACCEPT,)))
-    assert isinstance(drafted, Drafted)
+    drafted, _ = engine.execute(
+        replace(
+            work,
+            stop_rule=DraftStopRule(8, ACCEPTANCE, below, keep_last=False, min_tokens=1),
+            requested_scores=(ACCEPTANCE,),
+        )
+    )
+    assert isinstance(drafted, DraftOutcome)
     assert drafted.tokens == whole.tokens[:doubt]
     assert drafted.stopped
 
 
-def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(models: Models) -> None:
+def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(models: LoadedModels) -> None:
     made = predicted(Judge(0.5, always=0.1))
-    records = play(made, judging(models, Judge(0.5, always=0.1)), questions())
-    chunks = [chunk for record in records.values() for chunk in record.chunks]
+    records = simulate(made, judging(models, Judge(0.5, always=0.1)), questions())
+    chunks = [chunk for record in records.values() for chunk in record.draft_decisions]
     assert {len(chunk.tokens) for chunk in chunks} == {1}
-    assert not any(record.discarded for record in records.values())
-    assert texts(records) == texts(play(setup("sled"), models, questions()))
+    assert not any(record.discarded_tokens for record in records.values())
+    assert texts(records) == texts(simulate(setup("sled"), models, questions()))
 
 
-@pytest.mark.parametrize("slots", [{}, {"waiting": Parallel(THRESHOLDS)}])
-def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: Models, tmp_path_factory: Any) -> None:
+@pytest.instant.parametrize("slots", [{}, {"waiting": SyneraLookahead(THRESHOLDS)}])
+def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any) -> None:
     made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
-    ran = play(made, judging(models, judge), questions())
-    recording = TraceRecording(judging(models, judge), made.policy, 0, 8, {"pair": "two random Llamas"}, None)
-    read = recording.take(questions(), tmp_path_factory.mktemp("trace"), lambda *_: None)
-    looked_up = play(made, Replayed(read, None).open(questions(), made.policy, 0), questions())  # type: ignore[arg-type]
+    ran = simulate(made, judging(models, judge), questions())
+    recording = TraceRecorder(judging(models, judge), made.policy, 0, 8, {"pair": "two random Llamas"}, None)
+    read = recording.record(questions(), tmp_path_factory.mktemp("trace"), lambda *_: None)
+    looked_up = simulate(made, TraceOutcomes(read, None).open(questions(), made.policy, 0), questions())  # type: ignore[arg-type]
     for name, record in ran.items():
-        assert [(c.at, c.tokens, c.accepted) for c in record.chunks] == [
-            (c.at, c.tokens, c.accepted) for c in looked_up[name].chunks
+        assert [(c.position, c.tokens, c.accepted) for c in record.draft_decisions] == [
+            (c.position, c.tokens, c.accepted) for c in looked_up[name].draft_decisions
         ]
-    counts = [(r.drafted, r.discarded, r.accepted, r.sent) for r in ran.values()]
-    assert counts == [(r.drafted, r.discarded, r.accepted, r.sent) for r in looked_up.values()]
-    assert sum(record.discarded for record in ran.values()) > 5
+    counts = [(r.drafted, r.discarded_tokens, r.drafts_accepted, r.drafts_verified) for r in ran.values()]
+    assert counts == [(r.drafted, r.discarded_tokens, r.drafts_accepted, r.drafts_verified) for r in looked_up.values()]
+    assert sum(record.discarded_tokens for record in ran.values()) > 5
 
 
-def asked(n: int) -> list[Asked]:
-    return [Asked(i, Prompt(f"p{i}", "", (), ""), i % 2, i, None, 0.0, 99, 60, None) for i in range(n)]
+def asked(n: int) -> list[WorkloadRequest]:
+    return [WorkloadRequest(i, Prompt(f"p{i}", "", (), ""), i % 2, i, None, 0.0, 99, 60, None) for i in range(n)]
 
 
 def served(outcomes: Any, made: Setup, n: int = 40) -> tuple[float, float]:
     """Share of the sent drafts that stood, and drafts a round."""
     queries = outcomes.queries(asked(n), Decoding(), 0)
-    records = play(made, outcomes.open(queries, made.policy, 0), queries).values()
-    sent, rounds = sum(r.sent for r in records), sum(r.asked for r in records)
-    return sum(r.accepted for r in records) / sent, sent / rounds
+    records = simulate(made, outcomes.open(queries, made.policy, 0), queries).values()
+    sent, rounds = sum(r.drafts_verified for r in records), sum(r.num_offloaded for r in records)
+    return sum(r.drafts_accepted for r in records) / sent, sent / rounds
 
 
 def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
-    outcomes = fit.fitted(trace(sessions=20), 0)
+    outcomes = fit.fit_acceptance(trace(sessions=20), 0)
     plain = setup("sled")
-    window = replace(plain, policy=replace(plain.policy, draft=Window(6)))
+    window = replace(plain, policy=replace(plain.policy, draft=WindowDraft(6)))
     (blind, many), (seeing, few) = served(outcomes, window), served(outcomes, predicted(Judge(0.55)))
     assert seeing > 1.15 * blind
     assert few < many
@@ -116,8 +122,8 @@ def test_pools_know_a_trained_score_and_a_predictor_that_sees_helps() -> None:
 
 def test_a_predictor_of_stated_rates_errs_as_often_as_was_said() -> None:
     """A chain of right drafts that were let through, by hand: each of them continues with the chance 0.8 x 0.7."""
-    outcomes = Acceptance(rate=0.8, prompt_tokens=10)
-    share, drafts = served(outcomes, predicted(Stated(recall=0.7, false_alarm=0.0), k=30), n=120)
+    outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
+    share, drafts = served(outcomes, predicted(StatedPredictor(recall=0.7, false_alarm=0.0), k=30), n=120)
     passes = 0.8 * 0.7
     # The first draft is sent in any case; a further one only if those before it, it too, were let through.
     expected_sent = 1 + passes * passes / (1 - passes)
@@ -127,11 +133,11 @@ def test_a_predictor_of_stated_rates_errs_as_often_as_was_said() -> None:
 
 
 def test_what_cannot_be_judged_is_said() -> None:
-    outcomes = Acceptance(rate=0.8, prompt_tokens=10)
-    queries = outcomes.queries(asked(2), Decoding(), 0)
+    outcomes = ConstantAcceptance(acceptance_rate=0.8, prompt_tokens=10)
+    queries = outcomes.make_queries(asked(2), Decoding(), 0)
     with pytest.raises(ValueError, match=r"knows no scores for it.*policy/draft=stated_predictor"):
         outcomes.open(queries, predicted(Judge(0.5)).policy, 0)
     with pytest.raises(ValueError, match=r"known by its rates alone.*policy/draft=rejection_predictor"):
-        fit.fitted(trace(sessions=4), 0).open(queries, predicted(Stated()).policy, 0)
+        fit.fit_acceptance(trace(sessions=4), 0).open(queries, predicted(StatedPredictor()).policy, 0)
     with pytest.raises(ValueError, match=r"recall is 1\.2"):
-        Stated(recall=1.2)
+        StatedPredictor(recall=1.2)

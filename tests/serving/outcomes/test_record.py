@@ -14,22 +14,22 @@ from pairs import pair, questions
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
-from serving.messages import Exit
+from serving.messages import EarlyExitRule
 from serving.outcomes import fitted, replayed, store
-from serving.outcomes.record import TraceRecording
-from serving.outcomes.trace import Tables, Trace
-from serving.policy.slots.early_exit import Layers, NoExit
+from serving.outcomes.record import TraceRecorder
+from serving.outcomes.trace import OutcomeTrace, TraceTables
+from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
 from serving.stages import fit_outcomes, record_outcomes
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt
 from serving.workload.workload import Workload
 
 
-def assert_equal(a: Trace, b: Trace) -> None:
-    for field in fields(Trace):
+def assert_equal(a: OutcomeTrace, b: OutcomeTrace) -> None:
+    for field in fields(OutcomeTrace):
         if field.name != "tables":
             assert getattr(a, field.name) == getattr(b, field.name), field.name
-    for field in fields(Tables):
+    for field in fields(TraceTables):
         assert np.array_equal(getattr(a.tables, field.name), getattr(b.tables, field.name)), field.name
 
 
@@ -49,32 +49,36 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
     out.mkdir()
     told: list[tuple[int, int]] = []
     record_outcomes(
-        out, progress=lambda done, total, _: told.append((done, total)), work=work, depth=3, seed=0,
+        out, progress=lambda done, total, _: told.append((done, total)), work=work, max_draft_len=3, seed=0,
         device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
-            early_exit=NoExit(),
-        workload=Workload(dataset=Where(), prompts=2, max_prompt_tokens=16, max_new_tokens=6),
+            early_exit=NoEarlyExit(),
+        workload=Workload(dataset=Where(), num_prompts=2, max_prompt_tokens=16, max_new_tokens=6),
     )  # fmt: skip
     assert told == [(2, 2)]
     read = replayed.load(out)
-    assert (read.trace.device_layers, read.trace.cloud_layers, read.trace.tables.depth) == (2, 8, 3)
+    assert (read.trace.device_layers, read.trace.cloud_layers, read.trace.tables.max_draft_len) == (2, 8, 3)
     assert read.trace.made_from["data"] == "questions about places, 2 prompts"
-    assert read.tokenizer.decode(read.trace.sessions[0].path[:3]) == "where is the"
+    assert read.tokenizer.decode(read.trace.sessions[0].token_ids[:3]) == "where is the"
     assert read.described.endswith("2 sessions, the target's own greedy text")
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.instant.parametrize("own", [False, True])
 def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> None:
     """The policy's own, or without one that of the slot."""
-    made, exits = checkpoints.made(tmp_path), Layers(0.0, 0.5)
+    made, exits = checkpoints.made(tmp_path), LayerwiseExit(0.0, 0.5)
     (tmp_path / "out").mkdir()
     record_outcomes(
-        tmp_path / "out", progress=lambda *_: None, work=tmp_path / "work", depth=2, seed=0,
+        tmp_path / "out", progress=lambda *_: None, work=tmp_path / "work", max_draft_len=2, seed=0,
         device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
-        early_exit=NoExit() if own else exits, policy=policy("sled", early_exit=exits) if own else None,
-        workload=Workload(dataset=Where(), prompts=1, max_prompt_tokens=16, max_new_tokens=2),
+        early_exit=NoEarlyExit() if own else exits, policy=policy("sled", early_exit=exits) if own else None,
+        workload=Workload(dataset=Where(), num_prompts=1, max_prompt_tokens=16, max_new_tokens=2),
     )  # fmt: skip
     read = replayed.load(tmp_path / "out").trace
-    assert (read.policy, read.exit, read.tables.depths.max()) == (None, Exit("margin", 0.0, 0.5), 1)
+    assert (read.policy_name, read.exit_rule, read.tables.exit_layers.max()) == (
+        None,
+        EarlyExitRule("margin", 0.0, 0.5),
+        1,
+    )
     assert read.described.endswith("own greedy text, drafts leaving at a margin above 0 in the last 0.5 of the layers")
 
 
@@ -84,10 +88,10 @@ def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) 
         out, work = tmp_path / f"out-{most}", tmp_path / f"work-{most}"
         out.mkdir()
         record_outcomes(
-            out, progress=lambda *_: None, work=work, depth=2, seed=0, most=most,
+            out, progress=lambda *_: None, work=work, max_draft_len=2, seed=0, max_prompts=most,
             device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
-            early_exit=NoExit(),
-            workload=Workload(dataset=Where(), prompts=7, again=True, max_prompt_tokens=16, max_new_tokens=2),
+            early_exit=NoEarlyExit(),
+            workload=Workload(dataset=Where(), num_prompts=7, reuse_prompts=True, max_prompt_tokens=16, max_new_tokens=2),
         )  # fmt: skip
         assert len({session.prompt.id for session in replayed.load(out).trace.sessions}) == sessions
         assert len(replayed.load(out).trace.sessions) == sessions
@@ -100,23 +104,23 @@ def test_a_fit_is_a_stage_of_its_own(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
-    recording = TraceRecording(pair(), None, 0, 2, {"pair": "two random Llamas"})
+    recording = TraceRecorder(pair(), None, 0, 2, {"pair": "two random Llamas"})
     asked = questions(10)
 
     def stop(done: int, total: int, note: str) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        recording.take(asked, tmp_path / "work", stop)
+        recording.record(asked, tmp_path / "work", stop)
     (tmp_path / "work" / "part-00001.partial").mkdir()  # what a kill leaves behind
-    kept = (tmp_path / "work" / "part-00000" / store.TENSORS).stat().st_mtime_ns
-    whole = recording.take(asked, tmp_path / "work", lambda *_: None)
-    assert (tmp_path / "work" / "part-00000" / store.TENSORS).stat().st_mtime_ns == kept
-    assert_equal(whole, recording.take(asked, tmp_path / "other", lambda *_: None))
-    assert [s.first for s in whole.sessions[:2]] == [0, whole.sessions[0].rows]
+    kept = (tmp_path / "work" / "part-00000" / store.TENSORS_FILE).stat().st_mtime_ns
+    whole = recording.record(asked, tmp_path / "work", lambda *_: None)
+    assert (tmp_path / "work" / "part-00000" / store.TENSORS_FILE).stat().st_mtime_ns == kept
+    assert_equal(whole, recording.record(asked, tmp_path / "other", lambda *_: None))
+    assert [s.first_row for s in whole.sessions[:2]] == [0, whole.sessions[0].num_rows]
 
 
-@pytest.mark.parametrize("exits", [False, True])
+@pytest.instant.parametrize("exits", [False, True])
 def test_it_is_what_was_saved(exits: bool, tmp_path: Path) -> None:
     store.save(tmp_path, trace(exits=exits))
     assert_equal(store.load(tmp_path), trace(exits=exits))
@@ -126,38 +130,38 @@ def test_sampled_text_is_not_recorded(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use runtime/outcomes=fitted, or temperature 0"):
         record_outcomes(
             tmp_path, progress=lambda *_: None, work=tmp_path, device=Checkpoint(hub="a"), cloud=Checkpoint(hub="b"),
-            workload=Workload(dataset=Where()), decoding=Decoding(0.5), early_exit=NoExit(), seed=0,
+            workload=Workload(dataset=Where()), decoding=Decoding(0.5), early_exit=NoEarlyExit(), seed=0,
         )  # fmt: skip
 
 
 def _short(folder: Path) -> None:
-    (folder / store.TENSORS).write_bytes((folder / store.TENSORS).read_bytes()[:-40])
+    (folder / store.TENSORS_FILE).write_bytes((folder / store.TENSORS_FILE).read_bytes()[:-40])
 
 
 def _lost_session(folder: Path) -> None:
-    about = json.loads((folder / store.HEADER).read_text(encoding="utf-8"))
+    about = json.loads((folder / store.HEADER_FILE).read_text(encoding="utf-8"))
     about["sessions"].pop()
-    (folder / store.HEADER).write_text(json.dumps(about), encoding="utf-8")
+    (folder / store.HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _other_name(folder: Path) -> None:
-    text = (folder / store.HEADER).read_text(encoding="utf-8")
-    (folder / store.HEADER).write_text(text.replace('"policy"', '"politics"'), encoding="utf-8")
+    text = (folder / store.HEADER_FILE).read_text(encoding="utf-8")
+    (folder / store.HEADER_FILE).write_text(text.replace('"policy"', '"politics"'), encoding="utf-8")
 
 
 def _too_deep(folder: Path) -> None:
-    text = (folder / store.HEADER).read_text(encoding="utf-8")
-    (folder / store.HEADER).write_text(text.replace('"device_layers": 4', '"device_layers": 3'), encoding="utf-8")
+    text = (folder / store.HEADER_FILE).read_text(encoding="utf-8")
+    (folder / store.HEADER_FILE).write_text(text.replace('"device_layers": 4', '"device_layers": 3'), encoding="utf-8")
 
 
 def _no_prompt(folder: Path) -> None:
-    about = json.loads((folder / store.HEADER).read_text(encoding="utf-8"))
+    about = json.loads((folder / store.HEADER_FILE).read_text(encoding="utf-8"))
     for session in about["sessions"][:2]:
         session["prompt_tokens"] += 46 if session is about["sessions"][0] else -46
-    (folder / store.HEADER).write_text(json.dumps(about), encoding="utf-8")
+    (folder / store.HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("damage", "message"),
     [
         (_short, "cannot be read"),

@@ -12,62 +12,64 @@ import numpy as np
 from checkpoints import made
 from fake_setup import setup
 
-from serving.core.scores import Side
-from serving.deployment.queries import Models
-from serving.engines.models import Model, Pair
-from serving.frontend.service_options import Service
-from serving.frontend.ui.config import Show
-from serving.frontend.ui.device_pool import open_all
-from serving.frontend.ui.measures import Meter
-from serving.frontend.ui.options import Page
-from serving.frontend.ui.policy_card import Offer
-from serving.frontend.ui.server import Server
-from serving.frontend.ui.stage import Stage
-from serving.hardware.replica_packing import REPORTED, Factor
-from serving.learned.router import Router
+from serving.core.scores import ThresholdSide
+from serving.deployment.queries import LoadedModels
+from serving.engines.models import ModelConfig, ModelPair
+from serving.frontend.service_options import ServiceOptions
+from serving.frontend.ui.config import UiConfig
+from serving.frontend.ui.device_pool import open_shared_models
+from serving.frontend.ui.measures import RunMeter
+from serving.frontend.ui.options import UiOptions
+from serving.frontend.ui.policy_card import PolicyCard
+from serving.frontend.ui.server import UiServer
+from serving.frontend.ui.stage import UiDeployment
+from serving.hardware.replica_packing import REPORTED_FACTORS, PackingEstimate
+from serving.learned.router import TokenRouter
 from serving.policy.policy import Policy
-from serving.policy.slots.draft import Window
+from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.routed_offload import Routed
+from serving.policy.slots.routed_offload import RoutedOffload
 from serving.policy.slots.verify import Replace
 
 PROMPT = "where is the red key"
 WIDTH = 16
 """Of the tiny checkpoints' hidden states."""
-PF = REPORTED["llama2_13b"]
+PF = REPORTED_FACTORS["llama2_13b"]
 
 Event = tuple[str, dict[str, Any]]
 
 
-def router(side: Side = "below", threshold: float = 0.4, seed: int = 3) -> Router:
+def router(side: ThresholdSide = "below", threshold: float = 0.4, seed: int = 3) -> TokenRouter:
     """Scores that spread over 0 to 1, whatever they mean."""
     weights = np.random.default_rng(seed).normal(scale=0.3, size=(1, WIDTH)).astype(np.float32)
     scores = tuple(sorted(np.random.default_rng(seed).random(100).round(3).tolist()))
     still = np.zeros(WIDTH, np.float32)
     layers = ((weights, np.zeros(1, np.float32)),)
-    return Router(layers, still, still + 1, threshold=threshold, side=side, scores=scores)
+    return TokenRouter(layers, still, still + 1, threshold=threshold, side=side, heldout_scores=scores)
 
 
-def routed(name: str = "citer", found: Router | None = None) -> Policy:
+def routed(name: str = "citer", found: TokenRouter | None = None) -> Policy:
     """A policy as conf/policy/citer.yaml describes it, but for its router."""
     base = setup("sled").policy
     return replace(
-        base, name=name, draft=Window(1), offload=Routed(found or router()), verify=Replace(),
+        base, name=name, draft=WindowDraft(1), offload=RoutedOffload(found or router()), verify=Replace(),
         kv_cache=setup("edge_centric").policy.kv_cache, link_loss=LinkLoss("local"),
     )  # fmt: skip
 
 
-def pair(folder: Path) -> Pair:
+def pair(folder: Path) -> ModelPair:
     models, timing = made(folder), setup().pair
-    device, cloud = (Model(path=models[side], timing=getattr(timing, side).timing) for side in ("device", "cloud"))
-    return Pair(device, cloud)
+    device, cloud = (
+        ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timing) for side in ("device", "cloud")
+    )
+    return ModelPair(device, cloud)
 
 
-def show(pair: Pair, policies: tuple[Policy, ...], devices: int = 2, **page: Any) -> Show:
+def show(pair: ModelPair, policies: tuple[Policy, ...], devices: int = 2, **page: Any) -> UiConfig:
     """The first policy with the others beside it; at this machine's pace, over no link."""
     options = {"pace": "wall", "shaped": False, "port": 0, "api_key_env": "NO_KEY_FOR_THIS_TEST"} | page
     first = replace(setup("synera", pair=pair, devices=devices), policy=policies[0])
-    return Show(first, Service(page=Page(**options)), {policy.name: policy for policy in policies[1:]})
+    return UiConfig(first, ServiceOptions(page=UiOptions(**options)), {policy.name: policy for policy in policies[1:]})
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,21 @@ class Answer:
 class Played:
     """A page that is served while a test asks it."""
 
-    def __init__(self, runner: asyncio.Runner, shown: Show, models: Mapping[str, Models] | None = None) -> None:
+    def __init__(
+        self, runner: asyncio.Runner, shown: UiConfig, models: Mapping[str, LoadedModels] | None = None
+    ) -> None:
         self._runner = runner
-        self.stage: Stage
-        self.server: Server
-        self.models = models or open_all(shown.setups, "cpu")
+        self.stage: UiDeployment
+        self.server: UiServer
+        self.models = models or open_shared_models(shown.setups, "cpu")
         runner.run(self._start(shown))
 
-    async def _start(self, shown: Show) -> None:
-        self.stage = Stage(shown, self.models)
-        self.stage.tokenizer.ends = ()  # random weights would end at once
-        self.server = Server(self.stage)
+    async def _start(self, shown: UiConfig) -> None:
+        self.stage = UiDeployment(shown, self.models)
+        self.stage.tokenizer.eos_token_ids = ()  # random weights would end at once
+        self.server = UiServer(self.stage)
         await self.server.start()
-        self._task = asyncio.create_task(self.stage.live.run(lambda: False))
+        self._task = asyncio.create_task(self.stage.driver.run(lambda: False))
 
     def run(self, work: Any) -> Any:
         """Bounded, so that what hangs fails."""
@@ -146,10 +150,14 @@ def named(events: list[Event], name: str) -> list[dict[str, Any]]:
     return [data for each, data in events if each == name]
 
 
-def meter(timed: bool = True, afar: bool = False, factor: Factor | None = Factor(PF, "Synera, Table 3")) -> Meter:  # noqa: B008
+def meter(
+    timed: bool = True,
+    afar: bool = False,
+    factor: PackingEstimate | None = PackingEstimate(PF, "Synera, Table 3"),  # noqa: B008
+) -> RunMeter:
     bed = setup().hardware
-    return Meter(bed.device_fleets[0], bed.cloud, factor, timed, afar)
+    return RunMeter(bed.device_fleets[0], bed.cloud, factor, timed, afar)
 
 
-def offer(policy: Policy) -> Offer:
-    return Offer(replace(setup(), policy=policy))
+def offer(policy: Policy) -> PolicyCard:
+    return PolicyCard(replace(setup(), policy=policy))

@@ -7,7 +7,7 @@ from serving.frontend.ui import app
 
 def test_nothing_of_the_page_is_elsewhere() -> None:
     """No address, no inline script or style, no text taken for HTML; all that is named is there."""
-    found = {path: data.decode() for path, data in app.static().items()}
+    found = {path: data.decode() for path, data in app.static_files().items()}
     assert {"/", "/page.css", "/page.js", "/icon.svg"} <= found.keys()
     for path, text in found.items():
         addresses = set(re.findall(r"\w+://[^\s\"'<>`]+", text)) - {"http://www.w3.org/2000/svg"}  # a name, not a place
@@ -21,4 +21,4 @@ def test_nothing_of_the_page_is_elsewhere() -> None:
 
 
 def test_every_file_has_a_kind() -> None:
-    assert {path.rpartition(".")[2] for path in app.static() if path != "/"} <= app.KINDS.keys()
+    assert {path.rpartition(".")[2] for path in app.static_files() if path != "/"} <= app.CONTENT_TYPES.keys()

@@ -3,13 +3,17 @@
 from fake_setup import setup
 from page.made import PF, meter
 
-from serving.frontend.ui.measures import Meter
-from serving.metrics.recorder import Record
+from serving.frontend.ui.measures import RunMeter
+from serving.metrics.recorder import SessionRecord
 
 
-def record() -> Record:
-    found = Record("s", "device-0", 5, arrived_s=10.0, begun_s=10.5)
-    found.tokens, found.origins, found.seen_s = [1, 2, 3, 4], ["device", "cloud", "offline", "bonus"], [11, 12, 12, 14]
+def record() -> SessionRecord:
+    found = SessionRecord("s", "device-0", 5, arrived_s=10.0, started_s=10.5)
+    found.tokens, found.origins, found.token_times_s = (
+        [1, 2, 3, 4],
+        ["device", "cloud", "offline", "bonus"],
+        [11, 12, 12, 14],
+    )
     found.device_busy_s, found.cloud_busy_s, found.uplink_nbytes, found.downlink_nbytes = 0.5, 0.2, 100, 40
     return found
 
@@ -31,16 +35,16 @@ def test_figures_are_what_their_words_say() -> None:
 
 
 def test_what_is_not_known_is_no_figure() -> None:
-    def unknown(which: Meter) -> set[str]:
+    def unknown(which: RunMeter) -> set[str]:
         return {key for key, value in which.read(record(), 14.0).items() if value is None}
 
     assert unknown(meter()) == set()
     assert unknown(meter(timed=False)) == {"device_energy_j", "cloud_energy_j"}
     assert unknown(meter(afar=True)) == {"cloud_energy_j", "cloud_busy_ms"}
     assert unknown(meter(factor=None)) == {"cloud_cost_ms"}
-    early = meter().read(Record("s", "device-0", 5, arrived_s=1.0), 1.0)
+    early = meter().read(SessionRecord("s", "device-0", 5, arrived_s=1.0), 1.0)
     assert early["ttft_ms"] is early["tbt_ms"] is early["routed_share"] is None
-    words = {each["key"]: each["means"] for each in meter(timed=False, afar=True, factor=None).measures}
+    words = {each["key"]: each["means"] for each in meter(timed=False, afar=True, factor=None).metrics}
     assert "pace=wall" in words["device_energy_j"]
     assert "another process" in words["cloud_busy_ms"]
     assert "not known" in words["cloud_cost_ms"]

@@ -10,10 +10,10 @@ import pytest
 from fake_setup import setup
 from page.made import PROMPT, Played, named, routed, router, show
 
-from serving.engines.models import Pair
-from serving.frontend.ui.app import Runs
-from serving.frontend.ui.device_pool import Seats
-from serving.messages import Joined, Lost
+from serving.engines.models import ModelPair
+from serving.frontend.ui.app import RunEndpoint
+from serving.frontend.ui.device_pool import DevicePool
+from serving.messages import PeerLost, PeerRestored
 from serving.policy.slots.link_loss import LinkLoss
 
 
@@ -58,7 +58,7 @@ def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
     assert score in [token["score"] for token in named(above, "token") if token["cloud"]]
 
 
-@pytest.mark.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
+@pytest.instant.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
 def test_tokens_below_the_threshold_are_the_clouds_and_no_others(page: Played, threshold: float | None) -> None:
     events = page.ask(threshold=threshold)
     at = named(events, "begun")[0]["threshold"]
@@ -93,7 +93,7 @@ def test_one_seed_is_one_text(page: Played) -> None:
     assert text(3) == text(3) != text(4)
 
 
-def test_a_deferral_routes_what_is_above(tiny: Pair) -> None:
+def test_a_deferral_routes_what_is_above(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed("co_llm", router("above", 0.9)),)))
         events = played.ask(policy="co_llm")
@@ -108,7 +108,7 @@ def test_a_deferral_routes_what_is_above(tiny: Pair) -> None:
 
 
 def test_two_runs_have_a_device_each_and_a_third_waits(page: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, begin, most = page.stage.watch, page.stage.watch.begin, []
+    watch, begin, most = page.stage.observer, page.stage.observer.begin, []
 
     def noted(session: str, device: str) -> None:
         begin(session, device)
@@ -122,25 +122,25 @@ def test_two_runs_have_a_device_each_and_a_third_waits(page: Played, monkeypatch
     assert set(devices) == {"citer.device-0", "citer.device-1"}
     assert len(most) == 3
     assert all(at_once == ["citer.device-0", "citer.device-1"] for at_once in most[1:])
-    assert watch._at == watch._looks == {}
+    assert watch._at == watch._drafted_tokens == {}
     assert not watch._recorder.records
-    assert not [desk for desk in watch._recorder._desks.values() if desk.since_s or desk.arrived]
+    assert not [desk for desk in watch._recorder._workers.values() if desk.waiting_since_s or desk.arrived]
 
 
 def test_who_finds_all_seats_taken_waits_for_the_first_that_is_free() -> None:
     async def scene() -> None:
-        seats, free, sat = Seats(2, 1, 1.0), [asyncio.Event(), asyncio.Event()], []
+        seats, free, sat = DevicePool(2, 1, 1.0), [asyncio.Event(), asyncio.Event()], []
 
         async def sit(who: int) -> None:
-            async with seats.seat() as number:
+            async with seats.acquire() as number:
                 sat.append((who, number))
                 await free[number].wait()
 
         tasks = [asyncio.create_task(sit(who)) for who in range(3)]
-        while not any(line.waiting for line in seats._lines):
+        while not any(line.waiting for line in seats._queues):
             await asyncio.sleep(0)
         assert sat == [(0, 0), (1, 1)]
-        taken = next(number for number, line in enumerate(seats._lines) if line.waiting)
+        taken = next(number for number, line in enumerate(seats._queues) if line.waiting)
         free[taken].set()
         await asyncio.gather(tasks[taken], tasks[2])
         assert sat[2:] == [(2, taken)]
@@ -150,7 +150,7 @@ def test_who_finds_all_seats_taken_waits_for_the_first_that_is_free() -> None:
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
-def test_beyond_a_full_line_one_is_told_to_come_back(tiny: Pair) -> None:
+def test_beyond_a_full_line_one_is_told_to_come_back(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),), devices=1, queue=1))
 
@@ -167,14 +167,14 @@ def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
     async def leave() -> None:
         body = json.dumps({"policy": "citer", "prompt": PROMPT, "max_tokens": 450}).encode()
         head = "POST /api/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-        live, endings = page.stage.live, []
-        live.on_deliver(lambda deliver, _: endings.append(deliver.ending) if deliver.ending else None)
+        live, endings = page.stage.driver, []
+        live.on_emit(lambda deliver, _: endings.append(deliver.ending) if deliver.ending else None)
         reader, writer = await asyncio.open_connection("127.0.0.1", page.server.port)
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         await reader.readuntil(b"event: token")
         writer.close()
         devices = [node.device for node in live._nodes.values() if hasattr(node, "device")]  # type: ignore[attr-defined]
-        while page.stage.watch._at or any(device.serving for device in devices):
+        while page.stage.observer._at or any(device.active for device in devices):
             await asyncio.sleep(0.005)
         assert endings == ["cancelled"]  # and not because all was written
 
@@ -182,13 +182,13 @@ def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
     assert len(named(page.ask(max_tokens=4), "token")) == 4  # the device is free again
 
 
-def test_a_server_that_stops_says_so(tiny: Pair) -> None:
+def test_a_server_that_stops_says_so(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),)))
 
         async def stopped() -> Any:
             asking = asyncio.create_task(played.asked(max_tokens=450))
-            while not played.stage.watch._at:
+            while not played.stage.observer._at:
                 await asyncio.sleep(0.005)
             await played.server.stop(0)
             return await asking
@@ -199,7 +199,7 @@ def test_a_server_that_stops_says_so(tiny: Pair) -> None:
         played.close()
 
 
-def test_a_model_that_fails_ends_one_run_with_words(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_ends_one_run_with_words(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),)))
         engine: Any = played.models["citer"].device
@@ -224,7 +224,7 @@ def test_a_model_that_fails_ends_one_run_with_words(tiny: Pair, monkeypatch: pyt
 # What is refused.
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("fields", "param", "match"),
     [
         ({"policy": "synera"}, "policy", "not on this page; there are citer, edge_centric, cloud_centric"),
@@ -251,7 +251,7 @@ def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any]
     assert match in found.error["message"]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("method", "path", "body", "headers", "status"),
     [
         ("POST", "/api/runs", b"{}", {}, 415),
@@ -275,7 +275,7 @@ def test_what_is_not_for_it_is_refused(
     assert "default-src 'self'" in found.headers["content-security-policy"]
 
 
-def test_a_key_opens_runs_and_the_files_are_open(tiny: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_opens_runs_and_the_files_are_open(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_THIS_TEST", "the-key")
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),), api_key_env="KEY_OF_THIS_TEST"))
@@ -289,19 +289,19 @@ def test_a_key_opens_runs_and_the_files_are_open(tiny: Pair, monkeypatch: pytest
 
 def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page: Played) -> None:
     from serving.frontend.openai.errors import ApiError
-    from serving.frontend.ui.question import Question
+    from serving.frontend.ui.question import RunRequest
 
-    runs = Runs(page.stage, page.server._running)
-    offers = page.stage.show.offers
+    runs = RunEndpoint(page.stage, page.server._running)
+    offers = page.stage.show.policy_cards
 
     class Gone:
         reachable: frozenset[str] = frozenset()
 
     page.stage.host = Gone()  # type: ignore[assignment]
     try:
-        runs._check(Question(offers["citer"], PROMPT, 4, None, None), (1, 2))  # link_loss=local goes on alone
+        runs._check(RunRequest(offers["citer"], PROMPT, 4, None, None), (1, 2))  # link_loss=local goes on alone
         with pytest.raises(ApiError, match="cloud cannot be reached"):
-            runs._check(Question(offers["cloud_centric"], PROMPT, 4, None, None), (1, 2))
+            runs._check(RunRequest(offers["cloud_centric"], PROMPT, 4, None, None), (1, 2))
     finally:
         page.stage.host = None
 
@@ -309,22 +309,22 @@ def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page:
 # While the cloud is gone.
 
 
-async def gone(played: Played, event: type[Lost | Joined], policy: str) -> None:
+async def gone(played: Played, event: type[PeerLost | PeerRestored], policy: str) -> None:
     """Devices and their cloud are told what an outage of the link tells them, and have heard it."""
-    live, cast = played.stage.live, played.stage.casts[policy]
+    live, cast = played.stage.driver, played.stage.topologies[policy]
     for node, peer in ((a, b) for device in cast.devices for a, b in ((device, "cloud"), ("cloud", device))):
         node, peer = (f"{policy}.cloud-0" if name == "cloud" else name for name in (node, peer))
         live.post(live.now(), node, event(peer))
-    while any(played.stage.watch.lost(device) != (event is Lost) for device in cast.devices):
+    while any(played.stage.observer.lost(device) != (event is PeerLost) for device in cast.devices):
         await asyncio.sleep(0)
 
 
 def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
-    page.run(gone(page, Lost, "citer"))
+    page.run(gone(page, PeerLost, "citer"))
     try:
         events = page.ask(threshold=1.0)
     finally:
-        page.run(gone(page, Joined, "citer"))
+        page.run(gone(page, PeerRestored, "citer"))
     assert [name for name, _ in events[:2]] == ["begun", "cloud"]
     assert (events[0][1]["cloud"], events[1][1]["reachable"]) == (False, False)
     assert "marked offline" in events[1][1]["message"]
@@ -334,11 +334,11 @@ def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
 
 def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
     async def scene() -> Any:
-        await gone(page, Lost, "cloud_centric")
+        await gone(page, PeerLost, "cloud_centric")
         asking = asyncio.create_task(page.asked(policy="cloud_centric", max_tokens=4))
-        while not page.stage.watch._at:
+        while not page.stage.observer._at:
             await asyncio.sleep(0.005)
-        await gone(page, Joined, "cloud_centric")
+        await gone(page, PeerRestored, "cloud_centric")
         return await asking
 
     events = page.run(scene()).events
@@ -348,11 +348,11 @@ def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
     assert len(named(events, "token")) == 4
 
 
-def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why(tiny: Pair) -> None:
+def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         policy = replace(setup("cloud_centric").policy, link_loss=LinkLoss("fail"))
         played = Played(runner, show(tiny, (policy,)))
-        played.run(gone(played, Lost, "cloud_centric"))
+        played.run(gone(played, PeerLost, "cloud_centric"))
         events = played.ask(policy="cloud_centric")
         assert [name for name, _ in events] == ["begun", "cloud", "error"]
         assert "ends a run without it" in events[1][1]["message"]
@@ -377,7 +377,7 @@ def test_about_tells_what_each_figure_means(page: Played) -> None:
     assert about["limits"] == {"max_tokens": 512, "new_tokens": 24, "context": 512}
 
 
-def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: Pair, page: Played) -> None:
+def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: ModelPair, page: Played) -> None:
     assert named(page.ask(), "counters")[-1]["device_energy_j"] is None
     with asyncio.Runner() as runner:
         shown = show(tiny, (routed(), setup("cloud_centric").policy), pace="hardware", shaped=True)

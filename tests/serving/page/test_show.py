@@ -7,12 +7,12 @@ import pytest
 from fake_setup import setup
 from page.made import routed
 
-from serving.frontend.service_options import Service
-from serving.frontend.ui.config import Show
-from serving.frontend.ui.options import Page
+from serving.frontend.service_options import ServiceOptions
+from serving.frontend.ui.config import UiConfig
+from serving.frontend.ui.options import UiOptions
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("options", "match"),
     [
         ({"host": ""}, "service.page.host is empty"),
@@ -24,31 +24,31 @@ from serving.frontend.ui.options import Page
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        Page(**options)
+        UiOptions(**options)
 
 
 def test_two_policies_of_one_kind_have_a_name_each() -> None:
     """The one under which a policy is put beside the first; the first has the first right to its own."""
     strict = routed()
     strict = replace(strict, offload=replace(strict.offload, threshold=0.2))  # type: ignore[type-var]
-    shown = Show(replace(setup(), policy=routed()), Service(), {"strict": strict, "citer": strict})
-    assert list(shown.setups) == list(shown.offers) == ["citer", "strict"]
-    assert [each.name for each in shown.offers.values()] == ["citer", "strict"]
-    assert [each.routed and each.routed.at for each in shown.offers.values()] == [0.4, 0.2]
-    assert shown.left_out == ()
+    shown = UiConfig(replace(setup(), policy=routed()), ServiceOptions(), {"strict": strict, "citer": strict})
+    assert list(shown.setups) == list(shown.policy_cards) == ["citer", "strict"]
+    assert [each.name for each in shown.policy_cards.values()] == ["citer", "strict"]
+    assert [each.routed and each.routed.effective_threshold for each in shown.policy_cards.values()] == [0.4, 0.2]
+    assert shown.excluded_policies == ()
 
 
 def test_a_remote_cloud_serves_one_policy_and_the_others_that_need_it_are_left_out() -> None:
     beside = {name: setup(name).policy for name in ("edge_centric", "cloud_centric")}
-    afar = Service(page=Page(remote=True))
-    shown = Show(replace(setup(), policy=routed()), afar, beside)
+    afar = ServiceOptions(page=UiOptions(remote_cloud=True))
+    shown = UiConfig(replace(setup(), policy=routed()), afar, beside)
     assert list(shown.setups) == ["citer", "edge_centric"]
-    assert shown.left_out == ("cloud_centric",)
+    assert shown.excluded_policies == ("cloud_centric",)
     with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
-        Show(setup("edge_centric"), afar)
+        UiConfig(setup("edge_centric"), afar)
 
 
 def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_API_KEY", "")
     with pytest.raises(ValueError, match="set but empty"):
-        Show(setup(), Service())
+        UiConfig(setup(), ServiceOptions())

@@ -10,48 +10,50 @@ from itertools import combinations_with_replacement, pairwise
 
 from hypothesis import strategies as st
 
-from serving.policy.partition.problem import Ends, Problem
+from serving.policy.partition.problem import PartitionProblem, SplitPoints
 
 
 @dataclass(frozen=True)
 class Found:
     """A split within memory."""
 
-    ends: Ends
+    ends: SplitPoints
     counts: tuple[int, ...]
     slowest_s: float
     bottleneck_s: float
     lone_s: float
 
 
-def every(problem: Problem, empty: bool = False) -> list[Found]:
+def every(problem: PartitionProblem, empty: bool = False) -> list[Found]:
     return [made for ends in _ends(problem, empty) if (made := _found(problem, ends))]
 
 
-def _ends(problem: Problem, empty: bool) -> Iterator[Ends]:
-    for inner in combinations_with_replacement(range(problem.blocks + 1), len(problem.tiers) - 1):
-        edges = (0, *inner, problem.blocks)
+def _ends(problem: PartitionProblem, empty: bool) -> Iterator[SplitPoints]:
+    for inner in combinations_with_replacement(range(problem.num_blocks + 1), len(problem.tiers) - 1):
+        edges = (0, *inner, problem.num_blocks)
         if empty or all(a < b for a, b in pairwise(edges)):
             yield edges[1:]
 
 
-def _found(problem: Problem, ends: Ends) -> Found | None:
+def _found(problem: PartitionProblem, ends: SplitPoints) -> Found | None:
     windows = list(pairwise((0, *ends)))
-    for (a, b), nbytes, memory in zip(windows, problem.nbytes, problem.memory_nbytes, strict=True):
+    for (a, b), nbytes, memory in zip(windows, problem.block_nbytes, problem.memory_nbytes, strict=True):
         if sum(nbytes[a:b]) > memory:
             return None
-    stages = [sum(row[a:b]) for (a, b), row in zip(windows, problem.seconds, strict=True)]
+    stages = [sum(row[a:b]) for (a, b), row in zip(windows, problem.block_s, strict=True)]
     lone_s = sum(stages)
     for j, (_, end) in enumerate(windows[:-1]):
         links = (
-            problem.hidden_s if any(b > a for a, b in windows[: j + 1]) and end < problem.blocks else problem.token_s
+            problem.hidden_transfer_s
+            if any(b > a for a, b in windows[: j + 1]) and end < problem.num_blocks
+            else problem.token_transfer_s
         )
         lone_s += links[j] if links else 0.0
-    loads = [stage_s / count for stage_s, count in zip(stages, problem.nodes, strict=True)]
+    loads = [stage_s / count for stage_s, count in zip(stages, problem.node_counts, strict=True)]
     return Found(ends, tuple(b - a for a, b in windows), max(stages), max(loads), lone_s)
 
 
-def made(seed: int, blocks: int, tiers: int) -> Problem:
+def made(seed: int, blocks: int, tiers: int) -> PartitionProblem:
     """Equal and unequal blocks, tight, wide and unknown memory, with and without links; half have no strict split."""
     dice = random.Random(seed)
 
@@ -71,7 +73,7 @@ def made(seed: int, blocks: int, tiers: int) -> Problem:
         for _ in range(tiers)
     )
     linked = dice.random() < 0.7
-    return Problem(
+    return PartitionProblem(
         tuple("abcd"[:tiers]),
         seconds,
         nbytes,

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from catalogue import architecture, names
 
-from serving.hardware.architecture import drafter
-from serving.hardware.latency import load
-from serving.hardware.replica_packing import Demand
-from serving.policy.partition.costs import costs
+from serving.hardware.architecture import adapter_draft_architecture
+from serving.hardware.latency import batch_load
+from serving.hardware.replica_packing import ReplicaDemand
+from serving.policy.partition.costs import block_costs
 
 LLAMA = architecture("llama3_8b")
 MATMUL = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
@@ -19,7 +19,7 @@ MATRIX = 128256 * 4096
 
 def test_a_block_of_llama_3_8b_by_hand():
     """64 tokens in, 128 out (section V-A), one session."""
-    made = costs(LLAMA, "fp16", 64, 128, ends=False)
+    made = block_costs(LLAMA, "fp16", 64, 128, include_embed_head=False)
     assert MATMUL == 218_103_808
     pair = 4 * 32 * 128
     assert set(made.prefill_flops) == {2 * MATMUL * 64 + pair * 64 * 64}
@@ -33,7 +33,7 @@ def test_a_block_of_llama_3_8b_by_hand():
 
 
 def test_embedding_and_head_are_charged_to_the_ends():
-    bare, made = costs(LLAMA, "fp16", 64, 128, ends=False), costs(LLAMA, "fp16", 64, 128)
+    bare, made = block_costs(LLAMA, "fp16", 64, 128, include_embed_head=False), block_costs(LLAMA, "fp16", 64, 128)
     assert made.weights_nbytes[0] - bare.weights_nbytes[0] == 2 * MATRIX
     assert made.weights_nbytes[-1] - bare.weights_nbytes[-1] == 2 * (MATRIX + 4096)
     assert made.activation_nbytes[-1] - bare.activation_nbytes[-1] == 4 * 128256
@@ -44,58 +44,60 @@ def test_embedding_and_head_are_charged_to_the_ends():
 
 
 def test_sessions_add_caches_and_logits_and_leave_one_request_s_flops():
-    one, many = costs(LLAMA, "fp16", 64, 128), costs(LLAMA, "fp16", 64, 128, sessions=100)
+    one, many = block_costs(LLAMA, "fp16", 64, 128), block_costs(LLAMA, "fp16", 64, 128, sessions=100)
     assert many.kv_nbytes == tuple(100 * each for each in one.kv_nbytes)
     assert many.activation_nbytes[0] == 100 * 65536 * 2
     assert many.activation_nbytes[-1] == 100 * 65536 * 2 + 100 * 4 * 128256
     assert (many.flops, many.weights_nbytes) == (one.flops, one.weights_nbytes)
 
 
-@pytest.mark.parametrize("name", names("model/architecture"))
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+@pytest.instant.parametrize("name", names("model/architecture"))
+@pytest.instant.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
 def test_blocks_sum_to_the_whole_model(name, precision):
     shape = architecture(name)
-    made = costs(shape, precision, 96, 33, sessions=3)
-    shared = shape.head_nbytes(precision) if shape.tied else 0
+    made = block_costs(shape, precision, 96, 33, sessions=3)
+    shared = shape.head_nbytes(precision) if shape.tied_embeddings else 0
     assert sum(made.weights_nbytes) == pytest.approx(shape.weights_nbytes(precision) + shared, abs=1)
     assert sum(made.kv_nbytes) == 3 * 129 * shape.kv_nbytes_per_token(precision)
     rows, interactions = 96 + 32, 96 * 96 + sum(range(97, 129))
     body = 2 * shape.matmul_parameters * rows + shape.flops_per_interaction() * interactions
     assert sum(made.flops) == pytest.approx(body + 33 * 2 * shape.head_parameters, rel=1e-12)
-    assert sum(costs(shape, precision, 96, 33, ends=False).weights_nbytes) == shape.blocks_nbytes(precision)
+    assert sum(block_costs(shape, precision, 96, 33, include_embed_head=False).weights_nbytes) == shape.blocks_nbytes(
+        precision
+    )
 
 
 def test_requests_are_counted_as_latencies_are():
     """A latency of one second a FLOP takes as many seconds as there are FLOPs."""
-    from serving.hardware.latency import Latency
+    from serving.hardware.latency import LatencyModel
 
     pairs = LLAMA.flops_per_interaction()
-    a_flop_s = Latency(2 * LLAMA.matmul_parameters, pairs, 0, 0, 32, "FLOPs", 2 * LLAMA.head_parameters)
-    assert sum(costs(LLAMA, "fp16", 64, 128).flops) == Demand(64, 128).seconds(a_flop_s)
-    assert sum(costs(LLAMA, "fp16", 64, 128).prefill_flops) == a_flop_s.seconds(load(32, [(0, 64)], 1))
+    a_flop_s = LatencyModel(2 * LLAMA.matmul_parameters, pairs, 0, 0, 32, "FLOPs", 2 * LLAMA.head_parameters)
+    assert sum(block_costs(LLAMA, "fp16", 64, 128).flops) == ReplicaDemand(64, 128).seconds(a_flop_s)
+    assert sum(block_costs(LLAMA, "fp16", 64, 128).prefill_flops) == a_flop_s.seconds(batch_load(32, [(0, 64)], 1))
 
 
 def test_one_new_token_is_the_prefill_s():
-    made = costs(LLAMA, "fp16", 64, 1)
+    made = block_costs(LLAMA, "fp16", 64, 1)
     assert set(made.decode_flops) == {0.0}
 
 
 def test_quantised_blocks_and_blocks_without_an_mlp():
-    small = costs(LLAMA.quantized("nf4"), "fp16", 64, 128, ends=False)
+    small = block_costs(LLAMA.quantized("nf4"), "fp16", 64, 128, include_embed_head=False)
     assert set(small.weights_nbytes) == {MATMUL * 4.5 / 8 + 2 * 2 * 4096}
-    adapter = drafter(LLAMA, 2)
-    made = costs(adapter, "fp16", 64, 128, ends=False)
+    adapter = adapter_draft_architecture(LLAMA, 2)
+    made = block_costs(adapter, "fp16", 64, 128, include_embed_head=False)
     assert made.weights_nbytes[0] == made.weights_nbytes[1] == 436_224_000
     assert made.weights_nbytes[2] == 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 4096)
     assert sum(made.weights_nbytes) == adapter.blocks_nbytes("fp16")
 
 
 def test_a_shared_matrix_is_on_both_ends():
-    tied = replace(LLAMA, tied=True)
-    assert costs(tied, "fp16", 64, 128) == costs(LLAMA, "fp16", 64, 128)
+    tied = replace(LLAMA, tied_embeddings=True)
+    assert block_costs(tied, "fp16", 64, 128) == block_costs(LLAMA, "fp16", 64, 128)
 
 
-@pytest.mark.parametrize("name", ["prompt_tokens", "new_tokens", "sessions"])
+@pytest.instant.parametrize("name", ["prompt_tokens", "new_tokens", "sessions"])
 def test_what_nobody_can_ask(name):
     with pytest.raises(ValueError, match=f"partition: {name} is 0; it must be at least 1"):
-        costs(LLAMA, "fp16", **({"prompt_tokens": 1, "new_tokens": 1} | {name: 0}))
+        block_costs(LLAMA, "fp16", **({"prompt_tokens": 1, "new_tokens": 1} | {name: 0}))

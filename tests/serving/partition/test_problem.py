@@ -4,17 +4,17 @@ import re
 
 import pytest
 
-from serving.policy.partition.baselines import Balanced, Greedy
+from serving.policy.partition.baselines import GPipeSplit, GreedySplit
 from serving.policy.partition.hypsplit import HypSplit
-from serving.policy.partition.optimum import Optimum
-from serving.policy.partition.problem import Problem, Split
+from serving.policy.partition.optimum import OptimalSplit
+from serving.policy.partition.problem import PartitionProblem, PartitionStrategy
 
 GB = 2**30
-STRICT = [HypSplit(), Balanced(), Greedy(), Greedy("front")]
-ALL = [*STRICT, Optimum(), Optimum("throughput", rate_per_s=0.001)]
+STRICT = [HypSplit(), GPipeSplit(), GreedySplit(), GreedySplit("front")]
+ALL = [*STRICT, OptimalSplit(), OptimalSplit("throughput", rate_per_s=0.001)]
 
 
-def problem(**changed) -> Problem:
+def problem(**changed) -> PartitionProblem:
     fields = {
         "tiers": ("nano", "nx"),
         "seconds": ((1.0, 2.0, 4.0), (0.5, 1.0, 2.0)),
@@ -22,28 +22,28 @@ def problem(**changed) -> Problem:
         "memory_nbytes": (3.0 * GB, 2.5 * GB),
         "nodes": (2, 1),
     }
-    return Problem(**(fields | changed))
+    return PartitionProblem(**(fields | changed))
 
 
 def test_stages_and_what_they_take():
     made = problem(hidden_s=(0.25,), token_s=(0.125,))
     assert made.stage_s((1, 3)) == (1.0, 3.0)
-    assert made.lone_s((1, 3)) == 4.25
-    assert made.lone_s((0, 3)) == 3.625
+    assert made.single_request_s((1, 3)) == 4.25
+    assert made.single_request_s((0, 3)) == 3.625
     assert made.bottleneck_s((2, 3)) == 2.0
     assert made.bottleneck_s((1, 3)) == 3.0
-    assert made.window_nbytes(0, 0, 2) == 3.0 * GB
+    assert made.range_nbytes(0, 0, 2) == 3.0 * GB
     assert made.fits(0, 0, 2)
     assert not made.fits(0, 1, 3)
 
 
-@pytest.mark.parametrize("ends", [(1,), (1, 2), (4, 3), (1, 2, 3), (-1, 3)])
+@pytest.instant.parametrize("ends", [(1,), (1, 2), (4, 3), (1, 2, 3), (-1, 3)])
 def test_ends_of_no_split(ends):
     with pytest.raises(ValueError, match="divide nothing: 2 tiers need as many ends, none below the one before, the "):
         problem().stage_s(ends)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changed", "said"),
     [
         ({"tiers": ()}, "there is nothing to divide"),
@@ -65,23 +65,23 @@ def test_figures_that_fit_nothing(changed, said):
         problem(**changed)
 
 
-def refused(split: Split, made: Problem) -> str:
+def refused(split: PartitionStrategy, made: PartitionProblem) -> str:
     with pytest.raises(ValueError, match=r"^partition: ") as said:
-        split.divide(made)
+        split.solve(made)
     return str(said.value).removeprefix("partition: ")
 
 
-@pytest.mark.parametrize("split", STRICT, ids=repr)
+@pytest.instant.parametrize("split", STRICT, ids=repr)
 def test_fewer_blocks_than_tiers(split):
-    made = Problem(("nano", "nx", "agx"), ((1.0, 1.0),) * 3, ((1.0, 1.0),) * 3, (9.0,) * 3, (1,) * 3)
+    made = PartitionProblem(("nano", "nx", "agx"), ((1.0, 1.0),) * 3, ((1.0, 1.0),) * 3, (9.0,) * 3, (1,) * 3)
     assert refused(split, made) == (
         "2 blocks leave less than one for each of 3 tiers (nano, nx, agx); name fewer tiers."
     )
-    assert Optimum().divide(made)[-1] == 2
+    assert OptimalSplit().solve(made)[-1] == 2
 
 
-@pytest.mark.parametrize("split", STRICT, ids=repr)
-@pytest.mark.parametrize(
+@pytest.instant.parametrize("split", STRICT, ids=repr)
+@pytest.instant.parametrize(
     ("memory", "said"),
     [
         ((0.75, 9), "nano cannot hold even one block: block 1 of 3 takes 1 GB, a node has 0.75 GB."),
@@ -96,12 +96,14 @@ def test_a_tier_that_holds_no_block(split, memory, said):
 
 def test_a_middle_tier_that_holds_no_block():
     sizes = tuple(each * float(GB) for each in (1, 5, 3, 4, 1))
-    made = Problem(("a", "b", "c"), ((1.0,) * 5,) * 3, (sizes,) * 3, (99.0 * GB, 2.0 * GB, 99.0 * GB), (1,) * 3)
+    made = PartitionProblem(
+        ("a", "b", "c"), ((1.0,) * 5,) * 3, (sizes,) * 3, (99.0 * GB, 2.0 * GB, 99.0 * GB), (1,) * 3
+    )
     said = "b cannot hold even one block: the smallest that it could have, block 3 of 5 takes 3 GB, a node has 2 GB."
     assert refused(HypSplit(), made).startswith(said)
 
 
-@pytest.mark.parametrize("split", ALL, ids=repr)
+@pytest.instant.parametrize("split", ALL, ids=repr)
 def test_all_tiers_are_full(split):
     made = problem(memory_nbytes=(2.5 * GB, 2.0 * GB))
     assert refused(split, made) == (
@@ -114,7 +116,7 @@ def test_all_tiers_are_full(split):
 def test_a_block_that_no_tier_holds():
     made = problem(nbytes=((9.0 * GB,) * 3, (8.0 * GB,) * 3))
     assert "nano none (block 1 takes 9 GB of 3 GB); nx none (block 1 takes 8 GB of 2.5 GB); 3 blocks of 3 left " in (
-        refused(Optimum(), made)
+        refused(OptimalSplit(), made)
     )
 
 
@@ -122,8 +124,8 @@ def test_a_tier_between_two_that_may_not_stay_empty():
     """The first tier reaches block 2, the last one could have the rest, the middle one only what lies further on."""
     sizes = ((1, 1, 1, 1, 1, 1), (3, 3, 3, 1, 1, 1), (1, 1, 3, 3, 1, 1))
     nbytes = tuple(tuple(each * float(GB) for each in row) for row in sizes)
-    made = Problem(("a", "b", "c"), ((1.0,) * 6,) * 3, nbytes, (2.0 * GB, 2.0 * GB, 9.0 * GB), (1,) * 3)
+    made = PartitionProblem(("a", "b", "c"), ((1.0,) * 6,) * 3, nbytes, (2.0 * GB, 2.0 * GB, 9.0 * GB), (1,) * 3)
     text = refused(HypSplit(), made)
     assert "a 2 blocks (2 GB of 2 GB); b none (block 3 takes 3 GB of 2 GB); c 4 blocks (8 GB of 9 GB)" in text
     assert "; b would have no block. " in text
-    assert Optimum().divide(made) in ((1, 1, 6), (2, 2, 6))
+    assert OptimalSplit().solve(made) in ((1, 1, 6), (2, 2, 6))

@@ -12,11 +12,11 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import Clock, counting, server
 from remote.fake_server import FakeServer
 
-from serving.engines.remote.client import Client
-from serving.engines.remote.dialect import DIALECTS, by_id
+from serving.engines.remote.client import RemoteClient
+from serving.engines.remote.dialect import DIALECTS, parse_token_id
 from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.generator import Writer
-from serving.engines.remote.retry import WAITED
+from serving.engines.remote.generator import RemoteGenerator
+from serving.engines.remote.retry import MAX_CONSECUTIVE_COOLDOWNS
 from serving.engines.tokenizer import Tokenizer
 
 KEY = "sk-the-key-of-this-test"
@@ -25,35 +25,35 @@ PROMPT = (40, 41, 42)
 
 @pytest.fixture
 def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
-    with FakeServer(byte_level(), counting(50), ends=tokenizer.ends) as made:
+    with FakeServer(byte_level(), counting(50), ends=tokenizer.eos_token_ids) as made:
         yield made
 
 
-def writer(fake: FakeServer, tokenizer: Tokenizer, slept: list[float] | None = None, **how: Any) -> Writer:
-    client = Client(server(fake.url, **how), sleep=(slept if slept is not None else []).append)
-    return Writer(client, DIALECTS[fake.kind], tokenizer, len(tokenizer))
+def writer(fake: FakeServer, tokenizer: Tokenizer, slept: list[float] | None = None, **how: Any) -> RemoteGenerator:
+    client = RemoteClient(server(fake.api_url, **how), sleep=(slept if slept is not None else []).append)
+    return RemoteGenerator(client, DIALECTS[fake.kind], tokenizer, len(tokenizer))
 
 
 def own(prompt: tuple[int, ...]) -> int:
     return counting(50)(prompt)
 
 
-@pytest.mark.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
+@pytest.instant.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
 def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
     fake.faults = deque([fault, fault])
     slept: list[float] = []
-    assert writer(fake, tokenizer, slept).write(PROMPT, 1) == (own(PROMPT),)
+    assert writer(fake, tokenizer, slept).generate(PROMPT, 1) == (own(PROMPT),)
     assert (len(fake.asked), len(slept)) == (3, 2)
     assert slept == [7.0, 7.0] if fault == "busy" else max(slept) <= 1e-3
 
 
-@pytest.mark.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
+@pytest.instant.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
 def test_what_does_not_pass_is_an_error(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
     fake.faults = deque([fault] * 9)
     short = {"timeout_s": 0.1} if fault in ("hang", "drip") else {}
     with pytest.raises(RemoteError, match="in 3 attempts") as told:
-        writer(fake, tokenizer, retries=2, **short).write(PROMPT, 1)
-    assert told.value.passing
+        writer(fake, tokenizer, retries=2, **short).generate(PROMPT, 1)
+    assert told.value.transient
     assert len(fake.asked) == 3
 
 
@@ -61,7 +61,7 @@ def _choice(**changes: Any) -> Any:
     return lambda answer: answer | {"choices": [answer["choices"][0] | changes]}
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("fault", "match"),
     [
         (400, "refused the question: 400"),
@@ -103,8 +103,8 @@ def test_what_will_not_get_better_is_an_error_at_once(
     fake.faults = deque([fault])
     slept: list[float] = []
     with pytest.raises(RemoteError, match=match) as told:
-        writer(fake, tokenizer, slept, max_answer_nbytes=100_000).write(PROMPT, 1)
-    assert not told.value.passing
+        writer(fake, tokenizer, slept, max_answer_nbytes=100_000).generate(PROMPT, 1)
+    assert not told.value.transient
     assert (len(fake.asked), slept) == (1, [])
 
 
@@ -115,10 +115,10 @@ def test_without_its_finish_reason_an_answer_is_none(fake: FakeServer, tokenizer
 
     fake.faults = deque([shortened])
     with pytest.raises(RemoteError, match="finish_reason=None"):
-        writer(fake, tokenizer).write(PROMPT, 1)
+        writer(fake, tokenizer).generate(PROMPT, 1)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changes", "match"),
     [
         ({"tokens": None}, "where a list of token ids is due"),
@@ -133,36 +133,36 @@ def test_llama_cpp_is_read_as_strictly(tokenizer: Tokenizer, changes: dict[str, 
     with FakeServer(byte_level(), counting(50), "llama_cpp") as fake:
         fake.faults = deque([lambda answer: answer | changes])
         with pytest.raises(RemoteError, match=match):
-            writer(fake, tokenizer).write(PROMPT, 1)
-        assert writer(fake, tokenizer).write(PROMPT, 2) == (own(PROMPT), own((*PROMPT, own(PROMPT))))
+            writer(fake, tokenizer).generate(PROMPT, 1)
+        assert writer(fake, tokenizer).generate(PROMPT, 2) == (own(PROMPT), own((*PROMPT, own(PROMPT))))
 
 
 def test_nobody_listens(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50)) as fake:
         pass
     with pytest.raises(RemoteError, match=r"was not reached .*is it running") as told:
-        writer(fake, tokenizer).write(PROMPT, 1)
-    assert told.value.passing
+        writer(fake, tokenizer).generate(PROMPT, 1)
+    assert told.value.transient
 
 
 def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeServer, tokenizer: Tokenizer) -> None:
     now = [0.0]
-    client = Client(server(fake.url, retries=0, rest_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
-    asking = Writer(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
+    client = RemoteClient(server(fake.api_url, retries=0, rest_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
+    asking = RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
     fake.faults = deque([500])
     with pytest.raises(RemoteError, match="said 500"):
-        asking.write(PROMPT, 1)
+        asking.generate(PROMPT, 1)
     with pytest.raises(RemoteError, match="left alone for a moment, after: said 500"):
-        asking.write(PROMPT, 1)
+        asking.generate(PROMPT, 1)
     assert len(fake.asked) == 1
-    assert client.failures == 2
+    assert client.num_failures == 2
     now[0] = 5.0
-    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+    assert asking.generate(PROMPT, 1) == (own(PROMPT),)
 
 
-def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) -> Writer:
-    client = Client(server(fake.url, retries=0, rest_s=5.0), sleep=clock.sleep, clock=clock, **how)
-    return Writer(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
+def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) -> RemoteGenerator:
+    client = RemoteClient(server(fake.api_url, retries=0, rest_s=5.0), sleep=clock.sleep, clock=clock, **how)
+    return RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
 
 
 def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Tokenizer) -> None:
@@ -171,8 +171,8 @@ def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Token
     fake.faults = deque([500, 500])
     for _ in range(2):
         with pytest.raises(RemoteError, match="said 500"):
-            asking.write(PROMPT, 1)
-    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+            asking.generate(PROMPT, 1)
+    assert asking.generate(PROMPT, 1) == (own(PROMPT),)
     assert clock.slept == [5.0, 5.0]
 
 
@@ -182,21 +182,21 @@ def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeS
     fake.faults = deque([500] * 99)
     for _ in range(40):
         with pytest.raises(RemoteError):
-            asking.write(PROMPT, 1)
-    assert clock.slept == [5.0] * WAITED
-    assert (len(fake.asked), asking.client.failures) == (WAITED + 1, 40)
-    clock.now_s += 5.0
+            asking.generate(PROMPT, 1)
+    assert clock.slept == [5.0] * MAX_CONSECUTIVE_COOLDOWNS
+    assert (len(fake.asked), asking.client.num_failures) == (MAX_CONSECUTIVE_COOLDOWNS + 1, 40)
+    clock.sent_s += 5.0
     fake.faults.clear()
-    asking.write(PROMPT, 1)  # it is back: the next rest is waited out again
+    asking.generate(PROMPT, 1)  # it is back: the next rest is waited out again
     fake.faults = deque([500])
     with pytest.raises(RemoteError):
-        asking.write(PROMPT, 1)
-    assert asking.write(PROMPT, 1) == (own(PROMPT),)
-    assert clock.slept == [5.0] * (WAITED + 1)
+        asking.generate(PROMPT, 1)
+    assert asking.generate(PROMPT, 1) == (own(PROMPT),)
+    assert clock.slept == [5.0] * (MAX_CONSECUTIVE_COOLDOWNS + 1)
 
 
-@pytest.mark.parametrize("status", [401, 403])
-@pytest.mark.parametrize("waits", [False, True])
+@pytest.instant.parametrize("status", [401, 403])
+@pytest.instant.parametrize("waits", [False, True])
 def test_a_key_that_is_refused_is_not_shown_around(
     fake: FakeServer, tokenizer: Tokenizer, status: int, waits: bool
 ) -> None:
@@ -206,11 +206,11 @@ def test_a_key_that_is_refused_is_not_shown_around(
     fake.faults = deque([status])
     for prompt in ((40,), (41,), (42,)):
         with pytest.raises(RemoteError, match="is the key in TANDEM_LLM_KEY right") as told:
-            asking.write(prompt, 1)
-        assert told.value.passing == (prompt != (40,))
-    assert (len(fake.asked), clock.slept, asking.client.failures) == (1, [], 3)
-    clock.now_s = 5.0
-    assert asking.write(PROMPT, 1) == (own(PROMPT),)
+            asking.generate(prompt, 1)
+        assert told.value.transient == (prompt != (40,))
+    assert (len(fake.asked), clock.slept, asking.client.num_failures) == (1, [], 3)
+    clock.sent_s = 5.0
+    assert asking.generate(PROMPT, 1) == (own(PROMPT),)
 
 
 def test_the_key_travels_and_is_never_shown(
@@ -219,10 +219,10 @@ def test_the_key_travels_and_is_never_shown(
     fake.key = KEY
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     with caplog.at_level(logging.DEBUG):
-        assert writer(fake, tokenizer).write(PROMPT, 1) == (own(PROMPT),)
+        assert writer(fake, tokenizer).generate(PROMPT, 1) == (own(PROMPT),)
         fake.key = "another"
         with pytest.raises(RemoteError, match=r"wrong key Bearer \*\*\*") as told:
-            writer(fake, tokenizer).write(PROMPT, 1)
+            writer(fake, tokenizer).generate(PROMPT, 1)
     assert KEY not in f"{told.value} {told.getrepr()}"
     assert KEY not in caplog.text
 
@@ -230,8 +230,8 @@ def test_the_key_travels_and_is_never_shown(
 RIGHT_TO_LEFT = "\u202e"
 
 
-@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{RIGHT_TO_LEFT}{KEY}\n" * 5000, "\U000e0001" * 999])
-@pytest.mark.parametrize(
+@pytest.instant.parametrize("said", [KEY, "x" * 70 + KEY, f"{RIGHT_TO_LEFT}{KEY}\n" * 5000, "\U000e0001" * 999])
+@pytest.instant.parametrize(
     "fault",
     [
         lambda said: _choice(finish_reason=said),
@@ -248,15 +248,15 @@ def test_what_a_server_says_is_told_briefly_and_without_the_key(
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     fake.faults = deque([fault(said)])
     with pytest.raises(RemoteError) as told:
-        writer(fake, tokenizer).write(PROMPT, 1)
+        writer(fake, tokenizer).generate(PROMPT, 1)
     message = str(told.value)
     assert len(message) < 420
     assert message.isprintable()
     assert KEY[:8] not in message
 
 
-@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
-@pytest.mark.parametrize("name", ["tokens", "token_logprobs"])
+@pytest.instant.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
+@pytest.instant.parametrize("name", ["tokens", "token_logprobs"])
 def test_nor_with_what_it_says_of_a_prompt(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, name: str
 ) -> None:
@@ -267,17 +267,17 @@ def test_nor_with_what_it_says_of_a_prompt(
         return _choice(logprobs=logprobs | {name: [said] * len(logprobs[name])})(answer)
 
     asking = writer(fake, tokenizer)
-    asking.as_text = True
+    asking.prompts_as_text = True
     fake.faults = deque([changed])
     with pytest.raises(RemoteError) as told:
-        asking.judge(PROMPT, (60,))
+        asking.verify(PROMPT, (60,))
     assert len(str(told.value)) < 300
     assert KEY[:8] not in str(told.value)
 
 
 def test_an_id_that_is_no_number_of_a_token_is_none() -> None:
-    assert by_id("token_id:17") == 17
-    assert by_id("token_id:" + "9" * 5000) is None
+    assert parse_token_id("token_id:17") == 17
+    assert parse_token_id("token_id:" + "9" * 5000) is None
 
 
 def test_proxies_and_netrc_of_the_environment_are_not_asked(
@@ -285,14 +285,14 @@ def test_proxies_and_netrc_of_the_environment_are_not_asked(
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert writer(fake, tokenizer).write(PROMPT, 1) == (own(PROMPT),)
+    assert writer(fake, tokenizer).generate(PROMPT, 1) == (own(PROMPT),)
 
 
 def test_certificates_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
     files = certified(tmp_path)
     with FakeServer(byte_level(), counting(50), files=files) as fake:
         with pytest.raises(RemoteError, match="a certificate that is not believed") as told:
-            writer(fake, tokenizer).write(PROMPT, 1)
-        assert not told.value.passing
+            writer(fake, tokenizer).generate(PROMPT, 1)
+        assert not told.value.transient
         assert fake.asked == []
-        assert writer(fake, tokenizer, authority=files[0]).write(PROMPT, 1) == (own(PROMPT),)
+        assert writer(fake, tokenizer, authority=files[0]).generate(PROMPT, 1) == (own(PROMPT),)

@@ -10,48 +10,57 @@ from endpoint.tokenizers_made import byte_level
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 
-from serving.engines.remote.engine import RemoteEngine, draw
+from serving.engines.remote.engine import RemoteEngine, remote_sampling
 from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.opening import open_remote
+from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.engines.torch.engine import Engine
+from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.sequence_cache import CacheHoleError
-from serving.messages import Forward, Generate, Result, Rows, Sampling, Span, Stop, Verdict
+from serving.messages import (
+    DraftStopRule,
+    DraftWork,
+    ForwardWork,
+    SamplingParams,
+    SequenceSlice,
+    SliceOutcome,
+    Span,
+    Verdict,
+)
 
 Brain = Callable[[tuple[int, ...]], int]
-WHOLE = Span(0, 3, embed=True, head=True)
-DRAWN = Sampling(0.8, 5, 0.9, 3)
+WHOLE = Span(0, 3, embedding=True, lm_head=True)
+DRAWN = SamplingParams(0.8, 5, 0.9, 3)
 
 
-def work(*rows: Rows) -> Forward:
-    return Forward(WHOLE, rows, ("last",) * len(rows))
+def work(*rows: SequenceSlice) -> ForwardWork:
+    return ForwardWork(WHOLE, rows, ("last",) * len(rows))
 
 
-def rows(session: str, start: int, *tokens: int, **how: Any) -> Rows:
-    return Rows(session, start, len(tokens), tokens, **{"rule": "greedy", **how})
+def rows(session: str, start: int, *tokens: int, **how: Any) -> SequenceSlice:
+    return SequenceSlice(session, start, len(tokens), tokens, **{"rule": "greedy", **how})
 
 
-def verdicts(engine: Any, *asked: Rows) -> list[Verdict | None]:
+def verdicts(engine: Any, *asked: SequenceSlice) -> list[Verdict | None]:
     return [result.verdict for result in engine.execute(work(*asked))[0]]
 
 
 @pytest.fixture
 def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
-    with FakeServer(byte_level(), counting(50), ends=tokenizer.ends) as made:
+    with FakeServer(byte_level(), counting(50), ends=tokenizer.eos_token_ids) as made:
         yield made
 
 
 def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
-    engine = open_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
+    engine = connect_remote(server(fake.api_url, **how), tokenizer, len(tokenizer), verifies)
     fake.asked.clear()
     return engine
 
 
 def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
-    from serving.engines.torch.model import open_model
+    from serving.engines.torch.model import load_model
 
-    torch_engine = Engine(open_model(str(pair[1])), vocabulary=len(tokenizer))
-    with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
+    torch_engine = TorchEngine(load_model(str(pair[1])), vocab_size=len(tokenizer))
+    with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
         engine = opened(fake, tokenizer, verifies=True)
         own = [brain((40, 41, 42))]
         while len(own) < 6:
@@ -87,16 +96,16 @@ def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -
         engine.execute(work(rows("a", 2 + verdict.accepted, 50)))
 
 
-@pytest.mark.parametrize("sampling", [None, DRAWN])
+@pytest.instant.parametrize("sampling", [None, DRAWN])
 def test_several_tokens_come_with_one_question(
-    fake: FakeServer, tokenizer: Tokenizer, sampling: Sampling | None
+    fake: FakeServer, tokenizer: Tokenizer, sampling: SamplingParams | None
 ) -> None:
     engine, text, how = opened(fake, tokenizer, tokens_a_call=4), [40, 41], {"sampling": sampling}
     (verdict,) = verdicts(engine, rows("a", 0, *text, **how))
     for _ in range(7):
         assert verdict is not None
-        assert verdict.token == counting(50)(tuple(text))
-        text.append(verdict.token)
+        assert verdict.next_token == counting(50)(tuple(text))
+        text.append(verdict.next_token)
         (verdict,) = verdicts(engine, rows("a", len(text) - 1, text[-1], **how))
     assert [len(body["prompt"]) for body in fake.asked] == [2, 6]
 
@@ -105,7 +114,7 @@ def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, toke
     engine = opened(fake, tokenizer, tokens_a_call=4)
     (first,) = verdicts(engine, rows("a", 0, 40, 41))
     assert first is not None
-    for start, tokens in ((2, (first.token,)), (2, (77,)), (0, (40, 41))):
+    for start, tokens in ((2, (first.next_token,)), (2, (77,)), (0, (40, 41))):
         (verdict,) = verdicts(engine, rows("a", start, *tokens))
         assert verdict == Verdict(0, counting(50)((40, 41)[:start] + tokens))
     assert [len(body["prompt"]) for body in fake.asked] == [2, 3, 2]  # the other text, and the first one again
@@ -142,7 +151,7 @@ def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: T
     ]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("fault", "asked"), [(400, 1), (401, 1), (422, 1), ("redirect", 1), ("truncated", 3), (505, 3)]
 )
 def test_a_question_that_is_refused_is_not_asked_again(
@@ -184,12 +193,12 @@ def test_no_more_is_asked_than_the_context_holds(tokenizer: Tokenizer) -> None:
 def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
     with pytest.raises(TypeError, match="drafts nothing"):
-        engine.execute(Generate("a", 0, (40,), Stop(1)))
+        engine.execute(DraftWork("a", 0, (40,), DraftStopRule(1)))
     for wrong, match in (
         ((rows("a", 0, 40), rows("a", 1, 41)), "rows twice"),
         ((rows("a", 0, 40, 41, check=1, rule="tree", parents=(-1,)),), "a tree, which no server"),
         ((rows("a", 0, 40, 41, check=1, rule="sample", sampling=DRAWN),), "judged as 'sample'"),
-        ((Rows("a", 0, 2, (), 0, "greedy"),), "hidden states"),
+        ((SequenceSlice("a", 0, 2, (), 0, "greedy"),), "hidden states"),
     ):
         with pytest.raises(ValueError, match=match):
             engine.execute(work(*wrong))
@@ -197,14 +206,14 @@ def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokeni
 
 
 def test_seeds_are_of_session_and_position() -> None:
-    seeds = {draw(DRAWN, s, n).seed for s in ("a", "b") for n in range(50)}  # type: ignore[union-attr]
+    seeds = {remote_sampling(DRAWN, s, n).seed for s in ("a", "b") for n in range(50)}  # type: ignore[union-attr]
     assert len(seeds) == 100
     assert all(0 <= seed < 1 << 31 for seed in seeds)
-    assert draw(DRAWN, "a", 7) == draw(DRAWN, "a", 7)
-    assert draw(None, "a", 7) is None
+    assert remote_sampling(DRAWN, "a", 7) == remote_sampling(DRAWN, "a", 7)
+    assert remote_sampling(None, "a", 7) is None
 
 
 def test_a_part_of_a_prompt_asks_nobody(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer)
-    assert engine.execute(work(rows("a", 0, 40, 41, rule="")))[0] == (Result(None, None),)
+    assert engine.execute(work(rows("a", 0, 40, 41, rule="")))[0] == (SliceOutcome(None, None),)
     assert fake.asked == []

@@ -11,11 +11,11 @@ from remote.test_served import HYBRID, queries, served
 from remote.test_served import made as setup_of
 
 from serving.engines.remote.engine import RemoteEngine
-from serving.engines.remote.opening import open_remote
+from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.messages import Forward, Rows, Span
+from serving.messages import ForwardWork, SequenceSlice, Span
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.instant.slow
 
 PROMPTS = 40
 TOKENS = 24
@@ -42,10 +42,10 @@ def url(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def opened(url: str, tokenizer: Tokenizer, **how: Any) -> RemoteEngine:
-    return open_remote(server(url, **how), tokenizer, len(tokenizer), False)
+    return connect_remote(server(url, **how), tokenizer, len(tokenizer), False)
 
 
-@pytest.mark.parametrize("span", [1, 8])
+@pytest.instant.parametrize("span", [1, 8])
 def test_it_writes_what_torch_writes(
     url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Any, span: int
 ) -> None:
@@ -55,18 +55,18 @@ def test_it_writes_what_torch_writes(
     for number in range(PROMPTS):
         text = tuple(rng.randrange(3, len(tokenizer)) for _ in range(rng.randrange(2, 40)))
         prompt, start = text, 0
-        while len(text) < len(prompt) + TOKENS and (start == 0 or text[-1] not in tokenizer.ends):
-            rows = Rows(f"s{number}", start, len(text) - start, text[start:], 0, "greedy")
+        while len(text) < len(prompt) + TOKENS and (start == 0 or text[-1] not in tokenizer.eos_token_ids):
+            rows = SequenceSlice(f"s{number}", start, len(text) - start, text[start:], 0, "greedy")
             at = time.perf_counter()
-            ((result,), _) = engine.execute(Forward(Span(0, 3, True, True), (rows,), ("last",)))
+            ((result,), _) = engine.execute(ForwardWork(Span(0, 3, True, True), (rows,), ("last",)))
             began += time.perf_counter() - at
             assert result.verdict
-            start, text, tokens = len(text), (*text, result.verdict.token), tokens + 1
+            start, text, tokens = len(text), (*text, result.verdict.next_token), tokens + 1
             assert text[-1] == brain(text[:-1]), (number, text)
     print(f"{PROMPTS} prompts, {tokens} tokens equal, {1e3 * began / tokens:.2f} ms a token, {span} a call")
 
 
-@pytest.mark.parametrize("name", ["cloud_centric", "hybrid"])
+@pytest.instant.parametrize("name", ["cloud_centric", "hybrid"])
 def test_policies_write_the_same_text(url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, name: str) -> None:
     found, override = ("sled", HYBRID) if name == "hybrid" else (name, {})
     here, there = (served(setup_of(found, pair, at, **override), tokenizer, n=3) for at in (None, url))
@@ -76,4 +76,4 @@ def test_policies_write_the_same_text(url: str, pair: tuple[Path, Path], tokeniz
 
 def test_it_cannot_judge_and_is_refused_for_what_needs_that(url: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match=r"llama.cpp ignores echo"):
-        open_remote(server(url), tokenizer, len(tokenizer), True)
+        connect_remote(server(url), tokenizer, len(tokenizer), True)

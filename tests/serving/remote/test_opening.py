@@ -11,16 +11,16 @@ from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 
 from serving.core.decoding import Decoding
-from serving.deployment.model_loading import depth, open_models, open_side, spoken
+from serving.deployment.model_loading import load_models, load_side, load_tokenizer, num_layers
 from serving.deployment.setup import context_tokens
-from serving.engines.models import Checkpoint, Model, Pair
+from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.remote.engine import RemoteEngine
-from serving.engines.remote.opening import open_remote
+from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.engines.torch.tensor_store import Blobs
-from serving.policy.slots.kv_cache import Reuse
-from serving.policy.slots.offload import Never
-from serving.policy.slots.placement import Cloud, UShape
+from serving.engines.torch.tensor_store import TensorStore
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.offload import NeverOffload
+from serving.policy.slots.placement import CloudPlacement, UShapedPlacement
 from serving.policy.slots.verify import Replace
 from serving.progress import silent
 from serving.runtimes.emulated import Emulated
@@ -30,12 +30,12 @@ LARGE = architecture("llama2_13b")
 
 
 def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
-    return open_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
+    return connect_remote(server(fake.api_url, **how), tokenizer, len(tokenizer), verifies)
 
 
-@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
 def test_a_server_is_known_by_what_it_says_of_itself(tokenizer: Tokenizer, kind: str) -> None:
-    with FakeServer(byte_level(), counting(50), kind, ends=tokenizer.ends) as fake:
+    with FakeServer(byte_level(), counting(50), kind, ends=tokenizer.eos_token_ids) as fake:
         opened(fake, tokenizer, verifies=kind != "llama_cpp")
         assert fake.wrong == []
         assert fake.asked
@@ -43,7 +43,7 @@ def test_a_server_is_known_by_what_it_says_of_itself(tokenizer: Tokenizer, kind:
 
 def test_a_server_that_refuses_ids_is_asked_in_text(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), counting(50), "openai", refuses_ids=True) as fake:
-        assert opened(fake, tokenizer).writer.as_text
+        assert opened(fake, tokenizer).generator.prompts_as_text
 
 
 def test_a_model_that_is_not_there(tokenizer: Tokenizer) -> None:
@@ -71,29 +71,31 @@ def test_a_shorter_context_than_promised(tokenizer: Tokenizer) -> None:
 
 def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -> None:
     with FakeServer(byte_level(), counting(50), context=100) as fake:
-        cloud = Model(timing=LARGE, server=server(fake.url))
-        device = Model(path=pair[0], timing=architecture("tinyllama_1_1b"))
-        open_models(device, cloud, context_tokens=100)
+        cloud = ModelConfig(timed_architecture=LARGE, server=server(fake.api_url))
+        device = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
+        load_models(device, cloud, context_tokens=100)
         with pytest.raises(ValueError, match="may become 101 tokens long, and the server takes 100; give the server"):
-            open_models(device, cloud, context_tokens=101)
+            load_models(device, cloud, context_tokens=101)
         fake.asked.clear()
-        long = setup("sled", pair=Pair(device, cloud), limits={"max_prompt_tokens": 90})
+        long = setup("sled", pair=ModelPair(device, cloud), limits={"max_prompt_tokens": 90})
         for refused in (
             lambda: Emulated().serve(long, "cpu", silent),
             lambda: Local().serve(long, "cpu", silent),
-            lambda: open_side(long, "cloud", Blobs()),
+            lambda: load_side(long, "cloud", TensorStore()),
         ):
             with pytest.raises(ValueError, match="may become 114 tokens long, and the server takes 100"):
                 refused()
         with pytest.raises(ValueError, match=r"120 tokens long, and the server takes 100; .*service.context_tokens"):
-            open_side(setup("sled", pair=Pair(device, cloud)), "cloud", Blobs(), context_tokens=120)
-        few = Model(timing=LARGE, server=server(fake.url, context_tokens=60))
+            load_side(setup("sled", pair=ModelPair(device, cloud)), "cloud", TensorStore(), context_tokens=120)
+        few = ModelConfig(timed_architecture=LARGE, server=server(fake.api_url, context_tokens=60))
         with pytest.raises(ValueError, match=r"114 tokens long, and model.cloud.server.context_tokens allows 60"):
-            open_side(setup("sled", pair=Pair(device, few), limits={"max_prompt_tokens": 90}), "cloud", Blobs())
+            load_side(
+                setup("sled", pair=ModelPair(device, few), limits={"max_prompt_tokens": 90}), "cloud", TensorStore()
+            )
         assert fake.asked == []
 
 
-@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
 def test_another_tokenizer_is_refused_with_what_differs(tokenizer: Tokenizer, kind: str) -> None:
     with (
         FakeServer(words(), lambda prefix: 2, kind) as fake,
@@ -112,7 +114,7 @@ def test_a_server_that_adds_tokens_is_refused(tokenizer: Tokenizer) -> None:
 
 def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) -> None:
     class Swapped(FakeServer):
-        def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
+        def detokenize_request(self, body: dict[str, Any]) -> dict[str, Any]:
             return super().detokenize({"tokens": [{41: 42, 42: 41}.get(t, t) for t in body["tokens"]]})
 
     with (
@@ -122,7 +124,7 @@ def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) ->
         opened(fake, tokenizer)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("kind", "how", "why"),
     [
         ("llama_cpp", {}, "llama.cpp ignores echo"),
@@ -143,13 +145,13 @@ def test_a_server_that_cannot_judge_is_refused_for_policies_that_verify(
 # Setups.
 
 
-def far(path: Path | None = None, **how: Any) -> Model:
+def far(path: Path | None = None, **how: Any) -> ModelConfig:
     where = server("http://127.0.0.1:9/v1", **how)
-    return Model(path=path, timing=LARGE, server=where)
+    return ModelConfig(path=path, timed_architecture=LARGE, server=where)
 
 
-def pair_with(cloud: Model) -> Pair:
-    return Pair(Model(hub="a/small", timing=architecture("tinyllama_1_1b")), cloud)
+def pair_with(cloud: ModelConfig) -> ModelPair:
+    return ModelPair(ModelConfig(hub="a/small", timed_architecture=architecture("tinyllama_1_1b")), cloud)
 
 
 def test_what_no_server_does_is_refused_before_any_work() -> None:
@@ -162,44 +164,46 @@ def test_what_no_server_does_is_refused_before_any_work() -> None:
     with pytest.raises(ValueError, match="placement=UShape splits it"):
         setup("u_shape", pair=pair)
     with pytest.raises(ValueError, match="placement=UShape splits it"):
-        setup("hat", pair=pair, override={"placement": UShape()})
+        setup("hat", pair=pair, override={"placement": UShapedPlacement()})
     with pytest.raises(ValueError, match=r"model.device.server is set"):
-        Pair(far(), far())
+        ModelPair(far(), far())
     with pytest.raises(ValueError, match="neither path nor hub"):
-        Model(timing=LARGE)
+        ModelConfig(timed_architecture=LARGE)
 
 
 def test_only_policies_whose_drafts_travel_need_verdicts() -> None:
     asked = {"sled": True, "synera": True, "cloud_centric": False, "edge_centric": False}
-    assert {name: setup(name).policy.provision.verifies for name in asked} == asked
-    assert not setup("sled", override={"verify": Replace()}).policy.provision.verifies
-    assert not setup("sled", override={"offload": Never(), "placement": Cloud()}).policy.provision.verifies
+    assert {name: setup(name).policy.engine_requirements.verifies_drafts for name in asked} == asked
+    assert not setup("sled", override={"verify": Replace()}).policy.engine_requirements.verifies_drafts
+    assert not setup(
+        "sled", override={"offload": NeverOffload(), "placement": CloudPlacement()}
+    ).policy.engine_requirements.verifies_drafts
 
 
 def test_services_refuse_sampling_where_a_server_verifies() -> None:
-    assert setup("sled", pair=pair_with(far())).greedy
-    assert not setup("sled").greedy
-    assert not setup("cloud_centric", pair=pair_with(far())).greedy
+    assert setup("sled", pair=pair_with(far())).requires_greedy
+    assert not setup("sled").requires_greedy
+    assert not setup("cloud_centric", pair=pair_with(far())).requires_greedy
 
 
 def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
     pair: tuple[Path, Path], tokenizer: Tokenizer
 ) -> None:
     device, cloud = Checkpoint(path=pair[0]), far()
-    assert depth(cloud) == LARGE.layers
-    assert depth(far(pair[1])) == 3
-    found, vocabulary = spoken(device, cloud)
+    assert num_layers(cloud) == LARGE.layers
+    assert num_layers(far(pair[1])) == 3
+    found, vocabulary = load_tokenizer(device, cloud)
     assert (found.hf.get_vocab(), vocabulary) == (tokenizer.hf.get_vocab(), len(tokenizer))
     with FakeServer(byte_level(), counting(50)) as fake:
-        models = open_models(device, Model(timing=LARGE, server=server(fake.url)))
+        models = load_models(device, ModelConfig(timed_architecture=LARGE, server=server(fake.api_url)))
     assert isinstance(models.cloud, RemoteEngine)
     assert (models.device_layers, models.cloud_layers) == (2, LARGE.layers)
     assert models.notes() == ()
 
 
 def test_how_long_a_conversation_may_be(pair: tuple[Path, Path]) -> None:
-    small = Model(path=pair[0], timing=architecture("tinyllama_1_1b"))
-    assert context_tokens(setup("sled", pair=Pair(small, far()))) == 256
-    assert context_tokens(setup("sled", pair=Pair(small, far(context_tokens=100)))) == 100
-    cached = {"kv_cache": Reuse(capacity_tokens=96)}
-    assert context_tokens(setup("cloud_centric", pair=Pair(small, far()), override=cached)) == 96
+    small = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
+    assert context_tokens(setup("sled", pair=ModelPair(small, far()))) == 256
+    assert context_tokens(setup("sled", pair=ModelPair(small, far(context_tokens=100)))) == 100
+    cached = {"kv_cache": PrefixCaching(capacity_tokens=96)}
+    assert context_tokens(setup("cloud_centric", pair=ModelPair(small, far()), override=cached)) == 96

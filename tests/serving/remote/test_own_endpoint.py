@@ -9,12 +9,12 @@ import pytest
 from endpoint.fake_gateway import FakeGateway
 from remote.conftest import counting, server
 
-from serving.engines.remote.opening import open_remote
+from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.frontend.openai.gateway import Conversation, Piece
-from serving.frontend.openai.options import Endpoint
+from serving.frontend.openai.gateway import Conversation, TokenDelta
+from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.server import serve
-from serving.messages import Forward, Routing, Rows, Sampling, Span, Verdict
+from serving.messages import ForwardWork, RoutingOptions, SamplingParams, SequenceSlice, Span, Verdict
 
 BRAIN = counting(50)
 
@@ -23,26 +23,26 @@ BRAIN = counting(50)
 class Writing(FakeGateway):
     """A device that writes what a brain says, up to an end token behind a full stop."""
 
-    async def ask(
+    async def generate(
         self,
         prompt: tuple[int, ...],
         limit: int,
-        sampling: Sampling | None,
+        sampling: SamplingParams | None,
         conversation: Conversation | None,
-        routing: Routing | None = None,
-    ) -> AsyncGenerator[Piece, None]:
+        routing: RoutingOptions | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
         text = list(prompt)
         for n in range(1, limit + 1):
             ended = len(text) >= 12
             text.append(self.tokenizer.ends[0] if ended else BRAIN(tuple(text)))
-            yield Piece((text[-1],), ("cloud",), "complete" if ended or n == limit else "")
+            yield TokenDelta((text[-1],), ("cloud",), "complete" if ended or n == limit else "")
             if ended:
                 return
 
 
 def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
     async def play() -> None:
-        running = await serve(Endpoint(port=0, api_key_env="", queue=8, connections=20), Writing())
+        running = await serve(EndpointOptions(port=0, api_key_env="", max_waiting=8, max_connections=20), Writing())
         url = f"http://127.0.0.1:{running.port}/v1"
         try:
             await asyncio.wait_for(asyncio.to_thread(scene, url), 20)
@@ -52,18 +52,18 @@ def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
     asyncio.run(play())
 
 
-@pytest.mark.parametrize("span", [1, 3])
+@pytest.instant.parametrize("span", [1, 3])
 def test_it_writes_token_by_token_to_the_end(tokenizer: Tokenizer, span: int) -> None:
     def scene(url: str) -> None:
-        engine = open_remote(server(url, model="toy", tokens_a_call=span), tokenizer, len(tokenizer), False)
+        engine = connect_remote(server(url, model="toy", tokens_a_call=span), tokenizer, len(tokenizer), False)
         text, prompt = (40, 41, 42), (40, 41, 42)
         start = 0
-        while text[-1] not in tokenizer.ends:
-            rows = Rows("a", start, len(text) - start, text[start:], 0, "greedy")
-            outcome, _ = engine.execute(Forward(Span(0, 1, True, True), (rows,), ("last",)))
+        while text[-1] not in tokenizer.eos_token_ids:
+            rows = SequenceSlice("a", start, len(text) - start, text[start:], 0, "greedy")
+            outcome, _ = engine.execute(ForwardWork(Span(0, 1, True, True), (rows,), ("last",)))
             verdict = outcome[0].verdict
             assert isinstance(verdict, Verdict)
-            start, text = len(text), (*text, verdict.token)
+            start, text = len(text), (*text, verdict.next_token)
         assert tokenizer.hf.decode(text[:-1]) == tokenizer.hf.decode(_written(prompt))
 
     played(scene, tokenizer)
@@ -78,6 +78,6 @@ def _written(text: tuple[int, ...]) -> tuple[int, ...]:
 def test_it_has_no_log_probabilities_and_says_so(tokenizer: Tokenizer) -> None:
     def scene(url: str) -> None:
         with pytest.raises(ValueError, match=r"echo=true is not supported here.*hybrid"):
-            open_remote(server(url, model="toy"), tokenizer, len(tokenizer), True)
+            connect_remote(server(url, model="toy"), tokenizer, len(tokenizer), True)
 
     played(scene, tokenizer)

@@ -16,7 +16,7 @@ from remote.fake_server import FakeServer
 
 from serving.engines.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.instant.slow
 
 KEY = "sk-the-key-of-this-test"
 
@@ -46,7 +46,7 @@ class Process:
 
 @pytest.fixture
 def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
-    with FakeServer(byte_level(), counting(50), ends=tokenizer.ends, key=KEY) as made:
+    with FakeServer(byte_level(), counting(50), ends=tokenizer.eos_token_ids, key=KEY) as made:
         yield made
 
 
@@ -54,7 +54,7 @@ def test_a_server_behind_the_services(fake: FakeServer, pair: tuple[Path, Path],
     words = [
         "+policy=sled", "policy/draft=single", "policy/verify=replace", "policy/link_loss=local",
         "model=toy", f"model.device.path={pair[0]}", "model.cloud.path=null", f"outputs={tmp_path}",
-        f"+model.cloud.server.base_url={fake.url}", "+model.cloud.server.model=large",
+        f"+model.cloud.server.base_url={fake.api_url}", "+model.cloud.server.model=large",
         "+model.cloud.server.retries=0", "+model.cloud.server.rest_s=0.2",
         "service.cloud=127.0.0.1:0", "service.health.port=0", "service.endpoint.port=0", "workload.devices=1",
     ]  # fmt: skip
@@ -82,12 +82,12 @@ def _served(device: Process, fake: FakeServer) -> None:
         return client.completions.create(model="sled", prompt="where is it?", max_tokens=8, temperature=0)
 
     first = ask()
-    assert first.tandem["origins"] == {"cloud": 8}
+    assert first.extension["origins"] == {"cloud": 8}
     fake.faults.extend([503] * 1000)
-    assert set(ask().tandem["origins"]) == {"offline"}
+    assert set(ask().extension["origins"]) == {"offline"}
     fake.faults.clear()
     while True:  # until the server is not left alone any more
         again = ask()
-        if set(again.tandem["origins"]) == {"cloud"}:
+        if set(again.extension["origins"]) == {"cloud"}:
             break
     assert again.choices[0].text == first.choices[0].text

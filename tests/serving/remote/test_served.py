@@ -14,33 +14,33 @@ from fake_setup import Questions, setup
 from remote.conftest import Clock, server
 from remote.fake_server import FakeServer
 
-from serving.deployment.model_loading import open_models
+from serving.deployment.model_loading import load_models
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.engines.models import Model, Pair
-from serving.engines.remote.client import Client
-from serving.engines.remote.opening import open_remote
+from serving.engines.models import ModelConfig, ModelPair
+from serving.engines.remote.client import RemoteClient
+from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
-from serving.messages import Call
-from serving.metrics.recorder import Record
-from serving.policy.slots.draft import Window
+from serving.messages import GenerationRequest
+from serving.metrics.recorder import SessionRecord
+from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
-from serving.policy.slots.offload import Always
+from serving.policy.slots.offload import AlwaysOffload
 from serving.policy.slots.verify import Replace
 from serving.progress import silent
 from serving.runtimes import emulated
 from serving.runtimes.local import Local
 
 Brain = Callable[[tuple[int, ...]], int]
-REPLACED = {"draft": Window(1), "verify": Replace()}
+REPLACED = {"draft": WindowDraft(1), "verify": Replace()}
 
 
-class Odd(Always):
+class Odd(AlwaysOffload):
     """Every other token is the cloud's to write, as a threshold might have it."""
 
-    reach = "some"  # type: ignore[assignment]
+    scope = "some"  # type: ignore[assignment]
 
-    def ask(self, s: Any) -> int:
+    def tokens_to_offload(self, s: Any) -> int:
         return len(s.tokens) % 2
 
 
@@ -50,26 +50,29 @@ HYBRID = {**REPLACED, "offload": Odd()}
 def queries(tokenizer: Tokenizer, n: int = 3, limit: int = 12, ends: bool = True) -> list[Query]:
     texts = ["where is the red key?", "the box", "one two three four"][:n]
     prompt = Questions().prompts()[0]
-    stops = tokenizer.ends if ends else ()
-    calls = [Call(f"r{i}", tuple(tokenizer.hf(text)["input_ids"]), limit, stops) for i, text in enumerate(texts)]
+    stops = tokenizer.eos_token_ids if ends else ()
+    calls = [
+        GenerationRequest(f"r{i}", tuple(tokenizer.hf(text)["input_ids"]), limit, stops) for i, text in enumerate(texts)
+    ]
     return [Query(call, prompt, i % 2, None, 0.0, None) for i, call in enumerate(calls)]
 
 
 def made(name: str, paths: tuple[Path, Path], url: str | None = None, **override: Any) -> Setup:
     here = {"path": paths[1]} if url is None else {"server": server(url, retries=0)}
-    pair = Pair(
-        Model(path=paths[0], timing=architecture("tinyllama_1_1b")), Model(timing=architecture("llama2_13b"), **here)
+    pair = ModelPair(
+        ModelConfig(path=paths[0], timed_architecture=architecture("tinyllama_1_1b")),
+        ModelConfig(timed_architecture=architecture("llama2_13b"), **here),
     )
     return setup(name, pair=pair, override=override)
 
 
-def served(found: Setup, tokenizer: Tokenizer, **how: Any) -> dict[str, Record]:
-    models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
-    return emulated.play(found, models, queries(tokenizer, **how))
+def served(found: Setup, tokenizer: Tokenizer, **how: Any) -> dict[str, SessionRecord]:
+    models = load_models(found.pair.device, found.pair.cloud, requirements=found.policy.engine_requirements)
+    return emulated.simulate(found, models, queries(tokenizer, **how))
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
-@pytest.mark.parametrize(
+@pytest.instant.parametrize("kind", ["vllm", "sglang"])
+@pytest.instant.parametrize(
     ("name", "override"), [("sled", {}), ("synera", {}), ("cloud_centric", {}), ("sled", HYBRID)],
     ids=["sled", "synera", "cloud_centric", "hybrid"],
 )  # fmt: skip
@@ -77,8 +80,8 @@ def test_the_text_is_the_local_engines(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, kind: str, name: str, override: dict[str, Any]
 ) -> None:
     here = served(made(name, pair, **override), tokenizer)
-    with FakeServer(byte_level(), brain, kind, ends=tokenizer.ends) as fake:
-        there = served(made(name, pair, fake.url, **override), tokenizer)
+    with FakeServer(byte_level(), brain, kind, ends=tokenizer.eos_token_ids) as fake:
+        there = served(made(name, pair, fake.api_url, **override), tokenizer)
         assert fake.wrong == []
     assert {s: (r.tokens, r.origins, r.ending) for s, r in there.items()} == {
         s: (r.tokens, r.origins, r.ending) for s, r in here.items()
@@ -89,10 +92,10 @@ def test_the_text_is_the_local_engines(
 def test_spans_save_questions_and_change_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
     texts, asked = [], []
     for span in (1, 6):
-        with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
-            found = made("cloud_centric", pair, fake.url)
+        with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
+            found = made("cloud_centric", pair, fake.api_url)
             assert found.pair.cloud.server
-            wide = replace(found.pair.cloud.server, tokens_a_call=span)
+            wide = replace(found.pair.cloud.server, tokens_per_request=span)
             found = replace(found, pair=replace(found.pair, cloud=replace(found.pair.cloud, server=wide)))
             texts.append({s: r.tokens for s, r in served(found, tokenizer).items()})
             asked.append(len(fake.asked))
@@ -116,8 +119,8 @@ def dies_after(n: int, fake: FakeServer) -> Brain:
     return next_token
 
 
-@pytest.mark.parametrize("runtime", ["emulated", "local"])
-@pytest.mark.parametrize(
+@pytest.instant.parametrize("runtime", ["emulated", "local"])
+@pytest.instant.parametrize(
     ("action", "ending"), [("local", "complete"), ("wait", "failed"), ("fail", "failed")],
 )  # fmt: skip
 def test_a_server_that_fails_is_a_cloud_that_is_gone(
@@ -125,14 +128,14 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
 ) -> None:
     """No end token appears, what was written stays, and the device goes on as its policy says."""
     with FakeServer(byte_level(), brain) as fake:
-        found = made("sled", pair, fake.url, **HYBRID, link_loss=LinkLoss(action))
-        models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
+        found = made("sled", pair, fake.api_url, **HYBRID, link_loss=LinkLoss(action))
+        models = load_models(found.pair.device, found.pair.cloud, requirements=found.policy.engine_requirements)
         fake.brain = dies_after(3, fake)
         asked = queries(tokenizer, n=1, limit=10, ends=False)
         if runtime == "emulated":
-            records = emulated.play(found, models, asked)
+            records = emulated.simulate(found, models, asked)
         else:
-            records, _, _ = asyncio.run(Local(shaped=False).play(found, models, asked, silent))
+            records, _, _ = asyncio.run(Local(shaped=False).run(found, models, asked, silent))
     record = records["r0"]
     whole = served(made("sled", pair, **HYBRID), tokenizer, n=1, limit=10, ends=False)["r0"]
     assert record.ending == ending
@@ -140,37 +143,37 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
     assert len(cloud) >= 3
     kept = cloud[-1] + 1
     assert record.tokens[:kept] == whole.tokens[:kept]
-    assert tokenizer.ends[0] not in record.tokens[kept:]
+    assert tokenizer.eos_token_ids[0] not in record.tokens[kept:]
     assert (len(record.tokens) == 10) == (action == "local")
     assert ("offline" in record.origins) == (action == "local")
     assert "questions to the server failed" in models.notes()[0]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("fault", "rest_s", "asked"), [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)]
 )
-@pytest.mark.parametrize("runtime", ["emulated", "local"])
+@pytest.instant.parametrize("runtime", ["emulated", "local"])
 def test_a_refusal_is_heard_once(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, fault: Any, rest_s: float, asked: int
 ) -> None:
     """A device asks 64 times before it gives up; the server hears each of three questions once."""
     with FakeServer(byte_level(), brain) as fake:
-        found = made("cloud_centric", pair, fake.url)
+        found = made("cloud_centric", pair, fake.api_url)
         how = {"rest_s": rest_s, "concurrency": 1 if rest_s else 8}  # else three are asked at once, and then it rests
-        resting = replace(found.pair.cloud, server=server(fake.url, retries=0, **how))
+        resting = replace(found.pair.cloud, server=server(fake.api_url, retries=0, **how))
         found = replace(found, pair=replace(found.pair, cloud=resting))
-        models = open_models(found.pair.device, resting, provision=found.policy.provision)
+        models = load_models(found.pair.device, resting, requirements=found.policy.engine_requirements)
         fake.asked.clear()
         fake.faults.extend([fault] * 500)
         if runtime == "emulated":
-            records = emulated.play(found, models, queries(tokenizer))
+            records = emulated.simulate(found, models, queries(tokenizer))
         else:
-            records, _, _ = asyncio.run(Local(shaped=False).play(found, models, queries(tokenizer), silent))
+            records, _, _ = asyncio.run(Local(shaped=False).run(found, models, queries(tokenizer), silent))
     assert [record.ending for record in records.values()] == ["failed"] * 3
     assert len(fake.asked) == asked
 
 
-@pytest.mark.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
+@pytest.instant.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
 def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
     pair: tuple[Path, Path],
     tokenizer: Tokenizer,
@@ -181,12 +184,14 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
 ) -> None:
     """Sixty-four attempts take a moment of virtual time; on real time a device waits itself."""
     clock = Clock()
-    monkeypatch.setattr("serving.engines.remote.opening.Client", partial(Client, sleep=clock.sleep, clock=clock))
+    monkeypatch.setattr("serving.engines.remote.opening.Client", partial(RemoteClient, sleep=clock.sleep, clock=clock))
     with FakeServer(byte_level(), brain) as fake:
-        far = Model(timing=architecture("llama2_13b"), server=server(fake.url, retries=0, rest_s=5.0))
-        both = Pair(Model(path=pair[0], timing=architecture("tinyllama_1_1b")), far)
+        far = ModelConfig(
+            timed_architecture=architecture("llama2_13b"), server=server(fake.api_url, retries=0, rest_s=5.0)
+        )
+        both = ModelPair(ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b")), far)
         found = setup("cloud_centric", pair=both, devices=1, limits={"prompts": 1, "max_new_tokens": 6})
-        open_remote(server(fake.url), tokenizer, len(tokenizer), verifies=False)
+        connect_remote(server(fake.api_url), tokenizer, len(tokenizer), verifies=False)
         fake.faults.extend([*[None] * (len(fake.asked) + 2), 503, 503])
         served = runtime.serve(found, "cpu", silent)
     (record,) = served.records.values()
@@ -198,11 +203,11 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
 
 def test_a_fault_that_passes_changes_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
     here = served(made("sled", pair), tokenizer, n=1)
-    with FakeServer(byte_level(), brain, ends=tokenizer.ends) as fake:
-        found = made("sled", pair, fake.url)
-        models = open_models(found.pair.device, found.pair.cloud, provision=found.policy.provision)
+    with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
+        found = made("sled", pair, fake.api_url)
+        models = load_models(found.pair.device, found.pair.cloud, requirements=found.policy.engine_requirements)
         for at in (1, 4):
             fake.faults.extend([*[None] * at, "truncated", 503, "reset"])
-        there = emulated.play(found, models, queries(tokenizer, n=1))
+        there = emulated.simulate(found, models, queries(tokenizer, n=1))
     assert there["r0"].tokens == here["r0"].tokens
     assert there["r0"].ending == "complete"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from serving.engines.remote.client import Client
-from serving.engines.remote.retry import pause_s, retry_after_s
-from serving.engines.remote.server import Server
+from serving.engines.remote.client import RemoteClient
+from serving.engines.remote.retry import retry_after_s, retry_delay_s
+from serving.engines.remote.server import RemoteServer
 
 KEY = "sk-the-key-of-this-test"
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("wrong", "match"),
     [
         ({"base_url": "ftp://h/v1"}, "give one such as"),
@@ -34,55 +34,55 @@ KEY = "sk-the-key-of-this-test"
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match) as told:
-        Server(**{"base_url": "http://127.0.0.1:1/v1", "model": "m", **wrong})
+        RemoteServer(**{"base_url": "http://127.0.0.1:1/v1", "model": "m", **wrong})
     assert "pass@" not in str(told.value)
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
+@pytest.instant.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
 def test_loopback_needs_no_tls(host: str) -> None:
-    found = Server(base_url=f"http://{host}:8080/v1/", model="m")
-    assert (found.url, found.root) == (f"http://{host}:8080/v1", f"http://{host}:8080")
+    found = RemoteServer(base_url=f"http://{host}:8080/v1/", model="m")
+    assert (found.api_url, found.root_url) == (f"http://{host}:8080/v1", f"http://{host}:8080")
 
 
 def test_http_to_elsewhere_is_a_choice_and_carries_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TANDEM_LLM_KEY", raising=False)
-    afar = Server(base_url="http://10.0.0.1/v1", model="m", insecure_http=True)
-    assert afar.key() is None
+    afar = RemoteServer(base_url="http://10.0.0.1/v1", model="m", insecure_http=True)
+    assert afar.api_key() is None
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
     with pytest.raises(ValueError, match="in the clear") as told:
-        Client(afar)
+        RemoteClient(afar)
     assert KEY not in str(told.value)
 
 
-@pytest.mark.parametrize("bad", ["", "  ", "schl\u00fcssel", "two\nlines"])
+@pytest.instant.parametrize("bad", ["", "  ", "schl\u00fcssel", "two\nlines"])
 def test_a_key_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", bad)
     with pytest.raises(ValueError, match="TANDEM_LLM_KEY is set, but"):
-        Server(base_url="http://127.0.0.1/v1", model="m").key()
+        RemoteServer(base_url="http://127.0.0.1/v1", model="m").api_key()
 
 
 def test_the_key_is_nowhere_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", KEY)
-    options = Server(base_url="http://127.0.0.1/v1", model="m")
-    client = Client(options)
-    assert KEY not in f"{options!r} {options} {client!r} {client} {options.named}"
+    options = RemoteServer(base_url="http://127.0.0.1/v1", model="m")
+    client = RemoteClient(options)
+    assert KEY not in f"{options!r} {options} {client!r} {client} {options.display_name}"
     client.close()
 
 
 def test_an_authority_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="authority"):
-        Client(Server(base_url="https://h/v1", model="m", authority=tmp_path / "none.pem"))
+        RemoteClient(RemoteServer(base_url="https://h/v1", model="m", ca_certificate=tmp_path / "none.pem"))
 
 
 def test_pauses_grow_up_to_a_bound_and_jitter_fully() -> None:
-    options = Server(base_url="http://127.0.0.1/v1", model="m", backoff_s=0.5, backoff_max_s=3.0)
-    assert [pause_s(options, n, None, lambda: 1.0) for n in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
-    assert [pause_s(options, n, None, lambda: 0.0) for n in range(5)] == [0.0] * 5
-    assert pause_s(options, 0, 7.0, lambda: 0.5) == 7.0
-    assert pause_s(options, 0, 1e9, lambda: 0.5) == options.retry_after_max_s
+    options = RemoteServer(base_url="http://127.0.0.1/v1", model="m", backoff_s=0.5, backoff_max_s=3.0)
+    assert [retry_delay_s(options, n, None, lambda: 1.0) for n in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert [retry_delay_s(options, n, None, lambda: 0.0) for n in range(5)] == [0.0] * 5
+    assert retry_delay_s(options, 0, 7.0, lambda: 0.5) == 7.0
+    assert retry_delay_s(options, 0, 1e9, lambda: 0.5) == options.retry_after_max_s
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("said", "seconds"),
     [
         ("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("nan", None), ("inf", None), ("soon", None), ("", None),

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from remote.conftest import server
 from remote.fake_server import FakeServer
 
-from serving.engines.remote.client import Client
-from serving.engines.remote.dialect import DIALECTS, Draw
+from serving.engines.remote.client import RemoteClient
+from serving.engines.remote.dialect import DIALECTS, RemoteSampling
 from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.generator import Writer
-from serving.engines.remote.prompt_logprobs import HALF, decode, encode, names
+from serving.engines.remote.generator import RemoteGenerator
+from serving.engines.remote.prompt_logprobs import REPLACEMENT_CHAR, decode, encode, token_texts
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import Verdict
 
@@ -33,21 +33,23 @@ def reciting(tokens: Sequence[int], end: int) -> Callable[[tuple[int, ...]], int
     return next_token
 
 
-def asking(fake: FakeServer, tokenizer: Tokenizer, **how: Any) -> Writer:
-    return Writer(Client(server(fake.url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how)
+def asking(fake: FakeServer, tokenizer: Tokenizer, **how: Any) -> RemoteGenerator:
+    return RemoteGenerator(
+        RemoteClient(server(fake.api_url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how
+    )
 
 
 TEXT = " it is in the box \U0001f642 aus \u6771\u4eac."
 
 
-@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.instant.parametrize("n", [1, 3])
 def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str, n: int) -> None:
-    prompt, end = ids("where is the red key?"), tokenizer.ends[0]
-    with FakeServer(byte_level(), reciting(ids(TEXT), end), kind, ends=tokenizer.ends) as fake:
+    prompt, end = ids("where is the red key?"), tokenizer.eos_token_ids[0]
+    with FakeServer(byte_level(), reciting(ids(TEXT), end), kind, ends=tokenizer.eos_token_ids) as fake:
         writer, written = asking(fake, tokenizer), list(prompt)
         while written[-1] != end:
-            written += writer.write(written, n)
+            written += writer.generate(written, n)
     assert decode(byte_level(), written[len(prompt) : -1]) == TEXT
     assert fake.wrong == []
     if kind != "openai":
@@ -56,9 +58,9 @@ def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str,
 
 def test_half_a_character_is_asked_for_at_greater_length(tokenizer: Tokenizer) -> None:
     smile, prompt = ids("\u6f22 ok"), ids("say:")
-    assert HALF in decode(byte_level(), smile[:1])
-    with FakeServer(byte_level(), reciting(smile, 2), "openai", ends=tokenizer.ends) as fake:
-        assert asking(fake, tokenizer).write(prompt, 1) == smile[:4]
+    assert REPLACEMENT_CHAR in decode(byte_level(), smile[:1])
+    with FakeServer(byte_level(), reciting(smile, 2), "openai", ends=tokenizer.eos_token_ids) as fake:
+        assert asking(fake, tokenizer).generate(prompt, 1) == smile[:4]
     assert [body["max_tokens"] for body in fake.asked][:2] == [1, 4]
 
 
@@ -68,7 +70,7 @@ def test_text_that_stays_half_is_an_error(tokenizer: Tokenizer) -> None:
         FakeServer(byte_level(), lambda prefix: half, "openai") as fake,
         pytest.raises(RemoteError, match="are no text"),
     ):
-        asking(fake, tokenizer).write(ids("say:"), 1)
+        asking(fake, tokenizer).generate(ids("say:"), 1)
 
 
 def test_only_a_stop_ends_a_text_and_its_end_token_is_the_one_named(tokenizer: Tokenizer) -> None:
@@ -80,26 +82,26 @@ def test_only_a_stop_ends_a_text_and_its_end_token_is_the_one_named(tokenizer: T
     with FakeServer(byte_level(), lambda prefix: 50) as fake:
         writer = asking(fake, tokenizer)
         fake.faults.extend([stopped(), stopped(matched_stop=2), stopped(stop_reason=77), stopped(token_ids=[60])])
-        assert [writer.write(ids("a"), 3) for _ in range(4)] == [(2,), (2,), (2,), (60, 2)]
+        assert [writer.generate(ids("a"), 3) for _ in range(4)] == [(2,), (2,), (2,), (60, 2)]
         tokenizer_of_none = Tokenizer.__new__(Tokenizer)
-        tokenizer_of_none.hf, tokenizer_of_none.ends = byte_level(), ()
+        tokenizer_of_none.hf, tokenizer_of_none.eos_token_ids = byte_level(), ()
         fake.faults.append(stopped())
         with pytest.raises(RemoteError, match="no end token"):
-            Writer(writer.client, writer.dialect, tokenizer_of_none, 400).write(ids("a"), 3)
+            RemoteGenerator(writer.client, writer.dialect, tokenizer_of_none, 400).generate(ids("a"), 3)
 
 
 def test_prompts_as_text_where_ids_are_refused(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), reciting(ids(" box"), 2), "openai", refuses_ids=True) as fake:
         with pytest.raises(RemoteError, match="must be a text"):
-            asking(fake, tokenizer).write(ids("the red"), 1)
-        assert decode(byte_level(), asking(fake, tokenizer, as_text=True).write(ids("the red"), 2)).startswith(" b")
+            asking(fake, tokenizer).generate(ids("the red"), 1)
+        assert decode(byte_level(), asking(fake, tokenizer, as_text=True).generate(ids("the red"), 2)).startswith(" b")
 
 
 def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
     for kind, top_k in (("vllm", -1), ("sglang", -1), ("llama_cpp", 0), ("openai", None)):
         with FakeServer(byte_level(), lambda prefix: 50, kind) as fake:
-            asking(fake, tokenizer).write(ids("a"), 1, Draw(0.8, 0.9, 0, 17))
-            asking(fake, tokenizer).write(ids("a"), 1, Draw(0.8, 0.9, 5, 17))
+            asking(fake, tokenizer).generate(ids("a"), 1, RemoteSampling(0.8, 0.9, 0, 17))
+            asking(fake, tokenizer).generate(ids("a"), 1, RemoteSampling(0.8, 0.9, 5, 17))
         first, second = fake.asked
         assert fake.wrong == []
         assert {**first, "top_k": 0} == {**second, "top_k": 0} if top_k is not None else "top_k" not in first
@@ -107,7 +109,7 @@ def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
         assert (first.get("top_k"), second["top_k"]) == (top_k, 5)
 
 
-@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@pytest.instant.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
 def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> None:
     """Whatever tokens a model wrote, of whatever kind of tokenizer: the same text, or an error."""
@@ -117,7 +119,7 @@ def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> 
     try:
         found = encode(hf, prompt, text)
     except RemoteError:
-        assert HALF in text or hf is not byte_level() or HALF in decode(hf, prompt)
+        assert REPLACEMENT_CHAR in text or hf is not byte_level() or REPLACEMENT_CHAR in decode(hf, prompt)
         return
     assert decode(hf, [*prompt[-32:], *found]) == decode(hf, prompt[-32:]) + text
 
@@ -125,35 +127,35 @@ def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> 
 # Verdicts.
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "openai"])
-@pytest.mark.parametrize("stand", range(4))
+@pytest.instant.parametrize("kind", ["vllm", "sglang", "openai"])
+@pytest.instant.parametrize("stand", range(4))
 def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind: str, stand: int) -> None:
     prompt, own = ids("where is it?"), ids(" in the red box")
     drafts = [*own[:stand], 60, 61, 62][:3]
-    with FakeServer(byte_level(), reciting(own, 2), kind, ends=tokenizer.ends) as fake:
-        assert asking(fake, tokenizer).judge(prompt, drafts) == Verdict(stand, own[stand])
+    with FakeServer(byte_level(), reciting(own, 2), kind, ends=tokenizer.eos_token_ids) as fake:
+        assert asking(fake, tokenizer).verify(prompt, drafts) == Verdict(stand, own[stand])
     assert fake.wrong == []
     assert len(fake.asked) == (1 if kind == "vllm" else 2)  # a correction that has only a text is asked for
 
 
-@pytest.mark.parametrize("stand", range(4))
-@pytest.mark.parametrize("text", [" in the red box", " \u6f22 ok"])
+@pytest.instant.parametrize("stand", range(4))
+@pytest.instant.parametrize("text", [" in the red box", " \u6f22 ok"])
 def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand: int, text: str) -> None:
     prompt, own = ids("where is it?"), ids(text)
     drafts = (*own[:stand], *ids("zyx"))[:3]
-    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
-        verdict = asking(fake, tokenizer, as_text=True).judge(prompt, drafts)
-    assert (*drafts[: verdict.accepted], verdict.token) == own[: verdict.accepted + 1]
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
+        verdict = asking(fake, tokenizer, as_text=True).verify(prompt, drafts)
+    assert (*drafts[: verdict.accepted], verdict.next_token) == own[: verdict.accepted + 1]
 
 
-@pytest.mark.parametrize("listed", [True, False])
+@pytest.instant.parametrize("listed", [True, False])
 def test_a_text_that_ends_behind_its_drafts_is_judged_too(tokenizer: Tokenizer, listed: bool) -> None:
     """Some servers list the end token, others do not."""
     prompt, own = ids("where is it?"), ids(" in")
-    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
         if not listed:
             fake.faults.append(_logprobs(lambda p: {k: v[:-1] for k, v in p.items() if v}))
-        assert asking(fake, tokenizer, as_text=True).judge(prompt, own) == Verdict(len(own), 2)
+        assert asking(fake, tokenizer, as_text=True).verify(prompt, own) == Verdict(len(own), 2)
 
 
 def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Tokenizer) -> None:
@@ -162,13 +164,15 @@ def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Token
     whole = next(t for t in range(3, len(hf)) if len(text := decode(hf, [t])) == 2 and ids(text) == (t,))
     drafts = tuple(ids(letter)[0] for letter in decode(hf, [whole]))
     prompt = ids("where is it?")
-    with FakeServer(hf, reciting((whole, *ids(" ok")), 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+    with FakeServer(
+        hf, reciting((whole, *ids(" ok")), 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True
+    ) as fake:
         with pytest.raises(RemoteError, match=r"6 tokens, sent as text, into 5 .*no verdict can be made") as told:
-            asking(fake, tokenizer, as_text=True).judge(prompt, drafts)
-        assert not told.value.passing
+            asking(fake, tokenizer, as_text=True).verify(prompt, drafts)
+        assert not told.value.transient
         fake.faults.append(lambda a: a | {"usage": None})
         with pytest.raises(RemoteError, match="into None"):
-            asking(fake, tokenizer, as_text=True).judge(prompt, (whole,))
+            asking(fake, tokenizer, as_text=True).verify(prompt, (whole,))
 
 
 def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
@@ -178,39 +182,42 @@ def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
         *before, last, new = logprobs["tokens"]
         return logprobs | {"tokens": [*before[:-1], before[-1] + last[:1], last[1:], new]}
 
-    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
         fake.faults.append(_logprobs(turned))
         with pytest.raises(RemoteError, match="cuts the text into other tokens"):
-            asking(fake, tokenizer, as_text=True).judge(prompt, own)
+            asking(fake, tokenizer, as_text=True).verify(prompt, own)
 
 
 def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
     """Where the drafts come to it the server writes; behind it there is nothing that it could be asked."""
     prompt, own = ids("where is it?"), ids(" is\u6f22 ok")
-    assert [HALF in decode(byte_level(), [t]) for t in own[:2]] == [False, True]
-    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.ends, refuses_ids=True) as fake:
+    assert [REPLACEMENT_CHAR in decode(byte_level(), [t]) for t in own[:2]] == [False, True]
+    with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
         writer = asking(fake, tokenizer, as_text=True)
-        assert writer.judge(prompt, own[:4]) == Verdict(1, own[1])
-        assert not any(HALF in body["prompt"] for body in fake.asked)
-        for ask in (lambda: writer.write((*prompt, *own[:2]), 1), lambda: writer.judge((*prompt, *own[:2]), own[2:4])):
+        assert writer.verify(prompt, own[:4]) == Verdict(1, own[1])
+        assert not any(REPLACEMENT_CHAR in body["prompt"] for body in fake.asked)
+        for ask in (
+            lambda: writer.generate((*prompt, *own[:2]), 1),
+            lambda: writer.verify((*prompt, *own[:2]), own[2:4]),
+        ):
             with pytest.raises(RemoteError, match="ends in half a character, and the server takes only text"):
                 ask()
 
 
-@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@pytest.instant.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
 def test_a_token_is_called_what_its_text_becomes(hf: Any, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(5, len(hf) - 1), min_size=2, max_size=2))
-    own = names(hf, tokens[:1], tokens[1])
+    own = token_texts(hf, tokens[:1], tokens[1])
     assert own[0] == decode(hf, tokens[1:])
-    assert HALF in decode(hf, tokens[:1]) + own[0] or decode(hf, tokens[:1]) + own[1] == decode(hf, tokens)
+    assert REPLACEMENT_CHAR in decode(hf, tokens[:1]) + own[0] or decode(hf, tokens[:1]) + own[1] == decode(hf, tokens)
 
 
 def test_a_verdict_may_end_the_text(tokenizer: Tokenizer) -> None:
     prompt, own = ids("where is it?"), ids(" in")
-    with FakeServer(byte_level(), reciting(own, 2), ends=tokenizer.ends) as fake:
-        assert asking(fake, tokenizer).judge(prompt, own) == Verdict(1, 2)
-        assert asking(fake, tokenizer).judge(prompt, (*own, 60)) == Verdict(1, 2)
+    with FakeServer(byte_level(), reciting(own, 2), ends=tokenizer.eos_token_ids) as fake:
+        assert asking(fake, tokenizer).verify(prompt, own) == Verdict(1, 2)
+        assert asking(fake, tokenizer).verify(prompt, (*own, 60)) == Verdict(1, 2)
 
 
 def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
@@ -221,7 +228,7 @@ def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     return changed
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("change", "match"),
     [
         (lambda p: None, "returned nothing as logprobs"),
@@ -242,4 +249,4 @@ def test_odd_log_probabilities_are_an_error(tokenizer: Tokenizer, change: Any, m
     with FakeServer(byte_level(), reciting(ids(" in the box"), 2)) as fake:
         fake.faults.append(_logprobs(change))
         with pytest.raises(RemoteError, match=match):
-            asking(fake, tokenizer).judge(ids("where?"), ids(" in the"))
+            asking(fake, tokenizer).verify(ids("where?"), ids(" in the"))

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from serving.learned.router import Router
-from serving.policy.slots.routed_offload import Routed
+from serving.learned.router import TokenRouter
+from serving.policy.slots.routed_offload import RoutedOffload
 
 WIDTH = 3
 
@@ -30,13 +30,13 @@ def state(*hidden: Any, **more: Any) -> dict[str, Any]:
     return {"hidden_states": list(hidden), **more}
 
 
-def router(side: Any = "below", threshold: float = 0.5) -> Router:
+def router(side: Any = "below", threshold: float = 0.5) -> TokenRouter:
     """The score is the sigmoid of the first number."""
     weight = np.array([[1.0, 0.0, 0.0]], np.float32)
     ones = np.ones(WIDTH, np.float32)
     layers = ((weight, np.zeros(1, np.float32)),)
-    return Router(layers, np.zeros(WIDTH, np.float32), ones, threshold=threshold, side=side)
+    return TokenRouter(layers, np.zeros(WIDTH, np.float32), ones, threshold=threshold, side=side)
 
 
-def routed(side: Any = "below", threshold: float | None = None, **how: Any) -> Routed:
-    return Routed(router(side), threshold, **how)
+def routed(side: Any = "below", threshold: float | None = None, **how: Any) -> RoutedOffload:
+    return RoutedOffload(router(side), threshold, **how)

@@ -9,21 +9,23 @@ from hypothesis import strategies as st
 from routing.shown import routed
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.options import Allowed
-from serving.frontend.routing_api.decision import Decision, decide
-from serving.frontend.routing_api.schema import Asked, Past
-from serving.frontend.routing_api.sessions import Handles, Sessions
+from serving.frontend.openai.options import RoutingLimits
+from serving.frontend.routing_api.decision import RoutingDecision, decide
+from serving.frontend.routing_api.schema import PastDecision, RoutingRequest
+from serving.frontend.routing_api.sessions import RoutingSessions, StateHandles
 
 TEXT = (5, 6, 7)
-ASKED = Asked(None, "the red key", " box", 3, None, (0.5, 0.0, 0.0), None, (), "s", "r", None)
-HANDLES = Handles(b"secret")
+ASKED = RoutingRequest(None, "the red key", " box", 3, None, (0.5, 0.0, 0.0), None, (), "s", "r", None)
+HANDLES = StateHandles(b"secret")
 
 
-def decided(how: Any = None, allowed: Allowed | None = None, client: str = "c", **changes: Any) -> Decision:
-    return decide(replace(ASKED, **changes), TEXT, how or routed(), allowed or Allowed(), HANDLES, client)
+def decided(
+    how: Any = None, allowed: RoutingLimits | None = None, client: str = "c", **changes: Any
+) -> RoutingDecision:
+    return decide(replace(ASKED, **changes), TEXT, how or routed(), allowed or RoutingLimits(), HANDLES, client)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("side", "threshold", "route"),
     [("below", 0.6, "SLM"), ("below", 0.63, "LLM"), ("above", 0.6, "LLM"), ("above", 0.63, "SLM")],
 )
@@ -38,9 +40,9 @@ def test_without_a_threshold_the_policys_counts() -> None:
     assert decided(routed(threshold=0.9)).route == "LLM"
 
 
-@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
+@pytest.instant.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
 def test_the_owner_bounds_what_is_asked(asked: float, used: float) -> None:
-    found = decided(allowed=Allowed(0.3, 0.6), threshold=asked)
+    found = decided(allowed=RoutingLimits(0.3, 0.6), threshold=asked)
     assert found.threshold == used
     assert any("moved into 0.3 to 0.6" in reason for reason in found.reasons) == (asked != used)
 
@@ -51,13 +53,13 @@ def test_a_policy_that_routes_nothing_now() -> None:
     assert "small_only" in found.reasons[1]
 
 
-@pytest.mark.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
+@pytest.instant.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
 def test_a_state_of_another_width(hidden: tuple[float, ...]) -> None:
     with pytest.raises(ApiError, match=rf"is {len(hidden)} wide; this server's router reads 3"):
         decided(hidden=hidden)
 
 
-_PAST = st.builds(Past, st.text(max_size=5), st.sampled_from(["SLM", "LLM"]))
+_PAST = st.builds(PastDecision, st.text(max_size=5), st.sampled_from(["SLM", "LLM"]))
 
 
 @given(
@@ -78,9 +80,9 @@ def test_lies_about_the_past_change_nothing(
 
 
 def test_a_history_that_the_context_does_not_hold_is_said() -> None:
-    past = tuple(Past(token, "LLM") for token in ("red", "key"))
+    past = tuple(PastDecision(token, "LLM") for token in ("red", "key"))
     assert not any("history" in reason for reason in decided(history=past).reasons)
-    assert any("its token 0 is not" in r for r in decided(history=(Past("blue", "SLM"),)).reasons)
+    assert any("its token 0 is not" in r for r in decided(history=(PastDecision("blue", "SLM"),)).reasons)
     assert any("its token 1 is not" in r for r in decided(history=past[::-1]).reasons)
 
 
@@ -90,15 +92,15 @@ def test_a_history_that_the_context_does_not_hold_is_said() -> None:
 def test_a_handle_is_its_clients_its_sessions_and_its_texts() -> None:
     handle = HANDLES.issue("c", "s", TEXT[:2])
     assert handle != HANDLES.issue("c", "s", TEXT[:1])
-    assert HANDLES.problem(handle, "c", "s", TEXT) == ""
+    assert HANDLES.mismatch(handle, "c", "s", TEXT) == ""
     assert not any("llm_state" in reason for reason in decided(handle=handle).reasons)
     for how in ({"client": "another"}, {"session": "t"}):
         assert any("llm_state was ignored" in reason for reason in decided(handle=handle, **how).reasons)
     for why in (
-        HANDLES.problem(handle, "c", "s", (5, 9, 7)),
-        HANDLES.problem(handle, "c", "s", (5,)),
-        Handles().problem(handle, "c", "s", TEXT),
-        Handles(b"secret").problem(handle.replace("v1.2", "v1.1"), "c", "s", TEXT),
+        HANDLES.mismatch(handle, "c", "s", (5, 9, 7)),
+        HANDLES.mismatch(handle, "c", "s", (5,)),
+        StateHandles().mismatch(handle, "c", "s", TEXT),
+        StateHandles(b"secret").mismatch(handle.replace("v1.2", "v1.1"), "c", "s", TEXT),
     ):
         assert "not issued" in why
     # what is told apart by no separator is told apart by its length
@@ -111,13 +113,13 @@ _GUESSES = st.builds("v1.{}.{}".format, st.integers(0, 12), _MARKS)
 
 @given(handle=st.text(max_size=120) | _GUESSES)
 def test_no_handle_can_be_guessed(handle: str) -> None:
-    assert HANDLES.problem(handle, "c", "s", TEXT)
+    assert HANDLES.mismatch(handle, "c", "s", TEXT)
 
 
 @given(guess=_GUESSES, text=st.lists(st.integers(0, 99), max_size=9).map(tuple))
 def test_a_guess_of_the_right_form_is_compared_and_its_like_is_known(guess: str, text: tuple[int, ...]) -> None:
-    assert "not issued" in HANDLES.problem(guess, "c", "s", text)
-    assert HANDLES.problem(HANDLES.issue("c", "s", text), "c", "s", (*text, 7)) == ""
+    assert "not issued" in HANDLES.mismatch(guess, "c", "s", text)
+    assert HANDLES.mismatch(HANDLES.issue("c", "s", text), "c", "s", (*text, 7)) == ""
 
 
 # Sessions.
@@ -125,33 +127,33 @@ def test_a_guess_of_the_right_form_is_compared_and_its_like_is_known(guess: str,
 
 def test_a_cache_is_found_by_its_own_tokens_under_its_own_name() -> None:
     forgotten: list[str] = []
-    sessions = Sessions(2, forgotten.append)
-    first = sessions.take(("a", "s"), (1, 2, 3))
-    sessions.park(("a", "s"), first, (1, 2, 3), (4,))
-    other = sessions.take(("b", "s"), (1, 2, 3, 4, 5))
-    assert first and other and other.shared == 0 and other.name != first.name  # noqa: PT018
-    again = sessions.take(("a", "s"), (1, 2, 3, 4, 5))
-    assert again and (again.name, again.shared) == (first.name, 4)  # noqa: PT018
-    sessions.park(("a", "s"), again, (1, 2, 3, 4, 5), ())
-    changed = sessions.take(("a", "s"), (1, 9))
-    assert changed and changed.shared == 0  # noqa: PT018
+    sessions = RoutingSessions(2, forgotten.append)
+    first = sessions.acquire(("a", "s"), (1, 2, 3))
+    sessions.store(("a", "s"), first, (1, 2, 3), (4,))
+    other = sessions.acquire(("b", "s"), (1, 2, 3, 4, 5))
+    assert first and other and other.shared_len == 0 and other.name != first.name  # noqa: PT018
+    again = sessions.acquire(("a", "s"), (1, 2, 3, 4, 5))
+    assert again and (again.name, again.shared_len) == (first.name, 4)  # noqa: PT018
+    sessions.store(("a", "s"), again, (1, 2, 3, 4, 5), ())
+    changed = sessions.acquire(("a", "s"), (1, 9))
+    assert changed and changed.shared_len == 0  # noqa: PT018
     assert forgotten == [first.name]
 
 
 def test_the_session_unused_for_longest_is_forgotten() -> None:
     forgotten: list[str] = []
-    sessions = Sessions(2, forgotten.append)
+    sessions = RoutingSessions(2, forgotten.append)
     for name in "abc":
-        sessions.park(("", name), sessions.take(("", name), (1, 2)), (1, 2), (3,))
+        sessions.store(("", name), sessions.acquire(("", name), (1, 2)), (1, 2), (3,))
     assert (len(sessions), forgotten) == (2, ["route-1"])
-    none = Sessions(0, forgotten.append)
-    none.park(("", "a"), none.take(("", "a"), (1, 2)), (1, 2), (3,))
+    none = RoutingSessions(0, forgotten.append)
+    none.store(("", "a"), none.acquire(("", "a"), (1, 2)), (1, 2), (3,))
     assert len(none) == 0
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "wrong", [{"low": 0.7, "high": 0.3}, {"low": -0.1}, {"high": 1.1}, {"tokens": 0}, {"sessions": -1}]
 )
 def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"service.endpoint.routing"):
-        Allowed(**wrong)
+        RoutingLimits(**wrong)

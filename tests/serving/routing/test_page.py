@@ -10,9 +10,9 @@ from endpoint.fake_gateway import FakeGateway, Loop
 from endpoint.plain_http import JSON, request, send
 from routing.shown import question, routed, state
 
-from serving.frontend.openai.gateway import Piece
-from serving.frontend.openai.options import Allowed, Endpoint
-from serving.messages import Routing
+from serving.frontend.openai.gateway import TokenDelta
+from serving.frontend.openai.options import EndpointOptions, RoutingLimits
+from serving.messages import RoutingOptions
 
 KEY = "the-key-of-this-test"
 SLM = state(1.0, 0.0, 0.0)
@@ -33,7 +33,10 @@ def loop(runner: asyncio.Runner) -> Iterator[Loop]:
 
 
 def opened(runner: asyncio.Runner, **how: Any) -> Loop:
-    end = Endpoint(port=0, **{"api_key_env": "", "queue": 1, "routing": Allowed(0.1, 0.9, tokens=8, sessions=2), **how})
+    end = EndpointOptions(
+        port=0,
+        **{"api_key_env": "", "queue": 1, "routing": RoutingLimits(0.1, 0.9, max_tokens=8, cached_sessions=2), **how},
+    )
     return Loop(runner, end, FakeGateway(routed=routed()))
 
 
@@ -49,7 +52,7 @@ async def posted(loop: Loop, raw: bytes, key: str = "") -> tuple[int, dict[str, 
 
 
 def says(loop: Loop, text: str, origin: Any = "cloud", end: bool = True) -> None:
-    loop.gateway.scripts.append(loop.gateway.says(text, origin=origin, end=end))
+    loop.gateway.scripts.append(loop.gateway.statement(text, origin=origin, end=end))
 
 
 def test_the_small_models_token_stands(loop: Loop) -> None:
@@ -68,7 +71,7 @@ def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> 
     assert status == 200
     (call,) = loop.gateway.asks
     assert call.prompt == loop.gateway.tokens(question()["context"])
-    assert (call.limit, call.sampling, call.routing) == (2, None, Routing(large_only=True))
+    assert (call.limit, call.sampling, call.routing) == (2, None, RoutingOptions(large_only=True))
     assert told["route"] == "LLM"
     assert told["llm_tokens"] == list(loop.gateway.tokens(" box now please"))[:2]
     assert told["llm_text"] == loop.gateway.tokenizer.hf.decode(told["llm_tokens"])
@@ -76,7 +79,7 @@ def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> 
 
 
 def test_one_token_where_nobody_says_how_many_and_an_end_is_said(loop: Loop) -> None:
-    loop.gateway.scripts.append([Piece(loop.gateway.tokenizer.ends, ("cloud",), "complete")])
+    loop.gateway.scripts.append([TokenDelta(loop.gateway.tokenizer.ends, ("cloud",), "complete")])
     _, told = ask(loop, question())
     assert loop.gateway.asks[0].limit == 1
     assert (told["llm_tokens"], told["llm_text"], told["finish_reason"]) == ([2], "", "stop")
@@ -119,7 +122,7 @@ def test_the_owners_bounds_hold(loop: Loop) -> None:
     assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("body", "status", "param"),
     [
         (question(slm_state=state(1.0)), 400, "slm_state.hidden_states"),
@@ -146,7 +149,7 @@ def test_without_a_router_there_is_no_such_url(loop: Loop) -> None:
     assert "routes no tokens" in told["error"]["message"]
 
 
-@pytest.mark.parametrize("origin", ["offline", "device"])
+@pytest.instant.parametrize("origin", ["offline", "device"])
 def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())
@@ -154,7 +157,7 @@ def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origi
     assert loop.gateway.forgotten == ["route-1"]
 
 
-@pytest.mark.parametrize("origin", ["accepted", "bonus", "corrected"])
+@pytest.instant.parametrize("origin", ["accepted", "bonus", "corrected"])
 def test_what_the_large_model_verified_is_its_own(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())
@@ -163,7 +166,7 @@ def test_what_the_large_model_verified_is_its_own(loop: Loop, origin: Any) -> No
 
 
 def test_an_answer_that_breaks_off_is_an_error(loop: Loop) -> None:
-    loop.gateway.scripts.append([Piece((), (), "failed")])
+    loop.gateway.scripts.append([TokenDelta((), (), "failed")])
     status, told = ask(loop, question())
     assert (status, told["error"]["code"]) == (500, "generation_failed")
     says(loop, " box", end=False)
@@ -219,7 +222,7 @@ def test_a_key_is_asked_for_and_names_the_client(runner: asyncio.Runner, monkeyp
         status, told = ask(keyed, question(), KEY)
         assert status == 200
         assert KEY not in json.dumps(told)
-        ((client, session),) = keyed.server.service.routes._parked
+        ((client, session),) = keyed.server.service.routes._idle
         assert session == "session123"
         assert len(client) == 64
         assert KEY not in client

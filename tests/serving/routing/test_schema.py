@@ -10,24 +10,24 @@ from routing.shown import question, state
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.routing_api import schema
-from serving.frontend.routing_api.schema import Asked, Past, Reply, read
+from serving.frontend.routing_api.schema import PastDecision, RoutingRequest, RoutingResponse, parse_request
 
 
-def parsed(**changes: Any) -> Asked:
-    return read(json.dumps(question(**changes)).encode())
+def parsed(**changes: Any) -> RoutingRequest:
+    return parse_request(json.dumps(question(**changes)).encode())
 
 
 def refused(raw: bytes) -> ApiError:
     with pytest.raises(ApiError) as told:
-        read(raw)
+        parse_request(raw)
     assert told.value.status == 400
     return told.value
 
 
 def test_figure_5_as_it_is_printed() -> None:
-    assert parsed() == Asked(
+    assert parsed() == RoutingRequest(
         None, "where is the red key? it is in the", " box", 15, 0.7, (0.5, 0.0, 0.0), None,
-        (Past("red", "SLM"), Past("key", "LLM")), "session123", "req456", None,
+        (PastDecision("red", "SLM"), PastDecision("key", "LLM")), "session123", "req456", None,
     )  # fmt: skip
 
 
@@ -35,16 +35,16 @@ def test_what_may_be_left_out() -> None:
     shown = question()
     for name in ("routing_threshold", "llm_state", "history"):
         del shown[name]
-    found = read(json.dumps(shown).encode())
-    assert (found.threshold, found.handle, found.history) == (None, None, ())
+    found = parse_request(json.dumps(shown).encode())
+    assert (found.threshold, found.state_handle, found.history) == (None, None, ())
     assert parsed(history={"previous_decisions": []}).history == ()
 
 
 def test_of_several_rows_the_last_is_the_current_tokens() -> None:
-    assert parsed(slm_state=state([1, 2, 3], [4, 5, 6])).hidden == (4.0, 5.0, 6.0)
+    assert parsed(slm_state=state([1, 2, 3], [4, 5, 6])).hidden_state == (4.0, 5.0, 6.0)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("changes", "param"),
     [
         ({"version": None}, "version"),
@@ -117,14 +117,14 @@ def test_everything_else_is_refused_by_its_field(changes: dict[str, Any], param:
     assert param in told.message
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.instant.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_states_that_are_no_numbers(number: str) -> None:
     raw = json.dumps(question(slm_state=state(0.25))).replace("0.25", number).encode()
     told = refused(raw)
     assert told.code == "invalid_json" if "999" not in number else told.param == "slm_state.hidden_states"
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
+@pytest.instant.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
 def test_what_is_no_question_at_all(raw: bytes) -> None:
     refused(raw)
 
@@ -144,10 +144,10 @@ _JSON = st.recursive(
 _FIELDS = st.sampled_from([*sorted(question()), "max_tokens", "model", "other"])
 
 
-def _read_or_refused(raw: bytes) -> Asked | None:
+def _read_or_refused(raw: bytes) -> RoutingRequest | None:
     """Any other error is a fault."""
     try:
-        return read(raw)
+        return parse_request(raw)
     except ApiError:
         return None
 
@@ -159,8 +159,8 @@ def test_whatever_comes_is_read_or_refused(changes: dict[str, Any]) -> None:
     if found is None:
         return
     assert found.threshold is None or 0 <= found.threshold <= 1
-    assert all(-schema.MAX_VALUE <= value <= schema.MAX_VALUE for value in found.hidden)
-    assert found.session.isprintable()
+    assert all(-schema.MAX_VALUE <= value <= schema.MAX_VALUE for value in found.hidden_state)
+    assert found.session_id.isprintable()
 
 
 @settings(max_examples=100)
@@ -170,7 +170,7 @@ def test_bytes_are_refused(raw: bytes) -> None:
 
 
 def test_the_reply_in_words() -> None:
-    body = Reply("LLM", 0.25, 0.5, (7, 8), " in", "length", "v1.h", "s", "r", ("why",)).body
+    body = RoutingResponse("LLM", 0.25, 0.5, (7, 8), " in", "length", "v1.h", "s", "r", ("why",)).body
     assert json.loads(json.dumps(body)) == {
         "version": 1, "route": "LLM", "score": 0.25, "routing_threshold": 0.5, "llm_tokens": [7, 8], "llm_text": " in",
         "finish_reason": "length", "llm_state": "v1.h", "meta_data": {"session_id": "s", "request_id": "r"},

@@ -8,13 +8,13 @@ from routing.shown import routed
 from test_gateway import PROMPT, Stage, played, text
 
 from serving.core.scores import ROUTE
-from serving.frontend.routing_api.handler import UNCHECKED
-from serving.messages import Routing
-from serving.policy.slots.draft import Window
+from serving.frontend.routing_api.handler import UNVERIFIED
+from serving.messages import RoutingOptions
+from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.verify import Lossless, Replace
 
-HOW: dict[str, Any] = {"draft": Window(1), "verify": Replace(), "link_loss": LinkLoss("local")}
+HOW: dict[str, Any] = {"draft": WindowDraft(1), "verify": Replace(), "link_loss": LinkLoss("local")}
 
 
 def asked(scene: Callable[[Stage], Any], **how: Any) -> None:
@@ -22,7 +22,7 @@ def asked(scene: Callable[[Stage], Any], **how: Any) -> None:
 
 
 async def written(s: Stage, limit: int = 6) -> list[Any]:
-    wish = Routing(large_only=True)
+    wish = RoutingOptions(large_only=True)
     return [piece async for piece in s.gateway.ask(PROMPT, limit, None, None, wish)]
 
 
@@ -41,7 +41,7 @@ def test_where_drafts_travel_what_the_cloud_verified_is_its_own() -> None:
         assert text(pieces) == own_text(PROMPT, 6)
         found = {origin for piece in pieces for origin in piece.origins}
         assert found
-        assert not found & UNCHECKED
+        assert not found & UNVERIFIED
 
     asked(scene, verify=Lossless())
 

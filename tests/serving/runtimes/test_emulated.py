@@ -7,17 +7,17 @@ from fake_pair import own_text
 from fake_setup import models, queries, setup
 from fake_world import ROWS
 
-from serving.metrics.recorder import Record
-from serving.runtimes.clients import StalledError
-from serving.runtimes.emulated import play
+from serving.metrics.recorder import SessionRecord
+from serving.runtimes.clients import UnfinishedSessionsError
+from serving.runtimes.emulated import simulate
 
 
-def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, Record]:
+def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dict[str, SessionRecord]:
     asked = queries(n, devices, how.pop("at_s", None), how.pop("think_s", 0.0))
-    return play(setup(name, devices=devices, **how), models(), asked)
+    return simulate(setup(name, devices=devices, **how), models(), asked)
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.instant.parametrize("name", ROWS)
 def test_every_query_is_answered(name: str) -> None:
     records = serve(name)
     assert [r.ending for r in records.values()] == ["complete"] * 6
@@ -39,15 +39,15 @@ def test_a_closed_loop_asks_again_after_thinking() -> None:
 def test_open_arrivals_come_when_they_come() -> None:
     records = serve("edge_centric", n=2, devices=1, at_s=1.5)
     assert [r.arrived_s for r in records.values()] == [1.5, 1.5]
-    assert records["r00001"].begun_s == records["r00000"].ended_s
+    assert records["r00001"].started_s == records["r00000"].ended_s
 
 
 def test_the_clock_is_the_named_hardwares() -> None:
     """A decode of TinyLlama-1.1B reads its weights once: 2.2 GB at 60 % of the Orin's bandwidth, and the launch."""
     record = serve("edge_centric", n=1, devices=1)["r00000"]
-    tbt = [b - a for a, b in zip(record.seen_s, record.seen_s[1:], strict=False)]
+    tbt = [b - a for a, b in zip(record.token_times_s, record.token_times_s[1:], strict=False)]
     assert min(tbt) == pytest.approx(0.0219, rel=0.1)
-    slower = play(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
+    slower = simulate(setup("edge_centric", hardware="jetson_orin_nano", devices=1), models(), queries(1, 1))
     assert slower["r00000"].device_busy_s > 1.3 * record.device_busy_s
 
 
@@ -65,5 +65,5 @@ def test_who_never_ends_is_named() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(serving.runtimes.emulated, "Simulator", Deaf)
-        with pytest.raises(StalledError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
+        with pytest.raises(UnfinishedSessionsError, match="4 sessions wait: r00000, r00001, r00002, r00003"):
             serve("cloud_centric", n=4)

@@ -8,13 +8,13 @@ from fake_setup import models, queries, setup
 from serving.runtimes.local import Local
 
 
-@pytest.mark.parametrize(("name", "told"), [
+@pytest.instant.parametrize(("name", "told"), [
     ("sled", {"device_ms_per_token", "cloud_share"}),
     ("edge_centric", {"device_ms_per_token"}),
 ])  # fmt: skip
 def test_what_deciding_cost(name: str, told: set[str]) -> None:
     asked = queries(2)
-    records, _, overhead = asyncio.run(Local("wall", shaped=False).play(setup(name), models(), asked))
-    assert [records[q.call.session].ending for q in asked] == ["complete"] * 2
+    records, _, overhead = asyncio.run(Local("wall", shaped=False).run(setup(name), models(), asked))
+    assert [records[q.request.session].ending for q in asked] == ["complete"] * 2
     assert set(overhead) == told
     assert all(value > 0 for value in overhead.values())

@@ -5,8 +5,8 @@ import subprocess
 import pytest
 
 from serving.network.link import Link
-from serving.transport.shaping.netem import CommandError, run
-from serving.transport.shaping.tc import check_machine, check_netem, may_administer, rehearse, spare
+from serving.transport.shaping.netem import CommandError, run_command
+from serving.transport.shaping.tc import check_machine, check_netem, dry_run, may_administer, test_device
 
 LINK = Link(uplink_mbps=10, downlink_mbps=10, delay_ms=50, loss=0.01)
 ROOT = "Name:\tpython\nCapEff:\t000001fffeffffff\n"
@@ -28,7 +28,7 @@ class Kernel:
         return ""
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("how", "said"),
     [
         ({"system": "Darwin"}, r"tc belongs to Linux, and this machine runs Darwin.*shaping=user"),
@@ -46,7 +46,7 @@ def test_what_the_machine_lacks_is_named_in_order(how, said):
         check_machine(**good | how)
 
 
-@pytest.mark.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
+@pytest.instant.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
 def test_the_capability_is_read_from_the_status(status, may):
     assert may_administer(status) is may
 
@@ -62,17 +62,17 @@ def test_somebody_who_is_not_root_is_refused_here():
 def test_the_kernel_is_asked_on_a_device_of_its_own():
     kernel = Kernel()
     check_netem(kernel)
-    rehearse(kernel, LINK)
+    dry_run(kernel, LINK)
     assert not any("dev lo" in told for told in kernel.told)
     assert sum(told.startswith("ip link add") for told in kernel.told) == 2
     assert sum(told.startswith("ip link del") for told in kernel.told) == 2
 
 
-@pytest.mark.parametrize("fails", [" netem", "prio bands", "u32"])
+@pytest.instant.parametrize("fails", [" netem", "prio bands", "u32"])
 def test_the_spare_device_goes_also_when_the_kernel_refuses(fails):
     kernel = Kernel(fails)
     with pytest.raises(ValueError, match=r"runtime\.shaping=tc: the kernel.*refused.*shaping=user"):
-        rehearse(kernel, LINK)
+        dry_run(kernel, LINK)
     assert kernel.told[-1].startswith("ip link del")
 
 
@@ -89,12 +89,12 @@ def test_a_kernel_without_netem_says_so_here():
     except ValueError as reason:
         pytest.skip(f"the kernel cannot be asked: {reason}")
     try:
-        check_netem(run)
+        check_netem(run_command)
     except ValueError as refusal:
         said = str(refusal)
     else:
         pytest.skip("this kernel has netem; there is nothing to refuse")
-    assert f"tandem{os.getpid()}" not in run(("ip", "-o", "link"))
+    assert f"tandem{os.getpid()}" not in run_command(("ip", "-o", "link"))
     assert platform.release() in said
     for part in ("does not offer netem", "modprobe sch_netem", "CONFIG_NET_SCH_NETEM", "runtime.shaping=user"):
         assert part in said
@@ -105,14 +105,14 @@ def test_a_spare_device_really_comes_and_goes():
         check_machine()
     except ValueError as reason:
         pytest.skip(f"no device can be made: {reason}")
-    with spare(run) as device:
-        assert device in run(("ip", "-o", "link"))
+    with test_device(run_command) as device:
+        assert device in run_command(("ip", "-o", "link"))
     with pytest.raises(CommandError, match="does not exist"):
-        run(("ip", "link", "show", device))
+        run_command(("ip", "link", "show", device))
 
 
 def test_a_command_that_is_not_there_or_fails_is_named():
     with pytest.raises(CommandError, match=r"`tandem-has-no-such-tool`: .*No such file"):
-        run(("tandem-has-no-such-tool",))
+        run_command(("tandem-has-no-such-tool",))
     with pytest.raises(CommandError, match=r"`false --now`: exit status 1"):
-        run(("false", "--now"))
+        run_command(("false", "--now"))

@@ -2,17 +2,25 @@ import pytest
 from catalogue import fields, link, names
 
 from serving.network.link import Link
-from serving.network.outages import Periodic
-from serving.network.two_columns import TwoColumns
-from serving.transport.shaping.netem import CommandError, commands, common, netem, note, removal, run
-from serving.transport.shaping.tc import check_machine, spare
+from serving.network.outages import PeriodicOutages
+from serving.network.two_columns import TwoColumnTrace
+from serving.transport.shaping.netem import (
+    CommandError,
+    common_link,
+    netem_arguments,
+    removal_command,
+    run_command,
+    setup_commands,
+    shaping_notes,
+)
+from serving.transport.shaping.tc import check_machine, test_device
 
 PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 
 CONSTANT = [name for name in names("network") if not {"uplink", "downlink", "outages"} & fields("network", name).keys()]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("figures", "direction", "told"),
     [
         ({}, "up", "delay 50ms rate 10mbit"),
@@ -32,11 +40,11 @@ CONSTANT = [name for name in names("network") if not {"uplink", "downlink", "out
     ],
 )
 def test_a_direction_in_the_words_of_netem(figures, direction, told):
-    assert " ".join(netem(Link(**PLAIN | figures), direction)) == f"netem limit 10000 {told}"
+    assert " ".join(netem_arguments(Link(**PLAIN | figures), direction)) == f"netem limit 10000 {told}"
 
 
 def test_the_whole_of_it_touches_nothing_but_tcp_of_the_clouds_ports():
-    told = [" ".join(command) for command in commands(Link(**PLAIN), ("127.0.0.1:4711", "127.0.0.1:4712"))]
+    told = [" ".join(command) for command in setup_commands(Link(**PLAIN), ("127.0.0.1:4711", "127.0.0.1:4712"))]
     tcp = "tc filter add dev lo parent 7a7d: protocol ip prio 1 u32 match ip protocol 6 0xff"
     assert told == [
         "tc qdisc add dev lo root handle 7a7d: prio bands 3 priomap 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0",
@@ -47,17 +55,19 @@ def test_the_whole_of_it_touches_nothing_but_tcp_of_the_clouds_ports():
         f"{tcp} match ip dst 127.0.0.1/32 match ip dport 4712 0xffff flowid 7a7d:2",
         f"{tcp} match ip src 127.0.0.1/32 match ip sport 4712 0xffff flowid 7a7d:3",
     ]
-    assert " ".join(removal()) == "tc qdisc del dev lo root handle 7a7d:"
+    assert " ".join(removal_command()) == "tc qdisc del dev lo root handle 7a7d:"
 
 
 def test_another_device_is_named_in_every_command():
-    assert {command[command.index("dev") + 1] for command in commands(Link(**PLAIN), ("127.0.0.1:1",), "x")} == {"x"}
+    assert {command[command.index("dev") + 1] for command in setup_commands(Link(**PLAIN), ("127.0.0.1:1",), "x")} == {
+        "x"
+    }
 
 
 def asked(device, link, direction):
     """Has tc understood? A kernel without netem refuses only what tc has understood, in words of its own."""
     try:
-        run(("tc", "qdisc", "replace", "dev", device, "root", *netem(link, direction)))
+        run_command(("tc", "qdisc", "replace", "dev", device, "root", *netem_arguments(link, direction)))
     except CommandError as error:
         return "qdisc kind is unknown" in str(error)
     return True
@@ -70,35 +80,35 @@ def test_tc_itself_can_read_every_constant_link():
         pytest.skip(f"tc cannot be asked: {reason}")
     links = [*(link(name) for name in CONSTANT), Link(**PLAIN, loss=0.015)]
     assert {each.jitter_shape for each in links if each.jitter_ms} == {"uniform", "half_normal"}
-    with spare(run) as device:
+    with test_device(run_command) as device:
         assert [each for each in links if not all(asked(device, each, way) for way in ("up", "down"))] == []
         with pytest.raises(CommandError, match="fastmbit"):
-            run(("tc", "qdisc", "replace", "dev", device, "root", "netem", "rate", "fastmbit"))
+            run_command(("tc", "qdisc", "replace", "dev", device, "root", "netem", "rate", "fastmbit"))
 
 
 def test_devices_with_different_links_are_refused():
     with pytest.raises(ValueError, match=r"fleets of hardware have different links.*shaping=user"):
-        common([Link(**PLAIN), Link(**PLAIN | {"delay_ms": 5})])
-    assert common([Link(**PLAIN), Link(**PLAIN)]) == Link(**PLAIN)
+        common_link([Link(**PLAIN), Link(**PLAIN | {"delay_ms": 5})])
+    assert common_link([Link(**PLAIN), Link(**PLAIN)]) == Link(**PLAIN)
 
 
 def test_a_trace_is_refused(tmp_path):
     path = tmp_path / "trace"
     path.write_text("1 8\n2 16\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"network\.uplink is TwoColumns.*one constant rate.*shaping=user"):
-        common([Link(**PLAIN | {"uplink_mbps": None, "uplink": TwoColumns(path=path)})])
+        common_link([Link(**PLAIN | {"uplink_mbps": None, "uplink": TwoColumnTrace(path=path)})])
 
 
 def test_outages_are_refused():
     with pytest.raises(ValueError, match=r"network\.outages is Periodic.*never down.*shaping=user"):
-        common([Link(**PLAIN, outages=Periodic(every_s=20, for_s=3))])
+        common_link([Link(**PLAIN, outages=PeriodicOutages(period_s=20, duration_s=3))])
 
 
 def test_the_note_says_what_is_otherwise():
-    assert note([]) == ()
-    (lone,) = note([Link(**PLAIN)])
+    assert shaping_notes([]) == ()
+    (lone,) = shaping_notes([Link(**PLAIN)])
     assert "overhead_nbytes" in lone
     assert not any(word in lone for word in ("share", "timeout_ms", "half-normal"))
     rough = Link(**PLAIN, loss=0.01, jitter_ms=5, jitter_shape="half_normal")
-    (several,) = note([rough] * 3)
+    (several,) = shaping_notes([rough] * 3)
     assert all(word in several for word in ("3 devices share", "timeout_ms", "half-normal"))

@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from serving.network.link import Link
-from serving.transport.shaping.netem import HANDLE, CommandError, commands, removal, run
-from serving.transport.shaping.tc import check_machine, check_netem, claimed, clear, root, shaped
+from serving.transport.shaping.netem import ROOT_HANDLE, CommandError, removal_command, run_command, setup_commands
+from serving.transport.shaping.tc import check_machine, check_netem, device_lock, remove_stale, root_qdisc, shaped_links
 
 LINK = Link(uplink_mbps=10, downlink_mbps=20, delay_ms=50)
 CLOUD = "127.0.0.1:4711"
@@ -41,12 +41,12 @@ class Kernel:
             leaf = {"kind": "pfifo", "handle": "9:", "parent": f"{handle}1"}
             return json.dumps([leaf, {"kind": kind, "handle": handle, "root": True}])
         if "root" in command and "del" in command:
-            if self.roots.pop(device, ("", ""))[1] != HANDLE:
+            if self.roots.pop(device, ("", ""))[1] != ROOT_HANDLE:
                 raise CommandError("Error: Invalid handle")
         elif "handle" in command:
             if device in self.roots:
                 raise CommandError("Error: Exclusivity flag on, cannot modify")
-            self.roots[device] = ("prio", HANDLE)
+            self.roots[device] = ("prio", ROOT_HANDLE)
         return ""
 
     def on(self, device):
@@ -55,7 +55,7 @@ class Kernel:
 
 
 def shaping(kernel, device, links=(LINK,)):
-    return shaped(links, kernel, device, check=lambda: None)
+    return shaped_links(links, kernel, device, check=lambda: None)
 
 
 def a_run(kernel, device, does):
@@ -75,8 +75,8 @@ def test_the_link_stands_from_shape_to_the_end():
     with shaping(kernel, device) as shape:
         assert kernel.on(device) == []
         shape([CLOUD])
-        assert kernel.on(device) == [" ".join(command) for command in commands(LINK, [CLOUD], device)]
-        assert kernel.roots == {device: ("prio", HANDLE)}
+        assert kernel.on(device) == [" ".join(command) for command in setup_commands(LINK, [CLOUD], device)]
+        assert kernel.roots == {device: ("prio", ROOT_HANDLE)}
     assert kernel.roots == {}
 
 
@@ -87,7 +87,7 @@ def test_what_was_never_shaped_is_left_alone():
     assert kernel.on(device) == []
 
 
-@pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.instant.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_crash_of_the_run_takes_it_away(problem):
     kernel, device = Kernel(), own_device()
 
@@ -99,7 +99,7 @@ def test_a_crash_of_the_run_takes_it_away(problem):
     assert kernel.roots == {}
 
 
-@pytest.mark.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
+@pytest.instant.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
 def test_half_of_it_is_taken_away_too(fails):
     kernel, device = Kernel(), own_device()
     with pytest.raises(CommandError, match="refused"), shaping(kernel, device) as shape:
@@ -110,14 +110,14 @@ def test_half_of_it_is_taken_away_too(fails):
 
 def test_what_a_killed_run_left_goes_first():
     kernel, device = Kernel(), own_device()
-    kernel.roots[device] = ("prio", HANDLE)
+    kernel.roots[device] = ("prio", ROOT_HANDLE)
     with shaping(kernel, device) as shape:
         assert kernel.roots == {}
         shape([CLOUD])
     assert kernel.roots == {}
 
 
-@pytest.mark.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
+@pytest.instant.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
 def test_somebodys_own_queue_is_not_replaced(kind, handle):
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = (kind, handle)
@@ -131,13 +131,13 @@ def test_somebodys_own_queue_is_not_replaced(kind, handle):
 def test_the_kernels_own_default_is_no_obstacle():
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = ("pfifo_fast", "0:")
-    clear(kernel, device)
+    remove_stale(kernel, device)
     assert kernel.on(device) == []
 
 
 def test_two_runs_do_not_shape_one_device():
     device, kernel = own_device(), Kernel()
-    with claimed(device):
+    with device_lock(device):
         with (
             pytest.raises(ValueError, match=rf"another run shapes {device} now.*shaping=user"),
             shaping(kernel, device),
@@ -161,7 +161,7 @@ def test_nothing_is_asked_of_the_kernel_where_the_machine_lacks_something():
     def check():
         raise ValueError("no tc")
 
-    with pytest.raises(ValueError, match="no tc"), shaped([LINK], kernel, own_device(), check):
+    with pytest.raises(ValueError, match="no tc"), shaped_links([LINK], kernel, own_device(), check):
         pass
     assert kernel.told == []
 
@@ -189,14 +189,14 @@ def namespace():
     with inside:
         if inside.stdout.readline() != b"up\n":
             pytest.skip(f"no network of one's own: {inside.stderr.read().decode().strip()}")
-        yield inside.pid, lambda command: run(("nsenter", f"--net=/proc/{inside.pid}/ns/net", *command))
+        yield inside.pid, lambda command: run_command(("nsenter", f"--net=/proc/{inside.pid}/ns/net", *command))
 
 
 def in_htb(command):
     """The same shape for a kernel that has htb and neither prio nor netem: a root, and a class for each rate."""
     if "netem" in command and "parent" in command:
         band = command[command.index("parent") + 1]
-        return ("tc", "class", *command[2:6], HANDLE, "classid", band, "htb", *command[-2:])
+        return ("tc", "class", *command[2:6], ROOT_HANDLE, "classid", band, "htb", *command[-2:])
     if "qdisc" in command and {"prio", "netem"} & {*command}:
         end = command.index("prio" if "prio" in command else "netem")
         return (*command[:end], "htb", "default", "0")
@@ -236,34 +236,38 @@ def sent(inside):
 
 def test_a_real_kernel_takes_away_only_what_is_ours():
     with namespace() as (_, inside):
-        before = root(inside, "lo")
-        inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", HANDLE, "htb", "default", "0"))
-        clear(inside, "lo")
-        assert root(inside, "lo") == before == ("noqueue", "0:")
+        before = root_qdisc(inside, "lo")
+        inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", ROOT_HANDLE, "htb", "default", "0"))
+        remove_stale(inside, "lo")
+        assert root_qdisc(inside, "lo") == before == ("noqueue", "0:")
         inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "0"))
         with pytest.raises(ValueError, match="htb 1:, which is not ours"):
-            clear(inside, "lo")
+            remove_stale(inside, "lo")
         with pytest.raises(CommandError, match="Invalid handle"):
-            inside(removal("lo"))
-        assert root(inside, "lo") == ("htb", "1:")
+            inside(removal_command("lo"))
+        assert root_qdisc(inside, "lo") == ("htb", "1:")
 
 
 def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
     """With htb in the place of prio and netem, which not every kernel has; the filters are the run's own."""
-    monkeypatch.setattr("serving.transport.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    monkeypatch.setattr(
+        "serving.transport.shaping.tc.device_lock", nullcontext
+    )  # the claim is to this network's loopback
     with namespace() as (pid, inside):
         in_place = shaping(lambda command: inside(in_htb(command)), "lo")
         with in_place as shape:
             talk(pid, shape)
-            up, down = (sent(inside)[f"{HANDLE}{band}"] for band in (2, 3))
-        assert root(inside, "lo") == ("noqueue", "0:")
+            up, down = (sent(inside)[f"{ROOT_HANDLE}{band}"] for band in (2, 3))
+        assert root_qdisc(inside, "lo") == ("noqueue", "0:")
     assert 30_000 < up < 60_000
     assert 0 < down < 30_000
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
-    monkeypatch.setattr("serving.transport.shaping.tc.claimed", nullcontext)  # the claim is to this network's loopback
+    monkeypatch.setattr(
+        "serving.transport.shaping.tc.device_lock", nullcontext
+    )  # the claim is to this network's loopback
     with namespace() as (pid, inside):
         try:
             check_netem(inside)
@@ -272,8 +276,8 @@ def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
         with shaping(inside, "lo") as shape:
             talk(pid, shape)
             listed = json.loads(inside(("tc", "-s", "-j", "qdisc", "show", "dev", "lo")))
-            up, down = (next(q for q in listed if q.get("parent") == f"{HANDLE}{band}") for band in (2, 3))
-        assert root(inside, "lo") == ("noqueue", "0:")
+            up, down = (next(q for q in listed if q.get("parent") == f"{ROOT_HANDLE}{band}") for band in (2, 3))
+        assert root_qdisc(inside, "lo") == ("noqueue", "0:")
     assert [q["kind"] for q in (up, down)] == ["netem", "netem"]
     assert [q["options"]["delay"]["delay"] for q in (up, down)] == pytest.approx([0.05, 0.05])
     assert 30_000 < up["bytes"] < 60_000

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 TOKENS = 90
 BEHIND = 80
@@ -23,13 +23,13 @@ class Talk:
         luck, rest = self.luck, self.text[self.cached :]
         if len(rest) > 3 and self.keep is None and luck.random() < 0.5:
             n = luck.randint(1, len(rest) - 1)
-            return Rows(self.name, self.cached, n, tuple(rest[:n]))
+            return SequenceSlice(self.name, self.cached, n, tuple(rest[:n]))
         tree, count = luck.random() < 0.5, luck.randint(0, 4)
         parents = [luck.randint(-1, i - 1) if tree else i - 1 for i in range(count)]
         drafts = self._guessed(parents)
-        return Rows(
+        return SequenceSlice(
             self.name, self.cached, len(rest) + count, (*rest, *drafts), count, "tree" if tree else "greedy",
-            parents=tuple(parents) if tree else None, keep=self.keep,
+            parents=tuple(parents) if tree else None, kept_tree_nodes=self.keep,
         )  # fmt: skip
 
     def _guessed(self, parents):
@@ -59,7 +59,7 @@ def writing(engine):
     """Prompt to answer, by an engine that is no party to the conversation."""
 
     def write(prompt):
-        drafted, _ = engine.execute(Generate("writer", 0, prompt, Stop(BEHIND)))
+        drafted, _ = engine.execute(DraftWork("writer", 0, prompt, DraftStopRule(BEHIND)))
         return drafted.tokens
 
     return write
@@ -67,13 +67,13 @@ def writing(engine):
 
 def play(engine, layers, rounds, write, seed=0):
     """(verdicts, loads) of each round of several sessions at once, some of which end and begin anew."""
-    luck, span = Random(seed), Span(0, layers, embed=True, head=True)
+    luck, span = Random(seed), Span(0, layers, embedding=True, lm_head=True)
     talks = [Talk(f"s{i}", luck, write) for i in range(3)]
     said = []
     for _ in range(rounds):
         chosen = luck.sample(talks, luck.randint(1, len(talks)))
         asked = tuple(talk.ask() for talk in chosen)
-        results, loads = engine.execute(Forward(span, asked, ("last",) * len(asked)))
+        results, loads = engine.execute(ForwardWork(span, asked, ("last",) * len(asked)))
         said.append(([result.verdict for result in results], loads))
         for talk, rows, result in zip(chosen, asked, results, strict=True):
             talk.hear(rows, result.verdict)

@@ -12,17 +12,17 @@ import torch
 from dialogue import play, writing
 from variants import build
 
-from serving.engines.tensor_parallel.engine import Leader
-from serving.engines.tensor_parallel.worker_group import TeamError, open_shared
-from serving.engines.torch.engine import Engine
+from serving.engines.tensor_parallel.engine import TPEngine
+from serving.engines.tensor_parallel.worker_group import WorkerGroupError, load_tensor_parallel
+from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.kv_pool import CacheFullError
-from serving.engines.torch.model import open_model
-from serving.engines.torch.model_runner import Stack
+from serving.engines.torch.model import load_model
+from serving.engines.torch.model_runner import ModelRunner
 from serving.engines.torch.sequence_cache import CacheHoleError
-from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Forward, Generate, Rows, Span, Stop
+from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
-WHOLE = Span(0, 4, embed=True, head=True)
+WHOLE = Span(0, 4, embedding=True, lm_head=True)
 PROMPT = (5, 17, 40, 8, 23, 61, 9, 30, 77, 12, 55)
 VARIANTS = ("llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "phi3_longrope", "neox", "neox_sequential")
 
@@ -30,13 +30,13 @@ VARIANTS = ("llama_yarn", "qwen2_mixed", "qwen3", "mistral", "phi3", "phi3_longr
 @pytest.fixture
 def logits(monkeypatch):
     """All that heads say in this process."""
-    said, plain = [], Stack.read_off
+    said, plain = [], ModelRunner.apply_lm_head
 
     def spy(self, normed):
         said.append(plain(self, normed))
         return said[-1]
 
-    monkeypatch.setattr(Stack, "read_off", spy)
+    monkeypatch.setattr(ModelRunner, "read_off", spy)
     return said
 
 
@@ -52,7 +52,7 @@ def saved(tmp_path_factory):
 
 @contextmanager
 def shared(path, ways=2, **how):
-    model, team = open_shared(path, ways, **how)
+    model, team = load_tensor_parallel(path, ways, **how)
     try:
         yield model, team
     finally:
@@ -70,11 +70,11 @@ def alive(pid):
 
 
 def ask(engine, *rows, span=WHOLE, out="last"):
-    return engine.execute(Forward(span, rows, (out,) * len(rows)))[0]
+    return engine.execute(ForwardWork(span, rows, (out,) * len(rows)))[0]
 
 
 def same_talk(one, two, logits, rounds):
-    write, said = writing(Engine(one.model)), []
+    write, said = writing(TorchEngine(one.model)), []
     for engine in (one, two):
         logits.clear()
         said.append((play(engine, 4, rounds, write), torch.cat(logits)))
@@ -88,9 +88,9 @@ def same_talk(one, two, logits, rounds):
 def same_drafts(one, two):
     options = {"ends": (), "probes": ("confidence",)}
     for work in (
-        Generate("g", 0, PROMPT, Stop(6), **options),
-        Generate("g", len(PROMPT) + 2, (9,), Stop(4), **options),
-        Generate("g", len(PROMPT) + 3, (), Stop(1), branches=((4, 5), (6,)), **options),
+        DraftWork("g", 0, PROMPT, DraftStopRule(6), **options),
+        DraftWork("g", len(PROMPT) + 2, (9,), DraftStopRule(4), **options),
+        DraftWork("g", len(PROMPT) + 3, (), DraftStopRule(1), branches=((4, 5), (6,)), **options),
     ):
         (a, _), (b, _) = one.execute(work), two.execute(work)
         assert (a.tokens, a.cached) == (b.tokens, b.cached)
@@ -99,14 +99,14 @@ def same_drafts(one, two):
 
 def same_spans(one, two):
     """A part with the embedding, one without either, one with the head; each has a cache of its own."""
-    rows, ends = Rows("p", 0, len(PROMPT), PROMPT, 0, "greedy"), []
+    rows, ends = SequenceSlice("p", 0, len(PROMPT), PROMPT, 0, "greedy"), []
     for engine in (one, two):
-        first = ask(engine, rows, span=Span(0, 1, embed=True), out="all")[0].blob
+        first = ask(engine, rows, span=Span(0, 1, embedding=True), out="all")[0].blob
         states = engine.blobs.get(first)
-        asked = Rows("p", 0, len(PROMPT), (), 0, "greedy", blob=first)
+        asked = SequenceSlice("p", 0, len(PROMPT), (), 0, "greedy", hidden_states=first)
         middle = ask(engine, asked, span=Span(1, 3), out="all")[0].blob
-        asked = Rows("p", 0, len(PROMPT), (), 0, "greedy", blob=middle)
-        (result,) = ask(engine, asked, span=Span(3, 4, head=True))
+        asked = SequenceSlice("p", 0, len(PROMPT), (), 0, "greedy", hidden_states=middle)
+        (result,) = ask(engine, asked, span=Span(3, 4, lm_head=True))
         ends.append((result.verdict, states))
     assert ends[0][0] == ends[1][0]
     torch.testing.assert_close(ends[1][1], ends[0][1], atol=1e-4, rtol=0)
@@ -114,23 +114,23 @@ def same_spans(one, two):
 
 def refusals_leave_it_whole(engine, plain):
     with pytest.raises(CacheHoleError, match="begins at token 7"):
-        ask(engine, Rows("a", 0, 2, (5, 6), 0, "greedy"), Rows("h", 7, 1, (5,), 0, "greedy"))
+        ask(engine, SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"), SequenceSlice("h", 7, 1, (5,), 0, "greedy"))
     blob = engine.blobs.put(torch.zeros(2, 8), "test", 0)
     with pytest.raises(ValueError, match=r"hidden states of shape \(2, 8\)"):
-        ask(engine, Rows("w", 0, 2, (), blob=blob), span=Span(1, 2), out="all")
+        ask(engine, SequenceSlice("w", 0, 2, (), hidden_states=blob), span=Span(1, 2), out="all")
     with pytest.raises(ValueError, match="importance is averaged over all heads"):
-        engine.execute(Generate("i", 0, PROMPT, Stop(2), probes=("importance",)))
+        engine.execute(DraftWork("i", 0, PROMPT, DraftStopRule(2), requested_scores=("importance",)))
     with pytest.raises(CacheFullError):
-        ask(engine, Rows("f", 0, 480, (5,) * 480))
-    asked = Rows("a", 0, 3, (5, 6, 7), 0, "greedy")
+        ask(engine, SequenceSlice("f", 0, 480, (5,) * 480))
+    asked = SequenceSlice("a", 0, 3, (5, 6, 7), 0, "greedy")
     assert ask(engine, asked) == ask(plain, asked)
 
 
 def ends_with_its_follower(engine, team):
     os.kill(team.pids[0], signal.SIGKILL)
     for _ in range(2):
-        with pytest.raises(TeamError, match=rf"rank 1 \(process {team.pids[0]}\) died \(exit code -9\)"):
-            ask(engine, Rows("a", 0, 2, (5, 6), 0, "greedy"))
+        with pytest.raises(WorkerGroupError, match=rf"rank 1 \(process {team.pids[0]}\) died \(exit code -9\)"):
+            ask(engine, SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
     engine.drop("a", 0)
 
 
@@ -138,71 +138,71 @@ def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
     """All in one: to start a process takes seconds."""
     path = saved("llama")
     with shared(path) as (model, team):
-        assert (model.kv_heads, open_model(path).kv_heads) == (1, 2)
-        blobs = Blobs()
-        led, other = (Leader(team, i, model, blobs=blobs, number="fp32", budget_tokens=400) for i in range(2))
-        plain = Engine(open_model(path), number="fp32")
+        assert (model.kv_heads, load_model(path).kv_heads) == (1, 2)
+        blobs = TensorStore()
+        led, other = (TPEngine(team, i, model, tensor_store=blobs, number="fp32", budget_tokens=400) for i in range(2))
+        plain = TorchEngine(load_model(path), hidden_dtype="fp32")
         same_talk(plain, led, logits, 40)
         same_drafts(plain, other)
         same_spans(plain, other)
         refusals_leave_it_whole(led, plain)
         with pytest.raises(ValueError, match="this process shares a model already"):
-            open_shared(path, 2)
+            load_tensor_parallel(path, 2)
         ends_with_its_follower(led, team)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.instant.slow
+@pytest.instant.parametrize("variant", VARIANTS)
 def test_every_architecture_can_be_shared(variant, saved, logits):
     path = saved(variant)
     with shared(path) as (model, team):
-        same_talk(Engine(open_model(path)), Leader(team, 0, model), logits, 40)
+        same_talk(TorchEngine(load_model(path)), TPEngine(team, 0, model), logits, 40)
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_four_processes_share_four_heads(saved, logits):
     path = saved("llama_yarn")
     with shared(path, 4) as (model, team):
         assert model.kv_heads == 1
-        same_talk(Engine(open_model(path)), Leader(team, 0, model), logits, 20)
+        same_talk(TorchEngine(load_model(path)), TPEngine(team, 0, model), logits, 20)
         os.kill(team.pids[1], signal.SIGKILL)
-        with pytest.raises(TeamError, match=rf"rank 2 \(process {team.pids[1]}\) died"):
-            ask(Leader(team, 1, model), Rows("a", 0, 2, (5, 6), 0, "greedy"))
+        with pytest.raises(WorkerGroupError, match=rf"rank 2 \(process {team.pids[1]}\) died"):
+            ask(TPEngine(team, 1, model), SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
     path = saved("llama")
     with shared(path, span=Span(1, 3)) as (model, team):
-        led, plain = Leader(team, 0, model, number="fp32"), Engine(open_model(path), number="fp32")
+        led, plain = TPEngine(team, 0, model, number="fp32"), TorchEngine(load_model(path), hidden_dtype="fp32")
         found = []
         for engine in (plain, led):
-            blob = engine.blobs.put(torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), "test", 0)
-            (result,) = ask(engine, Rows("a", 0, 5, (), blob=blob), span=Span(1, 3), out="all")
-            found.append(engine.blobs.get(result.blob))
+            blob = engine.tensor_store.put(torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), "test", 0)
+            (result,) = ask(engine, SequenceSlice("a", 0, 5, (), hidden_states=blob), span=Span(1, 3), out="all")
+            found.append(engine.tensor_store.get(result.blob))
         torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
-        for span in (Span(0, 2, embed=True), Span(2, 4)):
-            rows = Rows("b", 0, 2, (5, 6), blob=led.blobs.put(torch.zeros(2, 32), "test", 0))
+        for span in (Span(0, 2, embedding=True), Span(2, 4)):
+            rows = SequenceSlice("b", 0, 2, (5, 6), hidden_states=led.tensor_store.put(torch.zeros(2, 32), "test", 0))
             with pytest.raises(RuntimeError, match="is not held here"):
                 ask(led, rows, span=span, out="all")
-        blob = led.blobs.put(torch.zeros(2, 32), "test", 0)
-        ask(led, Rows("c", 0, 2, (), blob=blob), span=Span(1, 3), out="all")
+        blob = led.tensor_store.put(torch.zeros(2, 32), "test", 0)
+        ask(led, SequenceSlice("c", 0, 2, (), hidden_states=blob), span=Span(1, 3), out="all")
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_one_that_stands_still_is_given_up(saved):
     with shared(saved("llama"), patience_s=2) as (model, team):
         os.kill(team.pids[0], signal.SIGSTOP)
-        with pytest.raises(TeamError, match=r"rank 1 \(process \d+\) did not answer"):
-            ask(Leader(team, 0, model), Rows("a", 0, 2, (5, 6), 0, "greedy"))
+        with pytest.raises(WorkerGroupError, match=r"rank 1 \(process \d+\) did not answer"):
+            ask(TPEngine(team, 0, model), SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_one_that_cannot_begin_is_named(saved, monkeypatch):
     path = saved("llama")
     from serving.engines.tensor_parallel import worker_group
 
-    plain = worker_group.loaded
+    plain = worker_group.load_unsharded
 
     def gone(seat):
         for process in mp.active_children():
@@ -210,8 +210,8 @@ def test_one_that_cannot_begin_is_named(saved, monkeypatch):
         return plain(seat)
 
     monkeypatch.setattr(worker_group, "loaded", gone)
-    with pytest.raises(TeamError, match=r"rank 1 \(process \d+\) died"):
-        open_shared(path, 2)
+    with pytest.raises(WorkerGroupError, match=r"rank 1 \(process \d+\) died"):
+        load_tensor_parallel(path, 2)
     assert not torch.distributed.is_initialized()
     assert not mp.active_children()
 
@@ -227,8 +227,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("end", ["killed", "forgotten"])
+@pytest.instant.slow
+@pytest.instant.parametrize("end", ["killed", "forgotten"])
 def test_nobody_is_left_when_the_leader_ends(end, saved, tmp_path):
     program = tmp_path / "lead.py"
     program.write_text(LEAD)

@@ -10,22 +10,22 @@ import pyarrow.parquet as pq
 import pytest
 from catalogue import architecture
 
-from serving.deployment.model_loading import open_models
-from serving.engines.models import Checkpoint, Model
-from serving.messages import Forward, Rows, Span
+from serving.deployment.model_loading import load_models
+from serving.engines.models import Checkpoint, ModelConfig
+from serving.messages import ForwardWork, SequenceSlice, Span
 
-WHOLE = Span(0, 3, embed=True, head=True)
+WHOLE = Span(0, 3, embedding=True, lm_head=True)
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
     small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
     large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timing": architecture("llama2_13b")}
-    alone, both = (open_models(small, Model(**large, ways=ways)) for ways in (1, 2))
+    alone, both = (load_models(small, ModelConfig(**large, tensor_parallel=ways)) for ways in (1, 2))
     try:
-        asked = Forward(WHOLE, (Rows("s", 0, 3, (2, 3, 4), 0, "greedy"),), ("last",))
+        asked = ForwardWork(WHOLE, (SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy"),), ("last",))
         wanted = alone.cloud.execute(asked)
-        for engine in (both.cloud, both.here, both.cloud):
+        for engine in (both.cloud, both.device_target, both.cloud):
             assert engine.execute(asked) == wanted
     finally:
         both.close()
@@ -33,7 +33,7 @@ def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Pat
         both.cloud.execute(asked)
 
 
-@pytest.mark.slow
+@pytest.instant.slow
 def test_what_is_written_is_the_same(tmp_path: Path) -> None:
     alone = served(tmp_path, 1, "emulated")
     assert len(alone) > 4

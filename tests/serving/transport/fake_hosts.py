@@ -7,11 +7,11 @@ from typing import Any
 
 import grpc.aio
 
-from serving.messages import Hop, Message, Release, Request, Rows, Span
-from serving.transport.client import Dialler
+from serving.messages import Hop, Message, Release, Request, SequenceSlice, Span
+from serving.transport.client import TransportClient
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
-from serving.transport.server import Listener
+from serving.transport.server import TransportServer
 from serving.transport.stream import METHOD
 
 FAST = Limits(backoff_s=0.01, backoff_max_s=0.05)
@@ -28,15 +28,15 @@ class FakeEars:
         self._heard: asyncio.Queue[tuple[str, str, Message]] = asyncio.Queue()
         self._news: asyncio.Queue[tuple[str, tuple[str, ...]]] = asyncio.Queue()
 
-    async def heard(self, sender: str, to: str, message: Message) -> None:
+    async def receive(self, sender: str, to: str, message: Message) -> None:
         self.begun += 1
         await self.open.wait()
         self._heard.put_nowait((sender, to, message))
 
-    def lost(self, nodes: tuple[str, ...]) -> None:
+    def peers_lost(self, nodes: tuple[str, ...]) -> None:
         self._news.put_nowait(("lost", nodes))
 
-    def joined(self, nodes: tuple[str, ...]) -> None:
+    def peers_restored(self, nodes: tuple[str, ...]) -> None:
         self._news.put_nowait(("joined", nodes))
 
     async def hear(self) -> tuple[str, str, Message]:
@@ -88,9 +88,9 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def listening(ears: FakeEars, *nodes: str, **how: Any) -> AsyncIterator[tuple[Listener, str]]:
+async def listening(ears: FakeEars, *nodes: str, **how: Any) -> AsyncIterator[tuple[TransportServer, str]]:
     how.setdefault("limits", FAST)
-    listener = Listener(nodes or ("cloud-0",), ears, **how)
+    listener = TransportServer(nodes or ("cloud-0",), ears, **how)
     address = await listener.start()
     try:
         yield listener, address
@@ -99,9 +99,9 @@ async def listening(ears: FakeEars, *nodes: str, **how: Any) -> AsyncIterator[tu
 
 
 @asynccontextmanager
-async def dialling(ears: FakeEars, address: str, *nodes: str, **how: Any) -> AsyncIterator[Dialler]:
+async def dialling(ears: FakeEars, address: str, *nodes: str, **how: Any) -> AsyncIterator[TransportClient]:
     how.setdefault("limits", FAST)
-    dialler = Dialler(nodes or ("device-0",), ears, how.pop("blobs", None), address, **how)
+    dialler = TransportClient(nodes or ("device-0",), ears, how.pop("blobs", None), address, **how)
     await dialler.start()
     try:
         yield dialler
@@ -159,11 +159,11 @@ async def ending(call: Any) -> tuple[str, str]:
 
 
 def hello(*nodes: str) -> bytes:
-    return Hello(nodes or ("evil-0",), boot="b").wire
+    return Hello(nodes or ("evil-0",), boot_id="b").encoded
 
 
 def request(session: str = "s", device: str = "device-0", cloud: str = "cloud-0", n: int = 3, **how: Any) -> Request:
-    rows = Rows(session, 0, n, tuple(range(n)), 1, "greedy", **how)
+    rows = SequenceSlice(session, 0, n, tuple(range(n)), 1, "greedy", **how)
     return Request(0, rows, ROUTE, 0, (cloud,), device)
 
 
@@ -175,5 +175,5 @@ async def serves(ears: FakeEars, address: str, name: str = "good-0") -> None:
         dialler.send(name, "cloud-0", question)
         while (await ears.hear())[2] != question:
             pass
-        dialler.send(name, "cloud-0", Release(question.rows.session))
+        dialler.send(name, "cloud-0", Release(question.slice.session))
         assert isinstance((await ears.hear())[2], Release)

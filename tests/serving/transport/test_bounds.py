@@ -4,29 +4,29 @@ import asyncio
 
 import pytest
 
-from serving.messages import Backlog, Release
-from serving.transport.client import Backoff
-from serving.transport.errors import RefusedError
+from serving.messages import LoadReport, Release
+from serving.transport.client import ReconnectBackoff
+from serving.transport.errors import ProtocolError
 from serving.transport.limits import Limits
-from serving.transport.session_ownership import Owners
+from serving.transport.session_ownership import SessionOwners
 from serving.transport.stream import Outbox
 
 from fake_hosts import play, request, soon  # isort: skip
 
 
 def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
-    waits = [Backoff(0.1, 2.0, stream) for stream in (1, 2)]
-    first, second = ([each.next_s() for _ in range(12)] for each in waits)
+    waits = [ReconnectBackoff(0.1, 2.0, stream) for stream in (1, 2)]
+    first, second = ([each.next_delay_s() for _ in range(12)] for each in waits)
     assert first != second
     for i, wait_s in enumerate(first):
         whole = min(2.0, 0.1 * 2**i)
         assert whole / 2 <= wait_s <= whole
     waits[0].reset()
-    assert waits[0].next_s() <= 0.1
-    assert [Backoff(0.1, 2.0, 1).next_s() for _ in range(2)] == [first[0]] * 2
+    assert waits[0].next_delay_s() <= 0.1
+    assert [ReconnectBackoff(0.1, 2.0, 1).next_delay_s() for _ in range(2)] == [first[0]] * 2
 
 
-@pytest.mark.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
+@pytest.instant.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
 def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
     async def scenario() -> None:
         outbox = Outbox(limits)
@@ -36,7 +36,7 @@ def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
         await asyncio.sleep(0)
         assert not fault.done()
         outbox.put(b"1234")
-        with pytest.raises(RefusedError, match="too slow: 3 messages of 12 bytes"):
+        with pytest.raises(ProtocolError, match="too slow: 3 messages of 12 bytes"):
             await soon(fault)
 
     play(scenario)
@@ -53,54 +53,54 @@ def test_an_outbox_keeps_order_and_ends_with_the_last_word() -> None:
     play(scenario)
 
 
-def admit(owners: Owners, session: str, device: str, to: str = "cloud-0") -> list[tuple[str, Release]]:
+def admit(owners: SessionOwners, session: str, device: str, to: str = "cloud-0") -> list[tuple[str, Release]]:
     return owners.admit((device,), to, request(session, device))[1]
 
 
 def test_a_session_is_free_again_when_all_who_were_told_heard_its_release() -> None:
-    owners = Owners(sessions=9, absent=9)
+    owners = SessionOwners(max_sessions=9, max_disconnected=9)
     admit(owners, "s", "a", "cloud-0")
     admit(owners, "s", "a", "cloud-1")
-    with pytest.raises(RefusedError, match="another host"):
+    with pytest.raises(ProtocolError, match="another host"):
         admit(owners, "s", "b")
     assert owners.admit(("a",), "cloud-0", Release("s")) == (True, [])
     assert owners.admit(("a",), "cloud-0", Release("s")) == (False, [])
-    with pytest.raises(RefusedError, match="another host"):
+    with pytest.raises(ProtocolError, match="another host"):
         admit(owners, "s", "b")
     owners.admit(("a",), "cloud-1", Release("s"))
-    assert owners.open == 0
+    assert owners.num_sessions == 0
     admit(owners, "s", "b")
 
 
 def test_a_device_may_release_what_came_for_it_by_way_of_a_trusted_node() -> None:
-    owners = Owners(sessions=1, absent=9)
+    owners = SessionOwners(max_sessions=1, max_disconnected=9)
     for session in "st":
-        owners.vouched("nx-0", request(session, "a"))
-    with pytest.raises(RefusedError, match="another host"):
+        owners.record_trusted("nx-0", request(session, "a"))
+    with pytest.raises(ProtocolError, match="another host"):
         owners.admit(("b",), "nx-0", Release("s"))
     assert owners.admit(("a",), "nx-0", Release("s")) == (True, [])
-    owners.vouched("nx-0", Release("t"))
+    owners.record_trusted("nx-0", Release("t"))
     assert owners.admit(("a",), "nx-0", Release("t")) == (False, [])
-    assert owners.open == 0
+    assert owners.num_sessions == 0
 
 
 def test_absent_owners_are_remembered_up_to_a_bound() -> None:
-    owners = Owners(sessions=9, absent=2)
+    owners = SessionOwners(max_sessions=9, max_disconnected=2)
     for device in "abc":
         admit(owners, f"of-{device}", device)
-        owners.away((device,))
-    assert owners.open == 2
+        owners.disconnected((device,))
+    assert owners.num_sessions == 2
     admit(owners, "of-a", "thief")
-    with pytest.raises(RefusedError, match="another host"):
+    with pytest.raises(ProtocolError, match="another host"):
         admit(owners, "of-b", "thief")
 
 
 def test_a_device_that_starts_again_has_no_sessions() -> None:
-    owners = Owners(sessions=9, absent=9)
+    owners = SessionOwners(max_sessions=9, max_disconnected=9)
     admit(owners, "s", "a")
     owners.restarted(("a",))
-    assert owners.open == 0
+    assert owners.num_sessions == 0
 
 
 def test_a_backlog_is_of_no_session() -> None:
-    assert Owners(1, 1).admit(("a",), "b", Backlog("a", 0, 0, 0, 0)) == (True, [])
+    assert SessionOwners(1, 1).admit(("a",), "b", LoadReport("a", 0, 0, 0, 0)) == (True, [])

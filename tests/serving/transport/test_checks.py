@@ -7,24 +7,24 @@ from typing import Any
 import pytest
 from fake_hosts import ROUTE, request
 
-from serving.messages import Blob, Hop, Reply, Request, Span, Verdict
+from serving.messages import Hop, Reply, Request, Span, TensorRef, Verdict
 from serving.transport import encode
 from serving.transport import tandem_pb2 as pb
-from serving.transport.decode import Decoder
-from serving.transport.errors import RefusedError, parsed
+from serving.transport.decode import MessageDecoder
+from serving.transport.errors import ProtocolError, parse_frame
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
-from serving.transport.session_ownership import Known
+from serving.transport.session_ownership import PeerExpectations
 
-KNOWN = Known(vocabulary=1000, hidden=4, route=ROUTE)
+KNOWN = PeerExpectations(vocab_size=1000, hidden_size=4, hops=ROUTE)
 
 
-def refused(change: Callable[[Any], object], tensors: bool = False, known: Known = KNOWN) -> str:
-    frame = parsed(encode.envelope("device-0", "cloud-0", request(), None))
-    decoder = Decoder(Limits(max_tokens=100), known, tensors)
+def refused(change: Callable[[Any], object], tensors: bool = False, known: PeerExpectations = KNOWN) -> str:
+    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
+    decoder = MessageDecoder(Limits(max_tokens=100), known, tensors)
     decoder.message(frame.envelope)  # it is the change that is refused
     change(frame.envelope)
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(ProtocolError) as caught:
         decoder.message(frame.envelope)
     assert caught.value.code == "INVALID_ARGUMENT"
     return caught.value.text
@@ -46,7 +46,7 @@ def put(path: str, value: object) -> Callable[[Any], object]:
     return change
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("path", "value", "field"),
     [
         ("request.rows.session", "", "rows.session"),
@@ -105,7 +105,7 @@ def test_an_empty_envelope_is_refused() -> None:
     assert "there is none" in refused(lambda envelope: envelope.ClearField("request"))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("verdict", "field"),
     [
         (Verdict(101, 1), "accepted"),
@@ -116,12 +116,12 @@ def test_an_empty_envelope_is_refused() -> None:
     ],
 )
 def test_bounds_of_a_verdict(verdict: Verdict, field: str) -> None:
-    frame = parsed(encode.envelope("c", "d", Reply("s", 0, 0, verdict, (), 0), None))
-    with pytest.raises(RefusedError, match=field):
-        Decoder(Limits(max_tokens=100), KNOWN, tensors=False).message(frame.envelope)
+    frame = parse_frame(encode.encode_message("c", "d", Reply("s", 0, 0, verdict, (), 0), None))
+    with pytest.raises(ProtocolError, match=field):
+        MessageDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False).message(frame.envelope)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("tensor", "field"),
     [
         (None, "must travel"),
@@ -143,7 +143,7 @@ def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: 
 
 
 def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
-    """A distribution that names tokens, as `serving.engines.torch.sampling.as_sent` packs it."""
+    """A distribution that names tokens, as `serving.engines.torch.sampling.encode_probs` packs it."""
     data = b"".join(struct.pack("<He" if width == 4 else "<Ie", *entry) for entry in entries)
     return pb.Tensor(dtype="int8", shape=[len(entries), width], data=data)
 
@@ -156,7 +156,7 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
     return change
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("tensor", "field"),
     [
         (named((1000, 1.0)), "tokens"),
@@ -183,7 +183,7 @@ def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -
     assert field in refused(sends(tensor), tensors=True)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "tensor",
     [
         named((0, 1.0)),
@@ -196,48 +196,52 @@ def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -
     ],
 )
 def test_distributions_travel_in_either_form_and_without_sampling(tensor: pb.Tensor) -> None:
-    frame = parsed(encode.envelope("device-0", "cloud-0", request(), None))
+    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     sends(tensor)(frame.envelope)
-    message, carried = Decoder(Limits(), KNOWN, tensors=True).message(frame.envelope)
+    message, carried = MessageDecoder(Limits(), KNOWN, with_tensors=True).message(frame.envelope)
     assert isinstance(message, Request)
-    assert (message.rows.rule, message.rows.sampling) == ("greedy", None)
-    assert carried == [(Blob("@device-0/odds/s/1", 4), tensor)]
+    assert (message.slice.rule, message.slice.sampling) == ("greedy", None)
+    assert carried == [(TensorRef("@device-0/odds/s/1", 4), tensor)]
 
 
 def test_a_vocabulary_that_is_not_known_bounds_nothing_but_the_number() -> None:
-    frame = parsed(encode.envelope("device-0", "cloud-0", request(), None))
+    frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     sends(named((2**31 - 1, 1.0), width=6))(frame.envelope)
-    Decoder(Limits(), Known(), tensors=True).message(frame.envelope)
-    assert "tokens" in refused(sends(named((2**31, 1.0), width=6)), tensors=True, known=Known())
+    MessageDecoder(Limits(), PeerExpectations(), with_tensors=True).message(frame.envelope)
+    assert "tokens" in refused(sends(named((2**31, 1.0), width=6)), tensors=True, known=PeerExpectations())
 
 
 def test_a_hop_that_does_not_embed_needs_hidden_states() -> None:
     def change(envelope: pb.Envelope) -> None:
         envelope.request.route[0].span.embed = False
 
-    assert "hidden states" in refused(change, known=Known())
+    assert "hidden states" in refused(change, known=PeerExpectations())
 
 
 def test_hosts_of_different_runs_are_told_what_differs() -> None:
-    here = Hello(("cloud-0",), digest="aa")
-    for other in (Hello(("d",), digest="bb"), Hello(("d",), "aa", protocol=99), Hello(("d",), "aa", version="9")):
-        with pytest.raises(RefusedError) as caught:
-            here.meet(other.wire, Limits())
+    here = Hello(("cloud-0",), config_digest="aa")
+    for other in (
+        Hello(("d",), config_digest="bb"),
+        Hello(("d",), "aa", protocol=99),
+        Hello(("d",), "aa", version="9"),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            here.check_peer(other.encoded, Limits())
         assert caught.value.code == "FAILED_PRECONDITION"
-        assert here.described in caught.value.text
-        assert other.described in caught.value.text
-    with pytest.raises(RefusedError, match="without tensors"):
-        here.meet(Hello(("d",), "aa", tensors=True).wire, Limits())
-    assert here.meet(Hello(("d",), "aa", boot="b").wire, Limits()) == Hello(("d",), "aa", boot="b")
+        assert here.summary in caught.value.text
+        assert other.summary in caught.value.text
+    with pytest.raises(ProtocolError, match="without tensors"):
+        here.check_peer(Hello(("d",), "aa", sends_tensors=True).encoded, Limits())
+    assert here.check_peer(Hello(("d",), "aa", boot_id="b").encoded, Limits()) == Hello(("d",), "aa", boot_id="b")
 
 
 def test_two_hosts_cannot_hold_one_node() -> None:
-    with pytest.raises(RefusedError, match="both sides"):
-        Hello(("a", "b")).meet(Hello(("b",)).wire, Limits())
+    with pytest.raises(ProtocolError, match="both sides"):
+        Hello(("a", "b")).check_peer(Hello(("b",)).encoded, Limits())
 
 
 def test_the_route_is_free_where_it_is_not_known() -> None:
     other = request()
     other = type(other)(0, other.rows, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
-    frame = parsed(encode.envelope("device-0", "cloud-0", other, None))
-    assert Decoder(Limits(), Known(), tensors=False).message(frame.envelope) == (other, [])
+    frame = parse_frame(encode.encode_message("device-0", "cloud-0", other, None))
+    assert MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(frame.envelope) == (other, [])

@@ -9,20 +9,20 @@ import grpc.aio
 import pytest
 from fake_hosts import FAST, FakeEars, ending, hello, listening, play, raw, request, serves, soon
 
-from serving.messages import Backlog, Message, Release, Reply, Verdict
+from serving.messages import LoadReport, Message, Release, Reply, Verdict
 from serving.transport import encode
 from serving.transport.limits import Limits
 
 
 def told(message: Message, sender: str = "evil-0", to: str = "cloud-0") -> bytes:
-    return encode.envelope(sender, to, message, None)
+    return encode.encode_message(sender, to, message, None)
 
 
 def asked(session: str = "s", device: str = "evil-0") -> bytes:
     return told(request(session, device), device)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("frames", "code", "text"),
     [
         ([b""], "INVALID_ARGUMENT", "must be a Hello"),
@@ -36,7 +36,7 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
         ([hello(), asked(device="device-0")], "INVALID_ARGUMENT", "envelope.sender"),
         ([hello(), told(request("s", "other-0"))], "INVALID_ARGUMENT", "reply_to"),
         ([hello(), told(Release("s"), to="cloud-1")], "INVALID_ARGUMENT", "envelope.to"),
-        ([hello(), told(Backlog("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "backlog.node"),
+        ([hello(), told(LoadReport("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "backlog.node"),
         ([hello(), told(request("s", "evil-0", n=4000))], "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
@@ -147,7 +147,7 @@ def test_random_bytes_and_broken_messages_leave_the_server_serving() -> None:
             await serves(cloud, address)
             known = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
             assert {"OK", "INVALID_ARGUMENT"} <= codes <= known  # INTERNAL may hide the others (grpc #36066)
-            assert not listener._desk.guests
+            assert not listener._connections.connections
 
     play(scenario)
 
@@ -172,7 +172,7 @@ def test_what_is_no_http_at_all_leaves_the_server_serving() -> None:
 
 def test_limits_that_leave_no_room_are_refused() -> None:
     with pytest.raises(ValueError, match="hello_s=0"):
-        Limits(hello_s=0)
+        Limits(handshake_timeout_s=0)
     with pytest.raises(ValueError, match="holds less than one message"):
         Limits(outbox_nbytes=10)
     with pytest.raises(ValueError, match="at least backoff_s"):

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from fake_hosts import FAST, FakeEars, cable, dialling, ending, hello, listening, play, raw, request, soon, until
 
-from serving.messages import INF, Backlog, Message, Miss, Release, Reply, Verdict
-from serving.transport.client import Dialler
-from serving.transport.errors import RefusedError
+from serving.messages import INF, CacheMiss, LoadReport, Message, Release, Reply, Verdict
+from serving.transport.client import TransportClient
+from serving.transport.errors import ProtocolError
 from serving.transport.handshake import Hello
-from serving.transport.server import Listener
+from serving.transport.server import TransportServer
 
 REPLY = Reply("s", 0, 2, Verdict(1, 5), ("cloud-0",), 0)
 
@@ -25,7 +25,11 @@ def test_hosts_exchange_messages_both_ways() -> None:
                 asked = request(device="device-1", cloud="cloud-1")
                 dialler.send("device-1", "cloud-1", asked)
                 assert await cloud.hear() == ("device-1", "cloud-1", asked)
-                answers: list[Message] = [REPLY, Miss("s", 1, "cloud-1"), Backlog("cloud-1", 0.5, 0.1, 0.2, INF)]
+                answers: list[Message] = [
+                    REPLY,
+                    CacheMiss("s", 1, "cloud-1"),
+                    LoadReport("cloud-1", 0.5, 0.1, 0.2, INF),
+                ]
                 for answer in answers:
                     listener.send("cloud-1", "device-1", answer)
                 assert [(await device.hear())[2] for _ in answers] == answers
@@ -33,8 +37,8 @@ def test_hosts_exchange_messages_both_ways() -> None:
                 assert await cloud.hear() == ("device-1", "cloud-1", Release("s"))
             assert await cloud.news() == ("lost", ("device-0", "device-1"))
             assert await device.news() == ("lost", ("cloud-0", "cloud-1"))
-            assert cloud.quiet
-            assert device.quiet
+            assert cloud.undisturbed
+            assert device.undisturbed
 
     play(scenario)
 
@@ -64,16 +68,16 @@ def test_what_waits_leaves_before_a_host_stops() -> None:
             assert [(await cloud.hear())[2] for _ in asks] == asks
             async with dialling(device, address):
                 for i in range(200):
-                    listener.send("cloud-0", "device-0", replace(REPLY, round=i))
+                    listener.send("cloud-0", "device-0", replace(REPLY, attempt=i))
                 await listener.stop(5)
-                assert [(await device.hear())[2] for i in range(200)][-1] == replace(REPLY, round=199)
+                assert [(await device.hear())[2] for i in range(200)][-1] == replace(REPLY, attempt=199)
 
     play(scenario)
 
 
 def test_a_device_that_knows_its_cloud_is_known_to_it() -> None:
     class Eager(FakeEars):
-        def joined(self, nodes: tuple[str, ...]) -> None:
+        def peers_restored(self, nodes: tuple[str, ...]) -> None:
             super().joined(nodes)
             listener.send("cloud-0", "device-0", REPLY)
 
@@ -84,7 +88,7 @@ def test_a_device_that_knows_its_cloud_is_known_to_it() -> None:
             async with listening(FakeEars()) as (listener, address), dialling(device, address):
                 assert (await device.hear())[2] == REPLY
 
-    listener: Listener
+    listener: TransportServer
     play(scenario)
 
 
@@ -106,14 +110,14 @@ def test_a_device_finds_a_cloud_that_restarts() -> None:
     async def scenario() -> None:
         cloud, device = FakeEars(), FakeEars()
         async with listening(cloud) as (_, address):
-            dialler = Dialler(("device-0",), device, None, address, limits=FAST)
+            dialler = TransportClient(("device-0",), device, None, address, limits=FAST)
             await dialler.start()
         assert [await device.news() for _ in range(2)] == [("joined", ("cloud-0",)), ("lost", ("cloud-0",))]
         dialler.send("device-0", "cloud-0", request())  # into the void
-        await until(lambda: dialler.trouble is not None)
+        await until(lambda: dialler.last_error is not None)
         async with listening(cloud, address=address):
             assert await device.news() == ("joined", ("cloud-0",))
-            assert dialler.trouble is None
+            assert dialler.last_error is None
             dialler.send("device-0", "cloud-0", request("again"))
             assert (await cloud.hear())[2] == request("again")
             await dialler.stop()
@@ -127,9 +131,9 @@ def test_a_device_may_start_before_its_cloud() -> None:
         async with listening(cloud) as (_, address):
             pass
         async with dialling(device, address) as dialler:
-            assert dialler.trouble
-            assert dialler.trouble.code == "UNAVAILABLE"
-            assert device.quiet
+            assert dialler.last_error
+            assert dialler.last_error.code == "UNAVAILABLE"
+            assert device.undisturbed
             async with listening(cloud, address=address):
                 assert await device.news() == ("joined", ("cloud-0",))
 
@@ -139,7 +143,7 @@ def test_a_device_may_start_before_its_cloud() -> None:
 def test_a_host_of_another_run_is_refused_at_once() -> None:
     async def scenario() -> None:
         async with listening(FakeEars(), digest="aa") as (_, address):
-            with pytest.raises(RefusedError, match=r"configuration aa.*configuration bb.*same configuration"):
+            with pytest.raises(ProtocolError, match=r"configuration aa.*configuration bb.*same configuration"):
                 async with dialling(FakeEars(), address, digest="bb"):
                     pass
 
@@ -174,12 +178,12 @@ def test_a_slow_reader_is_cut_off() -> None:
         ):
             assert await cloud.news() == ("joined", ("device-0",))
             assert await cloud.news() == ("joined", ("slow-0",))
-            while cloud.quiet:  # the windows of HTTP/2 fill, then the outbox
+            while cloud.undisturbed:  # the windows of HTTP/2 fill, then the outbox
                 for node in ("slow-0", "device-0"):
                     listener.send("cloud-0", node, big)
                 assert (await device.hear())[2] == big  # the pace is that of one who reads
             assert await cloud.news() == ("lost", ("slow-0",))
-            assert cloud.quiet
+            assert cloud.undisturbed
 
     play(scenario)
 
@@ -213,7 +217,7 @@ def test_a_newer_stream_of_a_device_replaces_the_older() -> None:
                 dialler.send("device-0", "cloud-0", request())
                 await cloud.hear()
             assert await cloud.news() == ("lost", ("device-0",))
-            assert cloud.quiet
+            assert cloud.undisturbed
 
     play(scenario)
 
@@ -227,9 +231,9 @@ def test_a_session_that_is_still_open_belongs_to_its_device_after_a_break() -> N
                 await cloud.hear()
             async with dialling(FakeEars(), address, "thief") as thief:
                 thief.send("thief", "cloud-0", request("mine", "thief"))
-                await until(lambda: thief.trouble is not None)
-                assert thief.trouble
-                assert "opened by another host" in thief.trouble.text
+                await until(lambda: thief.last_error is not None)
+                assert thief.last_error
+                assert "opened by another host" in thief.last_error.text
             async with dialling(FakeEars(), address) as dialler:
                 dialler.send("device-0", "cloud-0", request("mine"))
                 await cloud.hear()
@@ -272,7 +276,7 @@ def test_a_device_that_dies_while_the_cloud_is_busy_is_noticed() -> None:
 
 def test_ears_that_raise_end_their_host_aloud() -> None:
     class Broken(FakeEars):
-        def joined(self, nodes: tuple[str, ...]) -> None:
+        def peers_restored(self, nodes: tuple[str, ...]) -> None:
             raise RuntimeError("my own fault")
 
     async def scenario() -> None:
@@ -299,13 +303,13 @@ def test_an_address_that_is_taken_is_an_error() -> None:
     async def scenario() -> None:
         async with listening(FakeEars()) as (_, address):
             with pytest.raises(RuntimeError, match="Failed to bind"):
-                await Listener(("b",), FakeEars(), address=address).start()
+                await TransportServer(("b",), FakeEars(), address=address).start()
 
     play(scenario)
 
 
 def test_a_host_is_one_thing_until_it_restarts() -> None:
-    assert Hello(("a",)).boot != Hello(("a",)).boot
+    assert Hello(("a",)).boot_id != Hello(("a",)).boot_id
     with pytest.raises(ValueError, match="different names"):
         Hello(("a", "a"))
 
@@ -321,8 +325,8 @@ def test_a_cloud_that_never_answers_is_no_reason_to_hang() -> None:
         silent = await asyncio.start_server(swallow, "127.0.0.1", 0)
         address = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
         async with dialling(FakeEars(), address, limits=replace(FAST, connect_s=0.2)) as dialler:
-            assert dialler.trouble
-            assert dialler.trouble.code == "DEADLINE_EXCEEDED"
+            assert dialler.last_error
+            assert dialler.last_error.code == "DEADLINE_EXCEEDED"
         assert writers
         for writer in writers:
             writer.close()

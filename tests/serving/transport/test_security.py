@@ -7,12 +7,12 @@ import pytest
 from certificates import certified
 from fake_hosts import FakeEars, dialling, listening, play, raw, request
 
-from serving.transport.connection import Desk, Guest, Luggage
-from serving.transport.errors import RefusedError
+from serving.transport.connection import Connection, ConnectionTable, ReceivedTensors
+from serving.transport.errors import ProtocolError
 from serving.transport.handshake import Hello
 from serving.transport.limits import Limits
 from serving.transport.security import Security, is_loopback
-from serving.transport.server import Listener
+from serving.transport.server import TransportServer
 from serving.transport.stream import Outbox
 
 SECRET = "open-sesame-7"
@@ -43,7 +43,7 @@ def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("shown", [None, "another"])
+@pytest.instant.parametrize("shown", [None, "another"])
 def test_without_the_right_token_nobody_enters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: str | None
 ) -> None:
@@ -52,7 +52,7 @@ def test_without_the_right_token_nobody_enters(
         monkeypatch.setenv("CLIENTS", shown)
 
     async def scenario() -> None:
-        with pytest.raises(RefusedError, match="set SERVERS") as caught:
+        with pytest.raises(ProtocolError, match="set SERVERS") as caught:
             await exchange(Security(token_env="SERVERS"), Security(token_env="CLIENTS"))
         assert caught.value.code == "UNAUTHENTICATED"
         assert SECRET not in caught.value.text
@@ -71,7 +71,7 @@ def test_a_stream_without_a_token_is_not_even_read(monkeypatch: pytest.MonkeyPat
         cloud = FakeEars()
         async with listening(cloud) as (_, address), raw(address) as call:
             assert (await call.code()).name == "UNAUTHENTICATED"
-            assert cloud.quiet
+            assert cloud.undisturbed
 
     play(scenario)
 
@@ -81,7 +81,7 @@ def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str
     certificate, key = files
 
     async def scenario() -> None:
-        await exchange(Security(certificate, key), Security(authority=certificate))
+        await exchange(Security(certificate, key), Security(ca_certificate=certificate))
 
     play(scenario)
 
@@ -92,8 +92,8 @@ def test_plain_text_meets_no_tls_server(files: tuple[str, str]) -> None:
             listening(FakeEars(), security=Security(*files)) as (_, address),
             dialling(FakeEars(), address) as dialler,
         ):
-            assert dialler.trouble
-            assert dialler.trouble.code == "UNAVAILABLE"
+            assert dialler.last_error
+            assert dialler.last_error.code == "UNAVAILABLE"
 
     play(scenario)
 
@@ -107,7 +107,7 @@ def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPat
                 pass
         assert SECRET not in str(caught.value)
         with pytest.raises(ValueError, match="beyond this machine"):
-            await Listener(("a",), FakeEars(), address="0.0.0.0:0").start()
+            await TransportServer(("a",), FakeEars(), address="0.0.0.0:0").start()
 
     play(scenario)
     assert SECRET not in repr(Security())
@@ -119,10 +119,10 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="token_env is empty"):
         Security(token_env="")
     with pytest.raises(ValueError, match=r"authority=.*cannot be read: No such file"):
-        Security(authority=str(tmp_path / "no.pem")).channel_credentials()
+        Security(ca_certificate=str(tmp_path / "no.pem")).channel_credentials()
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("address", "inside"),
     [
         ("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/tmp/x", True),
@@ -136,14 +136,14 @@ def test_what_stays_on_this_machine(address: str, inside: bool) -> None:
 def test_without_a_token_a_name_is_taken_over_from_the_same_address_only() -> None:
     limits = Limits(hosts=1)
 
-    def guest(place: str, name: str = "device-0") -> Guest:
-        return Guest(Hello((name,)), place, Outbox(limits), Luggage(None, 1))
+    def guest(place: str, name: str = "device-0") -> Connection:
+        return Connection(Hello((name,)), place, Outbox(limits), ReceivedTensors(None, 1))
 
-    desk, old = Desk(limits), guest("ipv4:192.0.2.1")
-    desk.enter(old)
-    assert desk.rivals(guest("ipv4:192.0.2.1"), proven=False) == [old]
-    assert desk.rivals(guest("ipv4:192.0.2.2"), proven=True) == [old]
-    with pytest.raises(RefusedError, match=r"another address.*token"):
-        desk.rivals(guest("ipv4:192.0.2.2"), proven=False)
-    with pytest.raises(RefusedError, match="hosts=1 hosts"):
-        desk.rivals(guest("ipv4:192.0.2.2", "device-1"), proven=True)
+    desk, old = ConnectionTable(limits), guest("ipv4:192.0.2.1")
+    desk.add(old)
+    assert desk.replaced_by(guest("ipv4:192.0.2.1"), authenticated=False) == [old]
+    assert desk.replaced_by(guest("ipv4:192.0.2.2"), authenticated=True) == [old]
+    with pytest.raises(ProtocolError, match=r"another address.*token"):
+        desk.replaced_by(guest("ipv4:192.0.2.2"), authenticated=False)
+    with pytest.raises(ProtocolError, match="hosts=1 hosts"):
+        desk.replaced_by(guest("ipv4:192.0.2.2", "device-1"), authenticated=True)

@@ -6,21 +6,21 @@ import pytest
 import torch
 from fake_hosts import FAST, FakeEars, dialling, ending, hello, listening, play, raw, request
 
-from serving.engines.torch.sampling import as_received, as_sent, distribution
-from serving.engines.torch.tensor_store import Blobs
-from serving.messages import Blob, Hop, Request, Sampling, Span
+from serving.engines.torch.sampling import decode_probs, distribution, encode_probs
+from serving.engines.torch.tensor_store import TensorStore
+from serving.messages import Hop, Request, SamplingParams, Span, TensorRef
 from serving.transport import encode, tensors
 from serving.transport import tandem_pb2 as pb
-from serving.transport.connection import Luggage
-from serving.transport.errors import RefusedError
+from serving.transport.connection import ReceivedTensors
+from serving.transport.errors import ProtocolError
 from serving.transport.handshake import Hello
-from serving.transport.session_ownership import Known
+from serving.transport.session_ownership import PeerExpectations
 
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
-@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
+@pytest.instant.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
+@pytest.instant.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
 def test_bits_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     made = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
     for tensor in (made, made.transpose(0, -1)):
@@ -35,38 +35,38 @@ def test_what_cannot_travel_says_what_can() -> None:
         tensors.pack(torch.zeros(2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.instant.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(value: float) -> None:
-    with pytest.raises(RefusedError, match="infinite or not a number"):
+    with pytest.raises(ProtocolError, match="infinite or not a number"):
         tensors.unpack("t", tensors.pack(torch.tensor([1.0, value])))
 
 
-@pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
+@pytest.instant.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
 def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
-    store = Blobs()
-    with pytest.raises(RefusedError, match="distribution"):
-        Luggage(store, 100).add([(Blob("b", 4), tensors.pack(torch.tensor(odds)))])
+    store = TensorStore()
+    with pytest.raises(ProtocolError, match="distribution"):
+        ReceivedTensors(store, 100).add([(TensorRef("b", 4), tensors.pack(torch.tensor(odds)))])
     assert not len(store)
 
 
-@pytest.mark.parametrize("vocabulary", [97, 32_000, 128_256])
+@pytest.instant.parametrize("vocabulary", [97, 32_000, 128_256])
 def test_a_distribution_that_names_tokens_is_taken_as_it_is_packed(vocabulary: int) -> None:
-    sampling = Sampling(1.0, 10, 1.0, 0)
-    odds = as_sent(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
+    sampling = SamplingParams(1.0, 10, 1.0, 0)
+    odds = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
     wire = pb.Tensor.FromString(tensors.pack(odds).SerializeToString())
-    tensors.check_named("t", wire, vocabulary)
-    tensors.check_named("t", wire, None)
+    tensors.check_sparse_probs("t", wire, vocabulary)
+    tensors.check_sparse_probs("t", wire, None)
     assert torch.equal(tensors.unpack("t", wire), odds)
 
 
-def hidden(blob: Blob, n: int) -> Request:
+def hidden(blob: TensorRef, n: int) -> Request:
     rows = replace(request(n=n).rows, tokens=(), check=0, blob=blob)
     return Request(0, rows, MIDDLE, 0, ("cloud-0",), "device-0")
 
 
 def test_hidden_states_and_odds_reach_the_other_store() -> None:
     async def scenario() -> None:
-        cloud, here, there = FakeEars(), Blobs(), Blobs()
+        cloud, here, there = FakeEars(), TensorStore(), TensorStore()
         states, odds = torch.randn(3, 8).half(), torch.rand(10).half()
         sent, judged = here.put(states, "hidden/2/s", 48), here.put(odds, "odds/s", 20)
         async with (
@@ -76,46 +76,46 @@ def test_hidden_states_and_odds_reach_the_other_store() -> None:
             dialler.send("device-0", "cloud-0", hidden(sent, 3))
             found = (await cloud.hear())[2]
             assert isinstance(found, Request)
-            assert found.rows.blob == Blob(f"@device-0/{sent.id}", 48)
-            assert torch.equal(there.take(found.rows.blob), states)
+            assert found.slice.hidden_states == TensorRef(f"@device-0/{sent.id}", 48)
+            assert torch.equal(there.take(found.slice.hidden_states), states)
             with pytest.raises(KeyError):
                 here.get(sent)  # nobody asks for them again
             for _ in range(2):  # odds are asked for again when the question is
-                rows = replace(request().rows, rule="sample", odds=(judged,), sampling=Sampling(1.0, 0, 1.0, 0))
+                rows = replace(request().rows, rule="sample", odds=(judged,), sampling=SamplingParams(1.0, 0, 1.0, 0))
                 dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
                 found = (await cloud.hear())[2]
                 assert isinstance(found, Request)
-                assert torch.equal(there.get(found.rows.odds[0]), odds)
+                assert torch.equal(there.get(found.slice.draft_probs[0]), odds)
 
     play(scenario)
 
 
 def test_named_odds_reach_the_other_store_and_are_judged_alike() -> None:
     async def scenario() -> None:
-        cloud, here, there = FakeEars(), Blobs(), Blobs()
-        sampling = Sampling(1.0, 5, 1.0, 0)
-        odds = as_sent(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
+        cloud, here, there = FakeEars(), TensorStore(), TensorStore()
+        sampling = SamplingParams(1.0, 5, 1.0, 0)
+        odds = encode_probs(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
         sent = here.put(odds, "odds/s", odds.nbytes)
         async with (
-            listening(cloud, blobs=there, known=Known(vocabulary=1000)) as (_, address),
+            listening(cloud, blobs=there, known=PeerExpectations(vocab_size=1000)) as (_, address),
             dialling(FakeEars(), address, blobs=here) as dialler,
         ):
             rows = replace(request().rows, rule="sample", odds=(sent,), sampling=sampling)
             dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
             found = (await cloud.hear())[2]
             assert isinstance(found, Request)
-            arrived = there.get(found.rows.odds[0])
+            arrived = there.get(found.slice.draft_probs[0])
             assert arrived.shape == (5, 4)
-            assert torch.equal(as_received(arrived, 1000), as_received(odds, 1000))
+            assert torch.equal(decode_probs(arrived, 1000), decode_probs(odds, 1000))
 
     play(scenario)
 
 
 def test_what_no_host_takes_is_forgotten() -> None:
     async def scenario() -> None:
-        here = Blobs()
+        here = TensorStore()
         async with (
-            listening(FakeEars(), blobs=Blobs()) as (_, address),
+            listening(FakeEars(), blobs=TensorStore()) as (_, address),
             dialling(FakeEars(), address, blobs=here) as dialler,
         ):
             dialler.send("device-0", "cloud-9", hidden(here.put(torch.ones(3, 8), "h", 48), 3))
@@ -126,15 +126,16 @@ def test_what_no_host_takes_is_forgotten() -> None:
 
 def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
     async def scenario() -> None:
-        cloud, store = FakeEars(), Blobs()
+        cloud, store = FakeEars(), TensorStore()
         own = store.put(torch.ones(4), "own", 8)
         limits = replace(FAST, message_nbytes=100_000, tensors_nbytes=100_000, linger_s=0.05)
         async with listening(cloud, blobs=store, limits=limits) as (_, address):
             packs = (lambda blob: tensors.pack(torch.ones(1, 10_000)),) * 2
             frames = [
-                encode.envelope("device-0", "cloud-0", hidden(Blob(f"flood/{i}", 1), 1), packs) for i in range(20)
+                encode.encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs)
+                for i in range(20)
             ]
-            async with raw(address, Hello(("device-0",), tensors=True).wire, *frames):
+            async with raw(address, Hello(("device-0",), sends_tensors=True).encoded, *frames):
                 for _ in range(20):
                     await cloud.hear()
                 assert own.id in store._tensors
@@ -146,7 +147,7 @@ def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
 
 def test_hosts_must_agree_whether_tensors_travel() -> None:
     async def scenario() -> None:
-        async with listening(FakeEars(), blobs=Blobs()) as (_, address), raw(address, hello("d")) as call:
+        async with listening(FakeEars(), blobs=TensorStore()) as (_, address), raw(address, hello("d")) as call:
             code, text = await ending(call)
             assert code == "FAILED_PRECONDITION"
             assert "without tensors" in text

@@ -8,24 +8,24 @@ from hypothesis import strategies as st
 
 from serving.messages import (
     INF,
-    Backlog,
-    Blob,
+    CacheMiss,
     Hop,
+    LoadReport,
     Message,
-    Miss,
     Release,
     Reply,
     Request,
-    Rows,
-    Sampling,
+    SamplingParams,
+    SequenceSlice,
     Span,
+    TensorRef,
     Verdict,
 )
 from serving.transport import encode
-from serving.transport.decode import Decoder
-from serving.transport.errors import parsed
+from serving.transport.decode import MessageDecoder
+from serving.transport.errors import parse_frame
 from serving.transport.limits import Limits
-from serving.transport.session_ownership import Known
+from serving.transport.session_ownership import PeerExpectations
 
 names = st.from_regex(r"[A-Za-z0-9._:/-]{1,64}", fullmatch=True)
 ints = st.integers(0, 2**31 - 1)
@@ -34,7 +34,7 @@ tokens = st.lists(ints, max_size=9).map(tuple)
 keeps = st.none() | st.lists(few, unique=True, max_size=9).map(tuple)
 positive = st.floats(0, 1e300)
 samplings = st.builds(
-    Sampling, st.floats(1e-6, 100), ints, st.floats(1e-6, 1), st.integers(-(2**63), 2**63 - 1)
+    SamplingParams, st.floats(1e-6, 100), ints, st.floats(1e-6, 1), st.integers(-(2**63), 2**63 - 1)
 )  # fmt: skip
 spans = st.tuples(few, few, st.booleans(), st.booleans()).map(lambda s: Span(min(s[:2]), max(s[:2]), *s[2:]))
 hops = st.builds(Hop, names, spans, st.sampled_from(("last", "all")))
@@ -45,16 +45,16 @@ def trees(n: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @st.composite
-def rows(draw: st.DrawFn, embed: bool) -> Rows:
+def rows(draw: st.DrawFn, embed: bool) -> SequenceSlice:
     rule = draw(st.sampled_from(("", "greedy", "sample", "tree")))
     n = draw(st.integers(1, 12))
     check = draw(st.integers(0, n - 1)) if rule else 0
-    blob = None if embed and draw(st.booleans()) else Blob(draw(names), draw(st.integers(0, 1 << 40)))
+    blob = None if embed and draw(st.booleans()) else TensorRef(draw(names), draw(st.integers(0, 1 << 40)))
     sent = n if embed else draw(st.sampled_from((0, check)))
-    return Rows(
+    return SequenceSlice(
         draw(names), draw(few), n, draw(st.tuples(*[ints] * sent)), check, rule,  # type: ignore[arg-type]
         draw(samplings if rule == "sample" else st.none() | samplings), draw(st.none() | trees(check)), draw(keeps),
-        blob, draw(st.sampled_from(((), tuple(Blob(f"odds/{i}", i) for i in range(check))))),
+        blob, draw(st.sampled_from(((), tuple(TensorRef(f"odds/{i}", i) for i in range(check))))),
     )  # fmt: skip
 
 
@@ -79,27 +79,27 @@ def verdicts(draw: st.DrawFn) -> Verdict:
 
 replies = st.builds(Reply, names, ints, few, verdicts(), st.lists(names, max_size=16).map(tuple), few)
 others = st.one_of(
-    st.builds(Miss, names, ints, names),
+    st.builds(CacheMiss, names, ints, names),
     st.builds(Release, names),
-    st.builds(Backlog, st.just("cloud-0"), positive, positive, positive, positive | st.just(INF)),
+    st.builds(LoadReport, st.just("cloud-0"), positive, positive, positive, positive | st.just(INF)),
 )
 
 
 def through(message: Message, sender: str = "cloud-0") -> Message:
-    to = message.path[message.hop] if isinstance(message, Request) else "device-0"
-    wire = parsed(encode.envelope(sender, to, message, None)).envelope
+    to = message.path[message.hop_index] if isinstance(message, Request) else "device-0"
+    wire = parse_frame(encode.encode_message(sender, to, message, None)).envelope
     assert (wire.sender, wire.to) == (sender, to)
-    found, carried = Decoder(Limits(), Known(), tensors=False).message(wire)
+    found, carried = MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(wire)
     assert not carried
     return found
 
 
 def renamed(message: Request) -> Request:
     """With blobs named as the receiver names them."""
-    own = message.rows
-    odds = tuple(Blob(f"@cloud-0/{b.id}", b.nbytes) for b in own.odds)
-    blob = Blob(f"@cloud-0/{own.blob.id}", own.blob.nbytes) if own.blob else None
-    return replace(message, rows=replace(own, blob=blob, odds=odds))
+    own = message.slice
+    odds = tuple(TensorRef(f"@cloud-0/{b.id}", b.nbytes) for b in own.draft_probs)
+    blob = TensorRef(f"@cloud-0/{own.hidden_states.id}", own.hidden_states.nbytes) if own.hidden_states else None
+    return replace(message, slice=replace(own, hidden_states=blob, draft_probs=odds))
 
 
 @settings(max_examples=100, deadline=None)
@@ -124,10 +124,10 @@ def test_absent_is_not_empty() -> None:
     for keep in (None, ()):
         found = through(Reply("s", 0, 0, Verdict(0, 1, keep, None), (), 0))
         assert isinstance(found, Reply)
-        assert found.verdict.keep == keep
-        assert (found.verdict.keep is None) == (keep is None)
+        assert found.verdict.kept_tree_nodes == keep
+        assert (found.verdict.kept_tree_nodes is None) == (keep is None)
 
 
 def test_a_number_that_the_schema_cannot_hold_is_the_senders_error() -> None:
     with pytest.raises(ValueError, match="range"):
-        encode.envelope("a", "b", Miss("s", -1, "a"), None)
+        encode.encode_message("a", "b", CacheMiss("s", -1, "a"), None)

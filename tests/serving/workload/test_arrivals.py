@@ -43,14 +43,14 @@ def test_poisson_is_fixed_by_the_seed_and_does_not_depend_on_the_number_asked():
 def test_a_trace_starts_at_zero_and_runs_faster_when_asked(tmp_path):
     path = trace(tmp_path, "2023-11-16 18:15:46.5000000,374,44", "2023-11-16 18:15:50.5000000,396,109")
     assert [arrival.at_s for arrival in AzureTrace(path=path).times(2, 1, seed=0)] == [0, 4]
-    fast = AzureTrace(path=path, speed=2, lengths=True).times(2, 1, seed=0)
+    fast = AzureTrace(path=path, speed=2, use_lengths=True).times(2, 1, seed=0)
     assert [(arrival.at_s, arrival.prompt_tokens, arrival.new_tokens) for arrival in fast] == [
         (0, 374, 44),
         (2, 396, 109),
     ]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("line", "message"),
     [
         ("yesterday,1,1", "trace.csv line 3: TIMESTAMP is 'yesterday'"),
@@ -72,7 +72,7 @@ def test_a_trace_that_is_missing_or_too_short_is_refused(tmp_path):
         AzureTrace(path=trace(tmp_path, "2023-11-16 18:15:46,374,44")).times(2, 1, seed=0)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     "make", [lambda: Poisson(rate_per_s=0), lambda: ClosedLoop(think_s=-1), lambda: AzureTrace(speed=0)]
 )
 def test_values_out_of_range_are_refused(make):
@@ -82,33 +82,35 @@ def test_values_out_of_range_are_refused(make):
 
 def test_the_recorded_azure_trace(data):
     path = data / "azure_llm_2023" / "AzureLLMInferenceTrace_conv.csv"
-    arrivals = AzureTrace(path=path, lengths=True).times(19366, 4, seed=0)
+    arrivals = AzureTrace(path=path, use_lengths=True).times(19366, 4, seed=0)
     assert arrivals[-1].at_s == pytest.approx(3501.72, abs=0.01)
     assert (arrivals[0].prompt_tokens, arrivals[0].new_tokens) == (374, 44)
 
 
 def test_an_episode_begins_at_once_and_the_next_as_if_nothing_had_been():
-    arrivals = Episodes(tasks=3, rate_per_s=0.5, every_s=1000).times(8, 1, seed=4)
+    arrivals = Episodes(tasks_per_episode=3, rate_per_s=0.5, episode_s=1000).times(8, 1, seed=4)
     times = [arrival.at_s for arrival in arrivals]
     assert [times[i] for i in (0, 3, 6)] == [0, 1000, 2000]
     assert times == sorted(times)
     assert times[2] < 100
     assert times[4] - times[3] != times[1] - times[0]
-    assert arrivals == Episodes(tasks=3, rate_per_s=0.5, every_s=1000).times(9, 1, seed=4)[:8]
+    assert arrivals == Episodes(tasks_per_episode=3, rate_per_s=0.5, episode_s=1000).times(9, 1, seed=4)[:8]
 
 
 def test_the_gaps_of_episodes_are_a_poisson_process():
-    times = [arrival.at_s for arrival in Episodes(tasks=2000, rate_per_s=5).times(2000, 1, seed=1)]
+    times = [arrival.at_s for arrival in Episodes(tasks_per_episode=2000, rate_per_s=5).times(2000, 1, seed=1)]
     assert times[-1] / 1999 == pytest.approx(0.2, rel=0.06)
 
 
 def test_an_episode_that_lasts_longer_than_its_turn_delays_the_next():
-    times = [arrival.at_s for arrival in Episodes(tasks=50, rate_per_s=1, every_s=5).times(100, 1, seed=0)]
+    times = [
+        arrival.at_s for arrival in Episodes(tasks_per_episode=50, rate_per_s=1, episode_s=5).times(100, 1, seed=0)
+    ]
     assert times == sorted(times)
     assert times[50] == times[49] > 5
 
 
-@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
+@pytest.instant.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
 def test_episodes_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=rf"workload\.arrivals\.{next(iter(wrong))} must be"):
         Episodes(**wrong)

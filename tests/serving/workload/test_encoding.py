@@ -1,6 +1,6 @@
 import pytest
 
-from serving.workload.encoding import encode
+from serving.workload.encoding import encode_prompt
 
 
 class Letters:
@@ -21,11 +21,11 @@ class Letters:
 
 
 def read(text, chat=False, template="auto", limit=100, truncate="refuse"):
-    encoded = encode(text, Letters(chat), template=template, limit=limit, truncate=truncate)
-    return "".join(chr(token) if token > 1 else "^" for token in encoded.tokens), encoded.dropped
+    encoded = encode_prompt(text, Letters(chat), template=template, max_tokens=limit, truncate=truncate)
+    return "".join(chr(token) if token > 1 else "^" for token in encoded.tokens), encoded.num_dropped
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("arguments", "expected"),
     [
         ({}, ("^abcdef", 0)),

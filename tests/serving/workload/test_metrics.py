@@ -1,6 +1,6 @@
 import pytest
 
-from serving.workload.metrics import ChoiceAccuracy, ExactMatch, FinalNumber, Rouge1, chosen, final_number
+from serving.workload.metrics import ChoiceAccuracy, ExactMatch, FinalNumber, Rouge1, chosen_option, final_number
 from serving.workload.prompt import Prompt
 
 PLACES = ("bank", "library", "department store", "mall", "department")
@@ -10,7 +10,7 @@ def prompt(answer="", reference="", rule="equals", choices=(), stop=()):
     return Prompt("1", "?", (reference,), "t", answer, choices, rule, stop=stop)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("rule", "text", "right"),
     [
         ("equals", " It is kept in the attic.\n", True),
@@ -29,7 +29,7 @@ def test_exact_match_follows_the_rule_of_the_prompt(rule, text, right):
     assert ExactMatch().score(text, asked) == float(right)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "choice"),
     [
         ("B", "library"),
@@ -52,12 +52,12 @@ def test_exact_match_follows_the_rule_of_the_prompt(rule, text, right):
     ],
 )
 def test_the_option_is_read_from_free_text(text, choice):
-    assert chosen(text, PLACES, lettered=True) == choice
+    assert chosen_option(text, PLACES, lettered=True) == choice
 
 
 def test_without_letters_a_letter_chooses_nothing():
-    assert chosen("B", ("negative", "positive"), lettered=False) is None
-    assert chosen("Positive!", ("negative", "positive"), lettered=False) == "positive"
+    assert chosen_option("B", ("negative", "positive"), lettered=False) is None
+    assert chosen_option("Positive!", ("negative", "positive"), lettered=False) == "positive"
 
 
 def test_choice_accuracy_ignores_the_example_that_a_base_model_goes_on_with():
@@ -66,7 +66,7 @@ def test_choice_accuracy_ignores_the_example_that_a_base_model_goes_on_with():
     assert ChoiceAccuracy().score(" D. mall\n\nQuestion: next?\nAnswer: A. bank", asked) == 1
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("text", "number"),
     [
         ("5 + 3 = 8\n#### 8", 8),

@@ -2,44 +2,44 @@ from collections import Counter
 
 import pytest
 
-from serving.workload.prompt import Prompt, select
+from serving.workload.prompt import Prompt, select_prompts
 
 PROMPTS = [Prompt(f"{task}{number}", "?", (), task) for task in "abc" for number in range(10)]
 
 
 def test_tasks_are_drawn_evenly():
-    assert Counter(prompt.task for prompt in select(PROMPTS, 12, seed=0)) == {"a": 4, "b": 4, "c": 4}
+    assert Counter(prompt.task for prompt in select_prompts(PROMPTS, 12, seed=0)) == {"a": 4, "b": 4, "c": 4}
 
 
 def test_a_small_task_leaves_its_places_to_the_others():
-    counts = Counter(prompt.task for prompt in select(PROMPTS[:13], 11, seed=0))
+    counts = Counter(prompt.task for prompt in select_prompts(PROMPTS[:13], 11, seed=0))
     assert counts == {"a": 8, "b": 3}
 
 
 def test_more_prompts_include_the_fewer():
-    few, many = select(PROMPTS, 6, seed=0), select(PROMPTS, 20, seed=0)
+    few, many = select_prompts(PROMPTS, 6, seed=0), select_prompts(PROMPTS, 20, seed=0)
     assert set(few) < set(many)
     assert [prompt for prompt in many if prompt in few] == few
 
 
 def test_file_order_does_not_matter_and_the_seed_does():
-    assert select(PROMPTS[::-1], 9, seed=0) == select(PROMPTS, 9, seed=0)
-    assert select(PROMPTS, 9, seed=1) != select(PROMPTS, 9, seed=0)
+    assert select_prompts(PROMPTS[::-1], 9, seed=0) == select_prompts(PROMPTS, 9, seed=0)
+    assert select_prompts(PROMPTS, 9, seed=1) != select_prompts(PROMPTS, 9, seed=0)
 
 
 def test_the_order_mixes_the_tasks():
-    dealt = [prompt.task for prompt in select(PROMPTS, 30, seed=0)]
+    dealt = [prompt.task for prompt in select_prompts(PROMPTS, 30, seed=0)]
     assert all(len(set(dealt[device::3])) == 3 for device in range(3))
 
 
 def test_more_than_there_are_is_refused():
     with pytest.raises(ValueError, match=r"workload.prompts=31 asks for more than the data set's 30"):
-        select(PROMPTS, 31, seed=0)
+        select_prompts(PROMPTS, 31, seed=0)
 
 
 def test_what_is_left_to_others_is_not_asked():
     prompts = [Prompt(str(i), "", (), "ab"[i % 2]) for i in range(200)]
-    served = {prompt.id for prompt in select(prompts, 100, seed=3)}
-    profiled = {prompt.id for prompt in select(prompts, 60, seed=3, skip=100)}
+    served = {prompt.id for prompt in select_prompts(prompts, 100, seed=3)}
+    profiled = {prompt.id for prompt in select_prompts(prompts, 60, seed=3, skip=100)}
     assert len(profiled) == 60
     assert not served & profiled

@@ -25,7 +25,7 @@ def corpus(tmp_path, rows):
 def test_rows_become_prompts_with_their_rule(tmp_path):
     choice, sort = TinyTasks(corpus=corpus(tmp_path, ROWS)).prompts()
     exact, rouge = TinyTasks.metrics
-    assert (choice.text, choice.rule, sort.rule) == ("Where?", "ends_with", "equals")
+    assert (choice.text, choice.match_rule, sort.match_rule) == ("Where?", "ends_with", "equals")
     assert exact.score(" attic.", choice) == exact.score(" 1 2", sort) == 1
     assert rouge.score("It is in the cellar.", choice) == pytest.approx(0.8)
 

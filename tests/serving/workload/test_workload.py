@@ -21,14 +21,14 @@ class Twenty:
 
 
 def test_a_closed_loop_gives_every_device_its_queue():
-    calls = Workload(dataset=Twenty(), devices=3, prompts=8).calls()
+    calls = Workload(dataset=Twenty(), devices=3, num_prompts=8).requests()
     assert [(call.device, call.position) for call in calls] == [(i % 3, i // 3) for i in range(8)]
     assert [call.index for call in calls] == list(range(8))
     assert {call.at_s for call in calls} == {None}
 
 
 def test_open_arrivals_have_times_and_positions_in_their_devices_queue():
-    calls = Workload(dataset=Twenty(), devices=3, prompts=20, arrivals=Poisson(rate_per_s=4)).calls()
+    calls = Workload(dataset=Twenty(), devices=3, num_prompts=20, arrivals=Poisson(rate_per_s=4)).requests()
     times = [call.at_s for call in calls]
     assert times == sorted(times)
     for device in range(3):
@@ -37,16 +37,16 @@ def test_open_arrivals_have_times_and_positions_in_their_devices_queue():
 
 
 def test_the_testbed_gives_the_number_of_devices_when_the_workload_does_not():
-    workload = Workload(dataset=Twenty(), prompts=6)
-    assert {call.device for call in workload.calls(devices=2)} == {0, 1}
+    workload = Workload(dataset=Twenty(), num_prompts=6)
+    assert {call.device for call in workload.requests(num_devices=2)} == {0, 1}
     with pytest.raises(ValueError, match=r"workload.devices is null"):
-        workload.calls()
+        workload.requests()
 
 
 def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
     slo = (SloClass(name="slow", tokens_per_s=2, share=0.5), SloClass(name="fast", tokens_per_s=8, share=0.5))
-    plain = Workload(dataset=Twenty(), devices=2, prompts=10).calls()
-    other = Workload(dataset=Twenty(), devices=5, prompts=10, arrivals=Poisson(), slo=slo).calls()
+    plain = Workload(dataset=Twenty(), devices=2, num_prompts=10).requests()
+    other = Workload(dataset=Twenty(), devices=5, num_prompts=10, arrivals=Poisson(), slo=slo).requests()
     assert [call.prompt for call in plain] == [call.prompt for call in other]
     assert {call.slo for call in other} == set(slo)
 
@@ -54,16 +54,16 @@ def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
 def test_recorded_lengths_limit_but_never_raise(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5000,7\n2023-11-16 18:15:47,9,500\n")
-    arrivals = AzureTrace(path=trace, lengths=True)
+    arrivals = AzureTrace(path=trace, use_lengths=True)
     calls = Workload(
         dataset=Twenty(),
         devices=1,
-        prompts=2,
+        num_prompts=2,
         arrivals=arrivals,
         truncate="left",
         max_prompt_tokens=100,
         max_new_tokens=50,
-    ).calls()
+    ).requests()
     assert [(call.max_prompt_tokens, call.max_new_tokens) for call in calls] == [(100, 7), (9, 50)]
     with pytest.raises(ValueError, match=r"lengths=true cuts prompts: set workload.truncate"):
         Workload(dataset=Twenty(), arrivals=arrivals)
@@ -77,13 +77,13 @@ def test_a_prompt_that_does_not_fit_is_named():
         def __call__(self, text, *, add_special_tokens):
             return {"input_ids": list(range(len(text.split())))}
 
-    workload = Workload(dataset=Twenty(), devices=1, prompts=1, max_prompt_tokens=1)
-    (call,) = workload.calls()
+    workload = Workload(dataset=Twenty(), devices=1, num_prompts=1, max_prompt_tokens=1)
+    (call,) = workload.requests()
     with pytest.raises(ValueError, match=rf"Twenty prompt {call.prompt.id}: the prompt has 2 tokens, the limit is 1"):
         workload.encode(call, Words())
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("values", "message"),
     [
         ({"prompts": 0}, "workload.prompts must be 1 or more, got 0"),

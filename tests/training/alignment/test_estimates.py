@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from training.embedded_pair import draft_quality
-from training.synera.alignment import auc, highest, ratio, skewness, spearman
+from training.synera.alignment import clustered_auc, clustered_ratio, skewness, spearman, top_share
 
 RNG = np.random.default_rng(7)
 ANSWERS = 60
@@ -29,34 +29,38 @@ def resampled(measure: Callable[[NDArray[np.int64]], float | None]) -> float:
 def test_a_ratio_by_hand() -> None:
     """Answer 0 has 1 of 2, answer 1 has 2 of 2, answer 2 nothing: 3 of 4, and not the mean of one half and one."""
     chosen = np.array([True, True, True, True, False])
-    cell = ratio(chosen & np.array([True, False, True, True, True]), chosen, np.array([0, 0, 1, 1, 2]), 3)
+    cell = clustered_ratio(chosen & np.array([True, False, True, True, True]), chosen, np.array([0, 0, 1, 1, 2]), 3)
     assert cell is not None
     assert np.mean(cell) == pytest.approx(0.75)
     assert cell == pytest.approx([0.375, 1.125, 0.75])
 
 
 def test_a_share_of_nothing_is_unknown() -> None:
-    assert ratio(np.zeros(2), np.zeros(2), np.array([0, 1]), 2) is None
+    assert clustered_ratio(np.zeros(2), np.zeros(2), np.array([0, 1]), 2) is None
 
 
 def test_the_spread_of_a_ratio_is_that_of_resampled_answers() -> None:
-    cell = ratio(POSITIVE & (SCORES > 0), SCORES > 0, ANSWER, ANSWERS)
+    cell = clustered_ratio(POSITIVE & (SCORES > 0), SCORES > 0, ANSWER, ANSWERS)
     expected = resampled(lambda tokens: POSITIVE[tokens][SCORES[tokens] > 0].mean())
     assert np.std(cell or []) / ANSWERS**0.5 == pytest.approx(expected, rel=0.15)
 
 
 def test_auc_is_that_of_all_tokens() -> None:
-    assert np.mean(auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(draft_quality.auc(SCORES, POSITIVE))
+    assert np.mean(clustered_auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(
+        draft_quality.auc(SCORES, POSITIVE)
+    )
 
 
 def test_the_spread_of_an_auc_is_that_of_resampled_answers() -> None:
     expected = resampled(lambda tokens: draft_quality.auc(SCORES[tokens], POSITIVE[tokens]))
-    assert np.std(auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) / ANSWERS**0.5 == pytest.approx(expected, rel=0.15)
+    assert np.std(clustered_auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) / ANSWERS**0.5 == pytest.approx(
+        expected, rel=0.15
+    )
 
 
-@pytest.mark.parametrize("kind", [True, False])
+@pytest.instant.parametrize("kind", [True, False])
 def test_one_kind_alone_has_no_auc(kind: bool) -> None:
-    assert auc(np.arange(3.0), np.full(3, kind), np.arange(3), 3) is None
+    assert clustered_auc(np.arange(3.0), np.full(3, kind), np.arange(3), 3) is None
 
 
 def test_rank_correlation_and_skewness() -> None:
@@ -70,9 +74,9 @@ def test_what_never_changes_has_neither() -> None:
     assert skewness(np.ones(3)) is None is skewness(np.array([]))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("share", "chosen"), [(0.2, [1]), (0.4, [1, 2]), (0.5, [1, 2, 4]), (1.0, [0, 1, 2, 3, 4]), (0.0, [])]
 )
 def test_the_highest_share(share: float, chosen: list[int]) -> None:
     scores = np.array([0.1, 0.9, 0.5, 0.2, 0.5])
-    assert np.flatnonzero(highest(scores, share)).tolist() == chosen
+    assert np.flatnonzero(top_share(scores, share)).tolist() == chosen

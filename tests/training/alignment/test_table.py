@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from training.synera.alignment import Alignment, Drafts, Flags, Tokens
+from training.synera.alignment import AlignedTokens, Alignment, Flags, VerifiedDrafts
 from training.synera.alignment_report import CONTENT, DRAFT, DRAFTED, SCORE, TOKEN, metrics, rows
 
 
@@ -11,7 +11,7 @@ def flags(text: str) -> Flags:
     return np.array([letter == "x" for letter in text])
 
 
-TOKENS = Tokens(
+TOKENS = AlignedTokens(
     answer=np.array([0, 0, 0, 0, 0, 1, 1, 1, 1, 1]),
     confidence=np.array([0.1, 0.2, 0.39, 0.4, 0.8, 0.9, 1.0, 1.0, 0.95, 0.19]),
     top_1=flags("..xxxxxxx."),
@@ -19,7 +19,7 @@ TOKENS = Tokens(
     content=flags("xx.......x"),
     importance=np.array([0.6, 0.2, 0.1, 0.1, 0.1, np.nan, 0.3, 0.2, 0.2, 0.2]),
 )
-DRAFTS = Drafts(np.array([0, 0, 0, 1, 1]), np.array([0.1, 0.2, 0.6, 1.0, 0.6]),
+DRAFTS = VerifiedDrafts(np.array([0, 0, 0, 1, 1]), np.array([0.1, 0.2, 0.6, 1.0, 0.6]),
                 np.array([0.6, 0.2, 0.1, 0.3, 0.2]), flags("xx..x"))  # fmt: skip
 FOUND = Alignment(("choice", "sort"), TOKENS, DRAFTS)
 
@@ -29,7 +29,7 @@ def value(group: str, row: str, metric: str) -> float | None:
     return None if cell is None else float(np.mean(cell))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("row", "share", "top_1", "top_5"),
     [
         ("confidence 0.0-0.2", 0.2, 0.0, 1.0),  # an edge belongs to the bin above it
@@ -83,7 +83,7 @@ def test_metrics_are_the_rows_without_what_is_unknown() -> None:
 
 def test_answers_without_drafts_have_rows_without_numbers() -> None:
     none = np.array([])
-    bare = Tokens(*(np.array([], np.int64 if name == "answer" else np.float64 if name in ("confidence", "importance")
-                             else np.bool_) for name in Tokens.__annotations__))  # fmt: skip
-    found = Alignment(("",), bare, Drafts(none.astype(np.int64), none, none, none.astype(np.bool_)))
+    bare = AlignedTokens(*(np.array([], np.int64 if name == "answer" else np.float64 if name in ("confidence", "importance")
+                             else np.bool_) for name in AlignedTokens.__annotations__))  # fmt: skip
+    found = Alignment(("",), bare, VerifiedDrafts(none.astype(np.int64), none, none, none.astype(np.bool_)))
     assert set(metrics(found, rows(found))) == {"answers", "tokens", "drafts"}

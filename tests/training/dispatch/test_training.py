@@ -12,18 +12,26 @@ import torch
 from dispatchers import soonest
 
 from serving.core.task import Task
-from serving.learned.dispatch_network import Dispatcher, load
-from serving.messages import INF, Backlog
-from serving.policy.slots.dispatch import HypSched, Learned
+from serving.learned.dispatch_network import DispatchNetwork, load
+from serving.messages import INF, LoadReport
+from serving.policy.slots.dispatch import HypSched, LearnedDispatch
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.hyperion import network, serving_eval, train
-from training.hyperion.environment import World
-from training.hyperion.network import Network
-from training.hyperion.reinforce import Choice, Recipe, gathered
+from training.hyperion.environment import DispatchEnvironment
+from training.hyperion.network import TrainableDispatchNetwork
+from training.hyperion.reinforce import DispatchAction, ReinforceRecipe, collate
 from training.hyperion.stages import train_dispatcher
 
-TOY = Recipe(hidden=4, steps=4, episodes=1, plays=2, check_every=2, held_out=1, tested=2)
+TOY = ReinforceRecipe(
+    hidden_size=4,
+    steps=4,
+    episodes_per_step=1,
+    rollouts_per_episode=2,
+    eval_steps=2,
+    validation_episodes=1,
+    test_episodes=2,
+)
 
 
 @pytest.fixture
@@ -36,42 +44,46 @@ def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_served_computes_what_was_trained() -> None:
     torch.manual_seed(0)
     draw = np.random.default_rng(0)
-    trained = Network(8)
+    trained = TrainableDispatchNetwork(8)
     with torch.no_grad():
         for weight in trained.parameters():
             weight.normal_()
-    choices = [Choice(draw.random(3).tolist(), draw.normal(size=(k, 6)).tolist(), 0) for k in (2, 5, 3)]
-    batch = gathered(choices)
+    choices = [DispatchAction(draw.random(3).tolist(), draw.normal(size=(k, 6)).tolist(), 0) for k in (2, 5, 3)]
+    batch = collate(choices)
     with torch.no_grad():
-        scores = trained(batch.task, batch.nodes, batch.there)
-    served = trained.dispatcher()
+        scores = trained(batch.task_features, batch.node_features, batch.node_mask)
+    served = trained.export()
     for row, choice in zip(scores, choices, strict=True):
-        k = len(choice.nodes)
-        assert row[:k].tolist() == pytest.approx(served.scored(choice.task, choice.nodes), rel=1e-4, abs=1e-4)
+        k = len(choice.node_features)
+        assert row[:k].tolist() == pytest.approx(
+            served.scores_from_features(choice.task_features, choice.node_features), rel=1e-4, abs=1e-4
+        )
         assert row[k:].tolist() == [-INF] * (5 - k)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.instant.parametrize("seed", range(5))
 def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
     """Where the first node by far is clear."""
     torch.manual_seed(seed)
-    untrained, task = Learned(Network(16).dispatcher()), Task("s", 64, 8, 72, 0)
+    untrained, task = LearnedDispatch(TrainableDispatchNetwork(16).export()), Task("s", 64, 8, 72, 0)
     waiting = ((3.0, 0.2, 9.0), (5.0, 4.0, 0.5), (0.1, 2.0, 2.0))
     for seconds in waiting:
         for memory in (INF, 90.0):
-            nodes = [Backlog(f"n{i}", each, 0.01, 0.1, memory) for i, each in enumerate(seconds)]
+            nodes = [LoadReport(f"n{i}", each, 0.01, 0.1, memory) for i, each in enumerate(seconds)]
             assert untrained.choose(task, nodes) == HypSched().choose(task, nodes)
             lacking = min(range(3), key=seconds.__getitem__)
-            nodes[lacking] = replace(nodes[lacking], free=10.0)
+            nodes[lacking] = replace(nodes[lacking], free_tokens=10.0)
             assert untrained.choose(task, nodes) == HypSched().choose(task, nodes) != f"n{lacking}"
 
 
-def learnt(world: World, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0) -> Dispatcher:
+def learnt(
+    world: DispatchEnvironment, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0
+) -> DispatchNetwork:
     return train.train(world, TOY, seed, trainer, work, progress)
 
 
 def test_an_interruption_changes_nothing(
-    world: World, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train, "SAVE_EVERY_STEPS", 2)
 
@@ -88,27 +100,39 @@ def test_an_interruption_changes_nothing(
     assert len(whole.metrics["held_out_latencies"]) == 2
 
 
-def test_another_seed_learns_otherwise(world: World, one_thread: Trainer, fresh: Callable[[str], Path]) -> None:
+def test_another_seed_learns_otherwise(
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
+) -> None:
     one, same, other = (learnt(world, one_thread, fresh(f"{i}"), seed=seed) for i, seed in enumerate((0, 0, 1)))
     assert one.digest == same.digest != other.digest
 
 
-@pytest.mark.usefixtures("tabula_rasa")
+@pytest.instant.usefixtures("tabula_rasa")
 def test_it_learns_to_prefer_the_node_that_is_idle(
-    world: World, one_thread: Trainer, fresh: Callable[[str], Path]
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
     """From rewards alone: its scores begin without the rule that it improves on otherwise."""
-    recipe = Recipe(hidden=8, steps=10, episodes=2, plays=3, rate=0.05, check_every=10, held_out=1)
-    busy = replace(world, equal=1.0, scarce=0.0)
-    found = Learned(train.train(busy, recipe, 0, one_thread, fresh("work"), silent))
+    recipe = ReinforceRecipe(
+        hidden_size=8,
+        steps=10,
+        episodes_per_step=2,
+        rollouts_per_episode=3,
+        learning_rate=0.05,
+        eval_steps=10,
+        validation_episodes=1,
+    )
+    busy = replace(world, homogeneous_share=1.0, low_memory_share=0.0)
+    found = LearnedDispatch(train.train(busy, recipe, 0, one_thread, fresh("work"), silent))
     for idle in range(3):
-        nodes = [Backlog(f"n{i}", 0.0 if i == idle else 6.0, 0.01, 0.5, INF) for i in range(3)]
+        nodes = [LoadReport(f"n{i}", 0.0 if i == idle else 6.0, 0.01, 0.5, INF) for i in range(3)]
         assert found.choose(Task("s", 64, 4, 68, 0), nodes) == f"n{idle}"
 
 
-def test_the_stage_serves_what_it_trained(world: World, one_thread: Trainer, fresh: Callable[[str], Path]) -> None:
+def test_the_stage_serves_what_it_trained(
+    world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
+) -> None:
     out = fresh("out")
-    train_dispatcher(out, progress=silent, work=fresh("work"), world=world, recipe=TOY, trainer=one_thread)
+    train_dispatcher(out, progress=silent, work=fresh("work"), environment=world, recipe=TOY, trainer=one_thread)
     found, shown = load(out), json.loads((out / "metrics.json").read_text())
     assert shown["served/tasks"] == 2 * 6
     assert shown["served/learned"] < shown["served/random"]
@@ -117,9 +141,9 @@ def test_the_stage_serves_what_it_trained(world: World, one_thread: Trainer, fre
     assert found.metrics["recipe"]["steps"] == 4
 
 
-def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: World) -> None:
-    episodes = train.episodes(replace(world, equal=0.0), 0, "judged", 2)
-    good, bad = (serving_eval.serve(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
+def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: DispatchEnvironment) -> None:
+    episodes = train.sample_episodes(replace(world, homogeneous_share=0.0), 0, "judged", 2)
+    good, bad = (serving_eval.evaluate_dispatcher(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
     serving_eval.check(good)
     assert good.learned == pytest.approx(good.earliest_finish)
     with pytest.raises(ValueError, match="no better than luck") as caught:
@@ -128,9 +152,9 @@ def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: World) -> No
         assert figure in str(caught.value)
 
 
-@pytest.mark.parametrize("wrong", [
+@pytest.instant.parametrize("wrong", [
     {"hidden": 0}, {"steps": 0}, {"plays": 1}, {"rate": 0.0}, {"discount": 1.0}, {"keep": -0.1}, {"check_every": 0},
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"recipe.{next(iter(wrong))} must be"):
-        Recipe(**wrong)
+        ReinforceRecipe(**wrong)

@@ -8,57 +8,61 @@ from typing import Any
 import pytest
 import torch
 
-from serving.engines.torch.model import Model
+from serving.engines.torch.model import DecomposedModel
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.hat import train
-from training.hat.batches import Recipe
-from training.hat.distillation import Distillation
-from training.hat.trace import Trace
-from training.hat.train import Best
+from training.hat.batches import HATRecipe
+from training.hat.distillation import AdapterDistillation
+from training.hat.trace import HiddenStateTrace
+from training.hat.train import EarlyStoppingByStep
 
-BRIEF = Recipe(steps=12, batch=8, check_every=3, patience=9)
+BRIEF = HATRecipe(steps=12, batch_size=8, eval_steps=3, patience=9)
 
 
-def looked(losses: list[float], patience: int) -> tuple[Best, Any, SimpleNamespace]:
+def looked(losses: list[float], patience: int) -> tuple[EarlyStoppingByStep, Any, SimpleNamespace]:
     """A training whose weight is the number of its step, and that sees these losses, one every other step."""
     seen = iter(losses)
     held_out: Any = SimpleNamespace(to=lambda _: None)
-    best = Best(held_out, every=2, steps=2 * len(losses), patience=patience)
+    best = EarlyStoppingByStep(held_out, eval_steps=2, steps=2 * len(losses), patience=patience)
     module: Any = SimpleNamespace(trained=torch.nn.Linear(1, 1), loss=lambda _: next(seen), device="cpu")
     trainer: Any = SimpleNamespace(global_step=0, should_stop=False)
     while not trainer.should_stop and trainer.global_step < 2 * len(losses):
         trainer.global_step += 1
         with torch.no_grad():
-            module.trained.weight.fill_(trainer.global_step)
+            module.trained.positive_weight.fill_(trainer.global_step)
         best.on_train_batch_end(trainer, module)
     return best, module, trainer
 
 
 def test_the_best_weights_are_restored_not_the_last() -> None:
     best, module, trainer = looked([3.0, 1.0, 2.0, 2.5, 0.1], patience=2)
-    assert (trainer.global_step, trainer.should_stop, best.step) == (8, True, 4)
-    best.restore(module)
-    assert module.trained.weight.item() == 4
+    assert (trainer.global_step, trainer.should_stop, best.best_step) == (8, True, 4)
+    best.restore_best(module)
+    assert module.trained.positive_weight.item() == 4
 
 
 def test_the_last_weights_may_be_the_best() -> None:
     best, module, trainer = looked([3.0, 2.0, 1.0], patience=2)
-    assert (trainer.should_stop, best.step) == (False, 6)
-    best.restore(module)
-    assert module.trained.weight.item() == 6
+    assert (trainer.should_stop, best.best_step) == (False, 6)
+    best.restore_best(module)
+    assert module.trained.positive_weight.item() == 6
 
 
 def distilled(
-    model: Model, found: Trace, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0
+    model: DecomposedModel, found: HiddenStateTrace, trainer: Trainer, work: Path, progress: Any = silent, seed: int = 0
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    study = Distillation(model, found.layers, BRIEF, w_ce=0.1)
-    report = train.take(study, found, found.split(0), BRIEF, seed, trainer, work, progress)
-    return {name: weight.clone() for name, weight in study.trained.state_dict().items()}, report
+    study = AdapterDistillation(model, found.shallow_layers, BRIEF, ce_weight=0.1)
+    report = train.train(study, found, found.split(0), BRIEF, seed, trainer, work, progress)
+    return {name: weight.clone() for name, weight in study.trained_module.state_dict().items()}, report
 
 
 def test_an_interruption_changes_nothing(
-    model: Model, found: Trace, one_thread: Trainer, fresh: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    model: DecomposedModel,
+    found: HiddenStateTrace,
+    one_thread: Trainer,
+    fresh: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(train, "SAVE_EVERY_STEPS", 4)
 
@@ -78,21 +82,23 @@ def test_an_interruption_changes_nothing(
 
 
 def test_another_seed_learns_in_another_order(
-    model: Model, found: Trace, one_thread: Trainer, fresh: Callable[[str], Path]
+    model: DecomposedModel, found: HiddenStateTrace, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
     one, other = (distilled(model, found, one_thread, fresh(str(seed)), seed=seed)[0] for seed in (0, 1))
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 def test_the_rate_rises_and_falls() -> None:
-    recipe = Recipe(steps=130, warmup_steps=30)
-    factors = [recipe.rate_factor(step) for step in range(130)]
+    recipe = HATRecipe(steps=130, warmup_steps=30)
+    factors = [recipe.lr_factor(step) for step in range(130)]
     assert factors[0] == pytest.approx(1 / 30)
     assert max(factors) == factors[30] == pytest.approx(1.0)
     assert factors[-1] == pytest.approx(0.05, abs=1e-3)
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"batch": 0}, {"rate": 0.0}, {"prompt_weight": -1.0}, {"patience": 0}])
+@pytest.instant.parametrize(
+    "wrong", [{"steps": 0}, {"batch": 0}, {"rate": 0.0}, {"prompt_weight": -1.0}, {"patience": 0}]
+)
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"recipe.{next(iter(wrong))} must be"):
-        Recipe(**wrong)
+        HATRecipe(**wrong)

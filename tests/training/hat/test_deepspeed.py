@@ -7,29 +7,29 @@ from typing import Any
 
 import torch
 
-from serving.engines.torch.model import Model
+from serving.engines.torch.model import DecomposedModel
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.hat import train
-from training.hat.batches import Recipe
-from training.hat.distillation import Distillation
-from training.hat.trace import Trace
+from training.hat.batches import HATRecipe
+from training.hat.distillation import AdapterDistillation
+from training.hat.trace import HiddenStateTrace
 
-BRIEF = Recipe(steps=40, batch=7, rate=0.1, warmup_steps=0, check_every=2, patience=2)
+BRIEF = HATRecipe(steps=40, batch_size=7, learning_rate=0.1, warmup_steps=0, eval_steps=2, patience=2)
 """So fast that it gets worse, and stops."""
 
 
 def test_two_processes_train_the_adapter_that_one_trains(
-    model: Model, found: Trace, one_thread: Trainer, fresh: Callable[[str], Path]
+    model: DecomposedModel, found: HiddenStateTrace, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
     """Weights of some 0.3 within 1e-4: gradients are averaged in another order. Of 7 texts one has 4, the other 3."""
     zero = replace(one_thread, strategy="deepspeed", devices=2)
     trained: list[dict[str, torch.Tensor]] = []
     reports: list[dict[str, Any]] = []
     for name, trainer in (("one", one_thread), ("two", zero)):
-        study = Distillation(model, found.layers, BRIEF, w_ce=0.1)
-        reports.append(train.take(study, found, found.split(0), BRIEF, 0, trainer, fresh(name), silent))
-        trained.append({name: weight.clone() for name, weight in study.trained.state_dict().items()})
+        study = AdapterDistillation(model, found.shallow_layers, BRIEF, ce_weight=0.1)
+        reports.append(train.train(study, found, found.split(0), BRIEF, 0, trainer, fresh(name), silent))
+        trained.append({name: weight.clone() for name, weight in study.trained_module.state_dict().items()})
     one, two = reports
     assert one["steps"] == two["steps"] < 40
     assert one["best_step"] == two["best_step"]

@@ -9,18 +9,18 @@ import torch
 
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
-from serving.engines.torch.draft_heads import drafter, open_heads
-from serving.engines.torch.model import Model
+from serving.engines.torch.draft_heads import load_adapter_drafter, load_medusa_heads
+from serving.engines.torch.model import DecomposedModel
 from serving.learned import adapter, medusa
 from serving.progress import silent
 from serving.workload.workload import Workload
 from training.fitting.trainer import Trainer
 from training.hat import serving_eval
-from training.hat.batches import Recipe
-from training.hat.serving_eval import Trial, check
+from training.hat.batches import HATRecipe
+from training.hat.serving_eval import DraftEvaluation, check
 from training.hat.stages import train_adapter, train_medusa
 
-BRIEF = Recipe(steps=60, batch=8, rate=4e-3, check_every=30)
+BRIEF = HATRecipe(steps=60, batch_size=8, learning_rate=4e-3, eval_steps=30)
 
 
 @pytest.fixture
@@ -29,30 +29,36 @@ def options(hidden: Path, toy_cloud: Checkpoint, toy_workload: Workload, one_thr
             "decoding": Decoding(), "recipe": BRIEF}  # fmt: skip
 
 
-def test_an_adapter_is_served_and_changes_no_text(options: dict[str, Any], toy_model: Model, tmp_path: Path) -> None:
+def test_an_adapter_is_served_and_changes_no_text(
+    options: dict[str, Any], toy_model: DecomposedModel, tmp_path: Path
+) -> None:
     (tmp_path / "work").mkdir()
     train_adapter(tmp_path, work=tmp_path / "work", **options)
     header = adapter.load(tmp_path)
-    assert (header.shallow, header.parameters) == (2, 4 * 64 * 64 + 64)
+    assert (header.shallow_layers, header.num_parameters) == (2, 4 * 64 * 64 + 64)
     assert header.made_from["layers"] == "2 of 8"
-    assert len(drafter(toy_model, 2, tmp_path / adapter.WEIGHTS).layers) == 3
+    assert len(load_adapter_drafter(toy_model, 2, tmp_path / adapter.WEIGHTS).layers) == 3
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/same"] == 1.0
-    assert figures["served/acceptance_length"] == header.acceptance_length > serving_eval.LEAST_TOKENS
+    assert figures["served/acceptance_length"] == header.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
     assert figures["served/prompts"] == 12
 
 
-def test_heads_are_served_and_change_no_text(options: dict[str, Any], toy_model: Model, tmp_path: Path) -> None:
+def test_heads_are_served_and_change_no_text(
+    options: dict[str, Any], toy_model: DecomposedModel, tmp_path: Path
+) -> None:
     (tmp_path / "work").mkdir()
-    train_medusa(tmp_path, work=tmp_path / "work", heads=2, candidates=3, **options)
+    train_medusa(tmp_path, work=tmp_path / "work", num_heads=2, tree_candidates=3, **options)
     found = medusa.load(tmp_path)
-    assert (found.count, len(found.tree)) == (2, 3)
-    assert found.parameters == 2 * (64 * 64 + 64 + 64 * toy_model.vocabulary)
-    tokens, parents = open_heads(toy_model, found, toy_model.vocabulary).propose(torch.zeros(toy_model.hidden))
+    assert (found.num_heads, len(found.tree)) == (2, 3)
+    assert found.num_parameters == 2 * (64 * 64 + 64 + 64 * toy_model.vocab_size)
+    tokens, parents = load_medusa_heads(toy_model, found, toy_model.vocab_size).propose(
+        torch.zeros(toy_model.hidden_size)
+    )
     assert (len(tokens), parents) == (3, found.parents)
     figures = json.loads((tmp_path / "metrics.json").read_text())
     assert figures["served/same"] == 1.0
-    assert figures["served/acceptance_length"] == found.acceptance_length > serving_eval.LEAST_TOKENS
+    assert figures["served/acceptance_length"] == found.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
     assert {"test_agreement/1", "test_agreement/2"} <= set(figures)
 
 
@@ -62,10 +68,10 @@ def test_what_is_no_better_than_none_is_refused(
     monkeypatch.setattr(serving_eval, "LEAST_TOKENS", 99.0)
     (tmp_path / "work").mkdir()
     with pytest.raises(ValueError, match=r"this adapter is no better than none: \d\.\d\d tokens a round on 12"):
-        train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": Recipe(steps=1)})
+        train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": HATRecipe(steps=1)})
 
 
 def test_the_refusal_says_what_was_found_and_what_to_do() -> None:
-    check(Trial(4, 10, 1.2, 0.2, 1.0, 1.0), "these heads are")
+    check(DraftEvaluation(4, 10, 1.2, 0.2, 1.0, 1.0), "these heads are")
     with pytest.raises(ValueError, match=r"1\.05 tokens a round on 4 .* 5\.0% of 1\.0 drafts .* raise|or longer"):
-        check(Trial(4, 10, 1.05, 0.05, 1.0, 1.0), "these heads are")
+        check(DraftEvaluation(4, 10, 1.05, 0.05, 1.0, 1.0), "these heads are")

@@ -6,18 +6,26 @@ from collections import Counter
 
 import pytest
 
-from training.latency.grid import CATEGORIES, COMPUTE_GRID, FITTED, HELD_OUT, MEMORY_GRID, MIXED, apportion
-from training.latency.work import DRAFTS, FORWARDS
+from training.latency.grid import (
+    CATEGORIES,
+    COMPUTE_GRID,
+    FITTED_BY_CATEGORY,
+    HELD_OUT_BY_CATEGORY,
+    MEMORY_GRID,
+    MIXED,
+    apportion,
+)
+from training.latency.work import DRAFT_GRID, FORWARD_GRID
 
-both = pytest.mark.parametrize("catalogue", [FORWARDS, DRAFTS])
+both = pytest.instant.parametrize("catalogue", [FORWARD_GRID, DRAFT_GRID])
 
 
 @both
 def test_by_default_there_are_as_many_of_each_category_as_in_the_paper(catalogue):
     shapes = catalogue.shapes(123, 50, 256, 0)
-    assert Counter(shape.category for shape in shapes if not shape.held_out) == FITTED
-    assert Counter(shape.category for shape in shapes if shape.held_out) == HELD_OUT
-    assert tuple(FITTED) == CATEGORIES
+    assert Counter(shape.category for shape in shapes if not shape.held_out) == FITTED_BY_CATEGORY
+    assert Counter(shape.category for shape in shapes if shape.held_out) == HELD_OUT_BY_CATEGORY
+    assert tuple(FITTED_BY_CATEGORY) == CATEGORIES
 
 
 @both
@@ -47,19 +55,19 @@ def test_the_first_part_of_the_order_has_its_share_of_everything(catalogue):
 
 
 def test_compute_bound_batches_are_uncached_and_memory_bound_ones_mostly_cached():
-    shapes = FORWARDS.shapes(123, 50, 2000, 0)
-    totals = {sum(part.new for part in shape.parts) for shape in shapes if shape.category == COMPUTE_GRID}
+    shapes = FORWARD_GRID.shapes(123, 50, 2000, 0)
+    totals = {sum(part.new_tokens for part in shape.sessions) for shape in shapes if shape.category == COMPUTE_GRID}
     assert (min(totals), max(totals)) == (1200, 2000)
-    memory = [shape.parts for shape in shapes if shape.category == MEMORY_GRID]
-    assert {part.new for parts in memory for part in parts} == {1, 5, 10, 20, 50, 100}
-    assert {part.cached + part.new for parts in memory for part in parts} == {500, 1000, 1500, 2000}
+    memory = [shape.sessions for shape in shapes if shape.category == MEMORY_GRID]
+    assert {part.new_tokens for parts in memory for part in parts} == {1, 5, 10, 20, 50, 100}
+    assert {part.cached_tokens + part.new_tokens for parts in memory for part in parts} == {500, 1000, 1500, 2000}
     assert {len(parts) for parts in memory} == {1, 4}
     for shape in shapes:
         if shape.category == MIXED and shape.kind == "verify and prefill":
-            assert {part.cached == 0 for part in shape.parts} == {True, False}
+            assert {part.cached_tokens == 0 for part in shape.sessions} == {True, False}
 
 
 def test_counts_are_apportioned_whole():
-    assert apportion(123, FITTED) == FITTED
-    assert apportion(12, FITTED) == dict(zip(CATEGORIES, (2, 5, 2, 1, 2), strict=True))
-    assert sum(apportion(37, FITTED).values()) == 37
+    assert apportion(123, FITTED_BY_CATEGORY) == FITTED_BY_CATEGORY
+    assert apportion(12, FITTED_BY_CATEGORY) == dict(zip(CATEGORIES, (2, 5, 2, 1, 2), strict=True))
+    assert sum(apportion(37, FITTED_BY_CATEGORY).values()) == 37

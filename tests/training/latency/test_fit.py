@@ -9,19 +9,27 @@ import pytest
 from made_up import TRUE, made_up
 from scipy.optimize import nnls
 
-from serving.hardware.latency import COEFFICIENTS, Latency, load
-from training.latency.fit import equations, fit, non_negative, ordinary, plain_fit, relative, score
-from training.latency.grid import CATEGORIES, COMPUTE_DRAWN, MEMORY_DRAWN, MIXED, Effort
-from training.latency.timing import Run, Timing
-from training.latency.work import DRAFTS
+from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from training.latency.fit import (
+    design_matrix,
+    fit_latency,
+    fit_ordinary,
+    non_negative_least_squares,
+    ordinary_least_squares,
+    relative_least_squares,
+    score_fit,
+)
+from training.latency.grid import CATEGORIES, COMPUTE_RANDOM, MEMORY_RANDOM, MIXED, ProfilingOptions
+from training.latency.timing import TimedRun, Timing
+from training.latency.work import DRAFT_GRID
 
-QUICK = Effort(bootstraps=100)
+QUICK = ProfilingOptions(bootstraps=100)
 CLOUD = tuple(name for name in COEFFICIENTS if name != "wake_s")
 """A batch is one forward, whose constant holds what waking up takes."""
 
 
 def test_the_fit_finds_the_coefficients_behind_noisy_timings():
-    found = fit(made_up(0.02), QUICK)
+    found = fit_latency(made_up(0.02), QUICK)
     for name in CLOUD:
         low, high = found.intervals[name]
         assert found.coefficients[name] == pytest.approx(getattr(TRUE, name), rel=0.3), name
@@ -36,7 +44,7 @@ def test_the_fit_finds_the_coefficients_behind_noisy_timings():
 
 
 def test_without_noise_they_come_back_exactly():
-    found = fit(made_up(), QUICK)
+    found = fit_latency(made_up(), QUICK)
     assert found.coefficients == pytest.approx({name: getattr(TRUE, name) for name in COEFFICIENTS}, rel=1e-6)
     assert max(found.fitted_mape.values()) < 1e-9
 
@@ -45,80 +53,82 @@ def test_errors_are_told_by_category():
     timings = made_up()
     for timing in timings:
         if timing.shape.held_out and timing.shape.category == MIXED:
-            timing.runs[:] = [Run(2 * run.wall_s, 2 * run.wall_s) for run in timing.runs]
-    found = fit(timings, QUICK)
+            timing.runs[:] = [TimedRun(2 * run.wall_s, 2 * run.wall_s) for run in timing.runs]
+    found = fit_latency(timings, QUICK)
     assert set(found.fitted_mape) == set(CATEGORIES)
-    expected = {COMPUTE_DRAWN: 0, MEMORY_DRAWN: 0, MIXED: 0.5}
+    expected = {COMPUTE_RANDOM: 0, MEMORY_RANDOM: 0, MIXED: 0.5}
     assert found.held_out_mape == pytest.approx(expected, abs=1e-6)
     assert found.held_out.mape == pytest.approx(0.5 * 20 / 50, abs=1e-6)
 
 
 def test_the_same_seed_gives_the_same_intervals():
     timings = made_up(0.02)
-    assert fit(timings, QUICK) == fit(timings, QUICK)
-    assert fit(timings, QUICK).intervals != fit(timings, replace(QUICK, seed=1)).intervals
+    assert fit_latency(timings, QUICK) == fit_latency(timings, QUICK)
+    assert fit_latency(timings, QUICK).intervals != fit_latency(timings, replace(QUICK, seed=1)).intervals
 
 
 def test_the_papers_fit_has_no_head_and_may_go_below_zero():
-    found = plain_fit(made_up(0.02), QUICK)
+    found = fit_ordinary(made_up(0.02), QUICK)
     assert (found.coefficients["head_row_s"], found.coefficients["head_c_s"]) == (0, 0)
     assert found.held_out.r2 > 0.98
     x = np.array([[1.0, 0, 0, 1, 0], [2.0, 0, 0, 1, 0], [3.0, 0, 0, 1, 0]])
-    assert ordinary(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0])
-    assert relative(x, np.array([1.0, 3.0, 5.0])).min() == 0
+    assert ordinary_least_squares(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0])
+    assert relative_least_squares(x, np.array([1.0, 3.0, 5.0])).min() == 0
 
 
 def test_the_papers_fit_is_plain_least_squares_with_an_intercept():
-    x, y = equations(made_up(0.05))
-    assert ordinary(x, y)[:4] == pytest.approx(np.linalg.lstsq(x[:, :4], y)[0], rel=1e-6)
+    x, y = design_matrix(made_up(0.05))
+    assert ordinary_least_squares(x, y)[:4] == pytest.approx(np.linalg.lstsq(x[:, :4], y)[0], rel=1e-6)
 
 
 def test_the_passes_of_one_draft_each_cost_their_constant():
     timings = made_up()
-    passes = (load(8, [(0, 9)], 1), load(8, [(9, 1)], 1), load(8, [(10, 1)], 0))
+    passes = (batch_load(8, [(0, 9)], 1), batch_load(8, [(9, 1)], 1), batch_load(8, [(10, 1)], 0))
     seconds = sum(TRUE.seconds(each) for each in passes)
-    timings.append(Timing(timings[0].shape, passes, [Run(seconds, seconds)]))
-    assert fit(timings, QUICK).fitted.mape == pytest.approx(0, abs=1e-6)
+    timings.append(Timing(timings[0].shape, passes, [TimedRun(seconds, seconds)]))
+    assert fit_latency(timings, QUICK).fitted.mape == pytest.approx(0, abs=1e-6)
 
 
 def test_least_squares_without_negative_coefficients_are_those_of_scipy():
     generator = np.random.default_rng(0)
     for _ in range(20):
         x, y = generator.normal(size=(15, 6)), generator.normal(size=15)
-        assert non_negative(x, y) == pytest.approx(nnls(x, y)[0], abs=1e-9)
+        assert non_negative_least_squares(x, y) == pytest.approx(nnls(x, y)[0], abs=1e-9)
 
 
 def test_a_column_that_never_varies_from_nothing_gets_nothing():
     x = np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])
-    assert non_negative(x, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([2, 0])
+    assert non_negative_least_squares(x, np.array([2.0, 4.0, 6.0])).tolist() == pytest.approx([2, 0])
 
 
 def test_of_equal_columns_the_first_gets_all():
     x = np.array([[1.0, 2.0, 2.0], [3.0, 2.0, 2.0], [7.0, 2.0, 2.0]])
-    assert non_negative(x, np.array([5.0, 7.0, 11.0])).tolist() == pytest.approx([1, 2, 0])
+    assert non_negative_least_squares(x, np.array([5.0, 7.0, 11.0])).tolist() == pytest.approx([1, 2, 0])
 
 
 def test_waking_up_is_told_from_the_constant_by_works_of_several_passes():
     """Of drafts of one to eight passes, all of a device that rests before each."""
-    true = Latency(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_row_s=1e-4, wake_s=9e-4)
+    true = LatencyModel(2e-5, 0, 0, 8e-4, layers=4, source="made up", head_token_s=1e-4, wake_s=9e-4)
     timings = []
-    for shape in DRAFTS.shapes(40, 12, 256, 0):
-        (part,) = shape.parts
-        passes = [load(4, [(part.cached, part.new)], min(1, part.asked))]
-        passes += [load(4, [(part.cached + part.new + i, 1)], 1) for i in range(part.asked - 1)]
-        seconds = true.in_all(passes, 4, 4)
-        timings.append(Timing(shape, tuple(passes), [Run(seconds, seconds)]))
-    found = fit(timings, QUICK)
+    for shape in DRAFT_GRID.shapes(40, 12, 256, 0):
+        (part,) = shape.sessions
+        passes = [batch_load(4, [(part.cached_tokens, part.new_tokens)], min(1, part.num_outputs))]
+        passes += [
+            batch_load(4, [(part.cached_tokens + part.new_tokens + i, 1)], 1) for i in range(part.num_outputs - 1)
+        ]
+        seconds = true.total_seconds(passes, 4, 4)
+        timings.append(Timing(shape, tuple(passes), [TimedRun(seconds, seconds)]))
+    found = fit_latency(timings, QUICK)
     assert found.coefficients == pytest.approx({name: getattr(true, name) for name in COEFFICIENTS}, abs=1e-9)
 
 
 def test_a_score_is_what_it_says():
     x, y = np.array([[1.0], [2.0], [4.0], [5.0]]), np.array([1.0, 2.0, 5.0, 4.0])
-    found = score(x, y, np.array([1.0]))
+    found = score_fit(x, y, np.array([1.0]))
     assert (found.r2, found.adjusted_r2) == (pytest.approx(0.8), pytest.approx(0.7))
     assert (found.rmse_s, found.mae_s, found.max_s) == (pytest.approx(0.5**0.5), 0.5, 1)
     assert found.mape == pytest.approx((0.2 + 0.25) / 4)
-    assert score(x[:2], y[:2], np.array([1.0])).adjusted_r2 is None
+    assert score_fit(x[:2], y[:2], np.array([1.0])).adjusted_r2 is None
 
 
 def test_too_few_configurations_are_refused():
@@ -126,10 +136,10 @@ def test_too_few_configurations_are_refused():
     with pytest.raises(
         ValueError, match=r"11 configurations to fit on and 6 held out are too few for 8 coeff.*12 and 2"
     ):
-        fit([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
+        fit_latency([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("option", "value", "message"),
     [
         ("configurations", 11, "configurations=11 must be at least 12"),
@@ -141,4 +151,4 @@ def test_too_few_configurations_are_refused():
 )
 def test_an_effort_that_is_none_is_refused(option, value, message):
     with pytest.raises(ValueError, match=message):
-        Effort(**{option: value})
+        ProfilingOptions(**{option: value})

@@ -11,23 +11,24 @@ import pytest
 import yaml
 from catalogue import architecture, fits
 
-from serving.engines.models import Model, Pair
+from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.hardware.chip import Chip, Mode
+from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fleet import Fleet
-from serving.hardware.latency import COEFFICIENTS, load, load_fits
+from serving.hardware.latency import COEFFICIENTS, batch_load, load_fitted_latencies
 from serving.progress import silent
-from training.latency.grid import CATEGORIES, Effort
+from training.latency.grid import CATEGORIES, ProfilingOptions
 from training.stages import profile_latency, profile_published
 
-QUICK = Effort(configurations=20, held_out=10, repeats=2, longest=128, bootstraps=100)
+QUICK = ProfilingOptions(configurations=20, held_out=10, repeats=2, max_session_tokens=128, bootstraps=100)
 TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
 
 
-def pair_of(checkpoints: tuple[Path, Path]) -> Pair:
+def pair_of(checkpoints: tuple[Path, Path]) -> ModelPair:
     large, small = checkpoints
-    return Pair(
-        Model(timing=architecture("tinyllama_1_1b"), path=small), Model(timing=architecture("llama2_13b"), path=large)
+    return ModelPair(
+        ModelConfig(timed_architecture=architecture("tinyllama_1_1b"), path=small),
+        ModelConfig(timed_architecture=architecture("llama2_13b"), path=large),
     )
 
 
@@ -39,17 +40,17 @@ def told() -> list[tuple[int, int, str]]:
 @pytest.fixture(scope="module")
 def profile(toy_pair, tmp_path_factory, told) -> Path:
     out = tmp_path_factory.mktemp("profile")
-    profile_latency(out, progress=lambda *each: told.append(each), pair=pair_of(toy_pair), effort=QUICK)
+    profile_latency(out, progress=lambda *each: told.append(each), pair=pair_of(toy_pair), options=QUICK)
     return out
 
 
 def test_serving_reads_the_coefficients(profile):
-    found = load_fits(profile)
+    found = load_fitted_latencies(profile)
     assert set(found.latencies) == {"tinyllama_1_1b", "llama2_13b"}
     for name, latency in found.latencies.items():
         assert latency.layers == architecture(name).layers
         assert all(isfinite(getattr(latency, one)) and getattr(latency, one) >= 0 for one in COEFFICIENTS)
-        assert latency.seconds(load(latency.layers, [(64, 1)], 1)) > 0
+        assert latency.seconds(batch_load(latency.layers, [(64, 1)], 1)) > 0
         assert latency.source.startswith("measured: here (")
 
 
@@ -101,18 +102,18 @@ def test_figures_and_metrics_are_there_to_be_logged(profile):
 def test_the_chip_can_be_kept(profile):
     node = yaml.safe_load((profile / "chip.yaml").read_text())
     assert node.pop("_target_") == "serving.hardware.chip.Chip"
-    modes = {name: Mode(**mode) for name, mode in node.pop("modes").items()}
+    modes = {name: PowerMode(**mode) for name, mode in node.pop("modes").items()}
     sets = {name: fits(**each) for name, each in node.pop("fitted").items()}
     chip = Chip(modes=modes, fitted=sets, **node)
     assert chip.unsourced() == ()
     assert sets["measured"].source.startswith("measured: profile of this machine")
-    for name, latency in load_fits(profile).latencies.items():
+    for name, latency in load_fitted_latencies(profile).latencies.items():
         assert Fleet(chip, timing="measured").latency(architecture(name)) == latency
 
 
 def test_two_models_under_one_name_are_refused(toy_pair, fresh):
     pair = pair_of(toy_pair)
-    same = replace(pair, device=replace(pair.device, timing=pair.cloud.timing))
+    same = replace(pair, device=replace(pair.device, timed_architecture=pair.cloud.timed_architecture))
     with pytest.raises(ValueError, match=r"two models are timed as llama2_13b.*give each its own"):
         profile_latency(fresh("profile"), progress=silent, pair=same)
 
@@ -120,8 +121,10 @@ def test_two_models_under_one_name_are_refused(toy_pair, fresh):
 def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
     out, deep = fresh("profile"), replace(TOY, name="deep", layers=4)
     effort = replace(QUICK, repeats=3, budget_s=1e-9)
-    profile_published(out, progress=silent, drafting=(TOY,), verifying=(deep,), dtype="fp32", effort=effort)
-    assert {name: found.layers for name, found in load_fits(out).latencies.items()} == {"toy": 2, "deep": 4}
+    profile_published(
+        out, progress=silent, draft_architectures=(TOY,), target_architectures=(deep,), dtype="fp32", options=effort
+    )
+    assert {name: found.layers for name, found in load_fitted_latencies(out).latencies.items()} == {"toy": 2, "deep": 4}
     report = json.loads((out / "profile.json").read_text())
     for name in ("toy", "deep"):
         assert report[name]["cut"].endswith("of 30 configurations, 1 of 3 rounds of repeats, 1 of 10 warm-ups")
@@ -135,9 +138,13 @@ def test_no_published_shape_at_all_is_refused(fresh):
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_measured(fresh):
-    told, huge = [], replace(TOY, name="huge", hidden=2**20, heads=2**16)
+    told, huge = [], replace(TOY, name="huge", hidden_size=2**20, heads=2**16)
     with pytest.raises(ValueError, match=r"huge does not fit into the .* that are free here, in fp16: weights"):
         profile_published(
-            fresh("profile"), progress=lambda *each: told.append(each), drafting=(TOY,), verifying=(huge,), effort=QUICK
+            fresh("profile"),
+            progress=lambda *each: told.append(each),
+            draft_architectures=(TOY,),
+            target_architectures=(huge,),
+            options=QUICK,
         )
     assert told == []

@@ -6,41 +6,41 @@ import pytest
 from catalogue import architecture, names
 
 from serving.hardware.architecture import Architecture
-from serving.messages import Generate, Stop
-from training.latency.published import check_room, published_engine, transformers_config
+from serving.messages import DraftStopRule, DraftWork
+from training.latency.published import check_memory, published_engine, transformers_config
 from training.latency.timing import Accelerator
 
 TOYS = [
     Architecture("llama", 2, 64, 4, 2, 16, 128, 300, 0, "toy"),
-    Architecture("qwen2", 2, 64, 4, 2, 16, 128, 300, 0, "toy", tied=True, qkv_bias=True),
-    Architecture("qwen3", 2, 64, 4, 2, 32, 128, 300, 0, "toy", tied=True, qk_norm=True),
+    Architecture("qwen2", 2, 64, 4, 2, 16, 128, 300, 0, "toy", tied_embeddings=True, qkv_bias=True),
+    Architecture("qwen3", 2, 64, 4, 2, 32, 128, 300, 0, "toy", tied_embeddings=True, qk_norm=True),
 ]
 
 
-@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.instant.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_a_model_has_as_many_weights_as_its_shape_says(toy):
     engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
     model = engine.model
-    modules = (model.embed, *model.layers, model.norm, model.head)
+    modules = (model.embed, *model.layers, model.norm, model.lm_head)
     weights = {id(weight): weight for module in modules for weight in module.parameters()}
     assert sum(weight.numel() for weight in weights.values()) == toy.parameters()
     assert all(bool(weight.isfinite().all()) for weight in weights.values())
-    drafted, loads = engine.execute(Generate("a", 0, (1, 2, 3), Stop(2)))
+    drafted, loads = engine.execute(DraftWork("a", 0, (1, 2, 3), DraftStopRule(2)))
     assert len(drafted.tokens) == len(loads) == 2
 
 
 UNKNOWN = ("falcon_40b", "falcon_7b")
 
 
-@pytest.mark.parametrize("name", sorted(set(names("model/architecture")) - set(UNKNOWN)))
+@pytest.instant.parametrize("name", sorted(set(names("model/architecture")) - set(UNKNOWN)))
 def test_published_shapes_are_known(name):
     shape = architecture(name)
     config = transformers_config(shape, 2048)
-    assert (config.num_hidden_layers, config.hidden_size) == (shape.layers, shape.hidden)
+    assert (config.num_hidden_layers, config.hidden_size) == (shape.layers, shape.hidden_size)
     assert getattr(config, "head_dim", shape.head_dim) == shape.head_dim
 
 
-@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.instant.parametrize("name", UNKNOWN)
 def test_shapes_without_layers_in_the_engine_are_refused(name):
     with pytest.raises(ValueError, match=f"the engine has no layers of the kind of {name}"):
         transformers_config(architecture(name), 2048)
@@ -53,8 +53,8 @@ def test_a_model_without_room_is_refused_with_the_arithmetic():
         rf"llama2_13b does not fit into the 24\.00 GB.*in fp16: weights {weights:.2f} GB \+ KV cache .* = .*smaller"
     )
     with pytest.raises(ValueError, match=message):
-        check_room(shape, "fp16", 2048, 24 * 2**30)
-    check_room(shape, "fp16", 2048, 80 * 2**30)
+        check_memory(shape, "fp16", 2048, 24 * 2**30)
+    check_memory(shape, "fp16", 2048, 80 * 2**30)
 
 
 def test_on_a_gpu():
@@ -64,4 +64,4 @@ def test_on_a_gpu():
         pytest.skip("no GPU here: models of published shapes were not made on one")
     engine = published_engine(TOYS[0], "fp16", 128, Accelerator("cuda"))
     assert engine.model.device.type == "cuda"
-    assert len(engine.execute(Generate("a", 0, (1, 2, 3), Stop(2)))[0].tokens) == 2
+    assert len(engine.execute(DraftWork("a", 0, (1, 2, 3), DraftStopRule(2)))[0].tokens) == 2

@@ -11,24 +11,24 @@ import pytest
 from catalogue import architecture, chip, fleet
 from made_up import TRUE, made_up
 
-from serving.engines.models import Model, Pair
+from serving.engines.models import ModelConfig, ModelPair
 from training.latency import stages
-from training.latency.artifact import write
-from training.latency.grid import Effort
-from training.latency.interference import Interference, label, measured
-from training.latency.measured import Measured
-from training.latency.profiled import components, read
-from training.latency.timing import Run, Timing
+from training.latency.artifact import write_profile
+from training.latency.grid import ProfilingOptions
+from training.latency.interference import InterferenceOptions, label, measured_rows
+from training.latency.measured import ModelProfile
+from training.latency.profiled import components, read_profile
+from training.latency.timing import TimedRun, Timing
 
-QUICK = Effort(bootstraps=100)
+QUICK = ProfilingOptions(bootstraps=100)
 
 
 @pytest.fixture(scope="module")
 def profile(tmp_path_factory) -> Path:
     """Of made-up timings that are off by 2 %."""
     out = tmp_path_factory.mktemp("profile")
-    cloud = Measured("cloud", architecture("llama2_13b"), "nowhere", QUICK, made_up(0.02))
-    write(out, "made up", [cloud], {"processor": "none"})
+    cloud = ModelProfile("cloud", architecture("llama2_13b"), "nowhere", QUICK, made_up(0.02))
+    write_profile(out, "made up", [cloud], {"processor": "none"})
     return out
 
 
@@ -100,10 +100,10 @@ def test_regimes_add_up(profile, fresh):
 
 
 def test_the_parts_of_a_prediction_are_the_whole(profile):
-    (model,) = read(profile)
+    (model,) = read_profile(profile)
     points = model.sets["test set"]
     parts = components(points.terms, model.coefficients)
-    assert np.sum(list(parts.values()), axis=0) == pytest.approx(model.predicted(points))
+    assert np.sum(list(parts.values()), axis=0) == pytest.approx(model.predict_s(points))
 
 
 def test_a_folder_without_a_report_is_refused(fresh):
@@ -113,14 +113,15 @@ def test_a_folder_without_a_report_is_refused(fresh):
 
 def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fresh):
     large, small = toy_pair
-    pair = Pair(
-        Model(timing=architecture("tinyllama_1_1b"), path=small), Model(timing=architecture("llama2_13b"), path=large)
+    pair = ModelPair(
+        ModelConfig(timed_architecture=architecture("tinyllama_1_1b"), path=small),
+        ModelConfig(timed_architecture=architecture("llama2_13b"), path=large),
     )
-    here = Interference(lengths=(16, 200), prefix=40, repeats=3, warm_ups=2, pause_ms=0)
+    here = InterferenceOptions(long_tokens=(16, 200), cached_tokens=40, repeats=3, warmup_runs=2, pause_ms=0)
     cloud, told = fleet("a100_80gb", tensor_parallel=2), []
     stages.interference(
-        out := fresh("out"), progress=lambda *each: told.append(each), pair=pair, here=here,
-        published=Interference(lengths=(500, 4000), prefix=500), fleet=cloud, architecture=architecture("llama2_70b"),
+        out := fresh("out"), progress=lambda *each: told.append(each), pair=pair, local=here,
+        published=InterferenceOptions(long_tokens=(500, 4000), cached_tokens=500), fleet=cloud, architecture=architecture("llama2_70b"),
         profile=profile,
     )  # fmt: skip
     found = rows(out)
@@ -132,19 +133,19 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
     first, last = theirs[label(500)], theirs[label(4000)]
     assert first["solo_b_s"] == last["solo_b_s"] < first["solo_a_s"] < last["solo_a_s"] < last["batched_s"]
     expected = TRUE.a_s * 21 + TRUE.b_compute_s * (16**2 + 45 * 5) + TRUE.b_read_s * 40 + TRUE.session_s + TRUE.c_s
-    expected += TRUE.head_row_s * 10 + TRUE.head_c_s
+    expected += TRUE.head_token_s * 10 + TRUE.head_c_s
     assert ours[label(16)]["predicted_s"] == pytest.approx(expected, rel=0.1)
 
 
 def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
-    here = Interference(lengths=(16,), prefix=8)
-    runs = ([Run(2.0, 2.0)], [Run(9.0, 1.0)], [Run(3.0, 3.0)])
+    here = InterferenceOptions(long_tokens=(16,), cached_tokens=8)
+    runs = ([TimedRun(2.0, 2.0)], [TimedRun(9.0, 1.0)], [TimedRun(3.0, 3.0)])
     timings = [Timing(shape, (), own) for shape, own in zip(here.shapes(), runs, strict=True)]
-    row = measured(here, timings, None)[label(16)]
+    row = measured_rows(here, timings, None)[label(16)]
     assert (row["solo_b_s"], row["over_a"], row["over_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("options", "message"),
     [
         ({"lengths": ()}, "one or more are wanted"),
@@ -154,4 +155,4 @@ def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
 )
 def test_an_experiment_that_is_none_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
-        Interference(**options)
+        InterferenceOptions(**options)

@@ -6,10 +6,10 @@ from itertools import pairwise
 
 import pytest
 
-from serving.hardware.latency import load
-from serving.messages import Forward
-from training.latency.timing import Accelerator, Run, Stopwatch, Timing
-from training.latency.work import DRAFTS, FORWARDS, drafts, forwards
+from serving.hardware.latency import batch_load
+from serving.messages import ForwardWork
+from training.latency.timing import Accelerator, TimedRun, Timing, WorkTimer
+from training.latency.work import DRAFT_GRID, FORWARD_GRID, draft_work, forward_work_builder
 
 
 class Listener:
@@ -22,26 +22,26 @@ class Listener:
     def execute(self, work):
         self.heard.append(work)
         self.now += self.seconds
-        names = [rows.session for rows in work.rows] if isinstance(work, Forward) else [work.session]
+        names = [rows.session for rows in work.slices] if isinstance(work, ForwardWork) else [work.session]
         self.held |= set(names)
-        return (), (load(8, [(0, 1)]),)
+        return (), (batch_load(8, [(0, 1)]),)
 
     def drop(self, session, first):
         self.held.discard(session)
 
 
-def timed(engine, shapes, works=drafts, warm_ups=0, repeats=7, budget_s=1e9):
+def timed(engine, shapes, works=draft_work, warm_ups=0, repeats=7, budget_s=1e9):
     told = []
-    watch = Stopwatch(engine, works, Accelerator("cpu"), 50_000, 0, clock=lambda: engine.now)
+    watch = WorkTimer(engine, works, Accelerator("cpu"), 50_000, 0, clock=lambda: engine.now)
     watch.warm_up(shapes[:warm_ups], budget_s)
-    return watch.time(shapes, repeats, budget_s, told.append), told
+    return watch.time_shapes(shapes, repeats, budget_s, told.append), told
 
 
-PROMPTS = [shape for shape in DRAFTS.shapes(123, 50, 256, 0) if shape.kind == "prompt"]
+PROMPTS = [shape for shape in DRAFT_GRID.shapes(123, 50, 256, 0) if shape.kind == "prompt"]
 """Work without anything to fill before: one execution each."""
 
 
-@pytest.mark.parametrize(("works", "catalogue"), [(forwards(8), FORWARDS), (drafts, DRAFTS)])
+@pytest.instant.parametrize(("works", "catalogue"), [(forward_work_builder(8), FORWARD_GRID), (draft_work, DRAFT_GRID)])
 def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, catalogue):
     engine = Listener(1.0)
     timings, told = timed(engine, catalogue.shapes(12, 6, 256, 0), works, warm_ups=10, repeats=3)
@@ -49,7 +49,7 @@ def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, cat
     assert told == list(range(1, 55))
     assert not engine.held
     texts = [rows.tokens for work in engine.heard for rows in getattr(work, "rows", ())]
-    texts += [work.feed for work in engine.heard if not isinstance(work, Forward)]
+    texts += [work.feed for work in engine.heard if not isinstance(work, ForwardWork)]
     long = sorted(text for text in texts if len(text) > 8)
     assert long
     assert all(a != b for a, b in pairwise(long))
@@ -64,7 +64,7 @@ def test_warm_ups_are_not_among_the_runs():
 
 def test_warm_ups_end_with_their_budget_but_there_is_one():
     engine = Listener(1.0)
-    watch = Stopwatch(engine, drafts, Accelerator("cpu"), 256, 0, clock=lambda: engine.now)
+    watch = WorkTimer(engine, draft_work, Accelerator("cpu"), 256, 0, clock=lambda: engine.now)
     assert [watch.warm_up(PROMPTS[:10], budget_s) for budget_s in (0.0, 4.5, 1e9)] == [1, 5, 10]
 
 
@@ -76,7 +76,7 @@ def test_repeats_end_with_the_budget_in_whole_rounds():
 
 
 def test_a_slow_machine_leaves_configurations_out_but_keeps_three_rounds_and_what_a_fit_needs():
-    shapes = DRAFTS.shapes(123, 50, 256, 0)
+    shapes = DRAFT_GRID.shapes(123, 50, 256, 0)
     engine = Listener(1.0)
     timings, _ = timed(engine, shapes, budget_s=500.0)
     assert [timing.shape for timing in timings] == shapes[: len(timings)]
@@ -89,20 +89,23 @@ def test_a_slow_machine_leaves_configurations_out_but_keeps_three_rounds_and_wha
 
 
 def test_runs_that_were_interrupted_count_by_their_processor_time_and_only_where_no_other_is_left():
-    disturbed, quiet = [Run(5.0, 2.0), Run(4.0, 3.0), Run(9.0, 3.5)], [Run(1.0, 1.0), Run(1.2, 1.19)]
+    disturbed, quiet = (
+        [TimedRun(5.0, 2.0), TimedRun(4.0, 3.0), TimedRun(9.0, 3.5)],
+        [TimedRun(1.0, 1.0), TimedRun(1.2, 1.19)],
+    )
     shape = PROMPTS[0]
     assert Timing(shape, runs=disturbed + quiet).median_s == pytest.approx(1.1)
     assert Timing(shape, runs=disturbed).median_s == 3.0
     assert Timing(shape, runs=disturbed).is_disturbed
-    assert Timing(shape, runs=[Run(1.0), Run(2.0), Run(6.0)]).median_s == 2.0
+    assert Timing(shape, runs=[TimedRun(1.0), TimedRun(2.0), TimedRun(6.0)]).median_s == 2.0
 
 
 def test_the_statistics_are_those_of_the_counted_runs():
-    timing = Timing(PROMPTS[0], runs=[Run(1.0, 1.0), Run(3.0, 3.0), Run(50.0, 1.0)])
+    timing = Timing(PROMPTS[0], runs=[TimedRun(1.0, 1.0), TimedRun(3.0, 3.0), TimedRun(50.0, 1.0)])
     expected = {"mean_s": 2.0, "deviation_s": 1.0, "min_s": 1.0, "max_s": 3.0, "median_s": 2.0}
     assert timing.statistics() == expected
     assert timing.variation == 0.5
-    assert Timing(PROMPTS[0], runs=[Run(1.0, 1.0), Run(50.0, 1.0)]).variation is None
+    assert Timing(PROMPTS[0], runs=[TimedRun(1.0, 1.0), TimedRun(50.0, 1.0)]).variation is None
 
 
 def test_a_gpu_that_is_not_there_is_refused():
@@ -120,7 +123,7 @@ def test_on_a_gpu_the_processor_says_nothing_of_quiet():
     if not torch.cuda.is_available():
         pytest.skip("no GPU here: nothing to synchronise with")
     gpu = Accelerator("cuda")
-    timings = Stopwatch(Listener(), drafts, gpu, 256, 0).time(PROMPTS[:1], 1, 1e9, lambda done: None)
-    assert timings[0].runs[0].processor_s is None
-    assert gpu.facts()["gpu"] == gpu.name
+    timings = WorkTimer(Listener(), draft_work, gpu, 256, 0).time_shapes(PROMPTS[:1], 1, 1e9, lambda done: None)
+    assert timings[0].runs[0].cpu_s is None
+    assert gpu.machine_info()["gpu"] == gpu.name
     assert 0 < gpu.free_nbytes() <= gpu.memory_nbytes()

@@ -8,8 +8,8 @@ import pytest
 from catalogue import architecture
 from made_up import TRUE
 
-from serving.hardware.latency import Load, load_fits
-from training.latency.grid import Effort
+from serving.hardware.latency import ForwardLoad, load_fitted_latencies
+from training.latency.grid import ProfilingOptions
 from training.latency.timings_file import read_timings
 from training.stages import profile_from_csv
 
@@ -22,7 +22,7 @@ def text(configurations: int = 20, repeats: int = 2) -> str:
     for i in range(configurations):
         rows, cached, head_rows = 1 + i * 7 % 50, i * i % 13 * 10, 1 + i * 3 % 5 if i % 4 else 0
         head_rows = min(rows, head_rows)
-        load = Load(8, rows, (cached + rows) * rows, cached, head_rows)
+        load = ForwardLoad(8, rows, (cached + rows) * rows, cached, head_rows)
         lines += [f"llama2_13b,{rows},{load.interactions},{cached},{TRUE.seconds(load)},{head_rows}"] * repeats
     return "\n".join(lines) + "\n"
 
@@ -43,8 +43,10 @@ def test_lines_that_agree_are_repeats_and_some_configurations_are_held_out(tmp_p
 def test_its_profile_is_one_like_any_other(tmp_path, fresh):
     out = fresh("out")
     file = written(tmp_path, text(40))
-    profile_from_csv(out, file=file, architectures=ARCHITECTURES, place="a toaster", effort=Effort(bootstraps=100))
-    fits = load_fits(out)
+    profile_from_csv(
+        out, file=file, architectures=ARCHITECTURES, measured_on="a toaster", options=ProfilingOptions(bootstraps=100)
+    )
+    fits = load_fitted_latencies(out)
     found = fits.latencies["llama2_13b"]
     assert found.layers == 40
     assert (found.a_s, found.c_s) == (pytest.approx(TRUE.a_s, rel=1e-3), pytest.approx(TRUE.c_s, rel=1e-3))
@@ -59,13 +61,13 @@ def test_its_profile_is_one_like_any_other(tmp_path, fresh):
 def test_head_rows_and_category_may_be_left_out_or_given(tmp_path):
     lines = [f"llama2_13b,{i + 1},{(i + 1) ** 2},0,0.0{i + 10}" for i in range(20)]
     timings = read_timings(written(tmp_path, "\n".join([HEADER, *lines])), ARCHITECTURES, 0)["llama2_13b"]
-    assert {(load.head_rows, load.layers) for timing in timings for load in timing.loads} == {(0, 40)}
+    assert {(load.head_tokens, load.layers) for timing in timings for load in timing.loads} == {(0, 40)}
     named = [f"{HEADER},category", *(f"{line},{'slow' if i else 'fast'}" for i, line in enumerate(lines))]
     timings = read_timings(written(tmp_path, "\n".join(named)), ARCHITECTURES, 0)["llama2_13b"]
     assert {timing.shape.category for timing in timings} == {"slow", "fast"}
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("line", "message"),
     [
         ("llama2_7b,1,1,0,0.1", "line 3: model is 'llama2_7b'; the architectures of this profile are llama2_13b"),
@@ -92,7 +94,7 @@ def test_more_head_rows_than_rows_are_refused(tmp_path):
         read_timings(written(tmp_path, f"{HEADER},head_rows\nllama2_13b,2,4,0,0.1,3\n"), ARCHITECTURES, 0)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("header", "message"),
     [
         ("model,rows,interactions,latency_s", "line 1: the header lacks cached"),
@@ -122,6 +124,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
 def test_sessions_are_counted_where_they_are_told(tmp_path):
     rows = [f"llama2_13b,{i + 2},{9 * i + 99},{i},0.01,{1 + i % 2}" for i in range(20)]
     timings = read_timings(written(tmp_path, "\n".join([f"{HEADER},sessions", *rows])), ARCHITECTURES, 0)["llama2_13b"]
-    assert [timing.loads[0].further for timing in timings] == [i % 2 for i in range(20)]
+    assert [timing.loads[0].extra_sessions for timing in timings] == [i % 2 for i in range(20)]
     with pytest.raises(ValueError, match=r"line 2: sessions is 3; 1 to rows=2 is wanted"):
         read_timings(written(tmp_path, f"{HEADER},sessions\nllama2_13b,2,9,0,0.01,3\n"), ARCHITECTURES, 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.latency import load
-from training.latency.grid import MEMORY_DRAWN, MIXED, Part, Shape
+from serving.hardware.latency import batch_load
+from training.latency.grid import MEMORY_RANDOM, MIXED, SessionShape, WorkShape
 from training.latency.published import published_engine
 from training.latency.timing import Accelerator
-from training.latency.work import drafts, forwards
+from training.latency.work import draft_work, forward_work_builder
 
 TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
 
@@ -30,20 +30,20 @@ def timed(engine, works, shape):
 
 
 def test_a_batch_meets_what_its_shape_says(engine):
-    parts = (Part(100, 5, 5), Part(1, 1, 1), Part(200, 20, 0), Part(0, 9, 1))
-    _, _, loads = timed(engine, forwards(2), Shape(MIXED, "verify", parts))
-    assert loads == (load(2, [(100, 5), (1, 1), (200, 20), (0, 9)], 7),)
+    parts = (SessionShape(100, 5, 5), SessionShape(1, 1, 1), SessionShape(200, 20, 0), SessionShape(0, 9, 1))
+    _, _, loads = timed(engine, forward_work_builder(2), WorkShape(MIXED, "verify", parts))
+    assert loads == (batch_load(2, [(100, 5), (1, 1), (200, 20), (0, 9)], 7),)
 
 
-@pytest.mark.parametrize("works", [forwards(2), drafts])
+@pytest.instant.parametrize("works", [forward_work_builder(2), draft_work])
 def test_a_slot_does_not_grow_while_it_is_timed(engine, works):
     for cached in (66, 100, 130, 200):
-        before, after, _ = timed(engine, works, Shape(MEMORY_DRAWN, "verify", (Part(cached, 3, 3),)))
+        before, after, _ = timed(engine, works, WorkShape(MEMORY_RANDOM, "verify", (SessionShape(cached, 3, 3),)))
         assert before == after
         engine.drop("run-1", None)
         engine.drop("run-1/0", 0)
 
 
 def test_a_draft_meets_what_its_shape_says(engine):
-    _, _, loads = timed(engine, drafts, Shape(MEMORY_DRAWN, "draft", (Part(50, 2, 3),)))
-    assert loads == (load(2, [(50, 2)], 1), load(2, [(52, 1)], 1), load(2, [(53, 1)], 1))
+    _, _, loads = timed(engine, draft_work, WorkShape(MEMORY_RANDOM, "draft", (SessionShape(50, 2, 3),)))
+    assert loads == (batch_load(2, [(50, 2)], 1), batch_load(2, [(52, 1)], 1), batch_load(2, [(53, 1)], 1))

@@ -11,53 +11,53 @@ import pytest
 from training.embedded_pair.draft_quality import auc
 from training.fitting.trainer import Trainer
 from training.wisp import stages, tree_models
-from training.wisp.families import Family
-from training.wisp.samples import Split
+from training.wisp.families import PredictorFamily
+from training.wisp.samples import SampleSplit
 from training.wisp.tree_models import LightGBM, RandomForest, XGBoost
 
 LIBRARIES = {XGBoost: "xgboost", LightGBM: "lightgbm", RandomForest: "sklearn"}
 SMALL = {XGBoost: {"n_estimators": 60}, LightGBM: {"n_estimators": 60}, RandomForest: {"n_estimators": 30}}
 FAMILIES = [
-    pytest.param(family, marks=pytest.mark.skipif(not find_spec(name), reason=f"{name} is not installed"))
+    pytest.param(family, marks=pytest.instant.skipif(not find_spec(name), reason=f"{name} is not installed"))
     for family, name in LIBRARIES.items()
 ]
 
 
 @pytest.fixture(scope="module")
-def split(tmp_path_factory: pytest.TempPathFactory) -> Split:
+def split(tmp_path_factory: pytest.TempPathFactory) -> SampleSplit:
     return drafted.samples(tmp_path_factory.mktemp("trace")).split(0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type, split: Split) -> None:
-    made: Family = family(**SMALL[family])
+@pytest.instant.parametrize("family", FAMILIES)
+def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type, split: SampleSplit) -> None:
+    made: PredictorFamily = family(**SMALL[family])
     found, again = (made.fit(split.train, split.validation, 1) for _ in range(2))
     test = split.test
-    chances = found.chances(test.features)
+    chances = found.probabilities(test.features)
     area = auc(chances, test.accepted)
     assert area is not None
     assert area > 0.78
     assert ((chances > 0) & (chances < 1)).all()
-    assert np.array_equal(chances, again.chances(test.features)), "a seed is no single result"
-    ones = [found.chance([float(x) for x in row]) for row in test.features[:20]]
+    assert np.array_equal(chances, again.probabilities(test.features)), "a seed is no single result"
+    ones = [found.probability([float(x) for x in row]) for row in test.features[:20]]
     assert np.allclose(ones, chances[:20], atol=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES[:2])
-def test_boosting_stops_early(family: type, split: Split) -> None:
+@pytest.instant.parametrize("family", FAMILIES[:2])
+def test_boosting_stops_early(family: type, split: SampleSplit) -> None:
     long = family(n_estimators=2000, learning_rate=0.3, patience=5).fit(split.train, split.validation, 0)
     booster = long._booster
     trees = booster.num_boosted_rounds() if family is XGBoost else booster.best_iteration
     assert 1 <= trees < 200
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.instant.parametrize("family", FAMILIES)
 def test_what_a_family_cannot_be_is_refused(family: type) -> None:
     with pytest.raises(ValueError, match="n_estimators is 0; it must be at least 1"):
         family(n_estimators=0)
 
 
-@pytest.mark.parametrize("family", list(LIBRARIES))
+@pytest.instant.parametrize("family", list(LIBRARIES))
 def test_a_missing_library_is_named_with_its_extra(family: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_models, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"needs {LIBRARIES[family]}, which is not installed.*\[predictors\]"):
@@ -67,8 +67,12 @@ def test_a_missing_library_is_named_with_its_extra(family: type, monkeypatch: py
 def test_a_candidate_has_the_metrics_that_a_search_wants(tmp_path: Path) -> None:
     pytest.importorskip("xgboost")
     tokens = drafted.write(tmp_path / "trace")
-    stages.try_family(
-        tmp_path, progress=lambda *_: None, tokens=tokens, family=XGBoost(n_estimators=40), trainer=Trainer(threads=1)
+    stages.evaluate_family(
+        tmp_path,
+        progress=lambda *_: None,
+        token_trace=tokens,
+        family=XGBoost(n_estimators=40),
+        trainer=Trainer(threads=1),
     )
     found = json.loads((tmp_path / "metrics.json").read_text(encoding="utf-8"))
     assert found["validation/auc"] > 0.75

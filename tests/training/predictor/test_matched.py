@@ -16,14 +16,14 @@ from training.wisp.tree_models import RandomForest
 def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:
     chances = np.array([0.9, 0.8, 0.7, 0.6, 0.65, 0.2])
     accepted = np.array([1, 1, 1, 1, 0, 0], bool)
-    assert matched_recall.fpr_at(chances, accepted, 0.75) == 0.0
-    assert matched_recall.fpr_at(chances, accepted, 1.0) == 0.5
+    assert matched_recall.fpr_at_recall(chances, accepted, 0.75) == 0.0
+    assert matched_recall.fpr_at_recall(chances, accepted, 1.0) == 0.5
 
 
 def test_equal_chances_are_let_through_by_lot() -> None:
     """A predictor that knows nothing lets through as many rejected as accepted tokens."""
     accepted = np.array([1] * 10 + [0] * 5, bool)
-    assert matched_recall.fpr_at(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
+    assert matched_recall.fpr_at_recall(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
 
 
 def test_intervals_are_those_of_resampled_sessions() -> None:
@@ -31,21 +31,21 @@ def test_intervals_are_those_of_resampled_sessions() -> None:
     session = np.repeat(np.arange(200), 20)
     accepted = chance.random(4000) < 0.7
     chances = chance.normal(size=4000) + accepted + chance.normal(size=200)[session] / 2
-    cell = matched_recall.false_alarms(chances, accepted, session, 200, 0.8)
+    cell = matched_recall.fpr_by_session(chances, accepted, session, 200, 0.8)
     assert cell is not None
-    assert np.mean(cell) == pytest.approx(matched_recall.fpr_at(chances, accepted, 0.8), abs=1e-3)
+    assert np.mean(cell) == pytest.approx(matched_recall.fpr_at_recall(chances, accepted, 0.8), abs=1e-3)
     rows = [np.flatnonzero(session == i) for i in range(200)]
     drawn = [np.concatenate([rows[i] for i in chance.integers(200, size=200)]) for _ in range(300)]
-    spread = np.std([matched_recall.fpr_at(chances[own], accepted[own], 0.8) for own in drawn])
+    spread = np.std([matched_recall.fpr_at_recall(chances[own], accepted[own], 0.8) for own in drawn])
     assert np.std(cell) / np.sqrt(200) == pytest.approx(spread, rel=0.15)
 
 
 def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     tokens = drafted.write(tmp_path / "trace")
-    families = (MLP(hidden=(16,), epochs=5, rate=0.01), RandomForest(n_estimators=20))
+    families = (MLP(hidden_sizes=(16,), epochs=5, learning_rate=0.01), RandomForest(n_estimators=20))
     options = {"progress": lambda *_: None, "tokens": tokens, "families": families, "trainer": Trainer(threads=1)}
-    stages.match_recall(tmp_path, recalls=[0.75, 0.8], **options)
+    stages.compare_at_recall(tmp_path, recalls=[0.75, 0.8], **options)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert set(rows) == {"recall 0.75", "recall 0.8"}
     for family in ("MLP", "Random Forest"):
@@ -53,8 +53,8 @@ def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
         assert 0 < low < high < 0.6
         assert np.mean(rows["recall 0.8"][family]["auc"]) > 0.75
     with pytest.raises(ValueError, match="recalls are"):
-        stages.match_recall(tmp_path, recalls=[75], **options)
-    stages.time_families(tmp_path, trials=50, **options)
+        stages.compare_at_recall(tmp_path, recalls=[75], **options)
+    stages.measure_predictor_latency(tmp_path, num_calls=50, **options)
     times = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["this machine"]
     assert 0 < times["MLP"]["median"] < times["Random Forest"]["median"]
     assert set(times["MLP"]) == {"mean", "median", "std", "min", "max", "p95", "p99"}

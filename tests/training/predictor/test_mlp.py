@@ -9,106 +9,112 @@ import numpy as np
 import pytest
 import torch
 
-from serving.learned.rejection_predictor import Predictor, load
-from serving.messages import Chunk
-from serving.policy.slots.draft import RejectionPredictor
-from serving.policy.slots.early_exit import NoExit
+from serving.learned.rejection_predictor import RejectionPredictor, load
+from serving.messages import DraftDecision
+from serving.policy.slots.draft import RejectionAwareDraft
+from serving.policy.slots.early_exit import NoEarlyExit
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.wisp import comparison, train
-from training.wisp.mlp import MLP, build, layers
-from training.wisp.rules import Coverage
-from training.wisp.samples import Samples
+from training.wisp.mlp import MLP, build_network, folded_layers
+from training.wisp.rules import CoverageRule
+from training.wisp.samples import TokenSamples
 
-SMALL = MLP(hidden=(16, 8), batch_norm=True, batch=64, rate=0.01, epochs=12, patience=3)
+SMALL = MLP(hidden_sizes=(16, 8), batch_norm=True, batch_size=64, learning_rate=0.01, epochs=12, patience=3)
 
 
 def test_batch_norms_are_folded_away() -> None:
     torch.manual_seed(0)
-    network = build((8, 6), batch_norm=True, dropout=0.2)
+    network = build_network((8, 6), batch_norm=True, dropout=0.2)
     for _ in range(5):
         network(torch.randn(32, 4) * 3 + 1)
     network.eval()
     rows = torch.randn(20, 4)
-    served = Predictor(layers(network), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5)
+    served = RejectionPredictor(folded_layers(network), np.zeros(4, np.float32), np.ones(4, np.float32), 0.5)
     assert len(served.layers) == 3
     expected = network(rows)[:, 0].sigmoid().detach().numpy()
-    assert served.chances(rows.numpy()) == pytest.approx(expected, abs=1e-6)
+    assert served.probabilities(rows.numpy()) == pytest.approx(expected, abs=1e-6)
 
 
-def test_it_learns_and_keeps_its_best_epoch(learnable: Samples, one_thread: Trainer) -> None:
+def test_it_learns_and_keeps_its_best_epoch(learnable: TokenSamples, one_thread: Trainer) -> None:
     split, said = learnable.split(0), list[str]()
     found = SMALL.fit(split.train, split.validation, 0, one_thread, lambda *each: said.append(each[2]))
     losses = found.metrics["validation_losses"]
     assert found.metrics["best_epoch"] == 1 + int(np.argmin(losses))
     assert len(said) == len(losses) <= SMALL.epochs
-    chances = found.chances(split.validation.features).clip(1e-9, 1 - 1e-9)
+    chances = found.probabilities(split.validation.features).clip(1e-9, 1 - 1e-9)
     own = -np.where(split.validation.accepted, np.log(chances), np.log(1 - chances)).mean()
     assert own == pytest.approx(min(losses), abs=1e-4)
     assert min(losses) < losses[0]
 
 
-def test_a_seed_is_a_predictor(learnable: Samples, one_thread: Trainer) -> None:
+def test_a_seed_is_a_predictor(learnable: TokenSamples, one_thread: Trainer) -> None:
     split, brief = learnable.split(0), replace(SMALL, epochs=1, dropout=0.5)
     first, again, other = (brief.fit(split.train, split.validation, seed, one_thread).digest for seed in (0, 0, 1))
     assert first == again != other
 
 
-def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: Samples, one_thread: Trainer) -> None:
+def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: TokenSamples, one_thread: Trainer) -> None:
     split = learnable.split(0)
     plain, balanced = (
-        MLP(hidden=(8,), epochs=8, rate=0.05, positive_weight=weight).fit(split.train, split.validation, 0, one_thread)
+        MLP(hidden_sizes=(8,), epochs=8, learning_rate=0.05, positive_weight=weight).fit(
+            split.train, split.validation, 0, one_thread
+        )
         for weight in ("none", "balanced")
     )
-    assert balanced.chances(split.test.features).mean() < plain.chances(split.test.features).mean() - 0.1
+    assert balanced.probabilities(split.test.features).mean() < plain.probabilities(split.test.features).mean() - 0.1
 
 
-@pytest.mark.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
+@pytest.instant.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
 def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"mlp.{next(iter(wrong))}"):
         MLP(**wrong)
 
 
-def served(monkeypatch: pytest.MonkeyPatch, found: Predictor, with_it: int) -> tuple[Predictor, dict[str, Any]]:
+def served(
+    monkeypatch: pytest.MonkeyPatch, found: RejectionPredictor, with_it: int
+) -> tuple[RejectionPredictor, dict[str, Any]]:
     """Two prompts whose windows have 4 of 8 drafts accepted without, and `with_it` of 6 with a predictor."""
 
     def play(policy: Any, models: Any, queries: Any, *_: Any) -> Any:
-        drafted, accepted = (6, with_it) if isinstance(policy.draft, RejectionPredictor) else (8, 4)
-        chunk = Chunk("s", 0, tuple(range(drafted)), {}, accepted)
+        drafted, accepted = (6, with_it) if isinstance(policy.draft, RejectionAwareDraft) else (8, 4)
+        chunk = DraftDecision("s", 0, tuple(range(drafted)), {}, accepted)
         return {query.call.session: SimpleNamespace(chunks=[chunk]) for query in queries}
 
     monkeypatch.setattr(train, "play", play)
     asked: Any = [SimpleNamespace(call=SimpleNamespace(session=name)) for name in "ab"]
     models: Any = None
-    return train.serve(found, models, asked, 8, NoExit(), 0, silent)
+    return train.evaluate_served(found, models, asked, 8, NoEarlyExit(), 0, silent)
 
 
 @pytest.fixture(scope="module")
-def trained(learnable: Samples, one_thread: Trainer) -> Predictor:
-    return train.train(learnable.split(0), SMALL, Coverage(0.9), 0, one_thread, silent)
+def trained(learnable: TokenSamples, one_thread: Trainer) -> RejectionPredictor:
+    return train.train(learnable.split(0), SMALL, CoverageRule(0.9), 0, one_thread, silent)
 
 
 def test_an_artifact_says_how_it_was_served(
-    trained: Predictor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trained: RejectionPredictor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     better, figures = served(monkeypatch, trained, 5)
     assert better.acceptance == pytest.approx(5 / 6)
     assert figures["acceptance"]["without"][0] == 0.5
     train.write(tmp_path, better)
     found = load(tmp_path)
-    assert found.rule == "Coverage(at=0.9)"
+    assert found.threshold_rule == "Coverage(at=0.9)"
     assert found.metrics["test"]["coverage"] > 0.7
     assert {point["rule"] for point in found.metrics["operating_points"]} > {"Balanced()", "Coverage(at=0.92)"}
 
 
-def test_a_predictor_that_is_worse_than_none_is_refused(trained: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_predictor_that_is_worse_than_none_is_refused(
+    trained: RejectionPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match=r"no better than none: 50\.0% .* 50\.0% without it, on 2 held-out prompts"):
         served(monkeypatch, trained, 3)
 
 
-def test_families_are_judged_on_one_test_part(learnable: Samples, one_thread: Trainer) -> None:
+def test_families_are_judged_on_one_test_part(learnable: TokenSamples, one_thread: Trainer) -> None:
     split = learnable.split(0)
-    found = comparison.rows((SMALL,), split, Coverage(0.9), 0, one_thread, silent)
+    found = comparison.rows((SMALL,), split, CoverageRule(0.9), 0, one_thread, silent)
     row = found["chosen"]["MLP"]
     assert row["tp"] + row["fn"] == split.test.accepted.sum()  # type: ignore[operator]
     assert np.mean(row["recall"]) == pytest.approx(row["tp"] / row["accepted"])  # type: ignore[arg-type,operator]

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from serving.messages import Chunk
+from serving.messages import DraftDecision
 from training.wisp.evaluation import confusion, evaluate
-from training.wisp.rules import Balanced, Coverage, Recall, at_recall, coverage
-from training.wisp.sample_table import pearson
-from training.wisp.samples import Samples
-from training.wisp.serving_eval import compare, tally
+from training.wisp.rules import BalancedAccuracyRule, CoverageRule, RecallRule, coverage, threshold_at_recall
+from training.wisp.sample_table import clustered_pearson
+from training.wisp.samples import TokenSamples
+from training.wisp.serving_eval import compare, count_drafts
 
 CHANCES = np.array([0.1, 0.3, 0.35, 0.6, 0.8, 0.9])
 STOOD = np.array([False, False, True, False, True, True])
@@ -22,10 +22,10 @@ STOOD = np.array([False, False, True, False, True, True])
 class Confident:
     """Says what the drafter's confidence is."""
 
-    def chances(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
+    def probabilities(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
         return features[:, 0].astype(np.float64)
 
-    def chance(self, features: Any) -> float:
+    def probability(self, features: Any) -> float:
         return float(features[0])
 
 
@@ -45,41 +45,41 @@ def test_calibration_is_the_distance_in_bins() -> None:
     assert evaluate(chances, np.array([True, True, False, False]), 0.5)["ece"] == pytest.approx(0.95)
 
 
-@pytest.mark.parametrize(("at", "threshold"), [(0.3, 0.9), (0.6, 0.8), (0.7, 0.35), (1.0, 0.35)])
+@pytest.instant.parametrize(("at", "threshold"), [(0.3, 0.9), (0.6, 0.8), (0.7, 0.35), (1.0, 0.35)])
 def test_recall_is_reached_with_the_largest_threshold(at: float, threshold: float) -> None:
-    assert at_recall(CHANCES, STOOD, at) == threshold
+    assert threshold_at_recall(CHANCES, STOOD, at) == threshold
 
 
-def test_each_rule_is_best_at_what_it_promises(learnable: Samples) -> None:
+def test_each_rule_is_best_at_what_it_promises(learnable: TokenSamples) -> None:
     fitted = Confident()
-    chances, windows = fitted.chances(learnable.features), learnable.windows
+    chances, windows = fitted.probabilities(learnable.features), learnable.windows
     grid = np.unique(chances)
     balanced = [evaluate(chances, learnable.accepted, t)["balanced_accuracy"] for t in grid]
-    found = evaluate(chances, learnable.accepted, Balanced().threshold(fitted, learnable))
+    found = evaluate(chances, learnable.accepted, BalancedAccuracyRule().threshold(fitted, learnable))
     assert found["balanced_accuracy"] == pytest.approx(max(balanced))
-    threshold = Recall(0.75).threshold(fitted, learnable)
+    threshold = RecallRule(0.75).threshold(fitted, learnable)
     above = grid[grid > threshold][0]
     assert confusion(chances, learnable.accepted, threshold).recall >= 0.75
     assert confusion(chances, learnable.accepted, above).recall < 0.75
-    own = fitted.chances(windows.features)
-    threshold = Coverage(0.92).threshold(fitted, learnable)
+    own = fitted.probabilities(windows.features)
+    threshold = CoverageRule(0.92).threshold(fitted, learnable)
     fitting = [t for t in np.unique(own) if coverage(windows, own, t) >= 0.92]
     assert threshold == max(fitting)
 
 
-@pytest.mark.parametrize("rule", [Recall, Coverage])
+@pytest.instant.parametrize("rule", [RecallRule, CoverageRule])
 def test_a_rule_wants_a_share(rule: type) -> None:
     with pytest.raises(ValueError, match="it is a share between 0 and 1"):
         rule(1.5)
 
 
-def chunks(*windows: tuple[int, int]) -> list[Chunk]:
-    return [Chunk("s", 0, tuple(range(drafted)), {}, accepted) for drafted, accepted in windows]
+def chunks(*windows: tuple[int, int]) -> list[DraftDecision]:
+    return [DraftDecision("s", 0, tuple(range(drafted)), {}, accepted) for drafted, accepted in windows]
 
 
 def test_rounds_are_paired_session_by_session() -> None:
-    without = tally([chunks((8, 4), (8, 8)), chunks((8, 0))])
-    with_it = tally([chunks((4, 4), (4, 4), (4, 4)), chunks((1, 0))])
+    without = count_drafts([chunks((8, 4), (8, 8)), chunks((8, 0))])
+    with_it = count_drafts([chunks((4, 4), (4, 4), (4, 4)), chunks((1, 0))])
     found = compare(without, with_it, seed=0)
     assert found["acceptance"]["without"][0] == pytest.approx(12 / 24)
     assert found["acceptance"]["with"][0] == pytest.approx(12 / 13)
@@ -93,14 +93,14 @@ def test_rounds_are_paired_session_by_session() -> None:
 
 def test_without_any_draft_there_is_nothing_to_compare() -> None:
     with pytest.raises(ValueError, match="not one draft was made on the held-out prompts"):
-        compare(tally([[]]), tally([[]]), seed=0)
+        compare(count_drafts([[]]), count_drafts([[]]), seed=0)
 
 
 def test_a_correlation_has_its_spread_by_session() -> None:
     a = np.array([0.0, 1.0, 2.0, 3.0])
     b = np.array([0.0, 1.0, 1.0, 3.0])
     session = np.array([0, 0, 1, 1])
-    cell = pearson(a, b, session, 2)
+    cell = clustered_pearson(a, b, session, 2)
     assert cell is not None
     assert np.mean(cell) == pytest.approx(np.corrcoef(a, b)[0, 1])
-    assert pearson(a, np.ones(4), session, 2) is None
+    assert clustered_pearson(a, np.ones(4), session, 2) is None

@@ -10,21 +10,21 @@ import pytest
 from training.fitting.trainer import Trainer
 from training.wisp import stages
 from training.wisp.mlp import MLP
-from training.wisp.waste import Held, pairs, rates
-from training.wisp.windows import Windows
+from training.wisp.waste import HeldOutWindows, compare_pairs, fpr_and_waste
+from training.wisp.windows import DraftWindows
 
 K = 4
 
 
-def windows(accepted: list[int]) -> Windows:
+def windows(accepted: list[int]) -> DraftWindows:
     n = len(accepted)
-    return Windows(
+    return DraftWindows(
         np.zeros((n * K, 4), np.float32), np.repeat(np.arange(n), K), np.tile(np.arange(K), n), np.array(accepted),
         np.array([f"s{i}" for i in range(n)]),
     )  # fmt: skip
 
 
-HELD = Held.of(windows([0, 1, 2, 4]), K)
+HELD = HeldOutWindows.from_windows(windows([0, 1, 2, 4]), K)
 
 
 def passed(*rows: str) -> np.ndarray:
@@ -34,62 +34,72 @@ def passed(*rows: str) -> np.ndarray:
 
 def test_waste_is_what_is_drafted_beyond_the_accepted_tokens() -> None:
     chances = passed("1101", "0111", "1111", "1110")
-    empty = HELD.point("a", 0.8, chances, 0.5, empty=True)
-    one = HELD.point("a", 0.8, chances, 0.5, empty=False)
-    assert empty.wasted.tolist() == [2, 0, 2, 0]
-    assert one.wasted.tolist() == [2, 0, 2, 0]
-    assert empty.alarm.tolist() == [True, True, True, False], "at R, whether drafting got so far or not"
-    assert HELD.point("a", 0.8, passed("0111", "0000", "0000", "0000"), 0.5, empty=False).wasted.tolist() == [
+    empty = HELD.operating_point("a", 0.8, chances, 0.5, allow_empty=True)
+    one = HELD.operating_point("a", 0.8, chances, 0.5, allow_empty=False)
+    assert empty.wasted_tokens.tolist() == [2, 0, 2, 0]
+    assert one.wasted_tokens.tolist() == [2, 0, 2, 0]
+    assert empty.false_alarm.tolist() == [True, True, True, False], "at R, whether drafting got so far or not"
+    assert HELD.operating_point(
+        "a", 0.8, passed("0111", "0000", "0000", "0000"), 0.5, allow_empty=False
+    ).wasted_tokens.tolist() == [
         1,
         0,
         0,
         0,
     ]
-    alarms, waste = rates(HELD, [empty])
+    alarms, waste = fpr_and_waste(HELD, [empty])
     assert (alarms[0], waste[0]) == (1.0, 1.0)
-    assert HELD.bound(empty) == (4 + 3 + 2) / 4
+    assert HELD.waste_bound(empty) == (4 + 3 + 2) / 4
 
 
 def test_the_bound_holds_for_empty_drafts_and_not_where_a_token_is_drafted_anyway() -> None:
     nothing = passed(*["0000"] * 4)
-    assert HELD.bound(HELD.point("a", 0.8, nothing, 0.5, empty=True)) == 0.0
-    assert HELD.point("a", 0.8, nothing, 0.5, empty=False).wasted.mean() == 0.25
+    assert HELD.waste_bound(HELD.operating_point("a", 0.8, nothing, 0.5, allow_empty=True)) == 0.0
+    assert HELD.operating_point("a", 0.8, nothing, 0.5, allow_empty=False).wasted_tokens.mean() == 0.25
 
 
 def test_a_pair_that_contradicts_the_theorem_is_found() -> None:
     """a is alarmed as often as b or less at every position, and yet drafts on for longer."""
     n = 6
-    held = Held.of(windows([0] * n), K)
+    held = HeldOutWindows.from_windows(windows([0] * n), K)
     fewer = passed(*(["1111"] * (n // 2) + ["0000"] * (n // 2)))
     more = passed(*(["1000"] * (2 * n // 3) + ["0000"] * (n // 3)))
-    points = [held.point(name, 0.8, chances, 0.5, empty=True) for name, chances in (("a", fewer), ("b", more))]
-    found = pairs(held, points, seed=0)
-    assert found.fewer.tolist() == [[False, True], [False, False]]
-    assert found.count(found.everywhere & found.apart) == {"pairs": 1, "contradicting": 1, "share": 1.0, "surely": 0}
-    assert found.wasteful[0, 1]
-    wide = Held.of(windows([0] * 40 * n), K)
     points = [
-        wide.point(name, 0.8, np.tile(chances, 40), 0.5, empty=True) for name, chances in (("a", fewer), ("b", more))
+        held.operating_point(name, 0.8, chances, 0.5, allow_empty=True) for name, chances in (("a", fewer), ("b", more))
     ]
-    assert pairs(wide, points, seed=0).count(pairs(wide, points, seed=0).fewer)["surely"] == 1
+    found = compare_pairs(held, points, seed=0)
+    assert found.lower_fpr.tolist() == [[False, True], [False, False]]
+    assert found.count(found.lower_fpr_everywhere & found.different_predictors) == {
+        "pairs": 1,
+        "contradicting": 1,
+        "share": 1.0,
+        "surely": 0,
+    }
+    assert found.more_waste[0, 1]
+    wide = HeldOutWindows.from_windows(windows([0] * 40 * n), K)
+    points = [
+        wide.operating_point(name, 0.8, np.tile(chances, 40), 0.5, allow_empty=True)
+        for name, chances in (("a", fewer), ("b", more))
+    ]
+    assert compare_pairs(wide, points, seed=0).count(compare_pairs(wide, points, seed=0).lower_fpr)["surely"] == 1
 
 
 def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
-    held = Held.of(windows([0, 1, 2, 3] * 20), K)
-    careful = held.point("a", 0.8, passed(*["0000"] * 80), 0.5, empty=True)
-    careless = held.point("b", 0.8, passed(*["1111"] * 80), 0.5, empty=True)
-    found = pairs(held, [careful, careless], seed=0)
-    assert found.count(found.fewer) == {"pairs": 1, "contradicting": 0, "share": 0.0, "surely": 0}
+    held = HeldOutWindows.from_windows(windows([0, 1, 2, 3] * 20), K)
+    careful = held.operating_point("a", 0.8, passed(*["0000"] * 80), 0.5, allow_empty=True)
+    careless = held.operating_point("b", 0.8, passed(*["1111"] * 80), 0.5, allow_empty=True)
+    found = compare_pairs(held, [careful, careless], seed=0)
+    assert found.count(found.lower_fpr) == {"pairs": 1, "contradicting": 0, "share": 0.0, "surely": 0}
 
 
 def test_longer_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="windows of 4 tokens, and k is 3"):
-        Held.of(windows([1]), 3)
+        HeldOutWindows.from_windows(windows([1]), 3)
 
 
 def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:
     tokens = drafted.write(tmp_path / "trace")
-    families = {"small": MLP(hidden=(4,), epochs=3), "large": MLP(hidden=(32, 16), epochs=3)}
+    families = {"small": MLP(hidden_sizes=(4,), epochs=3), "large": MLP(hidden_sizes=(32, 16), epochs=3)}
     options = {"progress": lambda *_: None, "tokens": tokens, "trainer": Trainer(threads=1)}
     stages.measure_waste(tmp_path, families=families, recalls=(0.6, 0.9), **options)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))

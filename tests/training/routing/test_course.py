@@ -6,74 +6,77 @@ import numpy as np
 import pytest
 import torch
 
-from serving.learned.mlp import Perceptron
-from serving.learned.router import Router
+from serving.learned.mlp import NumpyMLP
+from serving.learned.router import TokenRouter
 from serving.progress import silent
 from training.fitting.trainer import Trainer
 from training.routing import citer
-from training.routing.citer import Recipe
-from training.routing.co_llm import Course, marginal, weak_labels
-from training.routing.states import BY, States, joined, split
+from training.routing.citer import CoLLMRecipe
+from training.routing.co_llm import CoLLMTraining, marginal_nll, weak_labels
+from training.routing.states import PREFERENCE_REASONS, RoutingStates, concatenate, split
 from training.wisp.mlp import MLP
 
 
-def told(texts: int = 120, seed: int = 0) -> States:
+def told(texts: int = 120, seed: int = 0) -> RoutingStates:
     """Two states a text; where the first number of the hidden state is above 1 only the large model is right."""
     draw = np.random.default_rng(seed)
     n = 2 * texts
     hidden = draw.normal(size=(n, 4)).astype(np.float32)
     hard = hidden[:, 0] > 1
-    return States(
-        hidden=hidden, small_preferred=~hard, by=hard.astype(np.uint8), truth=np.full(n, 5, np.int32),
-        small_odds=np.where(hard, np.log(0.01), np.log(0.9)).astype(np.float32),
-        large_odds=np.full(n, np.log(0.8), np.float32), text=np.repeat(np.arange(texts), 2).astype(np.int32),
-        tokens=np.zeros(4 * texts, np.int32), ends=4 * np.arange(1, texts + 1), prompts=np.full(texts, 2),
-        names=tuple(f"p{i}" for i in range(texts)),
+    return RoutingStates(
+        hidden=hidden, small_preferred=~hard, reason=hard.astype(np.uint8), reference_token=np.full(n, 5, np.int32),
+        small_logprobs=np.where(hard, np.log(0.01), np.log(0.9)).astype(np.float32),
+        large_logprobs=np.full(n, np.log(0.8), np.float32), text_index=np.repeat(np.arange(texts), 2).astype(np.int32),
+        tokens=np.zeros(4 * texts, np.int32), text_ends=4 * np.arange(1, texts + 1), prompt_lens=np.full(texts, 2),
+        prompt_ids=tuple(f"p{i}" for i in range(texts)),
     )  # fmt: skip
 
 
-def trained(rounds: list[States], mlp: MLP, share: float, trainer: Trainer) -> Router:
+def trained(rounds: list[RoutingStates], mlp: MLP, share: float, trainer: Trainer) -> TokenRouter:
     """As the stage does it."""
-    return citer.train(split(joined(rounds).judged(), 0), rounds[-1], mlp, share, 0, trainer, silent)
+    return citer.train(split(concatenate(rounds).with_preference(), 0), rounds[-1], mlp, share, 0, trainer, silent)
 
 
 def test_citer_learns_which_states_are_the_large_models(one_thread: Trainer) -> None:
-    mlp = MLP(hidden=(16,), dropout=0.0, rate=1e-2, epochs=30)
+    mlp = MLP(hidden_sizes=(16,), dropout=0.0, learning_rate=1e-2, epochs=30)
     router = trained([told()], mlp, 0.15, one_thread)
     hidden = np.array([[2.5, 0, 0, 0], [-1, 0, 0, 0]], np.float32)
     assert (router.side, router.family) == ("below", "citer")
-    assert [router.routes(router.chance(row)) for row in hidden] == [True, False]
+    assert [router.routes(router.probability(row)) for row in hidden] == [True, False]
     assert router.metrics["test"]["auc"] > 0.9
-    assert sum(router.routes(score) for score in router.scores) == round(0.15 * len(router.scores))
+    assert sum(router.routes(score) for score in router.heldout_scores) == round(0.15 * len(router.heldout_scores))
 
 
 def test_a_later_round_teaches_more(one_thread: Trainer) -> None:
     """Its states are learned from, and it is the one that the threshold is taken from."""
-    mlp = MLP(hidden=(8,), dropout=0.0, epochs=2)
+    mlp = MLP(hidden_sizes=(8,), dropout=0.0, epochs=2)
     first, later = told(80), told(80, seed=1)
     one, both = (trained(rounds, mlp, 0.2, one_thread) for rounds in ([first], [first, later]))
     assert one.digest != both.digest
-    held_out = later.of(split(joined([first, later]), 0).validation.asked)
-    assert both.scores == tuple(sorted(both.chances(held_out.hidden).tolist()))
+    held_out = later.for_prompts(split(concatenate([first, later]), 0).validation.used_prompt_ids)
+    assert both.heldout_scores == tuple(sorted(both.probabilities(held_out.hidden).tolist()))
 
 
 def test_nearly_certain_scores_are_still_told_apart() -> None:
     """A share names a threshold among them, so none may be rounded away."""
     one, zero = np.ones(1, np.float32), np.zeros(1, np.float32)
-    sure = Perceptron(((one[None], 14 * one),), zero, one)
+    sure = NumpyMLP(((one[None], 14 * one),), zero, one)
     states = told(50)
     narrow = replace(states, hidden=np.linspace(0, 3, len(states), dtype=np.float32)[:, None])
-    router = citer.made(sure, "citer", "below", narrow, narrow, 0.3, {})
-    scores = router.chances(narrow.hidden)
+    router = citer.build_router(sure, "citer", "below", narrow, narrow, 0.3, {})
+    scores = router.probabilities(narrow.hidden)
     assert min(scores) > 0.999999
     assert sum(router.routes(score) for score in scores.tolist()) == 30
 
 
 def test_states_that_were_not_judged_teach_citer_nothing(one_thread: Trainer) -> None:
     states = told(80)
-    states.by[::7] = BY.index("unasked")
-    altered = replace(states, small_preferred=np.where(states.by == BY.index("unasked"), False, states.small_preferred))
-    mlp = MLP(hidden=(8,), dropout=0.0, epochs=2)
+    states.reason[::7] = PREFERENCE_REASONS.index("unasked")
+    altered = replace(
+        states,
+        small_preferred=np.where(states.reason == PREFERENCE_REASONS.index("unasked"), False, states.small_preferred),
+    )
+    mlp = MLP(hidden_sizes=(8,), dropout=0.0, epochs=2)
     one, other = (trained([each], mlp, 0.2, one_thread) for each in (states, altered))
     assert one.digest == other.digest
 
@@ -86,27 +89,31 @@ def test_the_marginal_likelihood_by_hand() -> None:
     )
     p = 1 / (1 + np.exp(-2.0))
     expected = [-np.log(0.5 * 0.2 + 0.5 * 0.6), -np.log((1 - p) * 0.5 + p * 0.1)]
-    assert marginal(logit, small, large).tolist() == pytest.approx(expected, rel=1e-5)
+    assert marginal_nll(logit, small, large).tolist() == pytest.approx(expected, rel=1e-5)
     assert weak_labels(small, large).tolist() == [1.0, 0.0]
 
 
 def test_the_marginal_likelihood_of_certain_deferral_is_the_large_models() -> None:
     small, large = torch.tensor([-3.0]), torch.tensor([-0.5])
-    assert marginal(torch.tensor([40.0]), small, large).item() == pytest.approx(0.5)
-    assert marginal(torch.tensor([-40.0]), small, large).item() == pytest.approx(3.0)
+    assert marginal_nll(torch.tensor([40.0]), small, large).item() == pytest.approx(0.5)
+    assert marginal_nll(torch.tensor([-40.0]), small, large).item() == pytest.approx(3.0)
 
 
 def test_co_llm_defers_where_the_large_model_predicts_better(one_thread: Trainer) -> None:
-    router = Course(Recipe(epochs=30, batch=32), 0.15, 0, one_thread, silent).frozen(split(told().known(), 0))
+    router = CoLLMTraining(CoLLMRecipe(epochs=30, batch_size=32), 0.15, 0, one_thread, silent).train_frozen(
+        split(told().with_reference(), 0)
+    )
     hidden = np.array([[3.0, 0, 0, 0], [-2, 0, 0, 0]], np.float32)
-    assert (router.side, router.family, router.widths) == ("above", "co_llm", "linear")
-    assert [router.routes(router.chance(row)) for row in hidden] == [True, False]
+    assert (router.side, router.family, router.hidden_widths) == ("above", "co_llm", "linear")
+    assert [router.routes(router.probability(row)) for row in hidden] == [True, False]
     assert {"weak", "marginal"} <= set(router.metrics)
 
 
 def test_states_without_a_truth_teach_co_llm_nothing(one_thread: Trainer) -> None:
     states = told(60)
-    states.truth[1::2] = -1
-    altered = replace(states, small_odds=np.where(states.truth < 0, 9.9, states.small_odds).astype(np.float32))
-    brief = Course(Recipe(epochs=2, batch=16), 0.15, 0, one_thread, silent)
-    assert len({brief.frozen(split(each.known(), 0)).digest for each in (states, altered)}) == 1
+    states.reference_token[1::2] = -1
+    altered = replace(
+        states, small_logprobs=np.where(states.reference_token < 0, 9.9, states.small_logprobs).astype(np.float32)
+    )
+    brief = CoLLMTraining(CoLLMRecipe(epochs=2, batch_size=16), 0.15, 0, one_thread, silent)
+    assert len({brief.train_frozen(split(each.with_reference(), 0)).digest for each in (states, altered)}) == 1

@@ -2,27 +2,27 @@
 
 import pytest
 
-from training.routing.record import reason, small_is_better, truths
-from training.routing.states import By
+from training.routing.record import preference_reason, prefers_small, reference_tokens
+from training.routing.states import PreferenceReason
 
 
-@pytest.mark.parametrize(("small", "large", "truth", "by"), [
+@pytest.instant.parametrize(("small", "large", "truth", "by"), [
     (7, 7, 7, "small"), (7, 8, 7, "small"), (8, 7, 7, "large"), (8, 9, 7, "compared"), (8, 8, 7, "alike"),
     (8, 9, None, "compared"), (8, 8, None, "alike"),
 ])  # fmt: skip
-def test_the_shortcut(small: int, large: int, truth: int | None, by: By) -> None:
-    assert reason(small, large, truth) == by
+def test_the_shortcut(small: int, large: int, truth: int | None, by: PreferenceReason) -> None:
+    assert preference_reason(small, large, truth) == by
 
 
-@pytest.mark.parametrize(("text", "expected"), [
+@pytest.instant.parametrize(("text", "expected"), [
     ([1, 2, 3], [1, 2, 3]), ([1, 9, 3], [1, 2, None]), ([9, 2, 3], [1, None, None]), ([1, 2, 3, 4], [1, 2, 3, None]),
     ([], []),
 ])  # fmt: skip
 def test_a_truth_ends_where_the_reference_is_left(text: list[int], expected: list[int | None]) -> None:
-    assert truths(text, [1, 2, 3]) == expected
+    assert reference_tokens(text, [1, 2, 3]) == expected
 
 
 def test_qualities_are_compared_in_order_and_a_tie_is_the_cheaper_ones() -> None:
-    assert small_is_better((1.0, 0.2), (0.0, 0.9))
-    assert not small_is_better((0.0, 0.2), (0.0, 0.3))
-    assert small_is_better((0.0, 0.3), (0.0, 0.3))
+    assert prefers_small((1.0, 0.2), (0.0, 0.9))
+    assert not prefers_small((0.0, 0.2), (0.0, 0.3))
+    assert prefers_small((0.0, 0.3), (0.0, 0.3))

@@ -17,13 +17,20 @@ from serving.progress import silent
 from serving.workload.workload import Workload
 from training.fitting.trainer import Trainer
 from training.routing import serving_eval
-from training.routing.citer import Recipe
-from training.routing.co_llm import Joint, _padded, _texts, linear, marginal, seen
+from training.routing.citer import CoLLMRecipe
+from training.routing.co_llm import (
+    JointModule,
+    _collate,
+    _labelled_texts,
+    linear_classifier,
+    marginal_nll,
+    reencode_states,
+)
 from training.routing.stages import record_routes, train_citer, train_co_llm
-from training.routing.states import BY, States, read
+from training.routing.states import PREFERENCE_REASONS, RoutingStates, read
 from training.wisp.mlp import MLP
 
-BRIEF = MLP(hidden=(8,), epochs=2)
+BRIEF = MLP(hidden_sizes=(8,), epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -34,65 +41,65 @@ def common(checkpoints_: dict[str, Checkpoint], workload: Workload) -> dict[str,
 @pytest.fixture(scope="module")
 def first(common: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("routes")
-    record_routes(out, forks=1, **common)
+    record_routes(out, max_comparisons=1, **common)
     return out
 
 
 @pytest.fixture(scope="module")
 def router(first: Path, common: dict[str, Any], one_thread: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("router")
-    train_citer(out, routes=(first,), mlp=BRIEF, share=0.2, trainer=one_thread, **common)
+    train_citer(out, routes=(first,), mlp=BRIEF, routed_share=0.2, trainer=one_thread, **common)
     return out
 
 
-def choices(path: Path, states: States, text: int) -> list[int]:
+def choices(path: Path, states: RoutingStates, text: int) -> list[int]:
     """What a model writes after each token of an answer, by `transformers`."""
     from transformers import AutoModelForCausalLM
 
-    tokens, prompt = states.path(text)
+    tokens, prompt = states.text_tokens(text)
     with torch.no_grad():
         logits = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)(torch.tensor([tokens])).logits[0]
     return logits[prompt - 1 : -1].argmax(-1).tolist()
 
 
 def test_the_first_trajectories_are_the_references(common: dict[str, Any], answered: Workload, tmp_path: Path) -> None:
-    record_routes(tmp_path, forks=0, **common | {"workload": answered})
+    record_routes(tmp_path, max_comparisons=0, **common | {"workload": answered})
     states, tokenizer = read(tmp_path), Tokenizer(common["cloud"].where)
     known = {p.id: p.references[0] for p in replace(answered.dataset, split="train").prompts()}
-    assert len(states.names) == 6
-    for text, name in enumerate(states.names):
-        tokens, prompt = states.path(text)
+    assert len(states.prompt_ids) == 6
+    for text, name in enumerate(states.prompt_ids):
+        tokens, prompt = states.text_tokens(text)
         assert known[name].startswith(tokenizer.decode(tokens[prompt:]))
-    assert (states.truth >= 0).all()
+    assert (states.reference_token >= 0).all()
 
 
 def test_without_references_the_large_models_answers_are_true(first: Path, common: dict[str, Any]) -> None:
     states = read(first)
     for text in range(4):
-        tokens, prompt = states.path(text)
+        tokens, prompt = states.text_tokens(text)
         assert tokens[prompt:] == choices(Path(common["cloud"].where), states, text)
 
 
 def test_preferences_are_those_of_the_models(first: Path, common: dict[str, Any]) -> None:
     states = read(first)
     for text in range(4):
-        rows = np.flatnonzero(states.text == text)
+        rows = np.flatnonzero(states.text_index == text)
         small, large = (choices(Path(common[side].where), states, text) for side in ("device", "cloud"))
         for row, a, b in zip(rows, small, large, strict=True):
-            truth = states.truth[row]
+            truth = states.reference_token[row]
             expected = "small" if a == truth else "large" if b == truth else "alike" if a == b else "compared"
-            assert BY[states.by[row]] == expected
+            assert PREFERENCE_REASONS[states.reason[row]] == expected
             if expected in ("small", "large", "alike"):
                 assert states.small_preferred[row] == (expected != "large")
 
 
 def test_a_later_round_goes_where_the_router_went(router: Path, common: dict[str, Any], tmp_path: Path) -> None:
-    record_routes(tmp_path, router=router, forks=1, **common)
+    record_routes(tmp_path, router=router, max_comparisons=1, **common)
     states, header = read(tmp_path), json.loads((tmp_path / "routes.json").read_text())
     assert header["made_from"]["trajectories"] == repr(load(router))
-    assert (states.truth < 0).any()
-    for text in range(len(states.names)):
-        known = (states.truth[states.text == text] >= 0).tolist()
+    assert (states.reference_token < 0).any()
+    for text in range(len(states.prompt_ids)):
+        known = (states.reference_token[states.text_index == text] >= 0).tolist()
         assert known == sorted(known, reverse=True)
 
 
@@ -110,11 +117,11 @@ def test_co_llm_trains_its_small_model_or_leaves_it(
 ) -> None:
     from transformers import AutoModelForCausalLM
 
-    recipe = Recipe(epochs=2, joint_epochs=1, joint_batch=8)
+    recipe = CoLLMRecipe(epochs=2, joint_epochs=1, joint_batch_size=8)
     for joint in (False, True):
         out = tmp_path / str(joint)
         out.mkdir()
-        train_co_llm(out, routes=first, joint=joint, recipe=recipe, share=0.2, trainer=one_thread, **common)
+        train_co_llm(out, routes=first, joint=joint, recipe=recipe, routed_share=0.2, trainer=one_thread, **common)
         assert load(out).side == "above"
         assert (out / "config.json").is_file() is joint
     before, after = (
@@ -131,29 +138,29 @@ def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, 
     states = read(first)
     model = AutoModelForCausalLM.from_pretrained(common["device"].where, dtype=torch.float32).eval()
     vocabulary = len(Tokenizer(common["device"].where))
-    again = seen(model, states, vocabulary)
+    again = reencode_states(model, states, vocabulary)
     assert np.allclose(again.hidden, states.hidden, atol=1e-4)
-    assert np.allclose(again.small_odds, states.small_odds, atol=1e-4)
-    head = linear(states.hidden.shape[1])
-    lesson = Joint(
+    assert np.allclose(again.small_logprobs, states.small_logprobs, atol=1e-4)
+    head = linear_classifier(states.hidden.shape[1])
+    lesson = JointModule(
         model, head, torch.zeros(states.hidden.shape[1]), torch.ones(states.hidden.shape[1]), 1e-3, vocabulary
     )
     with torch.no_grad():
-        loss = lesson.loss(_padded(_texts(states)))
-    odds = [torch.from_numpy(each) for each in (states.small_odds, states.large_odds)]
-    assert loss.item() == pytest.approx(marginal(torch.zeros(len(states)), *odds).mean().item(), abs=1e-4)
+        loss = lesson.loss(_collate(_labelled_texts(states)))
+    odds = [torch.from_numpy(each) for each in (states.small_logprobs, states.large_logprobs)]
+    assert loss.item() == pytest.approx(marginal_nll(torch.zeros(len(states)), *odds).mean().item(), abs=1e-4)
 
 
 def test_a_router_with_which_answers_are_worse_is_refused() -> None:
-    fair = serving_eval.Trial(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
+    fair = serving_eval.RouterEvaluation(240, 0.07, 0.3, 0.31, 0.3, -0.01, -0.03, 0.01)
     serving_eval.check(fair)
     with pytest.raises(ValueError, match=r"worse than none: quality 0\.200 with 7\.0%.* 0\.310 without, on 240"):
-        serving_eval.check(serving_eval.Trial(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
+        serving_eval.check(serving_eval.RouterEvaluation(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
+@pytest.instant.parametrize("share", [0.0, 1.0, -0.2])
 def test_a_share_must_leave_something_to_both(
     share: float, first: Path, common: dict[str, Any], tmp_path: Path
 ) -> None:
     with pytest.raises(ValueError, match="above 0, below 1"):
-        train_citer(tmp_path, routes=(first,), share=share, **common)
+        train_citer(tmp_path, routes=(first,), routed_share=share, **common)

@@ -14,19 +14,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from pipeline.report.job_summary import SEED
-from pipeline.report.statistics import Interval
+from pipeline.report.job_summary import BOOTSTRAP_SEED
+from pipeline.report.statistics import ConfidenceInterval
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-RESAMPLES = 2000
-_LEVEL = 0.95
+NUM_RESAMPLES = 2000
+_CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
-class Draws:
+class Resamples:
     """Resamples of one replicate's value; two pair where their `prompts` are the same."""
 
     values: NDArray[np.float64]
@@ -35,10 +35,10 @@ class Draws:
 
 @dataclass(frozen=True)
 class Estimate:
-    """`values` by replicate; `draws` for each of them, or none where the metric has no value a request."""
+    """`values` by replicate; `resamples` for each of them, or none where the metric has no value a request."""
 
     values: Mapping[str, float]
-    draws: Mapping[str, Draws] = field(default_factory=dict)
+    resamples: Mapping[str, Resamples] = field(default_factory=dict)
 
     @property
     def value(self) -> float:
@@ -46,73 +46,75 @@ class Estimate:
         return sum(self.values.values()) / len(self.values)
 
     @property
-    def spread(self) -> tuple[float, float] | None:
+    def seed_range(self) -> tuple[float, float] | None:
         """The least and the greatest replicate's value; None for one."""
         return (min(self.values.values()), max(self.values.values())) if len(self.values) > 1 else None
 
     @property
-    def interval(self) -> Interval | None:
+    def interval(self) -> ConfidenceInterval | None:
         """95 % percentile interval of the mean over replicates; None without draws of each."""
         import numpy as np
 
-        if not self.draws or self.draws.keys() != self.values.keys():
+        if not self.resamples or self.resamples.keys() != self.values.keys():
             return None
-        pooled = np.mean([draws.values for draws in self.draws.values()], axis=0)
+        pooled = np.mean([draws.values for draws in self.resamples.values()], axis=0)
         known = pooled[np.isfinite(pooled)]
         if not known.size:
             return None
-        low, high = np.quantile(known, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
-        return Interval(self.value, float(low), float(high))
+        low, high = np.quantile(known, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
+        return ConfidenceInterval(self.value, float(low), float(high))
 
     def scaled(self, factor: float) -> Estimate:
-        return self._mapped(lambda values: values * factor)
+        return self._map(lambda values: values * factor)
 
-    def less(self, value: float) -> Estimate:
-        return self._mapped(lambda values: values - value)
+    def subtract(self, value: float) -> Estimate:
+        return self._map(lambda values: values - value)
 
-    def minus(self, other: Estimate) -> Estimate | None:
+    def paired_difference(self, other: Estimate) -> Estimate | None:
         """The paired difference over the replicates that both have; None without any."""
-        return self._with(other, operator.sub)
+        return self._combine(other, operator.sub)
 
-    def over(self, other: Estimate) -> Estimate | None:
+    def paired_ratio(self, other: Estimate) -> Estimate | None:
         """The paired ratio over the replicates that both have and in which the other is not 0; None without any."""
         known = {key: value for key, value in other.values.items() if value != 0}
-        return self._with(replace(other, values=known), operator.truediv)
+        return self._combine(replace(other, values=known), operator.truediv)
 
-    def _mapped(self, change: Callable[[Any], Any]) -> Estimate:
-        draws = {key: replace(draws, values=change(draws.values)) for key, draws in self.draws.items()}
+    def _map(self, change: Callable[[Any], Any]) -> Estimate:
+        draws = {key: replace(draws, values=change(draws.values)) for key, draws in self.resamples.items()}
         return Estimate({key: change(value) for key, value in self.values.items()}, draws)
 
-    def _with(self, other: Estimate, combine: Callable[[Any, Any], Any]) -> Estimate | None:
+    def _combine(self, other: Estimate, combine: Callable[[Any, Any], Any]) -> Estimate | None:
         common = [key for key in self.values if key in other.values]
         if not common:
             return None
         values = {key: combine(self.values[key], other.values[key]) for key in common}
-        return Estimate(values, self._paired(other, common, combine))
+        return Estimate(values, self._combine_resamples(other, common, combine))
 
-    def _paired(self, other: Estimate, common: Sequence[str], combine: Callable[[Any, Any], Any]) -> dict[str, Draws]:
+    def _combine_resamples(
+        self, other: Estimate, common: Sequence[str], combine: Callable[[Any, Any], Any]
+    ) -> dict[str, Resamples]:
         """None at all where one replicate's prompts are not the same: half an interval would mislead."""
         import numpy as np
 
-        pairs = [(key, self.draws.get(key), other.draws.get(key)) for key in common]
+        pairs = [(key, self.resamples.get(key), other.resamples.get(key)) for key in common]
         with np.errstate(all="ignore"):
             paired = {
-                key: Draws(combine(mine.values, its.values), mine.prompts)
+                key: Resamples(combine(mine.values, its.values), mine.prompts)
                 for key, mine, its in pairs
                 if mine and its and mine.prompts == its.prompts
             }
         return paired if len(paired) == len(common) else {}
 
 
-def pooled(estimates: Sequence[Estimate]) -> Estimate | None:
+def pool(estimates: Sequence[Estimate]) -> Estimate | None:
     """One estimate of the replicates of several; None of none."""
     if not estimates:
         return None
     values = {key: value for one in estimates for key, value in one.values.items()}
-    return Estimate(values, {key: draws for one in estimates for key, draws in one.draws.items()})
+    return Estimate(values, {key: draws for one in estimates for key, draws in one.resamples.items()})
 
 
-def of_values(values: Sequence[float], replicate: str = "") -> Estimate:
+def estimate_mean(values: Sequence[float], replicate: str = "") -> Estimate:
     """The mean of one value a prompt; rows with as many values pair, value by value. Raises ValueError without any."""
     import numpy as np
 
@@ -122,18 +124,18 @@ def of_values(values: Sequence[float], replicate: str = "") -> Estimate:
     resampled = resampled_sums(sums, replicate)
     prompts = tuple(map(str, range(len(values))))
     return Estimate(
-        {replicate: float(sums[:, 0].mean())}, {replicate: Draws(resampled[:, 0] / resampled[:, 1], prompts)}
+        {replicate: float(sums[:, 0].mean())}, {replicate: Resamples(resampled[:, 0] / resampled[:, 1], prompts)}
     )
 
 
 def resampled_sums(sums: NDArray[np.float64], replicate: str) -> NDArray[np.float64]:
     """`[prompts, k]` -> `[RESAMPLES, k]`: sums over prompts drawn with replacement, the same for every row."""
-    return _counts(replicate, len(sums)) @ sums
+    return _resample_counts(replicate, len(sums)) @ sums
 
 
 @lru_cache(maxsize=8)
-def _counts(replicate: str, n: int) -> NDArray[np.float64]:
+def _resample_counts(replicate: str, n: int) -> NDArray[np.float64]:
     import numpy as np
 
-    rng = np.random.default_rng([SEED, crc32(replicate.encode())])
-    return rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(np.float64)
+    rng = np.random.default_rng([BOOTSTRAP_SEED, crc32(replicate.encode())])
+    return rng.multinomial(n, np.full(n, 1 / n), size=NUM_RESAMPLES).astype(np.float64)

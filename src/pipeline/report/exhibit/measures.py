@@ -14,39 +14,39 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 from pipeline.report import cost
-from pipeline.report.cost import CLOUD_WROTE
-from pipeline.report.records import Served
-from pipeline.report.slo import met
+from pipeline.report.cost import CLOUD_ORIGINS
+from pipeline.report.records import RequestRecord
+from pipeline.report.slo import meets_slo
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-STAGE = "stage/"
+STAGE_PREFIX = "stage/"
 """Metrics of a stage's own: `stage/NAME/METRIC`."""
-_BY_TASK = "quality/by_task/"
-_SLO, _VIOLATION = "slo/", "/violation_rate"
-Part: TypeAlias = str | Callable[[Served], float | None]
+_BY_TASK_PREFIX = "quality/by_task/"
+_SLO_PREFIX, _VIOLATION_SUFFIX = "slo/", "/violation_rate"
+RequestValue: TypeAlias = str | Callable[[RequestRecord], float | None]
 """What of a request: an attribute, or a function of it."""
 
 
 @dataclass(frozen=True)
-class Measure:
-    """`sums` of a request, and what the metric is `of` their totals (last axis)."""
+class ResampledMetric:
+    """`sums` of a request, and what the metric is `combine` their totals (last axis)."""
 
-    sums: Callable[[Served], tuple[float, ...]]
-    of: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+    sums: Callable[[RequestRecord], tuple[float, ...]]
+    combine: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
-def measure(metric: str) -> Measure | None:
+def resampled_metric(metric: str) -> ResampledMetric | None:
     """How a metric is resampled; None where it is no function of sums: percentiles, throughput, a stage's numbers."""
-    if metric.startswith(_BY_TASK):
-        task = metric.removeprefix(_BY_TASK)
+    if metric.startswith(_BY_TASK_PREFIX):
+        task = metric.removeprefix(_BY_TASK_PREFIX)
         return _mean(lambda request: request.quality if request.task == task else None)
-    if metric.startswith(_SLO) and metric.endswith(_VIOLATION):
-        name = metric.removeprefix(_SLO).removesuffix(_VIOLATION)
-        return _mean(lambda request: float(not met(request)) if request.slo == name else None)
-    return _MEASURES.get(metric)
+    if metric.startswith(_SLO_PREFIX) and metric.endswith(_VIOLATION_SUFFIX):
+        name = metric.removeprefix(_SLO_PREFIX).removesuffix(_VIOLATION_SUFFIX)
+        return _mean(lambda request: float(not meets_slo(request)) if request.slo == name else None)
+    return _METRICS.get(metric)
 
 
 def _ratio(totals: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -58,80 +58,82 @@ def _product(totals: NDArray[np.float64]) -> NDArray[np.float64]:
     return _ratio(totals[..., :2]) * _ratio(totals[..., 2:])
 
 
-def _mean(part: Part) -> Measure:
+def _mean(part: RequestValue) -> ResampledMetric:
     """Over the requests that have it."""
 
-    def sums(request: Served) -> tuple[float, ...]:
-        found = _of(request, part)
+    def sums(request: RequestRecord) -> tuple[float, ...]:
+        found = _value(request, part)
         return (0.0, 0.0) if found is None else (found, 1.0)
 
-    return Measure(sums, _ratio)
+    return ResampledMetric(sums, _ratio)
 
 
-def _share(part: Part, whole: Part) -> Measure:
-    return Measure(lambda request: (_of(request, part) or 0.0, _of(request, whole) or 0.0), _ratio)
+def _share(part: RequestValue, whole: RequestValue) -> ResampledMetric:
+    return ResampledMetric(lambda request: (_value(request, part) or 0.0, _value(request, whole) or 0.0), _ratio)
 
 
-def _cost(part: Part) -> Measure:
+def _cost(part: RequestValue) -> ResampledMetric:
     """Mean TBT times a share of the tokens."""
-    gaps, tokens = _mean("mean_tbt_s"), _share(part, _tokens)
-    return Measure(lambda request: (*gaps.sums(request), *tokens.sums(request)), _product)
+    gaps, tokens = _mean("mean_tbt_s"), _share(part, _num_tokens)
+    return ResampledMetric(lambda request: (*gaps.sums(request), *tokens.sums(request)), _product)
 
 
-def _of(request: Served, part: Part) -> float | None:
+def _value(request: RequestRecord, part: RequestValue) -> float | None:
     found: float | None = getattr(request, part) if isinstance(part, str) else part(request)
     return found
 
 
-def _tokens(request: Served) -> float:
+def _num_tokens(request: RequestRecord) -> float:
     return len(request.tokens)
 
 
-def _written(request: Served) -> float:
-    return sum(origin in CLOUD_WROTE for origin in request.origins)
+def _num_generated(request: RequestRecord) -> float:
+    return sum(origin in CLOUD_ORIGINS for origin in request.origins)
 
 
-def _with_cloud(request: Served) -> float:
-    return _written(request) + request.origins.count("accepted")
+def _num_offloaded(request: RequestRecord) -> float:
+    return _num_generated(request) + request.origins.count("accepted")
 
 
-def _computed(request: Served) -> float:
-    return request.sent + _written(request)
+def _num_verified_or_generated(request: RequestRecord) -> float:
+    return request.drafts_verified + _num_generated(request)
 
 
-def _added(request: Served) -> float:
-    return request.accepted + request.origins.count("corrected") + request.origins.count("bonus")
+def _num_accepted_with_bonus(request: RequestRecord) -> float:
+    return request.drafts_accepted + request.origins.count("corrected") + request.origins.count("bonus")
 
 
-def _fell(request: Served) -> float:
-    return request.sent - request.accepted
+def _num_rejected(request: RequestRecord) -> float:
+    return request.drafts_verified - request.drafts_accepted
 
 
-def _looked_at(request: Served) -> float:
-    return request.drafted + request.discarded
+def _num_drafted_or_discarded(request: RequestRecord) -> float:
+    return request.drafted + request.discarded_tokens
 
 
-_TOTALS = (
+_RESOURCE_METRICS = (
     "uplink_nbytes", "downlink_nbytes", "uplink_messages", "device_busy_s", "cloud_busy_s", "cloud_wait_s",
     "cloud_rows",
 )  # fmt: skip
-_TIMES = ("ttft_s", "end_to_end_s", "cloud_wait_s", "token_s", "verification_s")
-_MEASURES: Mapping[str, Measure] = {
+_LATENCY_METRICS = ("ttft_s", "end_to_end_s", "cloud_wait_s", "token_s", "verification_s")
+_METRICS: Mapping[str, ResampledMetric] = {
     "quality/mean": _mean("quality"),
     "quality/rouge_1": _mean("rouge_1"),
     "latency/tbt_s/mean": _mean("mean_tbt_s"),
     "latency/gap_s/mean": _share(lambda request: sum(request.tbt_s), lambda request: len(request.tbt_s)),
-    **{f"latency/{name}/mean": _mean(name) for name in _TIMES},
-    "offloading/token_share": _share(_with_cloud, _tokens),
+    **{f"latency/{name}/mean": _mean(name) for name in _LATENCY_METRICS},
+    "offloading/token_share": _share(_num_offloaded, _num_tokens),
     "offloading/chunk_share": _share("chunks_asked", "chunks"),
     "speculation/acceptance_rate": _share("accepted", "sent"),
     "speculation/acceptance_length": _share("accepted", "chunks_asked"),
-    "speculation/acceptance_length_with_bonus": _share(_added, "chunks_asked"),
+    "speculation/acceptance_length_with_bonus": _share(_num_accepted_with_bonus, "chunks_asked"),
     "speculation/wasted_share": _share("wasted", "drafted"),
-    "throughput/violation_rate": _mean(lambda request: float(not met(request)) if request.slo else None),
-    "waste/tokens": _share(_fell, "chunks_asked"),
-    "waste/wdt_s": Measure(lambda r: (_fell(r), r.chunks_asked, r.draft_s, _looked_at(r)), _product),
-    "waste/share": _share(_fell, _looked_at),
+    "throughput/violation_rate": _mean(lambda request: float(not meets_slo(request)) if request.slo else None),
+    "waste/tokens": _share(_num_rejected, "chunks_asked"),
+    "waste/wdt_s": ResampledMetric(
+        lambda r: (_num_rejected(r), r.chunks_offloaded, r.draft_s, _num_drafted_or_discarded(r)), _product
+    ),
+    "waste/share": _share(_num_rejected, _num_drafted_or_discarded),
     "waste/discarded": _share("discarded", "chunks_asked"),
     "exits/share": _share("exited", "drafted"),
     "exits/depth": _share("depth", "drafted"),
@@ -139,45 +141,45 @@ _MEASURES: Mapping[str, Measure] = {
     "ahead/hit_rate": _share("hits", "guesses"),
     "stalls/link_share": _share("stalled_link_s", "service_s"),
     "stalls/cloud_share": _share("stalled_cloud_s", "service_s"),
-    "resources/device_j_per_token": _share("device_energy_j", _tokens),
-    "resources/cloud_j_per_token": _share("cloud_energy_j", _tokens),
-    **{f"resources/{name}": _mean(name) for name in _TOTALS},
+    "resources/device_j_per_token": _share("device_energy_j", _num_tokens),
+    "resources/cloud_j_per_token": _share("cloud_energy_j", _num_tokens),
+    **{f"resources/{name}": _mean(name) for name in _RESOURCE_METRICS},
     "division/device_s": _mean("device_busy_s"),
-    "division/elsewhere_s": _mean(cost.apart_s),
-    "division/call_s": _share(cost.apart_s, "chunks_asked"),
+    "division/elsewhere_s": _mean(cost.remote_s),
+    "division/call_s": _share(cost.remote_s, "chunks_asked"),
     "division/device_token_s": _share("device_busy_s", cost.device_tokens),
     "division/cloud_tokens": _mean(cost.cloud_tokens),
-    "cost/w_verified": _share(_computed, _tokens),
-    "cost/w_written": _share(_written, _tokens),
-    "cost/verified_s": _cost(_computed),
-    "cost/written_s": _cost(_written),
+    "cost/w_verified": _share(_num_verified_or_generated, _num_tokens),
+    "cost/w_written": _share(_num_generated, _num_tokens),
+    "cost/verified_s": _cost(_num_verified_or_generated),
+    "cost/written_s": _cost(_num_generated),
 }
 
 
-def is_known(metric: str) -> bool:
+def is_known_metric(metric: str) -> bool:
     """Whether jobs may have a metric of this name."""
-    return metric.startswith(STAGE) or any(fnmatchcase(metric, name) for name in names())
+    return metric.startswith(STAGE_PREFIX) or any(fnmatchcase(metric, name) for name in metric_names())
 
 
 @cache
-def names() -> tuple[str, ...]:
-    """All metrics of `Summary.metrics()`, `*` where the data decide; read from its types."""
-    from pipeline.report.summary import Summary
+def metric_names() -> tuple[str, ...]:
+    """All metrics of `JobSummary.metrics()`, `*` where the data decide; read from its types."""
+    from pipeline.report.summary import JobSummary
 
-    return tuple(_leaves(Summary, ""))
+    return tuple(_field_names(JobSummary, ""))
 
 
-def _leaves(kind: Any, prefix: str) -> Iterator[str]:
+def _field_names(kind: Any, prefix: str) -> Iterator[str]:
     hints = get_type_hints(kind)
     for one in fields(kind):
-        name, hint = prefix + one.name, _bare(hints[one.name])
+        name, hint = prefix + one.name, _without_none(hints[one.name])
         if is_dataclass(hint):
-            yield from _leaves(hint, f"{name}/")
+            yield from _field_names(hint, f"{name}/")
         else:
             yield f"{name}/*" if get_origin(hint) is dict else name
 
 
-def _bare(hint: Any) -> Any:
+def _without_none(hint: Any) -> Any:
     if get_origin(hint) not in (Union, types.UnionType):
         return hint
     return next(choice for choice in get_args(hint) if choice is not types.NoneType)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from pipeline.report import plot_style
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.rows import Cell, Line, Shown, fields, fill
-from pipeline.report.exhibit.schema import Figure
-from pipeline.report.plot_style import COLOURS, INK
+from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
+from pipeline.report.exhibit.schema import ExhibitFigure
+from pipeline.report.plot_style import COLOURS, TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A point; `x` is a number, or the name of a place on the axis; `low` and `high` bound `y`; `text` is beside it."""
+class PlotPoint:
+    """A point; `x` is a number, or the name of a place on the axis; `low` and `high` bound `y`; `label` is beside it."""
 
     x: float | str
     y: float
     low: float
     high: float
-    text: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -35,71 +35,75 @@ class Panel:
     """One `y` against x: points by the name of their line, in the rows' order."""
 
     y: str
-    ours: Mapping[str, list[Mark]]
-    reported: Mapping[str, list[Mark]]
+    measured: Mapping[str, list[PlotPoint]]
+    reported: Mapping[str, list[PlotPoint]]
 
     @property
-    def places(self) -> list[str] | None:
+    def categories(self) -> list[str] | None:
         """The names on the x axis in their order; None where x is a number everywhere."""
-        marks = [mark for marks in (*self.ours.values(), *self.reported.values()) for mark in marks]
+        marks = [mark for marks in (*self.measured.values(), *self.reported.values()) for mark in marks]
         if all(isinstance(mark.x, float | int) for mark in marks):
             return None
         return list(dict.fromkeys(str(mark.x) for mark in marks))
 
 
-def panels(shown: Shown, figure: Figure) -> list[Panel]:
+def build_panels(shown: RenderedExhibit, figure: ExhibitFigure) -> list[Panel]:
     """A panel for each y of which something of ours is known."""
-    found = [_panel(shown, figure, y) for y in figure.panels]
-    return [panel for panel in found if panel.ours]
+    found = [_build_panel(shown, figure, y) for y in figure.panels]
+    return [panel for panel in found if panel.measured]
 
 
-def _panel(shown: Shown, figure: Figure, y: str) -> Panel:
-    ours: dict[str, list[Mark]] = {}
-    theirs: dict[str, list[Mark]] = {}
-    for line in shown.lines:
-        name, x = _name(shown, figure, line), _x(shown, figure, line)
-        if (mark := _ours(shown, figure, line, y, x)) is not None:
+def _build_panel(shown: RenderedExhibit, figure: ExhibitFigure, y: str) -> Panel:
+    ours: dict[str, list[PlotPoint]] = {}
+    theirs: dict[str, list[PlotPoint]] = {}
+    for line in shown.rows:
+        name, x = _series_name(shown, figure, line), _x_value(shown, figure, line)
+        if (mark := _measured_point(shown, figure, line, y, x)) is not None:
             ours.setdefault(name, []).append(mark)
-        if (mark := _reported(shown, figure, line, y, x)) is not None:
+        if (mark := _reported_point(shown, figure, line, y, x)) is not None:
             theirs.setdefault(name, []).append(mark)
     return Panel(y, ours, theirs)
 
 
-def _ours(shown: Shown, figure: Figure, line: Line, y: str, x: float | str | None) -> Mark | None:
-    cell = shown.ours(line, shown.exhibit.column(y))
+def _measured_point(
+    shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow, y: str, x: float | str | None
+) -> PlotPoint | None:
+    cell = shown.measured_cell(line, shown.exhibit.column(y))
     if not isinstance(cell, Estimate) or x is None:
         return None
     interval = cell.interval
-    low, high = (interval.low, interval.high) if interval else cell.spread or (cell.value, cell.value)
-    return Mark(x, cell.value, low, high, fill(figure.marks, _choices(line)))
+    low, high = (interval.low, interval.high) if interval else cell.seed_range or (cell.value, cell.value)
+    return PlotPoint(x, cell.value, low, high, fill_template(figure.point_labels, _choices(line)))
 
 
-def _reported(shown: Shown, figure: Figure, line: Line, y: str, ours: float | str | None) -> Mark | None:
+def _reported_point(
+    shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow, y: str, measured_x: float | str | None
+) -> PlotPoint | None:
     """Numbers alone; a text ("about 20") has no place on an axis of numbers."""
-    value, x = shown.reported(line, y), ours if "{" in figure.x else shown.reported(line, figure.x)
-    if isinstance(value, str) or value is None or x is None or (isinstance(x, str) and not isinstance(ours, str)):
+    value, x = shown.reported_value(line, y), measured_x if "{" in figure.x else shown.reported_value(line, figure.x)
+    if isinstance(value, str) or value is None or x is None or (isinstance(x, str) and not isinstance(measured_x, str)):
         return None
-    return Mark(x, value, value, value)
+    return PlotPoint(x, value, value, value)
 
 
-def _x(shown: Shown, figure: Figure, line: Line) -> float | str | None:
+def _x_value(shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow) -> float | str | None:
     if "{" in figure.x:
-        known = _choices(line).keys() >= set(fields(figure.x))
-        return _number(fill(figure.x, _choices(line))) if known else None
-    return _plain(shown.ours(line, shown.exhibit.column(figure.x)))
+        known = _choices(line).keys() >= set(template_fields(figure.x))
+        return _number(fill_template(figure.x, _choices(line))) if known else None
+    return _cell_value(shown.measured_cell(line, shown.exhibit.column(figure.x)))
 
 
-def _name(shown: Shown, figure: Figure, line: Line) -> str:
-    if "{" in figure.lines:
-        return fill(figure.lines, _choices(line)) or "ours"
-    return str(_plain(shown.ours(line, shown.exhibit.column(figure.lines))))
+def _series_name(shown: RenderedExhibit, figure: ExhibitFigure, line: ExhibitRow) -> str:
+    if "{" in figure.series:
+        return fill_template(figure.series, _choices(line)) or "ours"
+    return str(_cell_value(shown.measured_cell(line, shown.exhibit.column(figure.series))))
 
 
-def _choices(line: Line) -> Mapping[str, str]:
+def _choices(line: ExhibitRow) -> Mapping[str, str]:
     return {**line.choices, "row": line.label, "group": line.group}
 
 
-def _plain(cell: Cell) -> float | str | None:
+def _cell_value(cell: Cell) -> float | str | None:
     return cell.value if isinstance(cell, Estimate) else cell
 
 
@@ -110,57 +114,61 @@ def _number(text: str) -> float | str:
         return text
 
 
-def draw(shown: Shown, path: Path) -> Path | None:
+def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
     """The figure; None where the exhibit declares none, or nothing of ours is known."""
     figure = shown.exhibit.figure
-    found = panels(shown, figure) if figure else []
+    found = build_panels(shown, figure) if figure else []
     if figure is None or not found:
         return None
-    sheet = plot_style.blank(4.8 * max(1.4, len(found)), 3.9)
+    sheet = plot_style.create_figure(4.8 * max(1.4, len(found)), 3.9)
     for place, panel in enumerate(found, 1):
         axes = sheet.add_subplot(1, len(found), place)
-        _draw(axes, panel)
-        plot_style.label(axes, figure.x.strip("{}"), panel.y)
-        _scale(axes, figure, panel)
+        _draw_panel(axes, panel)
+        plot_style.style_axes(axes, figure.x.strip("{}"), panel.y)
+        _set_log_scales(axes, figure, panel)
     handles, labels = _legend(sheet.axes)
     sheet.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
-    return plot_style.save(sheet, path, shown.exhibit.title)
+    return plot_style.save_figure(sheet, path, shown.exhibit.title)
 
 
-def _draw(axes: "Axes", panel: Panel) -> None:
-    places = panel.places
-    for number, name in enumerate(dict.fromkeys([*panel.ours, *panel.reported])):
+def _draw_panel(axes: "Axes", panel: Panel) -> None:
+    places = panel.categories
+    for number, name in enumerate(dict.fromkeys([*panel.measured, *panel.reported])):
         colour = COLOURS[number % len(COLOURS)]
-        _line(axes, panel.ours.get(name, ()), places, colour, name)
-        _hollow(axes, panel.reported.get(name, ()), places, colour, name)
+        _draw_measured(axes, panel.measured.get(name, ()), places, colour, name)
+        _draw_reported(axes, panel.reported.get(name, ()), places, colour, name)
     if places is not None:
         axes.set_xticks(range(len(places)), places, rotation=20, ha="right")
     axes.margins(x=0.08, y=0.12)
 
 
-def _line(axes: "Axes", marks: Sequence[Mark], places: Sequence[str] | None, colour: str, name: str) -> None:
+def _draw_measured(
+    axes: "Axes", marks: Sequence[PlotPoint], places: Sequence[str] | None, colour: str, name: str
+) -> None:
     """Without a line between places that have no distance."""
-    xs, ys = _xs(marks, places), [mark.y for mark in marks]
+    xs, ys = _x_positions(marks, places), [mark.y for mark in marks]
     spans = [[max(0.0, mark.y - mark.low) for mark in marks], [max(0.0, mark.high - mark.y) for mark in marks]]
     axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=4.5,
                   linewidth=1.4 if places is None else 0.0, capsize=2, label=name)  # fmt: skip
     for x, mark in zip(xs, marks, strict=True):
-        axes.annotate(mark.text, (x, mark.y), (6, -11), textcoords="offset points", fontsize=8, color=INK)
+        axes.annotate(mark.label, (x, mark.y), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR)
 
 
-def _hollow(axes: "Axes", marks: Sequence[Mark], places: Sequence[str] | None, colour: str, name: str) -> None:
+def _draw_reported(
+    axes: "Axes", marks: Sequence[PlotPoint], places: Sequence[str] | None, colour: str, name: str
+) -> None:
     if marks:
-        axes.plot(_xs(marks, places), [mark.y for mark in marks], "o", markerfacecolor="none", markersize=7,
+        axes.plot(_x_positions(marks, places), [mark.y for mark in marks], "o", markerfacecolor="none", markersize=7,
                   markeredgecolor=colour, label=f"{name}, reported")  # fmt: skip
 
 
-def _xs(marks: Sequence[Mark], places: Sequence[str] | None) -> list[float]:
+def _x_positions(marks: Sequence[PlotPoint], places: Sequence[str] | None) -> list[float]:
     return [float(mark.x) if places is None else float(places.index(str(mark.x))) for mark in marks]
 
 
-def _scale(axes: "Axes", figure: Figure, panel: Panel) -> None:
-    if figure.log_x and panel.places is None:
-        least = min((abs(float(mark.x)) for marks in panel.ours.values() for mark in marks if mark.x), default=1.0)
+def _set_log_scales(axes: "Axes", figure: ExhibitFigure, panel: Panel) -> None:
+    if figure.log_x and panel.categories is None:
+        least = min((abs(float(mark.x)) for marks in panel.measured.values() for mark in marks if mark.x), default=1.0)
         axes.set_xscale("symlog", linthresh=least) if axes.dataLim.x0 <= 0 else axes.set_xscale("log")
     if figure.log_y:
         axes.set_yscale("log")

@@ -18,10 +18,10 @@ from typing import Any
 from pipeline.artifacts import fingerprint
 from pipeline.report.exhibit import plot
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.rows import Cell, Line, Shown
-from pipeline.report.exhibit.schema import Column
-from pipeline.report.exhibit.verdict import POINT, Verdict, tally, verdicts
-from pipeline.report.table import Facts, Part, Table
+from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
+from pipeline.report.exhibit.schema import ExhibitColumn
+from pipeline.report.exhibit.verdict import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
+from pipeline.report.table import LabelledTexts, ReportPart, Table
 
 _LEGEND = (
     ("ours", "value [95 % interval, prompts resampled] (least to greatest seed); what is not known is a dash"),
@@ -29,61 +29,68 @@ _LEGEND = (
 )
 
 
-def parts(shown: Shown, verdicts: Sequence[Verdict], notes: Sequence[str] = ()) -> list[Part]:
+def exhibit_parts(
+    shown: RenderedExhibit, verdicts: Sequence[ClaimResult], notes: Sequence[str] = ()
+) -> list[ReportPart]:
     """What is printed, in its order."""
     exhibit = shown.exhibit
-    said = tuple((verdict.result, _sentence(verdict)) for verdict in verdicts)
-    rest = [*(("differs", text) for text in exhibit.differs), *(("note", text) for text in (*notes, *_lost(shown)))]
-    found: list[Part] = [exhibit.title, _table(shown), Facts(_LEGEND[: 2 if said else 1])]
-    return [*found, *(Facts(tuple(pairs)) for pairs in (said, rest) if pairs)]
+    said = tuple((verdict.status, _claim_sentence(verdict)) for verdict in verdicts)
+    rest = [
+        *(("differs", text) for text in exhibit.deviations),
+        *(("note", text) for text in (*notes, *_missing_jobs(shown))),
+    ]
+    found: list[ReportPart] = [exhibit.title, _table(shown), LabelledTexts(_LEGEND[: 2 if said else 1])]
+    return [*found, *(LabelledTexts(tuple(pairs)) for pairs in (said, rest) if pairs)]
 
 
-def _lost(shown: Shown) -> Iterator[str]:
+def _missing_jobs(shown: RenderedExhibit) -> Iterator[str]:
     """What is missing of rows that are pooled from several jobs, and thus not empty."""
-    for line in shown.lines:
+    for line in shown.rows:
         if line.problem and any(cell is not None for cell in line.measured.values()):
             yield f"{line.label}: {line.problem}"
 
 
-def _table(shown: Shown) -> Table:
+def _table(shown: RenderedExhibit) -> Table:
     grouped = any(shown.groups)
     heads = ("group", "row") if grouped else ("row",)
-    columns = [_cells(shown, column) for column in shown.exhibit.columns]
+    columns = [_column_cells(shown, column) for column in shown.exhibit.columns]
     named = zip(shown.exhibit.columns, columns, strict=True)
     headings = (*heads, *(f"{column.name}\n{cells[0]}" for column, cells in named))
     rows = [
         _row(shown, line, (line.group, line.label) if grouped else (line.label,), [cells[n] for cells in columns])
-        for n, line in enumerate(shown.lines, 1)
+        for n, line in enumerate(shown.rows, 1)
     ]
-    return Table(headings, tuple(rows), labels=len(heads))
+    return Table(headings, tuple(rows), num_label_columns=len(heads))
 
 
-def _row(shown: Shown, line: Line, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
+def _row(shown: RenderedExhibit, line: ExhibitRow, labels: tuple[str, ...], cells: Sequence[str]) -> tuple[str, ...]:
     """Where there is nothing of either side, the reason."""
-    empty = not any(cell is not None for cell in line.measured.values()) and not shown.exhibit.said().get(
+    empty = not any(cell is not None for cell in line.measured.values()) and not shown.exhibit.reported_rows().get(
         (line.group, line.label)
     )
     return (*labels, line.problem) if empty and line.problem else (*labels, *cells)
 
 
-def _cells(shown: Shown, column: Column) -> list[str]:
+def _column_cells(shown: RenderedExhibit, column: ExhibitColumn) -> list[str]:
     """`reported | ours` as heading and of each line, with the bars below one another."""
-    ours = [(reported(shown, line, column), text(shown.ours(line, column))) for line in shown.lines]
+    ours = [
+        (format_reported(shown, line, column), format_cell(shown.measured_cell(line, column))) for line in shown.rows
+    ]
     pairs = [("reported", "ours"), *ours]
     left, right = (max(len(pair[side]) for pair in pairs) for side in (0, 1))
     return [f"{theirs:>{left}} | {own:<{right}}" for theirs, own in pairs]
 
 
-def reported(shown: Shown, line: Line, column: Column) -> str:
-    found = shown.reported(line, column.name)
+def format_reported(shown: RenderedExhibit, line: ExhibitRow, column: ExhibitColumn) -> str:
+    found = shown.reported_value(line, column.name)
     return "-" if found is None else str(found)
 
 
-def text(cell: Cell) -> str:
+def format_cell(cell: Cell) -> str:
     """A number with its interval and the spread of the seeds, all with as many digits."""
     if not isinstance(cell, Estimate):
         return "-" if cell is None else cell
-    interval, spread = cell.interval, cell.spread
+    interval, spread = cell.interval, cell.seed_range
     known = [cell.value, *((interval.low, interval.high) if interval else ()), *(spread or ())]
     shape = f",.{_decimals(known)}f"
     bounds = f" [{interval.low:{shape}}, {interval.high:{shape}}]" if interval else ""
@@ -96,59 +103,62 @@ def _decimals(values: Sequence[float]) -> int:
     return min(6, max(0, 2 - floor(log10(greatest)))) if greatest else 0
 
 
-def _sentence(verdict: Verdict) -> str:
+def _claim_sentence(verdict: ClaimResult) -> str:
     place = f" ({verdict.group})" if verdict.group else ""
     if verdict.difference is None or verdict.bounds is None:
-        return f"{verdict.claim.says}{place}: {verdict.basis}"
+        return f"{verdict.claim.statement}{place}: {verdict.basis}"
     values = [verdict.difference.value, *verdict.bounds]
     own, low, high = (f"{value:+,.{_decimals(values)}f}" for value in values)
-    bounds = "" if verdict.basis.endswith(POINT) else f" [{low}, {high}]"
+    bounds = "" if verdict.basis.endswith(NO_INTERVAL) else f" [{low}, {high}]"
     basis = "" if verdict.basis == "95 % interval" else f" ({verdict.basis})"
-    return f"{verdict.claim.says}{place}: {own}{bounds}{basis}"
+    return f"{verdict.claim.statement}{place}: {own}{bounds}{basis}"
 
 
 _FORBIDDEN = re.compile(r"[^\w\-. :/]")
 
 
-def write(shown: Shown, verdicts: Sequence[Verdict], folder: Path) -> list[Path]:
+def write_files(shown: RenderedExhibit, verdicts: Sequence[ClaimResult], folder: Path) -> list[Path]:
     """Both files; their paths."""
     node = {
         "title": shown.exhibit.title,
-        "rows": [_node(shown, line) for line in shown.lines],
-        "claims": [_claim(verdict) for verdict in verdicts],
-        "differs": list(shown.exhibit.differs),
+        "rows": [_row_json(shown, line) for line in shown.rows],
+        "claims": [_claim_json(verdict) for verdict in verdicts],
+        "differs": list(shown.exhibit.deviations),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
-    fingerprint.replace(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
-    fingerprint.replace(as_csv, _csv(shown))
+    fingerprint.write_atomic(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
+    fingerprint.write_atomic(as_csv, _csv(shown))
     return [as_json, as_csv]
 
 
-def metrics(shown: Shown, verdicts: Sequence[Verdict]) -> dict[str, float]:
+def exhibit_metrics(shown: RenderedExhibit, verdicts: Sequence[ClaimResult]) -> dict[str, float]:
     """`exhibit/ROW/COLUMN` of every number of ours, and how many claims hold."""
-    found = {f"exhibit/claims {result}": float(n) for result, n in tally(verdicts).items()}
-    for line, column, cell in _all(shown):
+    found = {f"exhibit/claims {result}": float(n) for result, n in count_statuses(verdicts).items()}
+    for line, column, cell in _all_cells(shown):
         if isinstance(cell, Estimate):
             place = "/".join(filter(None, ("exhibit", line.group, line.label, column.name)))
             found[_FORBIDDEN.sub("_", place)] = cell.value
     return found
 
 
-def _all(shown: Shown) -> Iterator[tuple[Line, Column, Cell]]:
-    for line in shown.lines:
+def _all_cells(shown: RenderedExhibit) -> Iterator[tuple[ExhibitRow, ExhibitColumn, Cell]]:
+    for line in shown.rows:
         for column in shown.exhibit.columns:
-            yield line, column, shown.ours(line, column)
+            yield line, column, shown.measured_cell(line, column)
 
 
-def _node(shown: Shown, line: Line) -> dict[str, Any]:
+def _row_json(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, Any]:
     columns = {
-        column.name: {"reported": shown.reported(line, column.name), "ours": _cell(shown.ours(line, column))}
+        column.name: {
+            "reported": shown.reported_value(line, column.name),
+            "ours": _cell_json(shown.measured_cell(line, column)),
+        }
         for column in shown.exhibit.columns
     }
     return {"group": line.group, "row": line.label, "problem": line.problem, "columns": columns}
 
 
-def _cell(cell: Cell) -> Any:
+def _cell_json(cell: Cell) -> Any:
     if not isinstance(cell, Estimate):
         return cell
     interval = cell.interval
@@ -156,17 +166,17 @@ def _cell(cell: Cell) -> Any:
     return {"value": cell.value, **bounds, "by_replicate": dict(cell.values)}
 
 
-def _claim(verdict: Verdict) -> dict[str, Any]:
+def _claim_json(verdict: ClaimResult) -> dict[str, Any]:
     low, high = verdict.bounds or (None, None)
     difference = verdict.difference.value if verdict.difference else None
     return {
-        "says": verdict.claim.says, "group": verdict.group, "result": verdict.result, "difference": difference,
+        "says": verdict.claim.statement, "group": verdict.group, "result": verdict.status, "difference": difference,
         "low": low, "high": high, "basis": verdict.basis,
     }  # fmt: skip
 
 
-def _csv(shown: Shown) -> str:
-    records = [_record(shown, line) for line in shown.lines]
+def _csv(shown: RenderedExhibit) -> str:
+    records = [_csv_record(shown, line) for line in shown.rows]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(key for one in records for key in one)), lineterminator="\n")
     writer.writeheader()
@@ -174,12 +184,12 @@ def _csv(shown: Shown) -> str:
     return text.getvalue()
 
 
-def _record(shown: Shown, line: Line) -> dict[str, object]:
+def _csv_record(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, object]:
     record: dict[str, object] = {"group": line.group, "row": line.label, "problem": line.problem}
     for column in shown.exhibit.columns:
-        cell = shown.ours(line, column)
+        cell = shown.measured_cell(line, column)
         interval = cell.interval if isinstance(cell, Estimate) else None
-        record[f"{column.name} reported"] = shown.reported(line, column.name)
+        record[f"{column.name} reported"] = shown.reported_value(line, column.name)
         record[column.name] = cell.value if isinstance(cell, Estimate) else cell
         record[f"{column.name} low"] = interval.low if interval else None
         record[f"{column.name} high"] = interval.high if interval else None
@@ -187,17 +197,19 @@ def _record(shown: Shown, line: Line) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class Made:
+class ExhibitOutput:
     """What to print, the files that hold it, and the numbers for MLflow."""
 
-    parts: list[Part]
+    parts: list[ReportPart]
     files: list[Path]
     metrics: dict[str, float]
 
 
-def make(shown: Shown, folder: Path, figure: Path, notes: Sequence[str] = ()) -> Made:
+def write_exhibit(shown: RenderedExhibit, folder: Path, figure: Path, notes: Sequence[str] = ()) -> ExhibitOutput:
     """Writes exhibit.json, exhibit.csv and the figure, if there is one."""
-    found = verdicts(shown)
-    made = write(shown, found, folder)
-    drawn = plot.draw(shown, figure)
-    return Made(parts(shown, found, notes), [*made, *([drawn] if drawn else [])], metrics(shown, found))
+    found = evaluate_claims(shown)
+    made = write_files(shown, found, folder)
+    drawn = plot.draw_exhibit(shown, figure)
+    return ExhibitOutput(
+        exhibit_parts(shown, found, notes), [*made, *([drawn] if drawn else [])], exhibit_metrics(shown, found)
+    )

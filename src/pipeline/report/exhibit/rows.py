@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.schema import Column, Exhibit
+from pipeline.report.exhibit.schema import Exhibit, ExhibitColumn
 
 Cell = Estimate | str | None
 
 
 @dataclass(frozen=True)
-class Line:
+class ExhibitRow:
     """One row. `measured` are its numbers as they are, by the metrics' names; `problem` says why there are none."""
 
     group: str
@@ -25,58 +25,58 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Shown:
+class RenderedExhibit:
     """An exhibit with its rows, in their order, and those after them that only the paper reports."""
 
     exhibit: Exhibit
-    lines: Sequence[Line]
+    rows: Sequence[ExhibitRow]
 
     @classmethod
-    def of(cls, exhibit: Exhibit, ours: Iterable[Line]) -> "Shown":
-        found = list(ours)
+    def with_reported_rows(cls, exhibit: Exhibit, measured_rows: Iterable[ExhibitRow]) -> "RenderedExhibit":
+        found = list(measured_rows)
         known = {(line.group, line.label) for line in found}
-        absent = [Line(*place, problem="not run") for place in exhibit.said() if place not in known]
+        absent = [ExhibitRow(*place, problem="not run") for place in exhibit.reported_rows() if place not in known]
         return cls(exhibit, [*found, *absent])
 
     @property
     def groups(self) -> list[str]:
-        return list(dict.fromkeys(line.group for line in self.lines))
+        return list(dict.fromkeys(line.group for line in self.rows))
 
-    def line(self, group: str, label: str) -> Line | None:
-        return next((line for line in self.lines if (line.group, line.label) == (group, label)), None)
+    def row(self, group: str, label: str) -> ExhibitRow | None:
+        return next((line for line in self.rows if (line.group, line.label) == (group, label)), None)
 
-    def reported(self, line: Line, column: str) -> float | str | None:
-        return self.exhibit.said().get((line.group, line.label), {}).get(column)
+    def reported_value(self, line: ExhibitRow, column: str) -> float | str | None:
+        return self.exhibit.reported_rows().get((line.group, line.label), {}).get(column)
 
-    def ours(self, line: Line, column: Column) -> Cell:
+    def measured_cell(self, line: ExhibitRow, column: ExhibitColumn) -> Cell:
         """In the column's unit, or as it compares with the row that the column names; None where that is not known."""
-        own = line.measured.get(column.source)
+        own = line.measured.get(column.metric_name)
         if not isinstance(own, Estimate):
             return own
         if column.relative is None:
             return own.scaled(column.scale)
-        found = self.line(line.group, column.relative.to)
-        other = found.measured.get(column.source) if found else None
+        found = self.row(line.group, column.relative.row)
+        other = found.measured.get(column.metric_name) if found else None
         if not isinstance(other, Estimate):
             return None
-        combined = own.over(other) if column.relative.how == "ratio" else own.minus(other)
+        combined = own.paired_ratio(other) if column.relative.comparison == "ratio" else own.paired_difference(other)
         return combined.scaled(column.scale) if combined else None
 
 
 _FIELD = re.compile(r"\{([^{}]+)\}")
 
 
-def fields(*templates: str) -> list[str]:
+def template_fields(*templates: str) -> list[str]:
     """The names in braces, each once."""
     return list(dict.fromkeys(name for template in templates for name in _FIELD.findall(template)))
 
 
-def fill(template: str, choices: Mapping[str, str]) -> str:
+def fill_template(template: str, choices: Mapping[str, str]) -> str:
     """The template with every name replaced by what was chosen; a dash where that is not known."""
     return _FIELD.sub(lambda found: choices.get(found[1], "-"), template)
 
 
-def chosen(override: str) -> tuple[str, str]:
+def parse_override(override: str) -> tuple[str, str]:
     """The name and value of `+name=value`, without the marks that only Hydra needs."""
     name, _, value = override.lstrip("+~").partition("=")
     quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""

@@ -14,29 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 QUALITY = "quality/mean"
-Wanted = Literal["above", "below", "equal", "at_most", "at_least"]
+Relation = Literal["above", "below", "equal", "at_most", "at_least"]
 
 
 @dataclass(frozen=True)
-class Relative:
-    """To the row `to` of the same group; `how`: ours over that row's, or minus it."""
+class RelativeTo:
+    """To the row `row` of the same group; `comparison`: ours over that row's, or minus it."""
 
-    to: str
-    how: Literal["ratio", "difference"] = "ratio"
+    row: str
+    comparison: Literal["ratio", "difference"] = "ratio"
 
 
 @dataclass(frozen=True)
-class Column:
+class ExhibitColumn:
     """One number of each row: `metric` (by default `name`) times `scale`, which makes its unit.
 
-    metric      a name of `Summary.metrics()`, `quality`, or `stage/NAME/METRIC` of a stage's metrics.json
+    metric      a name of `JobSummary.metrics()`, `quality`, or `stage/NAME/METRIC` of a stage's metrics.json
     relative    what is shown is the comparison with another row
     """
 
     name: str
     metric: str = ""
     scale: float = 1.0
-    relative: Relative | None = None
+    relative: RelativeTo | None = None
 
     def __post_init__(self) -> None:
         if not self.name.strip():
@@ -47,13 +47,13 @@ class Column:
             )
 
     @property
-    def source(self) -> str:
+    def metric_name(self) -> str:
         """The metric's full name."""
-        return full_name(self.metric or self.name)
+        return full_metric_name(self.metric or self.name)
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowTemplate:
     """How jobs become rows: templates of a row's label and of its group, and the choice whose values are pooled.
 
     over    a choice such as `training.seed`: jobs that differ in it alone are one row
@@ -61,28 +61,30 @@ class Rows:
 
     label: str
     group: str = ""
-    over: str = ""
+    pool_over: str = ""
 
     def __post_init__(self) -> None:
         if not self.label.strip():
             raise ValueError("exhibit.rows.label is empty; write a template over the choices, such as '{policy}'")
-        if "{" in self.over:
-            raise ValueError(f"exhibit.rows.over is {self.over!r}; it names one choice, without braces: training.seed")
+        if "{" in self.pool_over:
+            raise ValueError(
+                f"exhibit.rows.over is {self.pool_over!r}; it names one choice, without braces: training.seed"
+            )
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A panel for each `y` (names of columns) against `x` (a column, or a template), a line for each of `lines`.
+class ExhibitFigure:
+    """A panel for each `y` (names of columns) against `x` (a column, or a template), a line for each of `series`.
 
     Values of `x` that are not all numbers are places on the axis in the rows' order. In templates `{row}` and `{group}`
-    stand for a row's label and group; without `lines` every group is a line. Lines follow the rows' order; `marks` is a
-    template of what stands beside a point.
+    stand for a row's label and group; without `series` every group is a line. Lines follow the rows' order;
+    `point_labels` is a template of what stands beside a point.
     """
 
     x: str
     y: str | tuple[str, ...]
-    lines: str = "{group}"
-    marks: str = ""
+    series: str = "{group}"
+    point_labels: str = ""
     log_x: bool = False
     log_y: bool = False
 
@@ -93,29 +95,29 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence that the numbers support or not: `row` against the row `than` of its group, or against a `value`.
+    """A sentence that the numbers support or not: `row` against the row `baseline` of its group, or against a `value`.
 
     metric    a column's name (then in its unit, and relative where the column is) or a metric's
     wanted    above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
     group     the only group to look at; by default each
     """
 
-    says: str
+    statement: str
     row: str
     metric: str
-    wanted: Wanted
-    than: str | None = None
+    relation: Relation
+    baseline: str | None = None
     value: float | None = None
     margin: float = 0.0
     group: str = ""
 
     def __post_init__(self) -> None:
-        if (self.than is None) == (self.value is None):
-            raise ValueError(f"exhibit.claims: {self.says!r} needs one of `than` (a row) and `value` (a number)")
+        if (self.baseline is None) == (self.value is None):
+            raise ValueError(f"exhibit.claims: {self.statement!r} needs one of `than` (a row) and `value` (a number)")
         if self.margin < 0:
-            raise ValueError(f"exhibit.claims: the margin of {self.says!r} is {self.margin}; give 0 or more")
-        if self.wanted == "equal" and self.margin == 0:
-            raise ValueError(f"exhibit.claims: {self.says!r} wants `equal`; say within which `margin`")
+            raise ValueError(f"exhibit.claims: the margin of {self.statement!r} is {self.margin}; give 0 or more")
+        if self.relation == "equal" and self.margin == 0:
+            raise ValueError(f"exhibit.claims: {self.statement!r} wants `equal`; say within which `margin`")
 
 
 @dataclass(frozen=True)
@@ -128,33 +130,33 @@ class Exhibit:
     """
 
     title: str
-    columns: tuple[Column, ...]
-    rows: Rows | None = None
+    columns: tuple[ExhibitColumn, ...]
+    rows: RowTemplate | None = None
     reported: Mapping[str, Any] = field(default_factory=dict)
-    figure: Figure | None = None
+    figure: ExhibitFigure | None = None
     claims: tuple[Claim, ...] = ()
-    differs: tuple[str, ...] = ()
+    deviations: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if not names or len(set(names)) < len(names):
             raise ValueError(f"exhibit.columns are {names}; give one at least, and each a name of its own")
-        for place, name in self._named():
+        for place, name in self._referenced_columns():
             if name not in names:
                 raise ValueError(f"{place}: there is no column {name!r}; there are {', '.join(map(repr, names))}")
 
-    def column(self, metric: str) -> Column:
+    def column(self, metric: str) -> ExhibitColumn:
         """The column of this name, or one for a metric that no column shows."""
-        return next((column for column in self.columns if column.name == metric), Column(metric))
+        return next((column for column in self.columns if column.name == metric), ExhibitColumn(metric))
 
-    def said(self) -> dict[tuple[str, str], Mapping[str, float | str]]:
+    def reported_rows(self) -> dict[tuple[str, str], Mapping[str, float | str]]:
         """What the paper reports, by (group, row); the group is "" where there is none."""
         grouped = _is_grouped(self.reported)
         groups = self.reported if grouped else {"": self.reported}
         return {(group, row): values for group, rows in groups.items() for row, values in rows.items()}
 
-    def _named(self) -> Iterator[tuple[str, str]]:
-        for (_, row), values in self.said().items():
+    def _referenced_columns(self) -> Iterator[tuple[str, str]]:
+        for (_, row), values in self.reported_rows().items():
             if not isinstance(values, Mapping):
                 raise ValueError(  # noqa: TRY004 - what a person wrote
                     f"exhibit.reported: {row!r} is {values!r}; column names with their values are wanted"
@@ -162,11 +164,11 @@ class Exhibit:
             yield from ((f"exhibit.reported of {row!r}", name) for name in values)
         if self.figure:
             yield from (("exhibit.figure.y", name) for name in self.figure.panels)
-            axes = {"x": self.figure.x, "lines": self.figure.lines}
+            axes = {"x": self.figure.x, "lines": self.figure.series}
             yield from ((f"exhibit.figure.{axis}", name) for axis, name in axes.items() if "{" not in name)
 
 
-def full_name(metric: str) -> str:
+def full_metric_name(metric: str) -> str:
     """`quality` is short for its mean."""
     return QUALITY if metric == "quality" else metric
 

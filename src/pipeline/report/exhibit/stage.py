@@ -3,7 +3,7 @@
     stages:
       hits: {_target_: ..., _kind_: profile, ...}     # writes rows.json
       figure:
-        _target_: pipeline.report.exhibit.stage.show
+        _target_: pipeline.report.exhibit.stage.report_exhibit
         _kind_: report
         exhibit: ${exhibit}
         table: ${stage:hits}
@@ -20,34 +20,34 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.report.exhibit.estimate import Estimate, of_values
-from pipeline.report.exhibit.render import make
-from pipeline.report.exhibit.rows import Cell, Line, Shown
-from pipeline.report.exhibit.schema import Exhibit, full_name
-from pipeline.report.table import plain
+from pipeline.report.exhibit.estimate import Estimate, estimate_mean
+from pipeline.report.exhibit.render import write_exhibit
+from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
+from pipeline.report.exhibit.schema import Exhibit, full_metric_name
+from pipeline.report.table import plain_lines
 
-NAME = "rows.json"
+ROWS_FILE = "rows.json"
 
 
 class TableError(UserError):
     """A stage left no table that an exhibit can show."""
 
 
-def show(out: Path, *, exhibit: Exhibit, table: Path) -> None:
+def report_exhibit(out: Path, *, exhibit: Exhibit, table: Path) -> None:
     """Writes exhibit.txt, exhibit.json, exhibit.csv, figures/exhibit.png and metrics.json.
 
     Raises TableError where `table` has no rows.json, or one of another shape.
     """
-    lines = list(rows(table))
-    shown = Shown.of(exhibit, lines)
-    made = make(shown, out, out / "figures" / "exhibit.png", list(_notes(exhibit, lines)))
-    (out / "exhibit.txt").write_text("\n".join(plain(made.parts)) + "\n", encoding="utf-8")
+    lines = list(read_rows(table))
+    shown = RenderedExhibit.with_reported_rows(exhibit, lines)
+    made = write_exhibit(shown, out, out / "figures" / "exhibit.png", list(_missing_metric_notes(exhibit, lines)))
+    (out / "exhibit.txt").write_text("\n".join(plain_lines(made.parts)) + "\n", encoding="utf-8")
     (out / "metrics.json").write_text(json.dumps(made.metrics, indent=1), encoding="utf-8")
 
 
-def rows(artifact: Path) -> Iterator[Line]:
+def read_rows(artifact: Path) -> Iterator[ExhibitRow]:
     """The rows that a stage computed."""
-    path = artifact / NAME
+    path = artifact / ROWS_FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
@@ -57,8 +57,10 @@ def rows(artifact: Path) -> Iterator[Line]:
     groups = found if _is_grouped(found) else {"": found}
     for group, own in groups.items():
         for label, cells in own.items():
-            found_cells = {full_name(name): _cell(value, f"{path}: {label}, {name}") for name, value in cells.items()}
-            yield Line(group, label, found_cells)
+            found_cells = {
+                full_metric_name(name): _cell(value, f"{path}: {label}, {name}") for name, value in cells.items()
+            }
+            yield ExhibitRow(group, label, found_cells)
 
 
 def _is_table(node: Any) -> bool:
@@ -69,18 +71,18 @@ def _is_grouped(table: Mapping[str, Any]) -> bool:
     return all(_is_table(rows) and rows for rows in table.values())
 
 
-def _cell(value: Any, place: str) -> Cell:
+def _cell(value: Any, where: str) -> Cell:
     if value is None or isinstance(value, str):
         return value
     try:
-        return of_values([float(one) for one in value]) if isinstance(value, list) else Estimate({"": float(value)})
+        return estimate_mean([float(one) for one in value]) if isinstance(value, list) else Estimate({"": float(value)})
     except (TypeError, ValueError) as problem:
-        raise TableError(f"{place} is {value!r}; a number, a text, null or a list of numbers is wanted.") from problem
+        raise TableError(f"{where} is {value!r}; a number, a text, null or a list of numbers is wanted.") from problem
 
 
-def _notes(exhibit: Exhibit, lines: list[Line]) -> Iterator[str]:
+def _missing_metric_notes(exhibit: Exhibit, lines: list[ExhibitRow]) -> Iterator[str]:
     """What the exhibit names and the table has not: often a slip of the pen."""
     known = {metric for line in lines for metric in line.measured}
     for column in exhibit.columns:
-        if column.source not in known:
-            yield f"no row has {column.source!r}; there are {', '.join(sorted(known))}"
+        if column.metric_name not in known:
+            yield f"no row has {column.metric_name!r}; there are {', '.join(sorted(known))}"

@@ -6,66 +6,68 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.report.exhibit.estimate import Estimate
-from pipeline.report.exhibit.rows import Cell, Shown
+from pipeline.report.exhibit.rows import Cell, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim
 
-POINT = "no interval"
-Result = Literal["holds", "does not hold", "undecided", "not decided"]
+NO_INTERVAL = "no interval"
+ClaimStatus = Literal["holds", "does not hold", "undecided", "not decided"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimResult:
     """`difference`: of the row from the other, or from the value. `basis` says what bounds it, or what is missing."""
 
     claim: Claim
     group: str
-    result: Result
+    status: ClaimStatus
     basis: str
     difference: Estimate | None = None
     bounds: tuple[float, float] | None = None
 
 
-def verdicts(shown: Shown) -> list[Verdict]:
+def evaluate_claims(shown: RenderedExhibit) -> list[ClaimResult]:
     """Of each claim, in each group in which it is made."""
-    return [verdict for claim in shown.exhibit.claims for verdict in _each(shown, claim)]
+    return [verdict for claim in shown.exhibit.claims for verdict in _claim_results(shown, claim)]
 
 
-def _each(shown: Shown, claim: Claim) -> Iterator[Verdict]:
+def _claim_results(shown: RenderedExhibit, claim: Claim) -> Iterator[ClaimResult]:
     for group in shown.groups:
         if claim.group in ("", group):
-            yield _verdict(shown, claim, group)
+            yield _claim_result(shown, claim, group)
 
 
-def _verdict(shown: Shown, claim: Claim, group: str) -> Verdict:
+def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResult:
     own = _cell(shown, claim, group, claim.row)
-    other = claim.value if claim.than is None else _cell(shown, claim, group, claim.than)
-    missing = [row for row, cell in ((claim.row, own), (claim.than, other)) if not isinstance(cell, Estimate | float)]
+    other = claim.value if claim.baseline is None else _cell(shown, claim, group, claim.baseline)
+    missing = [
+        row for row, cell in ((claim.row, own), (claim.baseline, other)) if not isinstance(cell, Estimate | float)
+    ]
     if not isinstance(own, Estimate) or not isinstance(other, Estimate | float):
-        return Verdict(claim, group, "not decided", f"no number of {' and '.join(map(repr, missing))}")
-    difference = own.minus(other) if isinstance(other, Estimate) else own.less(other)
+        return ClaimResult(claim, group, "not decided", f"no number of {' and '.join(map(repr, missing))}")
+    difference = own.paired_difference(other) if isinstance(other, Estimate) else own.subtract(other)
     if difference is None:
-        return Verdict(claim, group, "not decided", "no seed is complete in both rows")
-    low, high, basis = _bounds(difference)
-    if isinstance(other, Estimate) and own.draws and other.draws and not difference.draws:
+        return ClaimResult(claim, group, "not decided", "no seed is complete in both rows")
+    low, high, basis = _difference_bounds(difference)
+    if isinstance(other, Estimate) and own.resamples and other.resamples and not difference.resamples:
         basis = f"not the same prompts: {basis}"
-    return Verdict(claim, group, judged(claim, low, high), basis, difference, (low, high))
+    return ClaimResult(claim, group, claim_status(claim, low, high), basis, difference, (low, high))
 
 
-def _cell(shown: Shown, claim: Claim, group: str, row: str) -> Cell:
-    line = shown.line(group, row)
-    return shown.ours(line, shown.exhibit.column(claim.metric)) if line else None
+def _cell(shown: RenderedExhibit, claim: Claim, group: str, row: str) -> Cell:
+    line = shown.row(group, row)
+    return shown.measured_cell(line, shown.exhibit.column(claim.metric)) if line else None
 
 
-def _bounds(difference: Estimate) -> tuple[float, float, str]:
+def _difference_bounds(difference: Estimate) -> tuple[float, float, str]:
     if interval := difference.interval:
         return interval.low, interval.high, "95 % interval"
-    low, high = difference.spread or (difference.value, difference.value)
-    return low, high, "seeds alone" if difference.spread else POINT
+    low, high = difference.seed_range or (difference.value, difference.value)
+    return low, high, "seeds alone" if difference.seed_range else NO_INTERVAL
 
 
-def judged(claim: Claim, low: float, high: float) -> Result:
+def claim_status(claim: Claim, low: float, high: float) -> ClaimStatus:
     """Of a difference between `low` and `high`."""
-    least, most, strict = _wanted(claim)
+    least, most, strict = _allowed_range(claim)
     if strict:
         inside, outside = low > least and high < most, high <= least or low >= most
     else:
@@ -73,7 +75,7 @@ def judged(claim: Claim, low: float, high: float) -> Result:
     return "holds" if inside else "does not hold" if outside else "undecided"
 
 
-def _wanted(claim: Claim) -> tuple[float, float, bool]:
+def _allowed_range(claim: Claim) -> tuple[float, float, bool]:
     """The differences that the claim allows, and whether without their bounds."""
     margin = claim.margin
     return {
@@ -82,10 +84,10 @@ def _wanted(claim: Claim) -> tuple[float, float, bool]:
         "at_most": (-math.inf, margin, False),
         "at_least": (-margin, math.inf, False),
         "equal": (-margin, margin, False),
-    }[claim.wanted]
+    }[claim.relation]
 
 
-def tally(found: Sequence[Verdict]) -> dict[Result, int]:
+def count_statuses(found: Sequence[ClaimResult]) -> dict[ClaimStatus, int]:
     """How many there are of each result."""
-    results = [verdict.result for verdict in found]
+    results = [verdict.status for verdict in found]
     return {result: results.count(result) for result in dict.fromkeys(results)}

@@ -20,81 +20,89 @@ from torch import nn
 
 from serving.engines.models import Checkpoint
 from serving.engines.onnx import requirements
-from serving.engines.onnx.graph import Graph, Logit
-from serving.engines.onnx.header import MODEL, ROUTER, Graphs, Header, weights_digest
-from serving.engines.onnx.session import Ran, Session
-from serving.engines.torch.model import Model, open_model
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.learned.router import Router
+from serving.engines.onnx.graph import ExportGraph, RouterLogit
+from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, GraphLayout, OnnxHeader, weights_digest
+from serving.engines.onnx.session import OnnxOutput, OnnxSession
+from serving.engines.torch.model import DecomposedModel, load_model
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.learned.router import TokenRouter
 
-LIMIT = 1e-3
+MAX_DIFFERENCE = 1e-3
 """Of the largest difference between a logit or a number of a hidden state and torch's."""
-FEEDS = ((1, 1, 1, 5), (24, 1, 1, 1, 3), (9, 12, 1, 4))
+FEED_LENGTHS = ((1, 1, 1, 5), (24, 1, 1, 1, 3), (9, 12, 1, 4))
 """Of each sequence: how many tokens go in at once."""
 
 
-def check(model: Model, header: Header, folder: Path) -> Header:
+def check_export(model: DecomposedModel, header: OnnxHeader, folder: Path) -> OnnxHeader:
     """Saves the header, and the header as it is now known to be: with what was found beside torch.
 
     Raises ValueError where a graph in fp32 differs from torch by more than 1e-3; in int8 it may, and what is told is
     how often both choose the same token.
     """
     header.save(folder)
-    found = compare(model, Session(folder))
+    found = compare(model, OnnxSession(folder))
     worst = max(found["logits"], found["hidden"])
-    if not header.int8 and not worst <= LIMIT:
+    if not header.int8 and not worst <= MAX_DIFFERENCE:
         raise ValueError(
-            f"{header.made_from} (architecture {header.architecture!r}): the exported graph differs from torch by "
-            f"{worst:.2g} (logits {found['logits']:.2g}, hidden states {found['hidden']:.2g}), and {LIMIT:g} is "
+            f"{header.checkpoint_name} (architecture {header.architecture!r}): the exported graph differs from torch by "
+            f"{worst:.2g} (logits {found['logits']:.2g}, hidden states {found['hidden']:.2g}), and {MAX_DIFFERENCE:g} is "
             "allowed; serve it with model.device.backend=torch"
         )
-    header = replace(header, checked=found)
+    header = replace(header, torch_differences=found)
     header.save(folder)
     return header
 
 
-def compare(model: Model, session: Session, seed: int = 0) -> dict[str, float]:
+def compare(model: DecomposedModel, session: OnnxSession, seed: int = 0) -> dict[str, float]:
     """Largest differences of logits and hidden states over all rows of a few random texts, fed in pieces, and the share
     of rows whose likeliest token is the same.
     """
-    pairs = [pair for feeds in FEEDS for pair in _both(model, session, feeds, seed)]
+    pairs = [pair for feeds in FEED_LENGTHS for pair in _paired_outputs(model, session, feeds, seed)]
     differing = {
-        "logits": max(_largest(ours.logits, logits) for ours, logits, _ in pairs),
-        "hidden": max(_largest(ours.hidden, hidden) for ours, _, hidden in pairs),
+        "logits": max(_max_difference(ours.logits, logits) for ours, logits, _ in pairs),
+        "hidden": max(_max_difference(ours.hidden_states, hidden) for ours, _, hidden in pairs),
     }
     same = [(ours.logits.argmax(-1) == logits.argmax(-1)).tolist() for ours, logits, _ in pairs]
     agreeing = [one for rows in same for one in rows]
     return {**differing, "greedy": sum(agreeing) / len(agreeing), "rows": float(len(agreeing))}
 
 
-def _largest(ours: np.ndarray, torchs: np.ndarray) -> float:
+def _max_difference(ours: np.ndarray, torchs: np.ndarray) -> float:
     return float(np.abs(ours - torchs).max())
 
 
 @torch.inference_mode()
-def _both(
-    model: Model, session: Session, feeds: tuple[int, ...], seed: int
-) -> Iterator[tuple[Ran, np.ndarray, np.ndarray]]:
+def _paired_outputs(
+    model: DecomposedModel, session: OnnxSession, feed_lengths: tuple[int, ...], seed: int
+) -> Iterator[tuple[OnnxOutput, np.ndarray, np.ndarray]]:
     """Of each feed what the graph says of all its rows, and torch's logits and hidden states."""
-    stack, slot, past = Stack(model, model.vocabulary), Slot(model, 0, len(model.layers)), session.empty()
+    stack, slot, past = (
+        ModelRunner(model, model.vocab_size),
+        SequenceCache(model, 0, len(model.layers)),
+        session.empty_cache(),
+    )
     generator = torch.Generator().manual_seed(seed)
-    for length in feeds:
-        tokens = torch.randint(model.vocabulary, (length,), generator=generator).tolist()
+    for length in feed_lengths:
+        tokens = torch.randint(model.vocab_size, (length,), generator=generator).tolist()
         ran = session.run(tokens, range(length), past)
         past = ran.present
-        hidden = stack.run(stack.embed(tokens), [Lot(slot, length)], 0, len(model.layers))
-        normed = stack.normed(hidden)
-        yield ran, stack.read_off(normed).numpy(), normed.numpy()
+        hidden = stack.run(stack.embed(tokens), [RunnerInput(slot, length)], 0, len(model.layers))
+        normed = stack.apply_norm(hidden)
+        yield ran, stack.apply_lm_head(normed).numpy(), normed.numpy()
 
 
-INLINE_NBYTES = 1 << 30
+MAX_INLINE_NBYTES = 1 << 30
 """Larger weights lie in a file beside the graph: protobuf ends at 2 GiB."""
 
 
 def export(
-    checkpoint: Checkpoint, out: Path, router: Router | None = None, graphs: Graphs = "one", int8: bool = False
-) -> Header:
+    checkpoint: Checkpoint,
+    out: Path,
+    router: TokenRouter | None = None,
+    graphs: GraphLayout = "one",
+    int8: bool = False,
+) -> OnnxHeader:
     """Writes model.onnx, router.onnx where there is a router, and onnx.json; then runs them beside torch.
 
     `graphs` one: the model's graph has the router's logit as an output, too; two: only router.onnx has. `int8`: the
@@ -104,61 +112,63 @@ def export(
     fails, and where the graph says something else than torch.
     """
     requirements.check_libraries()
-    requirements.check(checkpoint)
-    model = open_model(checkpoint.where)
-    if router and router.inputs != model.hidden:
+    requirements.check_exportable(checkpoint)
+    model = load_model(checkpoint.name_or_path)
+    if router and router.num_features != model.hidden_size:
         raise ValueError(
-            f"the router {router} reads {router.inputs} numbers, and the hidden states of {checkpoint.named} have "
-            f"{model.hidden}; train it on this model"
+            f"the router {router} reads {router.num_features} numbers, and the hidden states of {checkpoint.display_name} have "
+            f"{model.hidden_size}; train it on this model"
         )
-    header = Header(
+    header = OnnxHeader(
         architecture=_architecture(checkpoint), layers=len(model.layers), kv_heads=model.kv_heads,
-        head_size=model.head_size, hidden=model.hidden, vocabulary=model.vocabulary, int8=int8, graphs=graphs,
-        router=router.digest if router else None, made_from=checkpoint.named, weights=weights_digest(checkpoint),
+        head_size=model.head_size, hidden_size=model.hidden_size, vocab_size=model.vocab_size, int8=int8, graphs=graphs,
+        router_digest=router.digest if router else None, checkpoint_name=checkpoint.display_name, weights_digest=weights_digest(checkpoint),
     )  # fmt: skip
-    with _explained(checkpoint, header.architecture), _quietly():
-        _export_model(model, header, router if header.routes else None, out / MODEL)
+    with _export_errors(checkpoint, header.architecture), _quiet_export():
+        _export_model(model, header, router if header.has_router_output else None, out / MODEL_FILE)
         if router:
-            _export_router(router, out / ROUTER)
-    return check(model, header, out)
+            _export_router(router, out / ROUTER_FILE)
+    return check_export(model, header, out)
 
 
 def _architecture(checkpoint: Checkpoint) -> str:
     from transformers import AutoConfig
 
-    return str(AutoConfig.from_pretrained(checkpoint.where).model_type)
+    return str(AutoConfig.from_pretrained(checkpoint.name_or_path).model_type)
 
 
-def _export_model(model: Model, header: Header, router: Router | None, file: Path) -> None:
-    graph = Graph(model, router)
+def _export_model(model: DecomposedModel, header: OnnxHeader, router: TokenRouter | None, file: Path) -> None:
+    graph = ExportGraph(model, router)
     try:
-        program = _program(graph.eval(), *_example(header), header.inputs, header.outputs)
+        program = _export_program(graph.eval(), *_example_inputs(header), header.input_names, header.output_names)
     finally:
-        graph.give_back()
+        graph.restore_attention()
     if not header.int8:
-        program.save(file, external_data=_nbytes(graph) > INLINE_NBYTES)
+        program.save(file, external_data=_nbytes(graph) > MAX_INLINE_NBYTES)
         return
     with TemporaryDirectory(dir=file.parent) as folder:
-        program.save(Path(folder) / MODEL, external_data=_nbytes(graph) > INLINE_NBYTES)
-        _quantize(Path(folder) / MODEL, file, external=_nbytes(graph) > INLINE_NBYTES)
+        program.save(Path(folder) / MODEL_FILE, external_data=_nbytes(graph) > MAX_INLINE_NBYTES)
+        _quantize(Path(folder) / MODEL_FILE, file, external=_nbytes(graph) > MAX_INLINE_NBYTES)
 
 
-def _export_router(router: Router, file: Path) -> None:
-    states = torch.zeros(3, router.inputs)
+def _export_router(router: TokenRouter, file: Path) -> None:
+    states = torch.zeros(3, router.num_features)
     shapes = {"hidden": {0: torch.export.Dim("rows")}}
-    _program(Logit(router).eval(), (states,), shapes, ("hidden",), ("route",)).save(file, external_data=False)
+    _export_program(RouterLogit(router).eval(), (states,), shapes, ("hidden",), ("route",)).save(
+        file, external_data=False
+    )
 
 
-def _example(header: Header) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Tensors to trace with, no size of which is 0 or 1, and which of their sizes are free."""
     batch, length, n, past = (torch.export.Dim(name) for name in ("batch", "length", "n", "past"))
-    cached = [torch.zeros(2, header.kv_heads, 3, header.head_size) for _ in header.past]
+    cached = [torch.zeros(2, header.kv_heads, 3, header.head_size) for _ in header.past_names]
     ids, rows = torch.zeros(2, 5, dtype=torch.long), torch.arange(4)
     free = {"ids": {0: batch, 1: length}, "rows": {0: n}, "past": [{0: batch, 2: past}] * len(cached)}
     return (ids, rows, cached), free
 
 
-def _program(
+def _export_program(
     module: nn.Module, example: tuple[Any, ...], shapes: Mapping[str, Any], inputs: tuple[str, ...],
     outputs: tuple[str, ...],
 ) -> Any:  # fmt: skip
@@ -177,14 +187,14 @@ def _quantize(source: Path, file: Path, external: bool) -> None:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    router = _between("hidden", "route", onnx.load(str(source), load_external_data=False).graph.node)
+    router = _nodes_between("hidden", "route", onnx.load(str(source), load_external_data=False).graph.node)
     quantize_dynamic(
         str(source), str(file), op_types_to_quantize=["MatMul"], weight_type=QuantType.QInt8, nodes_to_exclude=router,
         use_external_data_format=external,
     )  # fmt: skip
 
 
-def _between(first: str, last: str, nodes: Sequence[Any]) -> list[str]:
+def _nodes_between(first: str, last: str, nodes: Sequence[Any]) -> list[str]:
     """Names of the nodes that make the value `last` of the value `first`."""
     makers = {output: node for node in nodes for output in node.output}
     found, waiting = [], [last]
@@ -201,13 +211,13 @@ def _nbytes(module: nn.Module) -> int:
 
 
 @contextmanager
-def _explained(checkpoint: Checkpoint, architecture: str) -> Iterator[None]:
+def _export_errors(checkpoint: Checkpoint, architecture: str) -> Iterator[None]:
     """Any error of the exporter becomes one that says which model failed, why, and what to do."""
     try:
         yield
     except Exception as problem:
         raise ValueError(
-            f"{checkpoint.named} (architecture {architecture!r}) cannot be exported to ONNX: {_reason(problem)}. "
+            f"{checkpoint.display_name} (architecture {architecture!r}) cannot be exported to ONNX: {_reason(problem)}. "
             "Serve it with model.device.backend=torch, which runs every architecture that is supported; where it has "
             "dtype, quantization or int8 set, try the export without"
         ) from problem
@@ -222,7 +232,7 @@ def _reason(problem: BaseException) -> str:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def _quiet_export() -> Iterator[None]:
     """The exporter warns of torch's own code and of packages that no text model needs, the quantiser of a step that
     the exporter has done; by the root logger, to which the first such line would add a handler.
     """
@@ -239,7 +249,7 @@ def _quietly() -> Iterator[None]:
 
 
 def export_device(
-    out: Path, *, device: Checkpoint, router: Path | None = None, graphs: Graphs = "one", int8: bool = False
+    out: Path, *, device: Checkpoint, router: Path | None = None, graphs: GraphLayout = "one", int8: bool = False
 ) -> None:
     """Exports the device's model, and the policy's router where it has one; writes model.onnx, router.onnx, onnx.json
     and what the check beside torch found.
@@ -247,9 +257,9 @@ def export_device(
     from serving.learned import router as routing
 
     header = export(device, out, routing.load(router) if router else None, graphs, int8)
-    found = header.checked
+    found = header.torch_differences
     (out / "check.txt").write_text(
-        f"{header.made_from} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of logits "
+        f"{header.checkpoint_name} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of logits "
         f"{found['logits']:.2g}, of hidden states {found['hidden']:.2g}; {found['greedy']:.1%} of {found['rows']:.0f} "
         "greedy tokens are the same\n",
         encoding="utf-8",

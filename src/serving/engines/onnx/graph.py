@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from serving.engines.torch.model import Model, Rotary
-from serving.learned.mlp import Perceptron
+from serving.engines.torch.model import DecomposedModel, RotaryEmbedding
+from serving.learned.mlp import NumpyMLP
 
-NAME = "tandem_graph"
+ATTENTION_NAME = "tandem_graph"
 
 
-class Pass:
+class GraphCaches:
     """One pass's caches, on their way through the layers.
 
     Args:
@@ -58,7 +58,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `caches`
     *,
-    caches: Pass,
+    caches: GraphCaches,
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -66,41 +66,41 @@ def attend(
     return caches.attend(module.layer_idx, query, key, value, scaling), None
 
 
-class Angles(nn.Module):
+class RotaryAngles(nn.Module):
     """Rotary cosines and sines of any positions, of shape (1, positions, rotated size).
 
     Beyond its original length a `longrope` model has other frequencies, for the whole of a sequence.
     """
 
-    def __init__(self, rotary: Rotary) -> None:
+    def __init__(self, rotary: RotaryEmbedding) -> None:
         super().__init__()
-        self.original = rotary.original
+        self.original_max_positions = rotary.original_max_positions
         short, self._scale = rotary.frequencies(long=False)
         self.short = nn.Parameter(short, requires_grad=False)
         self.long = nn.Parameter(rotary.frequencies(long=True)[0], requires_grad=False)
 
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         frequencies: torch.Tensor = self.short
-        if self.original is not None:
-            frequencies = torch.where(positions[-1] >= self.original, self.long, frequencies)
+        if self.original_max_positions is not None:
+            frequencies = torch.where(positions[-1] >= self.original_max_positions, self.long, frequencies)
         angles = positions[None, :, None].float() * frequencies
         angles = torch.cat([angles, angles], -1)
         cos, sin = angles.cos(), angles.sin()
         return (cos, sin) if self._scale == 1.0 else (cos * self._scale, sin * self._scale)
 
 
-class Logit(nn.Module):
+class RouterLogit(nn.Module):
     """A router's logit over hidden states, of shape (..., hidden) to (...); the sigmoid is left to who has float64."""
 
-    def __init__(self, router: Perceptron) -> None:
+    def __init__(self, router: NumpyMLP) -> None:
         super().__init__()
         self.mean = nn.Parameter(torch.tensor(router.mean), requires_grad=False)
-        self.deviation = nn.Parameter(torch.tensor(router.deviation), requires_grad=False)
-        self.steps = nn.ModuleList(_linear(weight, bias) for weight, bias in router.layers)
+        self.deviation = nn.Parameter(torch.tensor(router.std), requires_grad=False)
+        self.linears = nn.ModuleList(_linear(weight, bias) for weight, bias in router.layers)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         x = (hidden - self.mean) / self.deviation
-        for i, step in enumerate(self.steps):
+        for i, step in enumerate(self.linears):
             x = step(x.relu() if i else x)
         return x.squeeze(-1)
 
@@ -111,38 +111,43 @@ def _linear(weight: Any, bias: Any) -> nn.Linear:
     return layer.requires_grad_(False)
 
 
-class Graph(nn.Module):
+class ExportGraph(nn.Module):
     """(ids, rows, past) to (logits, hidden, route where there is a router, present).
 
     Shapes: ids (batch, length), rows (n): which of the new rows are read off; past: two a layer, of shape
     (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), behind the last norm;
     route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past.
 
-    The model's layers are given this module's attention: its engine cannot run them until `give_back`.
+    The model's layers are given this module's attention: its engine cannot run them until `restore_attention`.
     """
 
-    def __init__(self, model: Model, router: Perceptron | None = None) -> None:
+    def __init__(self, model: DecomposedModel, router: NumpyMLP | None = None) -> None:
         super().__init__()
-        self.embed, self.layers, self.norm, self.head = model.embed, nn.ModuleList(model.layers), model.norm, model.head
-        self.angles = Angles(model.rotary)
-        self.router = Logit(router) if router else None
-        self._windows = model.windows
-        self._before = _attention(self.layers, NAME)
+        self.embed, self.layers, self.norm, self.lm_head = (
+            model.embed,
+            nn.ModuleList(model.layers),
+            model.norm,
+            model.lm_head,
+        )
+        self.angles = RotaryAngles(model.rotary)
+        self.router = RouterLogit(router) if router else None
+        self._windows = model.sliding_windows
+        self._original_attention = _set_attention(self.layers, ATTENTION_NAME)
 
-    def give_back(self) -> None:
+    def restore_attention(self) -> None:
         """The layers get the attention that they came with."""
-        _attention(self.layers, self._before)
+        _set_attention(self.layers, self._original_attention)
 
     def forward(self, ids: torch.Tensor, rows: torch.Tensor, past: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         length, cached = ids.shape[1], past[0].shape[2]
         positions = torch.arange(length) + cached
-        caches = Pass(past, self._masks(positions, torch.arange(length + cached)), self._windows)
+        caches = GraphCaches(past, self._masks(positions, torch.arange(length + cached)), self._windows)
         hidden, rotary = self.embed(ids), self.angles(positions)
         for layer in self.layers:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, caches=caches)
         hidden = self.norm(hidden.index_select(1, rows))
         route = (self.router(hidden),) if self.router is not None else ()
-        return (self.head(hidden), hidden, *route, *caches.present)
+        return (self.lm_head(hidden), hidden, *route, *caches.present)
 
     def _masks(self, positions: torch.Tensor, keys: torch.Tensor) -> dict[int | None, torch.Tensor]:
         masks = {}
@@ -154,11 +159,11 @@ class Graph(nn.Module):
         return masks
 
 
-def _attention(layers: nn.ModuleList, name: str) -> str:
+def _set_attention(layers: nn.ModuleList, name: str) -> str:
     """Has the layers use another attention function; returns what they used."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(ATTENTION_NAME, attend)
     before = ""
     for module in layers.modules():
         if config := getattr(module, "config", None):

@@ -13,13 +13,13 @@ from typing import Any, Literal
 
 from serving.engines.models import Checkpoint
 
-HEADER, MODEL, ROUTER = "onnx.json", "model.onnx", "router.onnx"
+HEADER_FILE, MODEL_FILE, ROUTER_FILE = "onnx.json", "model.onnx", "router.onnx"
 VERSION = 2
-Graphs = Literal["one", "two"]
+GraphLayout = Literal["one", "two"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Header:
+class OnnxHeader:
     """Raises ValueError for a version that this code does not read, and for sizes that no model has."""
 
     architecture: str
@@ -27,72 +27,72 @@ class Header:
     layers: int
     kv_heads: int
     head_size: int
-    hidden: int
-    vocabulary: int
+    hidden_size: int
+    vocab_size: int
     """Rows of the head, padding included."""
     int8: bool = False
     """Are the weights of matrix products stored in bytes?"""
-    graphs: Graphs = "one"
+    graphs: GraphLayout = "one"
     """one: the model's graph asks the router, too; two: only router.onnx does."""
-    router: str | None = None
+    router_digest: str | None = None
     """The digest of the router that was exported with it."""
-    route: Literal["logit"] = "logit"
+    router_output: Literal["logit"] = "logit"
     """What the output of this name is, in either graph: the router's number in front of the sigmoid. The score is made
     of it in float64: in the graph's float32 every logit above 17 would be exactly 1.0, which is not below 1.0.
     """
-    made_from: str = ""
-    weights: str = ""
+    checkpoint_name: str = ""
+    weights_digest: str = ""
     """The digest of the checkpoint's weights, see `serving.engines.onnx.header`."""
-    checked: Mapping[str, float] = field(default_factory=dict)
-    """Beside torch: largest differences of `logits` and `hidden`, the share of `greedy` tokens that agree."""
+    torch_differences: Mapping[str, float] = field(default_factory=dict)
+    """Beside torch: largest differences of `logits` and `hidden_size`, the share of `greedy` tokens that agree."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"it is of version {self.version}, this code reads {VERSION}")
-        if min(self.layers, self.kv_heads, self.head_size, self.hidden, self.vocabulary) < 1:
+        if min(self.layers, self.kv_heads, self.head_size, self.hidden_size, self.vocab_size) < 1:
             raise ValueError(f"a model without layers, heads or words: {self}")
 
     @property
-    def past(self) -> tuple[str, ...]:
+    def past_names(self) -> tuple[str, ...]:
         """Names of the cached keys and values that go in, in order; each (batch, KV heads, past, head size)."""
-        return tuple(f"past.{part}" for part in self._parts)
+        return tuple(f"past.{part}" for part in self._cache_names)
 
     @property
-    def present(self) -> tuple[str, ...]:
+    def present_names(self) -> tuple[str, ...]:
         """Names of what comes out: the same with the new rows behind it."""
-        return tuple(f"present.{part}" for part in self._parts)
+        return tuple(f"present.{part}" for part in self._cache_names)
 
     @property
-    def _parts(self) -> list[str]:
+    def _cache_names(self) -> list[str]:
         return [f"{layer}.{what}" for layer in range(self.layers) for what in ("key", "value")]
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("ids", "rows", *self.past)
+    def input_names(self) -> tuple[str, ...]:
+        return ("ids", "rows", *self.past_names)
 
     @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("logits", "hidden", *(("route",) if self.routes else ()), *self.present)
+    def output_names(self) -> tuple[str, ...]:
+        return ("logits", "hidden", *(("route",) if self.has_router_output else ()), *self.present_names)
 
     @property
-    def routes(self) -> bool:
+    def has_router_output(self) -> bool:
         """Does the model's own graph ask the router?"""
-        return self.graphs == "one" and self.router is not None
+        return self.graphs == "one" and self.router_digest is not None
 
     def save(self, folder: Path) -> None:
-        (folder / HEADER).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        (folder / HEADER_FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
 
 
-def load(folder: Path) -> Header:
+def load_header(folder: Path) -> OnnxHeader:
     """Reads the header that the stage `device_graph` wrote.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """
-    file = folder / HEADER
+    file = folder / HEADER_FILE
     try:
         data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return Header(**data)
+        return OnnxHeader(**data)
     except OSError:
         raise ValueError(
             f"there is no {file}; model.device.graph names a folder that stage=device_graph made"
@@ -101,9 +101,9 @@ def load(folder: Path) -> Header:
         raise ValueError(f"{file} cannot be used ({problem}); export again with force=[device_graph]") from None
 
 
-WHOLE_NBYTES = 1 << 30
+MAX_FULL_HASH_NBYTES = 1 << 30
 _MIB = 1 << 20
-Seen = tuple[Path, int, int]
+FileStamp = tuple[Path, int, int]
 """A file, its bytes and when it was last written."""
 
 
@@ -122,9 +122,9 @@ def weights_digest(checkpoint: Checkpoint) -> str:
 
 
 @lru_cache(maxsize=16)
-def _digest(files: tuple[Seen, ...]) -> str:
+def _digest(files: tuple[FileStamp, ...]) -> str:
     """Read once by a process, as long as nobody writes to them."""
-    parts = sum(nbytes for _, nbytes, _ in files) > WHOLE_NBYTES
+    parts = sum(nbytes for _, nbytes, _ in files) > MAX_FULL_HASH_NBYTES
     found = sha256()
     for file, nbytes, _ in files:
         found.update(f"{file.name} {nbytes} ".encode())

@@ -35,7 +35,7 @@ class Exportable(Protocol):
     def adapter(self) -> Path | None: ...
 
 
-def check(checkpoint: Exportable) -> None:
+def check_exportable(checkpoint: Exportable) -> None:
     """Raises ValueError for a checkpoint whose graph would compute something else than torch does."""
     if checkpoint.dtype != "fp32":
         raise ValueError(

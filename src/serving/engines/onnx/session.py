@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.engines.onnx import requirements
-from serving.engines.onnx.header import MODEL, ROUTER, load
+from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, load_header
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.learned.mlp import sigmoid
 
@@ -20,73 +20,73 @@ Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class OnnxOutput:
     """What one pass of one session left."""
 
     logits: Floats
     """(n, vocabulary)"""
-    hidden: Floats
+    hidden_states: Floats
     """(n, hidden) behind the last norm."""
-    route: Floats | None
+    router_logits: Floats | None
     """(n,) logits, where the graph asks the router."""
     present: list[Floats]
     """Keys and values, layer by layer, of shape (1, KV heads, tokens, head size)."""
 
 
-class Session:
+class OnnxSession:
     """model.onnx in a folder, on one thread unless told otherwise.
 
     Raises ValueError for a folder without an export, a damaged one, and one whose graph is not what its header says.
     """
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
-        self.header = load(folder)
-        self._session = opened(folder / MODEL, threads)
-        self._outputs = list(self.header.outputs)
+        self.header = load_header(folder)
+        self._session = open_session(folder / MODEL_FILE, threads)
+        self._outputs = list(self.header.output_names)
         found = {each.name for each in self._session.get_inputs()}, {e.name for e in self._session.get_outputs()}
-        if found != ({*self.header.inputs}, {*self._outputs}):
-            raise ValueError(f"{folder / MODEL} is not the graph that its header describes; {_AGAIN}")
+        if found != ({*self.header.input_names}, {*self._outputs}):
+            raise ValueError(f"{folder / MODEL_FILE} is not the graph that its header describes; {_EXPORT_AGAIN}")
 
-    def run(self, tokens: Sequence[int], rows: Sequence[int], past: Sequence[Floats]) -> Ran:
-        """One session's new tokens behind its cache; of them `rows` are read off."""
-        feeds: dict[str, Any] = dict(zip(self.header.past, past, strict=True))
-        feeds["ids"], feeds["rows"] = np.array([tokens], np.int64), np.array(rows, np.int64)
+    def run(self, tokens: Sequence[int], output_positions: Sequence[int], past: Sequence[Floats]) -> OnnxOutput:
+        """One session's new tokens behind its cache; of them `output_positions` are read off."""
+        feeds: dict[str, Any] = dict(zip(self.header.past_names, past, strict=True))
+        feeds["ids"], feeds["rows"] = np.array([tokens], np.int64), np.array(output_positions, np.int64)
         logits, hidden, *rest = self._session.run(self._outputs, feeds)
-        route = rest.pop(0)[0] if self.header.routes else None
-        return Ran(logits[0], hidden[0], route, rest)
+        route = rest.pop(0)[0] if self.header.has_router_output else None
+        return OnnxOutput(logits[0], hidden[0], route, rest)
 
-    def empty(self) -> list[Floats]:
+    def empty_cache(self) -> list[Floats]:
         """The cache of a session that has seen nothing."""
         header = self.header
-        return [np.zeros((1, header.kv_heads, 0, header.head_size), np.float32) for _ in header.past]
+        return [np.zeros((1, header.kv_heads, 0, header.head_size), np.float32) for _ in header.past_names]
 
 
-class RouterGraph:
+class OnnxRouter:
     """router.onnx in a folder, as a scorer of hidden states."""
 
-    reads: Literal["hidden"] = "hidden"
+    feature_kind: Literal["hidden"] = "hidden"
 
     def __init__(self, folder: Path, digest: str, threads: int = 1) -> None:
         self.digest = digest
-        self._session = opened(folder / ROUTER, threads)
+        self._session = open_session(folder / ROUTER_FILE, threads)
 
     @property
-    def inputs(self) -> int:
+    def num_features(self) -> int:
         """How wide the hidden state is that it reads."""
         return int(self._session.get_inputs()[0].shape[-1])
 
-    def chance(self, features: Any) -> float:
-        return float(self.chances(np.asarray(features)[None])[0])
+    def probability(self, features: Any) -> float:
+        return float(self.probabilities(np.asarray(features)[None])[0])
 
-    def chances(self, features: Any) -> Any:
+    def probabilities(self, features: Any) -> Any:
         (logits,) = self._session.run(["route"], {"hidden": np.asarray(features, np.float32)})
         return np.array([sigmoid(logit) for logit in logits.tolist()], np.float64)
 
 
-_AGAIN = "export again with force=[device_graph]"
+_EXPORT_AGAIN = "export again with force=[device_graph]"
 
 
-def opened(file: Path, threads: int) -> Any:
+def open_session(file: Path, threads: int) -> Any:
     """An onnxruntime session on the CPU. Raises ValueError for a file that is missing or damaged."""
     requirements.check_libraries()
     import onnxruntime
@@ -96,14 +96,14 @@ def opened(file: Path, threads: int) -> Any:
     options.use_deterministic_compute = True
     options.log_severity_level = 3
     if not file.is_file():
-        raise ValueError(f"there is no {file}; {_AGAIN}")
+        raise ValueError(f"there is no {file}; {_EXPORT_AGAIN}")
     try:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as problem:  # onnxruntime's errors share no class
-        raise ValueError(f"{file} cannot be opened ({str(problem).splitlines()[0]}); {_AGAIN}") from problem
+        raise ValueError(f"{file} cannot be opened ({str(problem).splitlines()[0]}); {_EXPORT_AGAIN}") from problem
 
 
-class Slot:
+class OnnxSequenceCache:
     """Keys and values of one session; tokens 0..length-1 are valid, the rest is stale."""
 
     __slots__ = ("_arrays", "length")
@@ -111,13 +111,13 @@ class Slot:
     def __init__(self, empty: list[Floats]) -> None:
         self._arrays, self.length = empty, 0
 
-    def held(self) -> list[Floats]:
+    def keys_values(self) -> list[Floats]:
         """What the next pass goes behind; copied only after a rollback."""
         if self._arrays[0].shape[2] != self.length:
             self._arrays = [np.ascontiguousarray(one[:, :, : self.length]) for one in self._arrays]
         return self._arrays
 
-    def grow(self, present: list[Floats]) -> None:
+    def update(self, present: list[Floats]) -> None:
         self._arrays, self.length = present, present[0].shape[2]
 
     def truncate(self, start: int, session: str) -> None:
@@ -129,26 +129,26 @@ class Slot:
         self.length = start
 
 
-class Cache:
+class OnnxCacheManager:
     """The slots of one model, by session."""
 
     def __init__(self, empty: list[Floats]) -> None:
         self._empty = empty
-        self._slots: dict[str, Slot] = {}
+        self._caches: dict[str, OnnxSequenceCache] = {}
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._caches)
 
     def length(self, session: str) -> int:
         """How many tokens are cached; 0 for a session that is not known."""
-        slot = self._slots.get(session)
+        slot = self._caches.get(session)
         return slot.length if slot else 0
 
-    def open(self, session: str, start: int) -> Slot:
+    def open(self, session: str, start: int) -> OnnxSequenceCache:
         """The slot of a session, rolled back to `start`. Raises CacheHoleError when the cache is shorter."""
-        slot = self._slots.setdefault(session, Slot(self._empty))
+        slot = self._caches.setdefault(session, OnnxSequenceCache(self._empty))
         slot.truncate(start, session)
         return slot
 
     def drop(self, session: str) -> None:
-        self._slots.pop(session, None)
+        self._caches.pop(session, None)

@@ -7,26 +7,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from serving.engines.remote.errors import RemoteError, kind, shown
-from serving.engines.remote.server import Server
+from serving.engines.remote.errors import RemoteError, short_repr, type_name
+from serving.engines.remote.server import RemoteServer
 
-_BY_ID = "token_id:"
-_DIGITS = 10
+_TOKEN_ID_PREFIX = "token_id:"
+_MAX_ID_DIGITS = 10
 """Of the longest id that anybody has."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """`ids` is None where the server gives no token ids; `stopped` is that the model itself ended the text."""
+class RemoteCompletion:
+    """`token_ids` is None where the server gives no token ids; `stopped` is that the model itself ended the text."""
 
     text: str
-    ids: tuple[int, ...] | None
+    token_ids: tuple[int, ...] | None
     stopped: bool
-    end: int | None = None
+    stop_token: int | None = None
     """The token that ended it, where the server names it."""
 
 
-def completion(body: Mapping[str, Any], asked: int, prompt: int | None) -> Answer:
+def parse_openai(body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion:
     """OpenAI's form, with vLLM's and SGLang's token ids where they are there.
 
     Args:
@@ -36,83 +36,85 @@ def completion(body: Mapping[str, Any], asked: int, prompt: int | None) -> Answe
     choice = only_choice(body)
     text, finish = choice.get("text"), choice.get("finish_reason")
     if not isinstance(text, str):
-        raise RemoteError(f"the server's answer has no text but {kind(text)}")
+        raise RemoteError(f"the server's answer has no text but {type_name(text)}")
     if finish not in ("stop", "length"):
         raise RemoteError(
-            f"the server ended with finish_reason={shown(finish)}; only 'stop' ends a text, and only 'length' a "
+            f"the server ended with finish_reason={short_repr(finish)}; only 'stop' ends a text, and only 'length' a "
             "part of one"
         )
-    _check_usage(body.get("usage"), prompt)
-    ids = None if choice.get("token_ids") is None else whole_numbers(choice["token_ids"], "token_ids")
-    return _checked(Answer(text, ids, finish == "stop", _end(choice)), asked)
+    _check_usage(body.get("usage"), prompt_tokens)
+    ids = None if choice.get("token_ids") is None else token_id_list(choice["token_ids"], "token_ids")
+    return _check_length(RemoteCompletion(text, ids, finish == "stop", _stop_token(choice)), max_tokens)
 
 
-def native(body: Mapping[str, Any], asked: int, prompt: int) -> Answer:
+def parse_llama_cpp(body: Mapping[str, Any], max_tokens: int, prompt_tokens: int) -> RemoteCompletion:
     """llama.cpp's own form (/completion with return_tokens)."""
     text, why = body.get("content"), body.get("stop_type")
     if not isinstance(text, str):
-        raise RemoteError(f"the server's answer has no content but {kind(text)}; is it a llama.cpp server?")
+        raise RemoteError(f"the server's answer has no content but {type_name(text)}; is it a llama.cpp server?")
     if why not in ("eos", "limit"):
-        raise RemoteError(f"the server ended with stop_type={shown(why)}; only 'eos' is the end of a text")
+        raise RemoteError(f"the server ended with stop_type={short_repr(why)}; only 'eos' is the end of a text")
     if body.get("truncated"):
         raise RemoteError("the server truncated the prompt; give it a longer context (-c), or ask for shorter texts")
-    if body.get("tokens_evaluated") != prompt:
-        raise RemoteError(f"the server read {shown(body.get('tokens_evaluated'))} tokens of a prompt of {prompt}")
-    ids = whole_numbers(body.get("tokens"), "tokens")
-    return _checked(Answer(text, ids, why == "eos"), asked)
+    if body.get("tokens_evaluated") != prompt_tokens:
+        raise RemoteError(
+            f"the server read {short_repr(body.get('tokens_evaluated'))} tokens of a prompt of {prompt_tokens}"
+        )
+    ids = token_id_list(body.get("tokens"), "tokens")
+    return _check_length(RemoteCompletion(text, ids, why == "eos"), max_tokens)
 
 
 def only_choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
     choices = body.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        got = f"{len(choices)} choices" if isinstance(choices, list) else kind(choices)
+        got = f"{len(choices)} choices" if isinstance(choices, list) else type_name(choices)
         raise RemoteError(f"the server's answer has {got} where one choice is due")
     return choices[0]
 
 
-def whole_numbers(value: Any, name: str) -> tuple[int, ...]:
+def token_id_list(value: Any, name: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(each) is int for each in value):
-        raise RemoteError(f"the server's {name} is {kind(value)} where a list of token ids is due")
+        raise RemoteError(f"the server's {name} is {type_name(value)} where a list of token ids is due")
     return tuple(value)
 
 
-def by_id(token: Any) -> int | None:
+def parse_token_id(token: Any) -> int | None:
     """The id in vLLM's `token_id:17`; None for a token that is given as text."""
-    if not isinstance(token, str) or not token.startswith(_BY_ID):
+    if not isinstance(token, str) or not token.startswith(_TOKEN_ID_PREFIX):
         return None
-    digits = token[len(_BY_ID) :]
-    return int(digits) if digits.isdecimal() and len(digits) <= _DIGITS else None
+    digits = token[len(_TOKEN_ID_PREFIX) :]
+    return int(digits) if digits.isdecimal() and len(digits) <= _MAX_ID_DIGITS else None
 
 
-def _end(choice: Mapping[str, Any]) -> int | None:
+def _stop_token(choice: Mapping[str, Any]) -> int | None:
     """vLLM says stop_reason, SGLang matched_stop: an id, a text or null."""
     found: Sequence[Any] = (choice.get("stop_reason"), choice.get("matched_stop"))
     return next((each for each in found if type(each) is int), None)
 
 
-def _check_usage(usage: Any, prompt: int | None) -> None:
+def _check_usage(usage: Any, prompt_tokens: int | None) -> None:
     """A prompt that was cut or added to is another question."""
-    if prompt is None or usage is None:
+    if prompt_tokens is None or usage is None:
         return
     read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
-    if read != prompt:
-        raise RemoteError(f"the server read {shown(read)} tokens of a prompt of {prompt}")
+    if read != prompt_tokens:
+        raise RemoteError(f"the server read {short_repr(read)} tokens of a prompt of {prompt_tokens}")
 
 
-def _checked(answer: Answer, asked: int) -> Answer:
-    if answer.ids is not None:
-        if len(answer.ids) > asked + answer.stopped:
-            raise RemoteError(f"the server wrote {len(answer.ids)} tokens where {asked} were asked for")
-        if not answer.ids and not answer.stopped:
+def _check_length(result: RemoteCompletion, max_tokens: int) -> RemoteCompletion:
+    if result.token_ids is not None:
+        if len(result.token_ids) > max_tokens + result.stopped:
+            raise RemoteError(f"the server wrote {len(result.token_ids)} tokens where {max_tokens} were asked for")
+        if not result.token_ids and not result.stopped:
             raise RemoteError("the server wrote no token, and does not say that the text is over")
-    return answer
+    return result
 
 
-Body = dict[str, Any]
+JsonBody = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Draw:
+class RemoteSampling:
     """How a token is drawn; absent: the likeliest."""
 
     temperature: float
@@ -123,28 +125,30 @@ class Draw:
 
 class Dialect(Protocol):
     @property
-    def ids(self) -> bool:
+    def returns_token_ids(self) -> bool:
         """Does it give token ids?"""
         ...
 
     @property
-    def echoes(self) -> bool:
+    def supports_prompt_logprobs(self) -> bool:
         """Can its prompts have log-probabilities?"""
         ...
 
-    def write(self, server: Server, prompt: Sequence[int] | str, n: int, draw: Draw | None) -> tuple[str, Body]:
-        """Where and how up to `n` tokens behind a prompt are asked for."""
+    def completion_request(
+        self, server: RemoteServer, prompt: Sequence[int] | str, max_tokens: int, sampling: RemoteSampling | None
+    ) -> tuple[str, JsonBody]:
+        """Where and how up to `max_tokens` tokens behind a prompt are asked for."""
         ...
 
-    def read(self, body: Mapping[str, Any], n: int, prompt: int | None) -> Answer: ...
+    def parse(self, body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion: ...
 
-    def judge(self, server: Server, prompt: Sequence[int] | str) -> tuple[str, Body]:
+    def prompt_logprobs_request(self, server: RemoteServer, prompt: Sequence[int] | str) -> tuple[str, JsonBody]:
         """Where and how the likeliest tokens at a prompt's positions are asked for, and one more token."""
         ...
 
-    def tokenize(self, server: Server, text: str) -> tuple[str, Body] | None: ...
+    def tokenize_request(self, server: RemoteServer, text: str) -> tuple[str, JsonBody] | None: ...
 
-    def detokenize(self, server: Server, tokens: Sequence[int]) -> tuple[str, Body, str] | None:
+    def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:
         """Where and how, and the name of the text in the answer."""
         ...
 
@@ -153,60 +157,64 @@ class Dialect(Protocol):
 class OpenAi:
     """OpenAI's own fields, and top_k where it is wanted."""
 
-    ids: ClassVar[bool] = False
-    echoes: ClassVar[bool] = True
+    returns_token_ids: ClassVar[bool] = False
+    supports_prompt_logprobs: ClassVar[bool] = True
 
-    def write(self, server: Server, prompt: Sequence[int] | str, n: int, draw: Draw | None) -> tuple[str, Body]:
-        body = {"model": server.model, "prompt": _said(prompt), "max_tokens": n}
-        return f"{server.url}/completions", body | self.extra | (self.drawn(draw) if draw else {"temperature": 0})
+    def completion_request(
+        self, server: RemoteServer, prompt: Sequence[int] | str, max_tokens: int, sampling: RemoteSampling | None
+    ) -> tuple[str, JsonBody]:
+        body = {"model": server.model, "prompt": _prompt_field(prompt), "max_tokens": max_tokens}
+        return f"{server.api_url}/completions", body | self.extra_fields | (
+            self.sampling_fields(sampling) if sampling else {"temperature": 0}
+        )
 
-    def read(self, body: Mapping[str, Any], n: int, prompt: int | None) -> Answer:
-        return completion(body, n, prompt)
+    def parse(self, body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion:
+        return parse_openai(body, max_tokens, prompt_tokens)
 
-    def judge(self, server: Server, prompt: Sequence[int] | str) -> tuple[str, Body]:
-        url, body = self.write(server, prompt, 1, None)
-        return url, body | {"echo": True, "logprobs": 1} | self.echo_extra
+    def prompt_logprobs_request(self, server: RemoteServer, prompt: Sequence[int] | str) -> tuple[str, JsonBody]:
+        url, body = self.completion_request(server, prompt, 1, None)
+        return url, body | {"echo": True, "logprobs": 1} | self.logprob_fields
 
-    def tokenize(self, server: Server, text: str) -> tuple[str, Body] | None:  # noqa: ARG002
+    def tokenize_request(self, server: RemoteServer, text: str) -> tuple[str, JsonBody] | None:  # noqa: ARG002
         return None
 
-    def detokenize(self, server: Server, tokens: Sequence[int]) -> tuple[str, Body, str] | None:  # noqa: ARG002
+    def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:  # noqa: ARG002
         return None
 
     @property
-    def extra(self) -> Body:
+    def extra_fields(self) -> JsonBody:
         return {}
 
     @property
-    def echo_extra(self) -> Body:
+    def logprob_fields(self) -> JsonBody:
         return {}
 
-    def drawn(self, draw: Draw) -> Body:
-        limit = {"top_k": draw.top_k} if draw.top_k else {}
-        return {"temperature": draw.temperature, "top_p": draw.top_p, "seed": draw.seed} | limit
+    def sampling_fields(self, sampling: RemoteSampling) -> JsonBody:
+        limit = {"top_k": sampling.top_k} if sampling.top_k else {}
+        return {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed} | limit
 
 
 @dataclass(frozen=True)
 class Sglang(OpenAi):
     """SGLang 0.5: token ids with return_token_ids; log-probabilities of prompts name tokens by text."""
 
-    ids: ClassVar[bool] = True
+    returns_token_ids: ClassVar[bool] = True
 
     @property
-    def extra(self) -> Body:
+    def extra_fields(self) -> JsonBody:
         """What a model's own generation config would otherwise set, too."""
         neutral = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
         return {"return_token_ids": True, "skip_special_tokens": False} | neutral
 
-    def drawn(self, draw: Draw) -> Body:
-        return super().drawn(draw) | {"top_k": draw.top_k or -1}
+    def sampling_fields(self, sampling: RemoteSampling) -> JsonBody:
+        return super().sampling_fields(sampling) | {"top_k": sampling.top_k or -1}
 
-    def tokenize(self, server: Server, text: str) -> tuple[str, Body] | None:
-        return f"{server.root}/tokenize", {"model": server.model, "prompt": text, "add_special_tokens": False}
+    def tokenize_request(self, server: RemoteServer, text: str) -> tuple[str, JsonBody] | None:
+        return f"{server.root_url}/tokenize", {"model": server.model, "prompt": text, "add_special_tokens": False}
 
-    def detokenize(self, server: Server, tokens: Sequence[int]) -> tuple[str, Body, str] | None:
+    def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:
         body = {"model": server.model, "tokens": list(tokens), "skip_special_tokens": False}
-        return f"{server.root}/detokenize", body, "text"
+        return f"{server.root_url}/detokenize", body, "text"
 
 
 @dataclass(frozen=True)
@@ -214,41 +222,49 @@ class Vllm(Sglang):
     """vLLM: token ids in answers and, as `token_id:17`, in log-probabilities."""
 
     @property
-    def echo_extra(self) -> Body:
+    def logprob_fields(self) -> JsonBody:
         return {"return_tokens_as_token_ids": True}
 
-    def detokenize(self, server: Server, tokens: Sequence[int]) -> tuple[str, Body, str] | None:
-        return f"{server.root}/detokenize", {"model": server.model, "tokens": list(tokens)}, "prompt"
+    def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:
+        return f"{server.root_url}/detokenize", {"model": server.model, "tokens": list(tokens)}, "prompt"
 
 
 @dataclass(frozen=True)
 class LlamaCpp(OpenAi):
     """llama.cpp's own /completion, because its OpenAI form gives no id of half a character, and ignores echo."""
 
-    ids: ClassVar[bool] = True
-    echoes: ClassVar[bool] = False
+    returns_token_ids: ClassVar[bool] = True
+    supports_prompt_logprobs: ClassVar[bool] = False
 
-    def write(self, server: Server, prompt: Sequence[int] | str, n: int, draw: Draw | None) -> tuple[str, Body]:
-        body: Body = {
-            "model": server.model, "prompt": _said(prompt), "n_predict": n, "return_tokens": True, "cache_prompt": True,
+    def completion_request(
+        self, server: RemoteServer, prompt: Sequence[int] | str, max_tokens: int, sampling: RemoteSampling | None
+    ) -> tuple[str, JsonBody]:
+        body: JsonBody = {
+            "model": server.model, "prompt": _prompt_field(prompt), "n_predict": max_tokens, "return_tokens": True, "cache_prompt": True,
             "samplers": ["temperature", "top_k", "top_p"], "top_k": 0, "top_p": 1.0,
         }  # fmt: skip
-        return f"{server.root}/completion", body | (self.drawn(draw) if draw else {"temperature": 0})
+        return f"{server.root_url}/completion", body | (
+            self.sampling_fields(sampling) if sampling else {"temperature": 0}
+        )
 
-    def read(self, body: Mapping[str, Any], n: int, prompt: int | None) -> Answer:
-        return completion(body, n, prompt) if prompt is None else native(body, n, prompt)
+    def parse(self, body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion:
+        return (
+            parse_openai(body, max_tokens, prompt_tokens)
+            if prompt_tokens is None
+            else parse_llama_cpp(body, max_tokens, prompt_tokens)
+        )
 
-    def tokenize(self, server: Server, text: str) -> tuple[str, Body] | None:
-        return f"{server.root}/tokenize", {"content": text, "add_special": False, "parse_special": True}
+    def tokenize_request(self, server: RemoteServer, text: str) -> tuple[str, JsonBody] | None:
+        return f"{server.root_url}/tokenize", {"content": text, "add_special": False, "parse_special": True}
 
-    def detokenize(self, server: Server, tokens: Sequence[int]) -> tuple[str, Body, str] | None:
-        return f"{server.root}/detokenize", {"tokens": list(tokens)}, "content"
+    def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:
+        return f"{server.root_url}/detokenize", {"tokens": list(tokens)}, "content"
 
 
 DIALECTS: Mapping[str, Dialect] = {"llama_cpp": LlamaCpp(), "vllm": Vllm(), "sglang": Sglang(), "openai": OpenAi()}
-OWNERS: Mapping[str, str] = {"llamacpp": "llama_cpp", "vllm": "vllm", "sglang": "sglang"}
+DIALECT_BY_OWNER: Mapping[str, str] = {"llamacpp": "llama_cpp", "vllm": "vllm", "sglang": "sglang"}
 """Who a server says that it is, in its list of models."""
 
 
-def _said(prompt: Sequence[int] | str) -> list[int] | str:
+def _prompt_field(prompt: Sequence[int] | str) -> list[int] | str:
     return prompt if isinstance(prompt, str) else list(prompt)

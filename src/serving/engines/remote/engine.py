@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from serving.core.keyed_random import key, luck
-from serving.engines.remote.dialect import Draw
+from serving.core.keyed_random import key, uniform
+from serving.engines.remote.dialect import RemoteSampling
 from serving.engines.remote.errors import RemoteError
-from serving.engines.remote.generator import Writer
-from serving.engines.remote.retry import Refusals
+from serving.engines.remote.generator import RemoteGenerator
+from serving.engines.remote.retry import NegativeCache
 from serving.hardware.estimator import forward_load
-from serving.hardware.latency import Load
-from serving.messages import Forward, Generate, Result, Rows, Sampling, Verdict
+from serving.hardware.latency import ForwardLoad
+from serving.messages import DraftWork, ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, Verdict
 
-Tokens = tuple[int, ...]
-_SEEDS = 1 << 31
+TokenIds = tuple[int, ...]
+_SEED_RANGE = 1 << 31
 
 
 class RemoteEngine:
@@ -22,102 +22,102 @@ class RemoteEngine:
     The server keeps caches by prefix, or none; here a session is the tokens that the route has sent.
     """
 
-    def __init__(self, writer: Writer) -> None:
-        self.writer = writer
-        server = writer.client.server
-        self._span, self._concurrency = server.tokens_a_call, server.concurrency
-        self._held: dict[str, Tokens] = {}
+    def __init__(self, generator: RemoteGenerator) -> None:
+        self.generator = generator
+        server = generator.client.server
+        self._tokens_per_request, self._concurrency = server.tokens_per_request, server.concurrency
+        self._texts: dict[str, TokenIds] = {}
         """Session -> the tokens that a cache would hold."""
-        self._ahead: dict[str, tuple[int, Tokens, Sampling | None]] = {}
+        self._prefetched: dict[str, tuple[int, TokenIds, SamplingParams | None]] = {}
         """Session -> a text, from where on the server wrote it, and how."""
-        self._refusals = Refusals()
+        self._negative_cache = NegativeCache()
         self._pool: ThreadPoolExecutor | None = None
 
-    def execute(self, work: Generate | Forward) -> tuple[tuple[Result, ...], tuple[Load, ...]]:
+    def execute(self, work: DraftWork | ForwardWork) -> tuple[tuple[SliceOutcome, ...], tuple[ForwardLoad, ...]]:
         """Raises RemoteError, after which nothing of the batch counts, and at once for a question that the server has
         refused before; CacheHoleError for rows behind a text's end;
         ValueError and TypeError for work that no server does.
         """
-        if isinstance(work, Generate):
+        if isinstance(work, DraftWork):
             raise TypeError("a server drafts nothing: the drafter runs on the device")
-        if len({rows.session for rows in work.rows}) < len(work.rows):
+        if len({rows.session for rows in work.slices}) < len(work.slices):
             raise ValueError(
                 "a session has rows twice in one forward, but its text can only grow by one part at a time"
             )
-        texts = [self._text(rows) for rows in work.rows]
-        verdicts = self._all(work.rows, texts)
-        for rows, text, verdict in zip(work.rows, texts, verdicts, strict=True):
-            stands = len(text) - rows.check + verdict.accepted if verdict else len(text)
-            self._held[rows.session] = text[:stands]
-        return tuple(Result(verdict, None) for verdict in verdicts), (forward_load(work),)
+        texts = [self._text(rows) for rows in work.slices]
+        verdicts = self._verdicts(work.slices, texts)
+        for rows, text, verdict in zip(work.slices, texts, verdicts, strict=True):
+            stands = len(text) - rows.num_drafts + verdict.accepted if verdict else len(text)
+            self._texts[rows.session] = text[:stands]
+        return tuple(SliceOutcome(verdict, None) for verdict in verdicts), (forward_load(work),)
 
     def drop(self, session: str, first: int | None) -> None:  # noqa: ARG002
-        self._held.pop(session, None)
-        self._ahead.pop(session, None)
+        self._texts.pop(session, None)
+        self._prefetched.pop(session, None)
 
     def notes(self) -> tuple[str, ...]:
         """What a reader of the figures must know of the server."""
-        failures = self.writer.client.failures
+        failures = self.generator.client.num_failures
         return (f"{failures} questions to the server failed; the log says why",) if failures else ()
 
-    def _text(self, rows: Rows) -> Tokens:
-        held = self._held.get(rows.session, ())
-        if rows.start > len(held):
+    def _text(self, seq: SequenceSlice) -> TokenIds:
+        held = self._texts.get(seq.session, ())
+        if seq.start > len(held):
             from serving.engines.torch.sequence_cache import CacheHoleError
 
             raise CacheHoleError(
-                f"session {rows.session!r} begins at token {rows.start}, but only {len(held)} tokens are known"
+                f"session {seq.session!r} begins at token {seq.start}, but only {len(held)} tokens are known"
             )
-        if len(rows.tokens) != rows.n or rows.parents is not None or rows.keep is not None:
-            raise ValueError(f"session {rows.session!r} sent hidden states or a tree, which no server reads")
-        return held[: rows.start] + rows.tokens
+        if len(seq.tokens) != seq.num_tokens or seq.parents is not None or seq.kept_tree_nodes is not None:
+            raise ValueError(f"session {seq.session!r} sent hidden states or a tree, which no server reads")
+        return held[: seq.start] + seq.tokens
 
-    def _all(self, rows: Sequence[Rows], texts: Sequence[Tokens]) -> list[Verdict | None]:
+    def _verdicts(self, seqs: Sequence[SequenceSlice], texts: Sequence[TokenIds]) -> list[Verdict | None]:
         """Of several sessions at once, in their order; where one fails, too, when all are answered: a question that is
         still under way would soon be asked again beside itself.
         """
-        if sum(bool(each.rule) for each in rows) < 2 or self._concurrency == 1:
-            return [self._verdict(*each) for each in zip(rows, texts, strict=True)]
+        if sum(bool(each.rule) for each in seqs) < 2 or self._concurrency == 1:
+            return [self._verdict(*each) for each in zip(seqs, texts, strict=True)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._concurrency, "server")
-        asked = [self._pool.submit(self._verdict, *each) for each in zip(rows, texts, strict=True)]
+        asked = [self._pool.submit(self._verdict, *each) for each in zip(seqs, texts, strict=True)]
         wait(asked)
         return [each.result() for each in asked]
 
-    def _verdict(self, rows: Rows, text: Tokens) -> Verdict | None:
-        if not rows.rule:
+    def _verdict(self, seq: SequenceSlice, text: TokenIds) -> Verdict | None:
+        if not seq.rule:
             return None
-        if rows.rule == "tree" or (rows.check and rows.sampling):
-            raise ValueError(f"session {rows.session!r} wants drafts judged as {rows.rule!r}, which no server does")
-        question = text, rows.check
-        self._refusals.check(rows.session, question)
+        if seq.rule == "tree" or (seq.num_drafts and seq.sampling):
+            raise ValueError(f"session {seq.session!r} wants drafts judged as {seq.rule!r}, which no server does")
+        question = text, seq.num_drafts
+        self._negative_cache.check(seq.session, question)
         try:
-            return self._asked(rows, text)
+            return self._request_verdict(seq, text)
         except RemoteError as problem:
-            self._refusals.note(rows.session, question, problem)
+            self._negative_cache.record(seq.session, question, problem)
             raise
 
-    def _asked(self, rows: Rows, text: Tokens) -> Verdict:
-        if rows.check:
-            at = len(text) - rows.check
-            return self.writer.judge(text[:at], text[at:])
-        return Verdict(0, self._next(rows.session, text, rows.sampling))
+    def _request_verdict(self, seq: SequenceSlice, text: TokenIds) -> Verdict:
+        if seq.num_drafts:
+            at = len(text) - seq.num_drafts
+            return self.generator.verify(text[:at], text[at:])
+        return Verdict(0, self._next_token(seq.session, text, seq.sampling))
 
-    def _next(self, session: str, text: Tokens, sampling: Sampling | None) -> int:
+    def _next_token(self, session: str, text: TokenIds, sampling: SamplingParams | None) -> int:
         """From what the server wrote already, as long as the text goes on like that."""
         n = len(text)
-        begun, ahead, how = self._ahead.get(session, (0, (), None))
+        begun, ahead, how = self._prefetched.get(session, (0, (), None))
         if begun <= n < len(ahead) and ahead[:n] == text and how == sampling:
             return ahead[n]
-        new = self.writer.write(text, self._span, draw(sampling, session, n))
+        new = self.generator.generate(text, self._tokens_per_request, remote_sampling(sampling, session, n))
         if len(new) > 1:
-            self._ahead[session] = (n, text + new, sampling)
+            self._prefetched[session] = (n, text + new, sampling)
         return new[0]
 
 
-def draw(sampling: Sampling | None, session: str, position: int) -> Draw | None:
+def remote_sampling(sampling: SamplingParams | None, session: str, position: int) -> RemoteSampling | None:
     """With a seed of its own for each position of each session."""
     if sampling is None:
         return None
-    seed = int(luck(key(sampling.seed, session), position, "server") * _SEEDS)
-    return Draw(sampling.temperature, sampling.top_p, sampling.top_k, seed)
+    seed = int(uniform(key(sampling.seed, session), position, "server") * _SEED_RANGE)
+    return RemoteSampling(sampling.temperature, sampling.top_p, sampling.top_k, seed)

@@ -5,69 +5,69 @@ What a server said, as an error or a log may tell it: short, printable, and with
 
 from typing import Any
 
-from serving.hardware.executor import OutageError
+from serving.hardware.executor import TransientWorkError
 
 
-class RemoteError(OutageError):
+class RemoteError(TransientWorkError):
     """A question that a server did not answer, with whose fault it is, what was got and what to do.
 
-    `passing` says that the same question may be answered later: the server was not reached, too slow, or overloaded.
+    `transient` says that the same question may be answered later: the server was not reached, too slow, or overloaded.
     `status` is that of an answer which will not get better.
     """
 
-    def __init__(self, message: str, passing: bool = False, status: int | None = None) -> None:
+    def __init__(self, message: str, transient: bool = False, status: int | None = None) -> None:
         super().__init__(message)
-        self.passing, self.status = passing, status
+        self.transient, self.status = transient, status
 
     @property
-    def missing(self) -> bool:
+    def not_found(self) -> bool:
         """Has the server no such URL?"""
         return self.status in (404, 405, 501)
 
     @property
-    def barred(self) -> bool:
+    def unauthorized(self) -> bool:
         """Is it the key, and so every question?"""
         return self.status in (401, 403)
 
     @property
-    def refused(self) -> bool:
+    def rejected(self) -> bool:
         """Does the server say that it is the question's fault?"""
         return self.status is not None and self.status < 500
 
 
-MOST = 80
-_KEYS: set[str] = set()
+MAX_SHOWN_CHARS = 80
+_SECRETS: set[str] = set()
 """Of all clients of this process; some servers repeat what they were sent."""
 
 
-def keep_secret(key: str) -> None:
+def register_secret(secret: str) -> None:
     """From here on it is shown nowhere."""
-    _KEYS.add(key)
+    _SECRETS.add(secret)
 
 
-def hidden(text: str) -> str:
+def redact(text: str) -> str:
     """Without keys. Before it is cut: half a key is one that no search finds."""
-    for key in sorted(_KEYS, key=len, reverse=True):
+    for key in sorted(_SECRETS, key=len, reverse=True):
         text = text.replace(key, "***")
     return text
 
 
-def plain(text: str, most: int = MOST) -> str:
+def one_line(text: str, max_chars: int = MAX_SHOWN_CHARS) -> str:
     """On one line, for a place where no quotes are."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in hidden(text)).split())
-    return line if len(line) <= most else f"{line[:most]}..."
+    line = " ".join("".join(c if c.isprintable() else " " for c in redact(text)).split())
+    return line if len(line) <= max_chars else f"{line[:max_chars]}..."
 
 
-def shown(value: Any, most: int = MOST) -> str:
+def short_repr(value: Any, max_chars: int = MAX_SHOWN_CHARS) -> str:
     """As Python writes it; of what is neither text nor number only the kind."""
     if isinstance(value, str):
-        text = hidden(value)
-        told = repr(text[:most])
-        return told if len(text) <= most and len(told) <= most + 2 else f"{told[: most + 1]}..."
+        text = redact(value)
+        told = repr(text[:max_chars])
+        return told if len(text) <= max_chars and len(told) <= max_chars + 2 else f"{told[: max_chars + 1]}..."
     if value is None or isinstance(value, bool | int | float):
-        return plain(repr(value), most)
-    return kind(value)
+        return one_line(repr(value), max_chars)
+    return type_name(value)
 
 
-def kind(value: Any) -> str:
+def type_name(value: Any) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"

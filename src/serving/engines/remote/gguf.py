@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_LAYER = {
+_LAYER_TENSORS = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -21,7 +21,7 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_GLOBAL_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 def convert(checkpoint: Path, file: Path) -> None:
@@ -36,16 +36,16 @@ def convert(checkpoint: Path, file: Path) -> None:
     vocabulary = _vocabulary(checkpoint, int(config.vocab_size))
     writer = GGUFWriter(file, "llama")
     writer.add_name(checkpoint.name)
-    _shape(writer, config, float(rope.get("rope_theta", 10000.0)))
-    _tokenizer(writer, vocabulary, config)
-    _weights(writer, checkpoint, int(config.num_attention_heads), int(config.num_key_value_heads))
+    _write_hyperparameters(writer, config, float(rope.get("rope_theta", 10000.0)))
+    _write_tokenizer(writer, vocabulary, config)
+    _write_weights(writer, checkpoint, int(config.num_attention_heads), int(config.num_key_value_heads))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _shape(writer: Any, config: Any, theta: float) -> None:
+def _write_hyperparameters(writer: Any, config: Any, theta: float) -> None:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -53,14 +53,14 @@ def _shape(writer: Any, config: Any, theta: float) -> None:
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_dimension_count(_head(config))
-    writer.add_key_length(_head(config))
-    writer.add_value_length(_head(config))
+    writer.add_rope_dimension_count(_head_dim(config))
+    writer.add_key_length(_head_dim(config))
+    writer.add_value_length(_head_dim(config))
     writer.add_rope_freq_base(theta)
     writer.add_vocab_size(config.vocab_size)
 
 
-def _head(config: Any) -> int:
+def _head_dim(config: Any) -> int:
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
@@ -69,7 +69,7 @@ def _vocabulary(checkpoint: Path, rows: int) -> dict[str, Any]:
     from gguf import TokenType
 
     found = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-    model, cut = found["model"], _cut(found.get("pre_tokenizer") or {})
+    model, cut = found["model"], _pre_tokenizer(found.get("pre_tokenizer") or {})
     if model["type"] != "BPE" or not cut:
         raise ValueError(f"the tokenizer of {checkpoint} is no byte-level BPE, the only kind that is converted here")
     tokens = {i: token for token, i in model["vocab"].items()}
@@ -86,7 +86,7 @@ def _vocabulary(checkpoint: Path, rows: int) -> dict[str, Any]:
     }
 
 
-def _cut(pre: dict[str, Any]) -> str:
+def _pre_tokenizer(pre: dict[str, Any]) -> str:
     """llama.cpp's name for the rule by which text is cut into words; "" where it is another."""
     match pre:
         case {"type": "ByteLevel"}:
@@ -96,7 +96,7 @@ def _cut(pre: dict[str, Any]) -> str:
     return ""
 
 
-def _tokenizer(writer: Any, vocabulary: dict[str, Any], config: Any) -> None:
+def _write_tokenizer(writer: Any, vocabulary: dict[str, Any], config: Any) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(vocabulary["cut"])
     writer.add_token_list(vocabulary["tokens"])
@@ -108,7 +108,7 @@ def _tokenizer(writer: Any, vocabulary: dict[str, Any], config: Any) -> None:
             getattr(writer, f"add_{name}_token_id")(token)
 
 
-def _weights(writer: Any, checkpoint: Path, heads: int, kv_heads: int) -> None:
+def _write_weights(writer: Any, checkpoint: Path, heads: int, kv_heads: int) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -118,31 +118,31 @@ def _weights(writer: Any, checkpoint: Path, heads: int, kv_heads: int) -> None:
         if tied and name == "lm_head.weight":
             continue
         if ".q_proj." in name or ".k_proj." in name:
-            tensor = _paired(tensor, heads if ".q_proj." in name else kv_heads)
-        writer.add_tensor(_name(name), tensor.contiguous().numpy())
+            tensor = _permute_rotary(tensor, heads if ".q_proj." in name else kv_heads)
+        writer.add_tensor(_gguf_name(name), tensor.contiguous().numpy())
 
 
-def _name(name: str) -> str:
+def _gguf_name(name: str) -> str:
     stem, _, end = name.rpartition(".")
-    if stem in _ENDS:
-        return f"{_ENDS[stem]}.{end}"
+    if stem in _GLOBAL_TENSORS:
+        return f"{_GLOBAL_TENSORS[stem]}.{end}"
     _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_LAYER[part]}.{end}"
+    return f"blk.{layer}.{_LAYER_TENSORS[part]}.{end}"
 
 
-def _paired(weight: Any, heads: int) -> Any:
+def _permute_rotary(weight: Any, heads: int) -> Any:
     """Rows in llama.cpp's order, which rotates neighbours where `transformers` rotates halves."""
     rows = weight.reshape(heads, 2, -1, *weight.shape[1:])
     return rows.transpose(1, 2).reshape(weight.shape)
 
 
-def main(words: Sequence[str]) -> None:
-    if len(words) != 2:
+def main(arguments: Sequence[str]) -> None:
+    if len(arguments) != 2:
         raise SystemExit(
             "give a checkpoint's directory and the file to write: python -m serving.engines.remote.gguf DIR FILE"
         )
     try:
-        convert(Path(words[0]), Path(words[1]))
+        convert(Path(arguments[0]), Path(arguments[1]))
     except (ValueError, OSError) as problem:
         raise SystemExit(f"error: {problem}") from problem
 

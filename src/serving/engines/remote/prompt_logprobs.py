@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from serving.engines.remote.dialect import by_id, only_choice
-from serving.engines.remote.errors import RemoteError, kind, shown
+from serving.engines.remote.dialect import only_choice, parse_token_id
+from serving.engines.remote.errors import RemoteError, short_repr, type_name
 
-HALF = "\ufffd"
+REPLACEMENT_CHAR = "\ufffd"
 """What servers write for bytes that are no character, or not yet one."""
-_WINDOW = 32
+_CONTEXT_TOKENS = 32
 """Tokens of the prompt that give the text its context."""
 
 
@@ -22,17 +22,17 @@ def encode(hf: Any, prompt: Sequence[int], text: str) -> tuple[int, ...]:
 
     Raises RemoteError where they do not decode to the same text.
     """
-    if HALF in text:
+    if REPLACEMENT_CHAR in text:
         raise RemoteError(
             "the server's text holds half a character, and it gives no token ids; use one that does (llama.cpp, vLLM, "
             "SGLang)"
         )
-    tail = list(prompt[-_WINDOW:])
+    tail = list(prompt[-_CONTEXT_TOKENS:])
     before = decode(hf, tail)
-    whole = _cut(hf, before + text)
-    found = whole[len(tail) :] if whole[: len(tail)] == tail else _cut(hf, text)
+    whole = _tokenize(hf, before + text)
+    found = whole[len(tail) :] if whole[: len(tail)] == tail else _tokenize(hf, text)
     if decode(hf, tail + found) != before + text:
-        raise RemoteError(f"the server's text {shown(text)} cannot be written in this tokenizer's tokens")
+        raise RemoteError(f"the server's text {short_repr(text)} cannot be written in this tokenizer's tokens")
     return tuple(found)
 
 
@@ -42,60 +42,60 @@ def decode(hf: Any, tokens: Sequence[int]) -> str:
     return text
 
 
-def names(hf: Any, before: Sequence[int], token: int) -> tuple[str, str]:
+def token_texts(hf: Any, before: Sequence[int], token: int) -> tuple[str, str]:
     """What a token is called by itself, and behind the one before it: some tokenizers drop a space at the beginning."""
     last = list(before[-1:])
     return decode(hf, [token]), decode(hf, [*last, token]).removeprefix(decode(hf, last))
 
 
-def whole_part(text: str) -> str:
+def strip_partial_char(text: str) -> str:
     """Without the half character at its end."""
-    return text.rstrip(HALF)
+    return text.rstrip(REPLACEMENT_CHAR)
 
 
-def _cut(hf: Any, text: str) -> list[int]:
+def _tokenize(hf: Any, text: str) -> list[int]:
     found: list[int] = hf(text, add_special_tokens=False)["input_ids"]
     return found
 
 
 @dataclass(frozen=True)
-class Opinion:
-    """On one token: is it the likeliest? `best` is the likeliest one's id, None where the server gives only its text;
-    several halves of characters have one text, so then they are in doubt, and do not agree.
+class TokenCheck:
+    """On one token: is it the likeliest? `argmax_token` is the likeliest one's id, None where the server gives only its
+    text; several halves of characters have one text, so then they are in doubt, and do not agree.
     """
 
-    agrees: bool
-    best: int | None
+    is_argmax: bool
+    argmax_token: int | None
 
 
-def opinions(body: Mapping[str, Any], prompt: Sequence[int], checked: int, hf: Any = None) -> list[Opinion]:
-    """On the last `checked` tokens of the prompt. Raises RemoteError for anything but one entry a token.
+def check_tokens(body: Mapping[str, Any], prompt: Sequence[int], num_checked: int, hf: Any = None) -> list[TokenCheck]:
+    """On the last `num_checked` tokens of the prompt. Raises RemoteError for anything but one entry a token.
 
     `hf` is the tokenizer of a prompt that went as text, and was cut there: then each entry must be called what the
     token is called here.
     """
     found = only_choice(body).get("logprobs")
     if not isinstance(found, dict):
-        raise RemoteError(f"the server returned {kind(found)} as logprobs of the prompt (echo)")
+        raise RemoteError(f"the server returned {type_name(found)} as logprobs of the prompt (echo)")
     tokens, own, tops = (_entries(found, name) for name in ("tokens", "token_logprobs", "top_logprobs"))
     if {len(own), len(tops)} != {len(tokens)} or not len(prompt) <= len(tokens) <= len(prompt) + 1:
         raise RemoteError(
             f"the server returned {len(tokens)}, {len(own)} and {len(tops)} log-probabilities for {len(prompt)} tokens "
             "and one more; it does not echo prompts"
         )
-    at = range(len(prompt) - checked, len(prompt))
+    at = range(len(prompt) - num_checked, len(prompt))
     if hf is not None:
-        _check_cut(body, tokens, prompt, hf)
-    return [_opinion(tokens[i], own[i], tops[i], prompt[i]) for i in at]
+        _check_tokenization(body, tokens, prompt, hf)
+    return [_check_token(tokens[i], own[i], tops[i], prompt[i]) for i in at]
 
 
-def added(body: Mapping[str, Any], prompt: int) -> int | None:
+def next_token(body: Mapping[str, Any], prompt_tokens: int) -> int | None:
     """The id of the token that the server wrote behind the prompt, if it says it."""
     tokens = only_choice(body)["logprobs"]["tokens"]
-    return by_id(tokens[prompt]) if len(tokens) > prompt else None
+    return parse_token_id(tokens[prompt_tokens]) if len(tokens) > prompt_tokens else None
 
 
-def _check_cut(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[int], hf: Any) -> None:
+def _check_tokenization(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[int], hf: Any) -> None:
     """Is each entry on the token that was asked about? One that is half a character has no name to tell.
 
     Raises RemoteError for a text that the server cuts into other tokens, or into nobody knows how many: its opinions
@@ -106,14 +106,14 @@ def _check_cut(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[
     over = only_choice(body).get("finish_reason") == "stop" and len(tokens) == len(prompt)
     if read != len(prompt) or not (over or len(tokens) == len(prompt) + 1):
         raise RemoteError(
-            f"the server cut {len(prompt)} tokens, sent as text, into {shown(read)} (usage.prompt_tokens), and gives "
+            f"the server cut {len(prompt)} tokens, sent as text, into {short_repr(read)} (usage.prompt_tokens), and gives "
             f"{len(tokens)} log-probabilities; {_NO_VERDICT}"
         )
     for i, asked in enumerate(prompt):
-        own = names(hf, prompt[max(0, i - 1) : i], asked)
-        if tokens[i] not in own and by_id(tokens[i]) != asked and HALF not in own[0]:
+        own = token_texts(hf, prompt[max(0, i - 1) : i], asked)
+        if tokens[i] not in own and parse_token_id(tokens[i]) != asked and REPLACEMENT_CHAR not in own[0]:
             raise RemoteError(
-                f"the server cuts the text into other tokens: it has {shown(tokens[i])} where {own[1]!r} was asked "
+                f"the server cuts the text into other tokens: it has {short_repr(tokens[i])} where {own[1]!r} was asked "
                 f"about; {_NO_VERDICT}"
             )
 
@@ -121,33 +121,35 @@ def _check_cut(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[
 _NO_VERDICT = "no verdict can be made of that. Use a server that takes token ids (vLLM, SGLang)"
 
 
-def _opinion(token: Any, own: Any, tops: Any, asked: int) -> Opinion:
+def _check_token(token: Any, logprob: Any, top_logprobs: Any, expected_token: int) -> TokenCheck:
     if not isinstance(token, str):
-        raise RemoteError(f"the server echoes {kind(token)} as a token")
-    told = by_id(token)
-    if told is not None and told != asked:
-        raise RemoteError(f"the server echoes token {told} where {asked} was asked about")
-    if not isinstance(tops, dict) or not tops:
-        raise RemoteError(f"the server names no likeliest token at a position of the prompt but {kind(tops)}")
-    chances = [_chance(each) for each in (own, *tops.values())]
-    best = max(tops, key=tops.__getitem__)
-    named = by_id(best)
+        raise RemoteError(f"the server echoes {type_name(token)} as a token")
+    told = parse_token_id(token)
+    if told is not None and told != expected_token:
+        raise RemoteError(f"the server echoes token {told} where {expected_token} was asked about")
+    if not isinstance(top_logprobs, dict) or not top_logprobs:
+        raise RemoteError(
+            f"the server names no likeliest token at a position of the prompt but {type_name(top_logprobs)}"
+        )
+    chances = [_logprob(each) for each in (logprob, *top_logprobs.values())]
+    best = max(top_logprobs, key=top_logprobs.__getitem__)
+    named = parse_token_id(best)
     if (told is None) != (named is None):
         raise RemoteError("the server names some tokens by id and some by text")
     if named is None:
-        return Opinion(chances[0] >= max(chances) and HALF not in token, None)
-    return Opinion(named == asked, named)
+        return TokenCheck(chances[0] >= max(chances) and REPLACEMENT_CHAR not in token, None)
+    return TokenCheck(named == expected_token, named)
 
 
-def _chance(value: Any) -> float:
+def _logprob(value: Any) -> float:
     """A log-probability; servers write a very large negative number for none at all."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value > 1e-3:
-        raise RemoteError(f"the server gives {shown(value)} as a log-probability")
+        raise RemoteError(f"the server gives {short_repr(value)} as a log-probability")
     return float(value)
 
 
 def _entries(found: Mapping[str, Any], name: str) -> list[Any]:
     value = found.get(name)
     if not isinstance(value, list):
-        raise RemoteError(f"the server returned {kind(value)} as logprobs.{name} of the prompt (echo)")
+        raise RemoteError(f"the server returned {type_name(value)} as logprobs.{name} of the prompt (echo)")
     return value

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
-Dialect = Literal["auto", "llama_cpp", "vllm", "sglang", "openai"]
+DialectName = Literal["auto", "llama_cpp", "vllm", "sglang", "openai"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class RemoteServer:
     """A model at a base URL. Certificates are always checked, redirects never followed, proxies never asked.
 
     Raises ValueError for a URL that holds credentials or would carry text in the clear, and for options out of range.
@@ -21,11 +21,11 @@ class Server:
     """With its version: https://HOST/v1."""
     model: str
     """One of those that the server lists."""
-    key_env: str = "TANDEM_LLM_KEY"
+    api_key_env: str = "TANDEM_LLM_KEY"
     """The environment variable with the key; unset: none is sent."""
-    dialect: Dialect = "auto"
+    dialect: DialectName = "auto"
     """What is asked beyond OpenAI's own fields; auto: by who the server says that it is."""
-    tokens_a_call: int = 1
+    tokens_per_request: int = 1
     """Tokens that one question asks for; those behind the first answer the next questions, as long as the text goes on
     as the server wrote it.
     """
@@ -42,10 +42,10 @@ class Server:
     """
     backoff_max_s: float = 8.0
     retry_after_max_s: float = 30.0
-    rest_s: float = 5.0
+    cooldown_s: float = 5.0
     """After the last attempt the server is left alone for so long: questions fail at once, or on virtual time wait."""
-    max_answer_nbytes: int = 16 << 20
-    authority: Path | None = None
+    max_response_nbytes: int = 16 << 20
+    ca_certificate: Path | None = None
     """Whose signature is believed (PEM), in place of the system's authorities."""
     insecure_http: bool = False
     """Lets http:// leave this machine; a key is not sent there."""
@@ -56,8 +56,8 @@ class Server:
         self._check_url()
         if not self.model:
             raise ValueError("model.cloud.server.model is empty; give one of the names that the server lists")
-        if self.dialect not in get_args(Dialect):
-            allowed = ", ".join(get_args(Dialect))
+        if self.dialect not in get_args(DialectName):
+            allowed = ", ".join(get_args(DialectName))
             raise ValueError(f"model.cloud.server.dialect is {self.dialect!r}; it is one of {allowed}")
         for name, low in (("tokens_a_call", 1), ("concurrency", 1), ("retries", 0), ("max_answer_nbytes", 1)):
             if getattr(self, name) < low:
@@ -79,19 +79,19 @@ class Server:
         except ValueError as problem:
             raise ValueError(f"{at} is no URL ({problem}); give one such as http://127.0.0.1:8080/v1") from None
         if "@" in url.netloc:  # before the URL is shown
-            raise ValueError(f"{at} holds a user's name or a password; put the key into {self.key_env}")
+            raise ValueError(f"{at} holds a user's name or a password; put the key into {self.api_key_env}")
         if url.scheme not in ("http", "https") or not host:
             raise ValueError(f"{at} is {self.base_url!r}; give one such as http://127.0.0.1:8080/v1")
         if url.query or url.fragment:
             raise ValueError(f"{at} has a query or a fragment; give what comes before it")
-        if url.scheme == "http" and not self.loopback and not self.insecure_http:
+        if url.scheme == "http" and not self.is_loopback and not self.insecure_http:
             raise ValueError(
                 f"{at} is {self.base_url!r}: prompts would cross the network in the clear; use https, or say "
                 "model.cloud.server.insecure_http=true"
             )
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         host = urlsplit(self.base_url).hostname or ""
         try:
             return ip_address(host).is_loopback
@@ -99,28 +99,28 @@ class Server:
             return host == "localhost"
 
     @property
-    def url(self) -> str:
+    def api_url(self) -> str:
         return self.base_url.rstrip("/")
 
     @property
-    def root(self) -> str:
+    def root_url(self) -> str:
         """Where servers keep what is not OpenAI's."""
-        return self.url.removesuffix("/v1")
+        return self.api_url.removesuffix("/v1")
 
     @property
-    def named(self) -> str:
-        return f"{self.model} at {self.url}"
+    def display_name(self) -> str:
+        return f"{self.model} at {self.api_url}"
 
-    def key(self) -> str | None:
+    def api_key(self) -> str | None:
         """The key in the environment.
 
         Raises ValueError for one that is empty, that no header can carry, or that anybody on the way could read.
         """
-        if self.key_env not in os.environ:
+        if self.api_key_env not in os.environ:
             return None
-        key = os.environ[self.key_env].strip()
+        key = os.environ[self.api_key_env].strip()
         if not key or not key.isascii() or not key.isprintable():
-            raise ValueError(f"{self.key_env} is set, but empty or not printable ASCII; give it a key, or unset it")
-        if self.url.startswith("http:") and not self.loopback:
-            raise ValueError(f"{self.key_env} would cross the network in the clear; use https, or unset it")
+            raise ValueError(f"{self.api_key_env} is set, but empty or not printable ASCII; give it a key, or unset it")
+        if self.api_url.startswith("http:") and not self.is_loopback:
+            raise ValueError(f"{self.api_key_env} would cross the network in the clear; use https, or unset it")
         return key

@@ -13,96 +13,96 @@ from serving.messages import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """`Cache.open`, of a slot that has `length` tokens until then."""
+class OpenCache:
+    """`Cache.open`, of a slot that has `cached_len` tokens until then."""
 
-    cache: int
+    cache_id: int
     session: str
-    part: int | None
-    last: int
-    length: int
+    start_layer: int | None
+    end_layer: int
+    cached_len: int
     start: int
-    keep: tuple[int, ...] | None
+    kept_tree_nodes: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class FreeCache:
     """`Cache.drop`."""
 
-    cache: int
+    cache_id: int
     session: str
-    part: int | None
+    start_layer: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A `Lot`, and how its slot stands; who follows has that slot, too."""
+class InputSpec:
+    """A `RunnerInput`, and how its slot stands; who follows has that slot, too."""
 
     session: str
-    part: int | None
-    length: int
-    drafts_at: int
-    n: int
+    start_layer: int | None
+    cached_len: int
+    draft_start: int
+    num_tokens: int
     parents: tuple[int, ...] | None
-    past: int | None
+    num_cached: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class RunLayers:
     """Layers first..last-1 over the rows of all shares, whose hidden states are broadcast next."""
 
-    cache: int
-    first: int
-    last: int
-    shares: tuple[Share, ...]
+    cache_id: int
+    start_layer: int
+    end_layer: int
+    inputs: tuple[InputSpec, ...]
 
 
-Order: TypeAlias = Open | Drop | Pass
+TPCommand: TypeAlias = OpenCache | FreeCache | RunLayers
 
 
-PATIENCE_S = 60.0
+SYNC_TIMEOUT_S = 60.0
 """How long processes wait for one another in the middle of work."""
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankConfig:
     """What a process is told; rank 0 leads.
 
     It holds the layers of a `span`, None: all of them; embedding and head are the leader's alone.
     """
 
     rank: int
-    ways: int
+    world_size: int
     path: str
     dtype: str
     accelerator: str
-    meeting: str
+    rendezvous_file: str
     """A file, in a folder of this user's alone, in which they find each other."""
     span: Span | None = None
-    patience_s: float = PATIENCE_S
+    timeout_s: float = SYNC_TIMEOUT_S
 
     @property
-    def kind(self) -> str:
+    def device_type(self) -> str:
         """Of accelerator: "cpu", "cuda"."""
         return self.accelerator.partition(":")[0]
 
     @property
     def device(self) -> str:
         """The torch device; of GPUs each process has its own."""
-        return self.kind if self.kind == "cpu" else f"{self.kind}:{self.rank}"
+        return self.device_type if self.device_type == "cpu" else f"{self.device_type}:{self.rank}"
 
 
-def check_heads(ways: int, config: Mapping[str, Any], name: str) -> None:
-    """Raises ValueError for a checkpoint's `config` whose heads, or KV heads, are not a multiple of `ways`.
+def check_divisible_heads(world_size: int, config: Mapping[str, Any], name: str) -> None:
+    """Raises ValueError for a checkpoint's `config` whose heads, or KV heads, are not a multiple of `world_size`.
 
     Attention is parted by whole heads; a head that two processes had halves of would be wrong.
     """
     heads = config.get("num_attention_heads")
     counts = {"heads": heads, "KV heads": config.get("num_key_value_heads") or heads}
     for what, count in counts.items():
-        if isinstance(count, int) and count % ways:
+        if isinstance(count, int) and count % world_size:
             allowed = ", ".join(str(n) for n in range(1, count + 1) if not count % n)
             raise ValueError(
-                f"model.cloud.ways is {ways}, and {name} has {count} {what}, which cannot be shared out evenly; set it "
+                f"model.cloud.ways is {world_size}, and {name} has {count} {what}, which cannot be shared out evenly; set it "
                 f"to a divisor of that: {allowed}"
             )

@@ -12,78 +12,108 @@ from typing import Any
 import torch
 from torch import distributed
 
-from serving.engines.tensor_parallel.commands import Drop, Open, Pass, Share
-from serving.engines.tensor_parallel.worker_group import Team, TeamError
-from serving.engines.torch.attention import Packed
-from serving.engines.torch.engine import Engine
-from serving.engines.torch.model import Absent, Model
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Cache, Slot
+from serving.engines.tensor_parallel.commands import FreeCache, InputSpec, OpenCache, RunLayers
+from serving.engines.tensor_parallel.worker_group import WorkerGroup, WorkerGroupError
+from serving.engines.torch.attention import PackedBatch
+from serving.engines.torch.engine import TorchEngine
+from serving.engines.torch.model import DecomposedModel, MissingLayer
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 
 
-class LedCache(Cache):
+class TPCacheManager(KVCacheManager):
     """
     Args:
         number: which of the caches that the team's processes hold.
     """
 
     def __init__(
-        self, team: Team, number: int, model: Model, block_tokens: int = 16, budget_tokens: float | None = None
+        self,
+        workers: WorkerGroup,
+        cache_id: int,
+        model: DecomposedModel,
+        block_tokens: int = 16,
+        budget_tokens: float | None = None,
     ) -> None:
         super().__init__(model, block_tokens, budget_tokens)
-        self._team, self.number = team, number
-        self._keys: dict[Slot, tuple[str, int | None]] = {}
+        self._workers, self.cache_id = workers, cache_id
+        self._keys: dict[SequenceCache, tuple[str, int | None]] = {}
 
-    def open(self, session: str, part: int | None, last: int, start: int, keep: tuple[int, ...] | None = None) -> Slot:
-        self._team.later(Open(self.number, session, part, last, self.length(session, part), start, keep))
-        slot = super().open(session, part, last, start, keep)
-        self._keys[slot] = session, part
+    def open(
+        self,
+        session: str,
+        start_layer: int | None,
+        end_layer: int,
+        start: int,
+        kept_tree_nodes: tuple[int, ...] | None = None,
+    ) -> SequenceCache:
+        self._workers.enqueue(
+            OpenCache(
+                self.cache_id,
+                session,
+                start_layer,
+                end_layer,
+                self.length(session, start_layer),
+                start,
+                kept_tree_nodes,
+            )
+        )
+        slot = super().open(session, start_layer, end_layer, start, kept_tree_nodes)
+        self._keys[slot] = session, start_layer
         return slot
 
-    def drop(self, session: str, part: int | None) -> None:
-        slot = self._slots.get((session, part))
+    def drop(self, session: str, start_layer: int | None) -> None:
+        slot = self._caches.get((session, start_layer))
         if slot is None:
             return
         self._keys.pop(slot, None)
-        super().drop(session, part)
-        with suppress(TeamError):  # there is nothing left to free
-            self._team.do(Drop(self.number, session, part))
+        super().drop(session, start_layer)
+        with suppress(WorkerGroupError):  # there is nothing left to free
+            self._workers.execute(FreeCache(self.cache_id, session, start_layer))
 
-    def share(self, lot: Lot) -> Share:
+    def input_spec(self, entry: RunnerInput) -> InputSpec:
         """What followers are told of a lot."""
-        slot = lot.slot
-        return Share(*self._keys[slot], slot.length, slot.drafts_at, lot.n, lot.parents, lot.past)
+        slot = entry.cache
+        return InputSpec(
+            *self._keys[slot], slot.length, slot.draft_start, entry.num_tokens, entry.parents, entry.num_cached
+        )
 
 
-class LedStack(Stack):
+class TPModelRunner(ModelRunner):
     """Raises what is wrong with the rows before anybody is told of them, and TeamError where one process fails."""
 
-    def __init__(self, team: Team, cache: LedCache, model: Model, vocabulary: int) -> None:
-        super().__init__(model, vocabulary)
-        self._team, self._cache = team, cache
+    def __init__(self, workers: WorkerGroup, cache: TPCacheManager, model: DecomposedModel, vocab_size: int) -> None:
+        super().__init__(model, vocab_size)
+        self._workers, self._cache = workers, cache
 
-    def _through(
-        self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, packed: Packed,
+    def _run_layers(
+        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch,
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
-        self._check(hidden, lots, first, last, packed)
-        with self._team.doing(Pass(self._cache.number, first, last, tuple(map(self._cache.share, lots)))):
+        self._check(hidden, inputs, start_layer, end_layer, packed)
+        with self._workers.executing(
+            RunLayers(self._cache.cache_id, start_layer, end_layer, tuple(map(self._cache.input_spec, inputs)))
+        ):
             hidden = hidden.contiguous()
             distributed.broadcast(hidden, 0)
-            return super()._through(hidden, lots, first, last, packed, rotary)
+            return super()._run_layers(hidden, inputs, start_layer, end_layer, packed, rotary)
 
-    def _check(self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, packed: Packed) -> None:
+    def _check(
+        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch
+    ) -> None:
         if packed.importance is not None:
             raise ValueError("importance is averaged over all heads, and a model that is shared has some of them here")
-        rows = sum(lot.n for lot in lots)
-        if hidden.shape != (rows, self.model.hidden):
-            raise ValueError(f"hidden states of shape {tuple(hidden.shape)} came for {rows} of ({self.model.hidden})")
-        for layer in self.model.layers[first:last]:
-            if isinstance(layer, Absent):
+        rows = sum(lot.num_tokens for lot in inputs)
+        if hidden.shape != (rows, self.model.hidden_size):
+            raise ValueError(
+                f"hidden states of shape {tuple(hidden.shape)} came for {rows} of ({self.model.hidden_size})"
+            )
+        for layer in self.model.layers[start_layer:end_layer]:
+            if isinstance(layer, MissingLayer):
                 layer()
 
 
-class Leader(Engine):
+class TPEngine(TorchEngine):
     """Embeds, normalises, judges and answers alone; the blocks are run together with the team, cache and all.
 
     Args:
@@ -92,13 +122,13 @@ class Leader(Engine):
         options: as `Engine` takes them.
     """
 
-    def __init__(self, team: Team, nth: int, model: Model, **options: Any) -> None:
-        self._team, self._nth = team, nth
+    def __init__(self, workers: WorkerGroup, cache_id: int, model: DecomposedModel, **options: Any) -> None:
+        self._workers, self._cache_id = workers, cache_id
         super().__init__(model, **options)
 
-    def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> Cache:
-        return LedCache(self._team, self._nth, self.model, block_tokens, budget_tokens)
+    def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> KVCacheManager:
+        return TPCacheManager(self._workers, self._cache_id, self.model, block_tokens, budget_tokens)
 
-    def _new_stack(self, vocabulary: int) -> Stack:
-        assert isinstance(self.cache, LedCache)
-        return LedStack(self._team, self.cache, self.model, vocabulary)
+    def _new_runner(self, vocab_size: int) -> ModelRunner:
+        assert isinstance(self.cache, TPCacheManager)
+        return TPModelRunner(self._workers, self.cache, self.model, vocab_size)

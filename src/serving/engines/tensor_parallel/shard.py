@@ -14,54 +14,54 @@ from typing import Any
 import torch
 from torch import distributed
 
-from serving.engines.tensor_parallel.commands import Seat
-from serving.engines.torch.model import DTYPES, Model, load, take_apart
+from serving.engines.tensor_parallel.commands import RankConfig
+from serving.engines.torch.model import DTYPES, DecomposedModel, decompose, load_causal_lm
 from serving.messages import Span
 
-_REDUCED = {"gpt_neox": ("attention.dense", "mlp.dense_4h_to_h")}
+_ALL_REDUCED = {"gpt_neox": ("attention.dense", "mlp.dense_4h_to_h")}
 """Linear layers whose products are summed over the processes, by architecture; those of all others are Llama's."""
-_LLAMA = ("self_attn.o_proj", "mlp.down_proj")
+_LLAMA_ALL_REDUCED = ("self_attn.o_proj", "mlp.down_proj")
 
 
-def loaded(seat: Seat) -> Any:
+def load_unsharded(config: RankConfig) -> Any:
     """The whole checkpoint, on the CPU: it is parted before it goes anywhere else. Raises ValueError as `load` does."""
     torch.set_num_threads(1)
-    with _environment(seat):
+    with _environment(config):
         import_module("deepspeed")  # takes seconds: now, while others do the same
-    return load(seat.path, dtype=seat.dtype)
+    return load_causal_lm(config.path, dtype=config.dtype)
 
 
-def open_share(causal: Any, seat: Seat) -> Model:
+def load_shard(causal: Any, config: RankConfig) -> DecomposedModel:
     """Meets the other processes and keeps this one's share of a model that each has loaded.
 
     Raises RuntimeError when another one does not come.
     """
-    meet(seat)
-    with _environment(seat):
-        part(causal, seat)
-    model = take_apart(causal, device=seat.device, name=seat.path)
-    span = seat.span or Span(0, len(model.layers), embed=True, head=True)
-    return model.only(span if seat.rank == 0 else Span(span.first, span.last))
+    join_process_group(config)
+    with _environment(config):
+        shard_model(causal, config)
+    model = decompose(causal, device=config.device, name=config.path)
+    span = config.span or Span(0, len(model.layers), embedding=True, lm_head=True)
+    return model.restricted_to(span if config.rank == 0 else Span(span.start_layer, span.end_layer))
 
 
-def meet(seat: Seat) -> None:
+def join_process_group(config: RankConfig) -> None:
     """Joins the process group, over loopback alone. Collectives that nobody answers in time raise RuntimeError."""
-    if seat.kind != "cpu":
-        torch.cuda.set_device(seat.rank)
-    with _environment(seat):
+    if config.device_type != "cpu":
+        torch.cuda.set_device(config.rank)
+    with _environment(config):
         distributed.init_process_group(
-            "gloo" if seat.kind == "cpu" else "nccl", f"file://{seat.meeting}", rank=seat.rank, world_size=seat.ways,
-            timeout=timedelta(seconds=seat.patience_s),
+            "gloo" if config.device_type == "cpu" else "nccl", f"file://{config.rendezvous_file}", rank=config.rank, world_size=config.world_size,
+            timeout=timedelta(seconds=config.timeout_s),
         )  # fmt: skip
 
 
-def leave() -> None:
+def leave_process_group() -> None:
     """Ends the process group, so that another model can be shared."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
-def part(causal: Any, seat: Seat) -> None:
+def shard_model(causal: Any, rank_config: RankConfig) -> None:
     """Parts the blocks of a loaded model in place; its configuration then tells what this process has.
 
     The base model is given to DeepSpeed without its head, which it would part, too.
@@ -75,20 +75,20 @@ def part(causal: Any, seat: Seat) -> None:
     deepspeed.comm.init_distributed(dist_init_required=False, verbose=False)
     deepspeed.init_inference(
         base,
-        dtype=DTYPES[seat.dtype],
+        dtype=DTYPES[rank_config.dtype],
         replace_with_kernel_inject=False,
-        injection_policy={type(base.layers[0]): _REDUCED.get(config.model_type, _LLAMA)},
-        tensor_parallel={"tp_size": seat.ways, "tp_group": world, "mpu": _World(world)},
+        injection_policy={type(base.layers[0]): _ALL_REDUCED.get(config.model_type, _LLAMA_ALL_REDUCED)},
+        tensor_parallel={"tp_size": rank_config.world_size, "tp_group": world, "mpu": _ModelParallelUnit(world)},
     )
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     config.head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads  # before there are fewer
-    config.num_attention_heads = heads // seat.ways
+    config.num_attention_heads = heads // rank_config.world_size
     if kv_heads:
-        config.num_key_value_heads = kv_heads // seat.ways
+        config.num_key_value_heads = kv_heads // rank_config.world_size
 
 
 @dataclass(frozen=True)
-class _World:
+class _ModelParallelUnit:
     """Who shares a model, as DeepSpeed asks for it; without it, it would remember a group that ended."""
 
     group: Any
@@ -98,10 +98,10 @@ class _World:
 
 
 @contextmanager
-def _environment(seat: Seat) -> Iterator[None]:
+def _environment(config: RankConfig) -> Iterator[None]:
     """What torch and DeepSpeed read while a group begins; deprecations that DeepSpeed walks into are not shown."""
-    wanted = {"LOCAL_RANK": str(seat.rank), "RANK": str(seat.rank), "WORLD_SIZE": str(seat.ways)}
-    if seat.kind == "cpu":
+    wanted = {"LOCAL_RANK": str(config.rank), "RANK": str(config.rank), "WORLD_SIZE": str(config.world_size)}
+    if config.device_type == "cpu":
         wanted["DS_ACCELERATOR"] = "cpu"
     if sys.platform == "linux":
         wanted |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}

@@ -16,38 +16,38 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 if TYPE_CHECKING:
-    from serving.engines.torch.importance import Importance
+    from serving.engines.torch.importance import ImportanceCollector
 
-NAME = "tandem"
+ATTENTION_NAME = "tandem"
 
 
 @dataclass(slots=True)
-class Segment:
-    """One session's share of a pass: `n` rows, where their keys and values go, and what they look at.
+class AttentionSegment:
+    """One session's share of a pass: `num_tokens` rows, where their keys and values go, and what they look at.
 
-    Each has one entry per layer from `first` on: a view into the session's slot, made once a pass, or what gathers
-    blocks that lie apart.
+    Each has one entry per layer from `start_layer` on: a view into the session's slot, made once a pass, or what
+    gathers blocks that lie apart.
     """
 
-    n: int
-    first: int
-    new_keys: Targets
+    num_tokens: int
+    start_layer: int
+    new_keys: LayerTargets
     """Shape (1, KV heads, n, head size)."""
-    new_values: Targets
-    seen: Mapping[int | None, tuple[Layers, Layers]]
+    new_values: LayerTargets
+    keys_values: Mapping[int | None, tuple[LayerTensors, LayerTensors]]
     """Per window of the model keys and values, of shape (1, KV heads, tokens, head size), new ones included."""
     masks: Mapping[int | None, torch.Tensor | None]
     """Per window an additive mask of shape (n, tokens); None: a single row, or a plain triangle."""
 
 
 @dataclass(slots=True)
-class Packed:
+class PackedBatch:
     """All rows of one pass, laid end to end, and who they belong to."""
 
-    segments: Sequence[Segment]
-    sizes: list[int]
-    windows: tuple[int | None, ...]
-    importance: Importance | None = None
+    segments: Sequence[AttentionSegment]
+    token_counts: list[int]
+    sliding_windows: tuple[int | None, ...]
+    importance: ImportanceCollector | None = None
 
 
 def attend(
@@ -57,7 +57,7 @@ def attend(
     value: torch.Tensor,
     attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `packed`
     *,
-    packed: Packed,
+    packed: PackedBatch,
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
@@ -67,49 +67,49 @@ def attend(
     (1, rows, heads, head size).
     """
     layer, segments = module.layer_idx, packed.segments
-    window, grouped = packed.windows[layer], query.shape[1] != key.shape[1]
+    window, grouped = packed.sliding_windows[layer], query.shape[1] != key.shape[1]
     queries, new_keys, new_values = (
-        (whole,) if len(segments) == 1 else torch.split(whole, packed.sizes, 2) for whole in (query, key, value)
+        (whole,) if len(segments) == 1 else torch.split(whole, packed.token_counts, 2) for whole in (query, key, value)
     )
     parts = []
     for segment, q, k, v in zip(segments, queries, new_keys, new_values, strict=True):
-        i, mask = layer - segment.first, segment.masks[window]
+        i, mask = layer - segment.start_layer, segment.masks[window]
         segment.new_keys[i].copy_(k)
         segment.new_values[i].copy_(v)
-        all_keys, all_values = segment.seen[window]
+        all_keys, all_values = segment.keys_values[window]
         keys, values = all_keys[i], all_values[i]
         if packed.importance is not None:
-            packed.importance.look(layer, q, keys, scaling, mask)
-        causal = mask is None and segment.n > 1
+            packed.importance.observe(layer, q, keys, scaling, mask)
+        causal = mask is None and segment.num_tokens > 1
         parts.append(sdpa(q, keys, values, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped))
     out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return out.transpose(1, 2), None
 
 
-def register() -> None:
+def register_attention() -> None:
     """Makes `attend` known to `transformers` under the name of this project."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(ATTENTION_NAME, attend)
 
 
-class Target(Protocol):
+class WriteTarget(Protocol):
     """Where new keys or values of one layer go."""
 
-    def copy_(self, rows: torch.Tensor, /) -> object: ...
+    def copy_(self, values: torch.Tensor, /) -> object: ...
 
 
-class Layers(Protocol):
+class LayerTensors(Protocol):
     """Keys or values by layer: each of shape (1, KV heads, tokens, head size)."""
 
     def __getitem__(self, layer: int, /) -> torch.Tensor: ...
 
 
-class Targets(Protocol):
-    def __getitem__(self, layer: int, /) -> Target: ...
+class LayerTargets(Protocol):
+    def __getitem__(self, layer: int, /) -> WriteTarget: ...
 
 
-class Gathered:
+class GatheredLayers:
     """What lies in several runs of blocks, put together at each look."""
 
     def __init__(self, runs: Sequence[torch.Tensor]) -> None:
@@ -119,17 +119,17 @@ class Gathered:
         return torch.cat([run[layer] for run in self._runs], 2)
 
 
-class Spread:
+class ScatterTarget:
     """New rows that go to several runs of blocks."""
 
     def __init__(self, runs: Sequence[torch.Tensor]) -> None:
         self._runs = runs
 
-    def __getitem__(self, layer: int, /) -> Spread:
-        return Spread([run[layer] for run in self._runs])
+    def __getitem__(self, layer: int, /) -> ScatterTarget:
+        return ScatterTarget([run[layer] for run in self._runs])
 
-    def copy_(self, rows: torch.Tensor, /) -> None:
-        parts = torch.split(rows, [run.shape[-2] for run in self._runs], -2)
+    def copy_(self, values: torch.Tensor, /) -> None:
+        parts = torch.split(values, [run.shape[-2] for run in self._runs], -2)
         for run, part in zip(self._runs, parts, strict=True):
             run.copy_(part)
 

@@ -5,142 +5,161 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from serving.core.keyed_random import key, luck
-from serving.core.scores import IMPORTANCE, SCORES, UNTRAINED, Scorers
-from serving.engines.torch.early_exit_pass import Descent
-from serving.engines.torch.importance import Importance
-from serving.engines.torch.logit_stats import Statistics, check_scores, measure, needed
-from serving.engines.torch.model_runner import Stack
-from serving.engines.torch.sampling import as_sent, distribution, draw, kept, opened
-from serving.engines.torch.sequence_cache import Slot
-from serving.engines.torch.tensor_store import Blobs
-from serving.hardware.exit_depths import read
-from serving.hardware.latency import Load
-from serving.messages import Blob, Drafted, Exit, Generate, Stop
+from serving.core.keyed_random import key, uniform
+from serving.core.scores import IMPORTANCE, LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.engines.torch.early_exit_pass import EarlyExitPass
+from serving.engines.torch.importance import ImportanceCollector
+from serving.engines.torch.logit_stats import LogitStats, check_scores, compute_logit_stats, required_scores
+from serving.engines.torch.model_runner import ModelRunner
+from serving.engines.torch.sampling import distribution, encode_probs, expand_probs, sample_token, support_size
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.exit_depths import with_head_loads
+from serving.hardware.latency import ForwardLoad
+from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, TensorRef
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StepOutput:
     """What a token is written from."""
 
     logits: torch.Tensor
     """(1, vocabulary)"""
-    hidden: torch.Tensor
+    hidden_state: torch.Tensor
     """(1, hidden) behind the model's last norm: what its head looked at, `hidden_states[-1]` of `transformers`."""
-    depth: float
+    exit_depth: float
     """The share of the layers that had run."""
-    told: Mapping[str, float] = field(default_factory=dict)
+    given_scores: Mapping[str, float] = field(default_factory=dict)
     """Trained scores that came along; the others are asked of their scorers."""
 
 
-class Chunk:
-    """What one `Generate` has written so far."""
+class DraftBuilder:
+    """What one `DraftWork` has written so far."""
 
-    def __init__(self, work: Generate, blobs: Blobs, scorers: Scorers = UNTRAINED) -> None:
-        self.work, self._blobs, self._scorers = work, blobs, scorers
-        self.probes = tuple(name for name in work.probes if name != IMPORTANCE)
-        self._names = tuple(dict.fromkeys((*self.probes, *((work.stop.score,) if work.stop.score else ()))))
-        check_scores(self._names, scorers)
-        self._measured = needed(self._names, scorers)
+    def __init__(self, work: DraftWork, tensor_store: TensorStore, scorers: Scorers = NO_SCORERS) -> None:
+        self.work, self._tensor_store, self._scorers = work, tensor_store, scorers
+        self.requested_scores = tuple(name for name in work.requested_scores if name != IMPORTANCE)
+        self._score_names = tuple(
+            dict.fromkeys((*self.requested_scores, *((work.stop_rule.score,) if work.stop_rule.score else ())))
+        )
+        check_scores(self._score_names, scorers)
+        self._logit_scores = required_scores(self._score_names, scorers)
         self.tokens: list[int] = []
-        self.tops: list[tuple[int, ...]] = []
-        self.scores: dict[str, list[float]] = {name: [] for name in self.probes}
-        self.odds: list[Blob] = []
-        self.kept: list[int] = []
-        self.depths: list[float] = []
+        self.top_candidates: list[tuple[int, ...]] = []
+        self.scores: dict[str, list[float]] = {name: [] for name in self.requested_scores}
+        self.draft_probs: list[TensorRef] = []
+        self.probs_support: list[int] = []
+        self.exit_depths: list[float] = []
         self.stopped = False
 
-    def write(self, seen: Seen, position: int) -> bool:
+    def add_token(self, step: StepOutput, position: int) -> bool:
         """Chooses the token at `position`; is there more to write?"""
-        stop, found = self.work.stop, measure(seen.logits, self._measured)
-        scores = self._scored(found, seen)
-        self.stopped = bool(stop.score) and scores[stop.score] < stop.below
-        if self.stopped and not stop.keep and len(self.tokens) >= stop.least:
+        stop, found = self.work.stop_rule, compute_logit_stats(step.logits, self._logit_scores)
+        scores = self._token_scores(found, step)
+        self.stopped = bool(stop.score) and scores[stop.score] < stop.threshold
+        if self.stopped and not stop.keep_last and len(self.tokens) >= stop.min_tokens:
             return False
-        token = self._choose(seen.logits, found.tokens[0], position)
+        token = self._choose_token(step.logits, found.tokens[0], position)
         self.tokens.append(token)
-        self.tops.append(tuple(found.tops[0]))
-        if self.work.exit:
-            self.depths.append(seen.depth)
+        self.top_candidates.append(tuple(found.top_candidates[0]))
+        if self.work.early_exit:
+            self.exit_depths.append(step.exit_depth)
         for name, values in self.scores.items():
             values.append(scores[name])
-        return not self.stopped and token not in self.work.ends
+        return not self.stopped and token not in self.work.stop_tokens
 
-    def _scored(self, found: Statistics, seen: Seen) -> dict[str, float]:
-        scores = {name: values[0] for name, values in found.scores.items()}
-        for name in self._names:
-            if name in seen.told:
-                scores[name] = seen.told[name]
+    def _token_scores(self, stats: LogitStats, step: StepOutput) -> dict[str, float]:
+        scores = {name: values[0] for name, values in stats.scores.items()}
+        for name in self._score_names:
+            if name in step.given_scores:
+                scores[name] = step.given_scores[name]
             elif scorer := self._scorers.get(name):
-                of_hidden = scorer.reads == "hidden"
-                features = seen.hidden[0].float().cpu().numpy() if of_hidden else [scores[e] for e in SCORES]
-                scores[name] = scorer.chance(features)
+                of_hidden = scorer.feature_kind == "hidden"
+                features = (
+                    step.hidden_state[0].float().cpu().numpy() if of_hidden else [scores[e] for e in LOGIT_SCORES]
+                )
+                scores[name] = scorer.probability(features)
         return scores
 
-    def _choose(self, logits: torch.Tensor, likeliest: int, position: int) -> int:
-        sampling, whole = self.work.sampling, self.work.whole
+    def _choose_token(self, logits: torch.Tensor, argmax_token: int, position: int) -> int:
+        sampling, whole = self.work.sampling, self.work.full_draft_probs
         if sampling is None and not whole:
-            return likeliest
+            return argmax_token
         odds = distribution(logits[0], sampling) if sampling else logits[0].softmax(-1)
-        sent = as_sent(odds, whole).cpu()
-        self.odds.append(self._blobs.put(sent, f"odds/{self.work.session}", sent.nbytes))
+        sent = encode_probs(odds, whole).cpu()
+        self.draft_probs.append(self._tensor_store.put(sent, f"odds/{self.work.session}", sent.nbytes))
         cut = sampling is not None and (sampling.top_k > 0 or sampling.top_p < 1)
-        self.kept.append(kept(sent) if cut else 0)  # uncut, it grows with the vocabulary of the timed model
+        self.probs_support.append(
+            support_size(sent) if cut else 0
+        )  # uncut, it grows with the vocabulary of the timed model
         if sampling is None:
-            return likeliest
-        return draw(opened(sent, logits.shape[-1]), luck(key(sampling.seed, self.work.session), position, "draft"))
+            return argmax_token
+        return sample_token(
+            expand_probs(sent, logits.shape[-1]), uniform(key(sampling.seed, self.work.session), position, "draft")
+        )
 
-    def drafted(self, cached: int, importance: tuple[float, ...] | None) -> Drafted:
+    def build(self, cached_len: int, importance: tuple[float, ...] | None) -> DraftOutcome:
         scores = {name: tuple(values) for name, values in self.scores.items()}
         if importance is not None:
             scores[IMPORTANCE] = importance
-        return Drafted(
-            tuple(self.tokens), scores, tuple(self.tops), self.stopped, cached, tuple(self.odds), tuple(self.kept),
-            tuple(self.depths),
+        return DraftOutcome(
+            tuple(self.tokens), scores, tuple(self.top_candidates), self.stopped, cached_len, tuple(self.draft_probs), tuple(self.probs_support),
+            tuple(self.exit_depths),
         )  # fmt: skip
 
 
-class Reading:
+class EarlyExitDecoder:
     """Runs rows down until their tokens can be read off: after the last layer, or at an exit that is sure enough."""
 
-    def __init__(self, stack: Stack, rule: Exit | None) -> None:
-        self._stack, self._rule, self._layers = stack, rule, len(stack.model.layers)
-        self.exits = rule.layers(self._layers) if rule else ()
+    def __init__(self, runner: ModelRunner, rule: EarlyExitRule | None) -> None:
+        self._runner, self._rule, self._num_layers = runner, rule, len(runner.model.layers)
+        self.exit_layers = rule.check_layers(self._num_layers) if rule else ()
         if rule:
             check_scores((rule.score,))
 
-    def read(self, descent: Descent, rows: Sequence[int]) -> tuple[list[Seen], tuple[Load, ...]]:
+    def decode(
+        self, exit_pass: EarlyExitPass, indices: Sequence[int]
+    ) -> tuple[list[StepOutput], tuple[ForwardLoad, ...]]:
         """What the token behind each row is written from; what all of it did.
 
         The pass goes on until the last of the rows is read off; each check asks the head about all of them.
         """
-        found: dict[int, Seen] = {}
+        found: dict[int, StepOutput] = {}
         vain = -1
-        for layer in (*self.exits, self._layers):
+        for layer in (*self.exit_layers, self._num_layers):
             vain += 1
-            normed = self._stack.normed(descent.to(layer)[list(rows)])
-            logits = self._stack.read_off(normed)
-            sure = self._sure(logits) if layer < self._layers else [True] * len(rows)
-            for i in range(len(rows)):
+            normed = self._runner.apply_norm(exit_pass.run_to(layer)[list(indices)])
+            logits = self._runner.apply_lm_head(normed)
+            sure = self._confident(logits) if layer < self._num_layers else [True] * len(indices)
+            for i in range(len(indices)):
                 if sure[i] and i not in found:
-                    found[i] = Seen(logits[i : i + 1], normed[i : i + 1], layer / self._layers)
-            if len(found) == len(rows):
+                    found[i] = StepOutput(logits[i : i + 1], normed[i : i + 1], layer / self._num_layers)
+            if len(found) == len(indices):
                 break
-        return [found[i] for i in range(len(rows))], read(descent.leave(), len(rows), vain)
+        return [found[i] for i in range(len(indices))], with_head_loads(exit_pass.finish(), len(indices), vain)
 
-    def importance(self, probed: frozenset[int]) -> Importance:
+    def importance_collector(self, importance_layers: frozenset[int]) -> ImportanceCollector:
         """Of the probed layers that always run, so that it depends on the text and not on who left where."""
-        always = range(self.exits[0] if self.exits else self._layers)
-        return Importance(probed & frozenset(always) or frozenset(always[-1:]))
+        always = range(self.exit_layers[0] if self.exit_layers else self._num_layers)
+        return ImportanceCollector(importance_layers & frozenset(always) or frozenset(always[-1:]))
 
-    def _sure(self, logits: torch.Tensor) -> list[bool]:
+    def _confident(self, logits: torch.Tensor) -> list[bool]:
         rule = self._rule
-        return [value > rule.above for value in measure(logits, (rule.score,)).scores[rule.score]] if rule else []
+        return (
+            [value > rule.threshold for value in compute_logit_stats(logits, (rule.score,)).scores[rule.score]]
+            if rule
+            else []
+        )
 
 
 def generate(
-    work: Generate, stack: Stack, slot: Slot, blobs: Blobs, probed: frozenset[int], scorers: Scorers
-) -> tuple[Drafted, tuple[Load, ...]]:
+    work: DraftWork,
+    runner: ModelRunner,
+    cache: SequenceCache,
+    tensor_store: TensorStore,
+    importance_layers: frozenset[int],
+    scorers: Scorers,
+) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
     """Feeds what the cache lacks, then writes up to the stop rule; the last token written is not fed back.
 
     Scores and tops describe the model's own distribution, before temperature, top-k and top-p. Branches know no stop
@@ -148,63 +167,75 @@ def generate(
 
     Raises ValueError for an unknown score, and when there is nothing to feed.
     """
-    reading = Reading(stack, work.exit)
+    reading = EarlyExitDecoder(runner, work.early_exit)
     if work.branches:
-        return _branches(Chunk(replace(work, stop=Stop(1)), blobs, scorers), reading, stack, slot)
-    importance = reading.importance(probed) if IMPORTANCE in work.probes else None
-    chunk = Chunk(work, blobs, scorers)
-    if not work.stop.cap:
-        loads = _fill(work, stack, slot, importance if work.again else None)
+        return _draft_branches(
+            DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), tensor_store, scorers), reading, runner, cache
+        )
+    importance = reading.importance_collector(importance_layers) if IMPORTANCE in work.requested_scores else None
+    chunk = DraftBuilder(work, tensor_store, scorers)
+    if not work.stop_rule.max_tokens:
+        loads = _fill_cache(work, runner, cache, importance if work.num_adopted_drafts else None)
     else:
-        loads = write_on(chunk, reading, stack, slot, importance)
-    return chunk.drafted(slot.length, importance.chunk(work.again, len(chunk.tokens)) if importance else None), loads
+        loads = draft_tokens(chunk, reading, runner, cache, importance)
+    return chunk.build(
+        cache.length, importance.draft_importance(work.num_adopted_drafts, len(chunk.tokens)) if importance else None
+    ), loads
 
 
-def _fill(work: Generate, stack: Stack, slot: Slot, importance: Importance | None) -> tuple[Load, ...]:
+def _fill_cache(
+    work: DraftWork, runner: ModelRunner, cache: SequenceCache, importance: ImportanceCollector | None
+) -> tuple[ForwardLoad, ...]:
     """Nothing is written: the cache is filled, and the importance of drafts that were written before is seen."""
-    if not work.feed:
+    if not work.input_tokens:
         return ()
     if importance:
-        importance.choose(max(1, work.again - 1))
-    descent = Descent(stack, slot, work.feed, importance=importance)
-    descent.to(len(stack.model.layers))
-    return descent.leave()
+        importance.observe_last(max(1, work.num_adopted_drafts - 1))
+    descent = EarlyExitPass(runner, cache, work.input_tokens, importance=importance)
+    descent.run_to(len(runner.model.layers))
+    return descent.finish()
 
 
-def write_on(
-    chunk: Chunk, reading: Reading, stack: Stack, slot: Slot, importance: Importance | None
-) -> tuple[Load, ...]:
+def draft_tokens(
+    builder: DraftBuilder,
+    decoder: EarlyExitDecoder,
+    runner: ModelRunner,
+    cache: SequenceCache,
+    importance: ImportanceCollector | None,
+) -> tuple[ForwardLoad, ...]:
     """Writes the chunk, token by token; what the passes did. Raises ValueError when there is nothing to feed."""
-    work, feed, loads = chunk.work, chunk.work.feed, list[Load]()
+    work, feed, loads = builder.work, builder.work.input_tokens, list[ForwardLoad]()
     if not feed:
         raise ValueError(
-            f"session {work.session!r} asks for {work.stop.cap} tokens with nothing to feed; a model needs a row"
+            f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed; a model needs a row"
         )
     while feed:
         if importance:
-            importance.choose(1 if loads else max(1, work.again))
-        (seen,), done = reading.read(Descent(stack, slot, feed, importance=importance), [-1])
+            importance.observe_last(1 if loads else max(1, work.num_adopted_drafts))
+        (seen,), done = decoder.decode(EarlyExitPass(runner, cache, feed, importance=importance), [-1])
         loads += done
-        more = chunk.write(seen, slot.length) and len(chunk.tokens) < work.stop.cap
-        feed = (chunk.tokens[-1],) if more else ()
+        more = builder.add_token(seen, cache.length) and len(builder.tokens) < work.stop_rule.max_tokens
+        feed = (builder.tokens[-1],) if more else ()
     return tuple(loads)
 
 
-def _branches(chunk: Chunk, reading: Reading, stack: Stack, slot: Slot) -> tuple[Drafted, tuple[Load, ...]]:
+def _draft_branches(
+    builder: DraftBuilder, decoder: EarlyExitDecoder, runner: ModelRunner, cache: SequenceCache
+) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
     """One token after each branch, all branches in one pass: a forest whose roots follow the cache."""
-    work, start = chunk.work, slot.length
+    work, start = builder.work, cache.length
     if not all(work.branches):
         raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a row")
     tokens = [token for branch in work.branches for token in branch]
-    parents, ends = _chains([len(branch) for branch in work.branches])
-    found, loads = reading.read(Descent(stack, slot, tokens, parents), ends)
-    slot.truncate(start, work.session)
+    parents, ends = _chain_parents([len(branch) for branch in work.branches])
+    found, loads = decoder.decode(EarlyExitPass(runner, cache, tokens, parents), ends)
+    cache.truncate(start, work.session)
     for seen, branch in zip(found, work.branches, strict=True):
-        chunk.write(seen, start + len(branch))
-    return chunk.drafted(start, None), loads
+        builder.add_token(seen, start + len(branch))
+    return builder.build(start, None), loads
 
 
-def _chains(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
+def _chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
     """Parents of rows that form chains laid end to end, and the last row of each chain."""
     parents: list[int] = []
     ends: list[int] = []

@@ -12,38 +12,38 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from serving.engines.torch.model import Model
-from serving.learned.medusa import WEIGHTS, Medusa
+from serving.engines.torch.model import DecomposedModel
+from serving.learned.medusa import WEIGHTS, MedusaHeads
 
 
-class Silent(nn.Module):
+class ZeroMLP(nn.Module):
     """Stands where a layer has its MLP, and adds nothing."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(hidden)
 
 
-def blank_adapter(model: Model, shallow: int) -> nn.Module:
+def init_adapter(model: DecomposedModel, shallow: int) -> nn.Module:
     """A decoder layer without its MLP, to run behind the first `shallow` layers: norm, self-attention, residual.
 
     Its weights are a copy of those of the layer that it takes the place of, or of the last one before where the model
     has no more.
     """
     layer = deepcopy(model.layers[min(shallow, len(model.layers) - 1)])
-    layer.mlp, layer.post_attention_layernorm = Silent(), nn.Identity()
+    layer.mlp, layer.post_attention_layernorm = ZeroMLP(), nn.Identity()
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
             module.layer_idx = shallow  # type: ignore[assignment]
     return layer
 
 
-def attached(model: Model, shallow: int, adapter: nn.Module) -> Model:
+def attach_adapter(model: DecomposedModel, shallow: int, adapter: nn.Module) -> DecomposedModel:
     """The draft model."""
-    layers, windows = model.layers[:shallow], model.windows[:shallow]
-    return replace(model, layers=(*layers, adapter), windows=(*windows, windows[-1]))
+    layers, windows = model.layers[:shallow], model.sliding_windows[:shallow]
+    return replace(model, layers=(*layers, adapter), sliding_windows=(*windows, windows[-1]))
 
 
-def drafter(model: Model, shallow: int, weights: Path) -> Model:
+def load_adapter_drafter(model: DecomposedModel, shallow: int, weights: Path) -> DecomposedModel:
     """The draft model with the trained `weights`.
 
     Raises ValueError that names the file when it is missing, damaged, or of another model.
@@ -51,67 +51,69 @@ def drafter(model: Model, shallow: int, weights: Path) -> Model:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    adapter = blank_adapter(model, shallow)
+    adapter = init_adapter(model, shallow)
     try:
         adapter.load_state_dict(load_file(weights))
     except (OSError, SafetensorError, RuntimeError) as problem:
         raise ValueError(f"adapter {weights} does not fit {model.name} ({problem}); train it for this model") from None
-    return attached(model, shallow, adapter.to(device=model.device, dtype=model.dtype).eval())
+    return attach_adapter(model, shallow, adapter.to(device=model.device, dtype=model.dtype).eval())
 
 
-class Head(nn.Module):
+class MedusaHead(nn.Module):
     """A residual block and an LM head of its own (Medusa, section 2.1.1): softmax(W2 (SiLU(W1 h + b) + h))."""
 
-    def __init__(self, hidden: int, vocabulary: int) -> None:
+    def __init__(self, hidden_size: int, vocab_size: int) -> None:
         super().__init__()
-        self.block = nn.Linear(hidden, hidden)
-        self.out = nn.Linear(hidden, vocabulary, bias=False)
+        self.block = nn.Linear(hidden_size, hidden_size)
+        self.out = nn.Linear(hidden_size, vocab_size, bias=False)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.out(silu(self.block(hidden)) + hidden)
         return logits
 
 
-def blank_heads(model: Model, count: int) -> nn.ModuleList:
+def init_medusa_heads(model: DecomposedModel, count: int) -> nn.ModuleList:
     """Heads that begin as the target's own: W1 is zero, W2 the target's."""
-    heads = nn.ModuleList(Head(model.hidden, model.vocabulary) for _ in range(count))
+    heads = nn.ModuleList(MedusaHead(model.hidden_size, model.vocab_size) for _ in range(count))
     for head in heads:
-        assert isinstance(head, Head)
+        assert isinstance(head, MedusaHead)
         nn.init.zeros_(head.block.weight)
         nn.init.zeros_(head.block.bias)
-        head.out.load_state_dict(model.head.state_dict())
+        head.out.load_state_dict(model.lm_head.state_dict())
     return heads
 
 
-class Proposer:
+class MedusaProposer:
     """Trained heads and their tree of candidates."""
 
-    def __init__(self, heads: nn.ModuleList, medusa: Medusa, vocabulary: int) -> None:
-        self._heads, self._medusa, self._vocabulary = heads, medusa, vocabulary
+    def __init__(self, draft_heads: nn.ModuleList, medusa: MedusaHeads, vocab_size: int) -> None:
+        self._draft_heads, self._medusa, self._vocab_size = draft_heads, medusa, vocab_size
 
     def propose(self, hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Tokens and parents of the tree that grows from the token which the target chose at this place.
 
         `hidden` is the final hidden state of the last accepted row, norm included, of shape (hidden).
         """
-        return self._medusa.propose(self.likeliest(hidden[None])[0]), self._medusa.parents
+        return self._medusa.propose(self.top_tokens(hidden[None])[0]), self._medusa.parents
 
-    def likeliest(self, hidden: torch.Tensor) -> Sequence[Sequence[Sequence[int]]]:
+    def top_tokens(self, hidden: torch.Tensor) -> Sequence[Sequence[Sequence[int]]]:
         """Of each row each head's likeliest tokens, as many as the tree looks at; `hidden` is (rows, hidden)."""
-        widest = self._medusa.widest
-        found = torch.stack([head(hidden)[:, : self._vocabulary].topk(widest, -1).indices for head in self._heads], 1)
+        widest = self._medusa.top_k
+        found = torch.stack(
+            [head(hidden)[:, : self._vocab_size].topk(widest, -1).indices for head in self._draft_heads], 1
+        )
         rows: list[list[list[int]]] = found.tolist()
         return rows
 
 
-def open_heads(model: Model, medusa: Medusa, vocabulary: int) -> Proposer:
+def load_medusa_heads(model: DecomposedModel, medusa: MedusaHeads, vocab_size: int) -> MedusaProposer:
     """Raises ValueError that names the file when it is missing, damaged, or of another model."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    heads, weights = blank_heads(model, medusa.count), Path(medusa.folder) / WEIGHTS
+    heads, weights = init_medusa_heads(model, medusa.num_heads), Path(medusa.folder) / WEIGHTS
     try:
         heads.load_state_dict(load_file(weights))
     except (OSError, SafetensorError, RuntimeError) as problem:
         raise ValueError(f"medusa heads {weights} do not fit {model.name} ({problem}); train them for it") from None
-    return Proposer(heads.to(device=model.device, dtype=model.dtype).eval(), medusa, vocabulary)
+    return MedusaProposer(heads.to(device=model.device, dtype=model.dtype).eval(), medusa, vocab_size)

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
-from serving.engines.torch.importance import Importance
-from serving.engines.torch.model_runner import Lot, Stack
-from serving.engines.torch.sequence_cache import Slot
-from serving.hardware.exit_depths import Depths
-from serving.hardware.latency import Load
+from serving.engines.torch.importance import ImportanceCollector
+from serving.engines.torch.model_runner import ModelRunner, RunnerInput
+from serving.engines.torch.sequence_cache import SequenceCache
+from serving.hardware.exit_depths import ExitDepths
+from serving.hardware.latency import ForwardLoad
 
 
-class Descent:
+class EarlyExitPass:
     """
     Args:
         slot: the session's cache, rolled back to where the rows begin.
@@ -27,50 +27,58 @@ class Descent:
 
     def __init__(
         self,
-        stack: Stack,
-        slot: Slot,
+        runner: ModelRunner,
+        cache: SequenceCache,
         tokens: Sequence[int],
         parents: tuple[int, ...] | None = None,
-        importance: Importance | None = None,
+        importance: ImportanceCollector | None = None,
     ) -> None:
-        self._stack, self._slot, self._parents, self._importance = stack, slot, parents, importance
-        self._layers = len(stack.model.layers)
-        if slot.depths is None:
-            slot.depths = Depths(self._layers)
-            slot.depths.grow(slot.length, self._layers)
-        self._depths = slot.depths
-        self._hidden, self._new = stack.embed(tokens), len(tokens)
-        self._past, self._end, self._at = slot.length, slot.length + len(tokens), 0
+        self._runner, self._cache, self._parents, self._importance = runner, cache, parents, importance
+        self._num_layers = len(runner.model.layers)
+        if cache.exit_depths is None:
+            cache.exit_depths = ExitDepths(self._num_layers)
+            cache.exit_depths.append(cache.length, self._num_layers)
+        self._exit_depths = cache.exit_depths
+        self._hidden, self._num_new = runner.embed(tokens), len(tokens)
+        self._num_cached, self._end, self._layers_run = cache.length, cache.length + len(tokens), 0
 
-    def to(self, layer: int) -> torch.Tensor:
+    def run_to(self, layer: int) -> torch.Tensor:
         """Runs on until `layer` layers have run; the new rows' hidden states, of shape (rows, hidden)."""
-        while self._at < layer:
-            self._join()
-            last = min(layer, self._depths.next_join(self._at))
-            start = self._depths.first_below(self._at)
-            lot = Lot(self._slot, self._end - start, self._tree(self._past - start), start)
-            self._hidden = self._stack.run(self._hidden, [lot], self._at, last, self._importance)
-            self._at = last
-        return self._hidden[-self._new :]
+        while self._layers_run < layer:
+            self._resume_suspended()
+            last = min(layer, self._exit_depths.next_merge(self._layers_run))
+            start = self._exit_depths.cached_at(self._layers_run)
+            lot = RunnerInput(self._cache, self._end - start, self._tree_parents(self._num_cached - start), start)
+            self._hidden = self._runner.run(self._hidden, [lot], self._layers_run, last, self._importance)
+            self._layers_run = last
+        return self._hidden[-self._num_new :]
 
-    def _join(self) -> None:
+    def _resume_suspended(self) -> None:
         """Who waits for this layer comes before those who waited higher up."""
-        if count := self._depths.waiting(self._at):
-            at = self._depths.first_below(self._at) - (self._past - self._depths.short)
-            self._hidden = torch.cat([*(one[None] for one in self._slot.waiting[at : at + count]), self._hidden])
+        if count := self._exit_depths.num_suspended(self._layers_run):
+            at = self._exit_depths.cached_at(self._layers_run) - (self._num_cached - self._exit_depths.num_incomplete)
+            self._hidden = torch.cat(
+                [*(one[None] for one in self._cache.suspended_hidden[at : at + count]), self._hidden]
+            )
 
-    def _tree(self, joined: int) -> tuple[int, ...] | None:
+    def _tree_parents(self, num_resumed: int) -> tuple[int, ...] | None:
         """Parents of all rows, those that joined included: they are a chain from which the tree grows."""
         if self._parents is None:
             return None
-        return (*range(-1, joined - 1), *(joined - 1 if one < 0 else one + joined for one in self._parents))
+        return (
+            *range(-1, num_resumed - 1),
+            *(num_resumed - 1 if one < 0 else one + num_resumed for one in self._parents),
+        )
 
-    def leave(self) -> tuple[Load, ...]:
+    def finish(self) -> tuple[ForwardLoad, ...]:
         """Ends here: the cache has grown by the new rows, some layers of which may be missing. What the layers did."""
-        deeper = self._slot.waiting[: self._depths.short - (len(self._hidden) - self._new)]
-        self._slot.waiting = [*deeper, *(self._hidden.unbind(0) if self._at < self._layers else ())]
-        self._slot.length = self._end
-        loads = self._depths.passed(self._new, self._at)
+        deeper = self._cache.suspended_hidden[: self._exit_depths.num_incomplete - (len(self._hidden) - self._num_new)]
+        self._cache.suspended_hidden = [
+            *deeper,
+            *(self._hidden.unbind(0) if self._layers_run < self._num_layers else ()),
+        ]
+        self._cache.length = self._end
+        loads = self._exit_depths.run_forward(self._num_new, self._layers_run)
         if self._importance is not None:
             self._importance.end_pass()
         return loads

@@ -2,20 +2,20 @@
 
 import torch
 
-from serving.core.scores import UNTRAINED, Scorers
+from serving.core.scores import NO_SCORERS, Scorers
 from serving.engines.torch.draft import generate
-from serving.engines.torch.draft_heads import Proposer
-from serving.engines.torch.forward import Means, forward
-from serving.engines.torch.model import Model
-from serving.engines.torch.model_runner import Stack
-from serving.engines.torch.sequence_cache import Cache
-from serving.engines.torch.tensor_store import Blobs
-from serving.hardware.latency import Load
-from serving.hardware.payload_size import Number
-from serving.messages import Forward, Generate, Outcome
+from serving.engines.torch.draft_heads import MedusaProposer
+from serving.engines.torch.forward import ForwardContext, forward
+from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.model_runner import ModelRunner
+from serving.engines.torch.sequence_cache import KVCacheManager
+from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.latency import ForwardLoad
+from serving.hardware.payload_size import HiddenDtype
+from serving.messages import DraftWork, ForwardWork, Outcome
 
 
-class Engine:
+class TorchEngine:
     """Drafts, verifies and runs spans of layers; every session has its own caches, told apart by what uses them.
 
     Args:
@@ -34,49 +34,49 @@ class Engine:
 
     def __init__(
         self,
-        model: Model,
+        model: DecomposedModel,
         *,
-        blobs: Blobs | None = None,
-        vocabulary: int | None = None,
-        probed: frozenset[int] | None = None,
-        scorers: Scorers = UNTRAINED,
+        tensor_store: TensorStore | None = None,
+        vocab_size: int | None = None,
+        importance_layers: frozenset[int] | None = None,
+        scorers: Scorers = NO_SCORERS,
         block_tokens: int = 16,
         budget_tokens: float | None = None,
-        number: Number = "fp16",
-        heads: Proposer | None = None,
+        hidden_dtype: HiddenDtype = "fp16",
+        proposer: MedusaProposer | None = None,
     ) -> None:
         depth = len(model.layers)
-        if vocabulary is not None and not 0 < vocabulary <= model.vocabulary:
-            raise ValueError(f"vocabulary is {vocabulary}; the head of {model.name} has {model.vocabulary} rows")
-        if probed is not None and not (probed and probed <= frozenset(range(depth))):
-            raise ValueError(f"probed layers are {sorted(probed)}; {model.name} has layers 0 to {depth - 1}")
+        if vocab_size is not None and not 0 < vocab_size <= model.vocab_size:
+            raise ValueError(f"vocabulary is {vocab_size}; the head of {model.name} has {model.vocab_size} rows")
+        if importance_layers is not None and not (importance_layers and importance_layers <= frozenset(range(depth))):
+            raise ValueError(f"probed layers are {sorted(importance_layers)}; {model.name} has layers 0 to {depth - 1}")
         self.model = model
-        self.blobs = Blobs() if blobs is None else blobs
+        self.tensor_store = TensorStore() if tensor_store is None else tensor_store
         self.cache = self._new_cache(block_tokens, budget_tokens)
         self._scorers = scorers
-        self._stack = self._new_stack(vocabulary or model.vocabulary)
-        self._means = Means(self._stack, self.cache, self.blobs, number, heads)
-        self._probed = frozenset(range(depth)) if probed is None else probed
+        self._runner = self._new_runner(vocab_size or model.vocab_size)
+        self._context = ForwardContext(self._runner, self.cache, self.tensor_store, hidden_dtype, proposer)
+        self._importance_layers = frozenset(range(depth)) if importance_layers is None else importance_layers
 
-    def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> Cache:
-        return Cache(self.model, block_tokens, budget_tokens)
+    def _new_cache(self, block_tokens: int, budget_tokens: float | None) -> KVCacheManager:
+        return KVCacheManager(self.model, block_tokens, budget_tokens)
 
-    def _new_stack(self, vocabulary: int) -> Stack:
-        return Stack(self.model, vocabulary)
+    def _new_runner(self, vocab_size: int) -> ModelRunner:
+        return ModelRunner(self.model, vocab_size)
 
     @torch.inference_mode()
-    def execute(self, work: Generate | Forward) -> tuple[Outcome, tuple[Load, ...]]:
+    def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
         """Runs the work; beside the outcome, what each forward pass did.
 
         Raises ValueError for work that says too little, CacheHoleError for work that begins behind the end of a
         cache, CacheFullError beyond the budget.
         """
-        if isinstance(work, Forward):
-            return forward(work, self._means)
+        if isinstance(work, ForwardWork):
+            return forward(work, self._context)
         slot = self.cache.open(work.session, None, len(self.model.layers), work.start)
-        return generate(work, self._stack, slot, self.blobs, self._probed, self._scorers)
+        return generate(work, self._runner, slot, self.tensor_store, self._importance_layers, self._scorers)
 
     def drop(self, session: str, first: int | None) -> None:
         """Frees the cache of the span from layer `first`, or the drafter's (None), and what was drawn from."""
         self.cache.drop(session, first)
-        self.blobs.forget(f"odds/{session}")
+        self.tensor_store.discard_owner(f"odds/{session}")

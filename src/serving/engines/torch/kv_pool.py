@@ -9,96 +9,96 @@ from typing import NamedTuple
 
 import torch
 
-from serving.engines.torch.model import Model
+from serving.engines.torch.model import DecomposedModel
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Blocks first..first+size-1, next to each other in memory."""
 
-    first: int
-    size: int
+    first_block: int
+    num_blocks: int
 
     @property
     def end(self) -> int:
-        return self.first + self.size
+        return self.first_block + self.num_blocks
 
 
-Table = list[Run]
+BlockTable = list[BlockRun]
 """A session's blocks in the order of its tokens."""
 
 
-class Blocks:
+class BlockAllocator:
     """A map of one byte a block: 0 is free, 1 is taken. Stretches that are apart in memory have a taken byte between
     them, so that no run spans two.
     """
 
     def __init__(self) -> None:
-        self._map = bytearray()
-        self.total = self.free = 0
+        self._used_map = bytearray()
+        self.num_blocks = self.num_free = 0
 
-    def grow(self, count: int) -> int:
+    def add_extent(self, count: int) -> int:
         """Adds a stretch of free blocks; returns its first."""
-        self._map.append(1)
-        self._map.extend(bytes(count))
-        self.total += count
-        self.free += count
-        return len(self._map) - count
+        self._used_map.append(1)
+        self._used_map.extend(bytes(count))
+        self.num_blocks += count
+        self.num_free += count
+        return len(self._used_map) - count
 
-    def shrink(self, first: int, count: int) -> bool:
+    def remove_extent(self, first: int, count: int) -> bool:
         """Takes a stretch away for good, if all of it is free."""
-        if self._map[first : first + count] != bytes(count):
+        if self._used_map[first : first + count] != bytes(count):
             return False
-        self._take(first, count)
-        self.total -= count
+        self._mark_used(first, count)
+        self.num_blocks -= count
         return True
 
-    def lengthen(self, run: Run, count: int) -> Run | None:
+    def extend_run(self, run: BlockRun, count: int) -> BlockRun | None:
         """The run with `count` blocks more, if those behind it are free."""
-        if self._map[run.end : run.end + count] != bytes(count):
+        if self._used_map[run.end : run.end + count] != bytes(count):
             return None
-        self._take(run.end, count)
-        return Run(run.first, run.size + count)
+        self._mark_used(run.end, count)
+        return BlockRun(run.first_block, run.num_blocks + count)
 
-    def together(self, count: int) -> Run | None:
+    def allocate_contiguous(self, count: int) -> BlockRun | None:
         """A run for a session, away from its neighbours as long as there is room: they grow, and so does this one."""
         for gap in (max(4, count), max(1, count // 4), 0):
-            at = self._map.find(bytes(gap + count + gap))
+            at = self._used_map.find(bytes(gap + count + gap))
             if at >= 0:
-                self._take(at + gap, count)
-                return Run(at + gap, count)
+                self._mark_used(at + gap, count)
+                return BlockRun(at + gap, count)
         return None
 
-    def apart(self, count: int) -> Table:
+    def allocate_scattered(self, count: int) -> BlockTable:
         """The first free blocks, wherever they are; there must be as many."""
-        table: Table = []
+        table: BlockTable = []
         at = -1
         for _ in range(count):
-            at = self._map.find(0, at + 1)
-            self._take(at, 1)
+            at = self._used_map.find(0, at + 1)
+            self._mark_used(at, 1)
             if table and table[-1].end == at:
-                table[-1] = Run(table[-1].first, table[-1].size + 1)
+                table[-1] = BlockRun(table[-1].first_block, table[-1].num_blocks + 1)
             else:
-                table.append(Run(at, 1))
+                table.append(BlockRun(at, 1))
         return table
 
-    def cut(self, table: Table, count: int) -> None:
+    def free_last(self, table: BlockTable, count: int) -> None:
         """Frees the last `count` blocks of a table."""
         while count:
             run = table.pop()
-            kept = max(0, run.size - count)
-            gone = run.size - kept
-            self._map[run.first + kept : run.end] = bytes(gone)
-            self.free += gone
+            kept = max(0, run.num_blocks - count)
+            gone = run.num_blocks - kept
+            self._used_map[run.first_block + kept : run.end] = bytes(gone)
+            self.num_free += gone
             count -= gone
             if kept:
-                table.append(Run(run.first, kept))
+                table.append(BlockRun(run.first_block, kept))
 
-    def _take(self, first: int, count: int) -> None:
-        self._map[first : first + count] = b"\1" * count
-        self.free -= count
+    def _mark_used(self, first: int, count: int) -> None:
+        self._used_map[first : first + count] = b"\1" * count
+        self.num_free -= count
 
 
-_SMALLEST = 64
+_MIN_EXTENT_BLOCKS = 64
 """Blocks of the first extent."""
 
 
@@ -106,22 +106,22 @@ class CacheFullError(RuntimeError):
     """More blocks are asked for than the budget has."""
 
 
-class Budget:
+class BlockBudget:
     """How many blocks all pools of a cache may hand out; None: as many as memory holds."""
 
-    def __init__(self, blocks: int | None = None) -> None:
-        self.blocks, self.taken = blocks, 0
+    def __init__(self, max_blocks: int | None = None) -> None:
+        self.max_blocks, self.num_used = max_blocks, 0
 
     def check(self, count: int) -> None:
         """Raises CacheFullError when fewer than `count` are left."""
-        if self.blocks is not None and self.taken + count > self.blocks:
+        if self.max_blocks is not None and self.num_used + count > self.max_blocks:
             raise CacheFullError(
-                f"{count} more blocks of KV cache are needed, and {self.taken} of {self.blocks} are taken: whoever "
+                f"{count} more blocks of KV cache are needed, and {self.num_used} of {self.max_blocks} are taken: whoever "
                 "starts the work must drop a session first (a worker's ledger does, where it counts the same blocks)"
             )
 
 
-class Pool:
+class KVPool:
     """Keys and values in extents of the shape (keys and values, layers, 1, KV heads, tokens, head size).
 
     What a session has is moved only where its next blocks would lie apart and a free run takes all of it: one copy
@@ -129,80 +129,82 @@ class Pool:
     are taken; one that a move leaves empty is given back.
     """
 
-    def __init__(self, model: Model, layers: int, block_tokens: int = 16, budget: Budget | None = None) -> None:
-        self.block_tokens, self._budget = block_tokens, budget or Budget()
-        self._shape = (2, layers, 1, model.kv_heads, 0, model.head_size)
-        self._like = torch.empty(self._shape, dtype=model.dtype, device=model.device)
-        self._blocks = Blocks()
-        self._firsts: list[int] = []
+    def __init__(
+        self, model: DecomposedModel, num_layers: int, block_tokens: int = 16, budget: BlockBudget | None = None
+    ) -> None:
+        self.block_tokens, self._budget = block_tokens, budget or BlockBudget()
+        self._shape = (2, num_layers, 1, model.kv_heads, 0, model.head_size)
+        self._empty = torch.empty(self._shape, dtype=model.dtype, device=model.device)
+        self._allocator = BlockAllocator()
+        self._extent_starts: list[int] = []
         self._extents: list[torch.Tensor] = []
 
     @property
-    def used(self) -> int:
+    def num_used_blocks(self) -> int:
         """Blocks that sessions hold."""
-        return self._blocks.total - self._blocks.free
+        return self._allocator.num_blocks - self._allocator.num_free
 
     @property
     def nbytes(self) -> int:
         """Of all extents, free blocks included."""
         return sum(extent.nbytes for extent in self._extents)
 
-    def view(self, run: Run) -> torch.Tensor:
+    def view(self, run: BlockRun) -> torch.Tensor:
         """Keys and values of a run of blocks, without a copy."""
-        at, size = bisect_right(self._firsts, run.first) - 1, self.block_tokens
-        return self._extents[at].narrow(4, (run.first - self._firsts[at]) * size, run.size * size)
+        at, size = bisect_right(self._extent_starts, run.first_block) - 1, self.block_tokens
+        return self._extents[at].narrow(4, (run.first_block - self._extent_starts[at]) * size, run.num_blocks * size)
 
-    def extend(self, table: Table, count: int) -> None:
+    def extend(self, table: BlockTable, count: int) -> None:
         """Adds blocks to a session's table: behind its last, else where all lie together, else anywhere.
 
         Raises CacheFullError beyond the budget.
         """
         self._budget.check(count)
-        held = sum([run.size for run in table])
-        if table and (longer := self._blocks.lengthen(table[-1], count)):
+        held = sum([run.num_blocks for run in table])
+        if table and (longer := self._allocator.extend_run(table[-1], count)):
             table[-1] = longer
-        elif whole := self._together(held + count):
-            self._move(table, held, whole)
+        elif whole := self._allocate_contiguous(held + count):
+            self._relocate(table, held, whole)
         else:
-            if self._blocks.free < count:
-                self._grow(count)
-            table += self._blocks.apart(count)
-        self._budget.taken += count
+            if self._allocator.num_free < count:
+                self._add_extent(count)
+            table += self._allocator.allocate_scattered(count)
+        self._budget.num_used += count
 
-    def cut(self, table: Table, count: int) -> None:
+    def free_last(self, table: BlockTable, count: int) -> None:
         """Frees the last blocks of a table."""
-        self._blocks.cut(table, count)
-        self._budget.taken -= count
+        self._allocator.free_last(table, count)
+        self._budget.num_used -= count
 
-    def _together(self, count: int) -> Run | None:
-        run = self._blocks.together(count)
-        if run is None and self.used * 4 >= self._blocks.total * 3 and self._grow(2 * count):
-            run = self._blocks.together(count)
+    def _allocate_contiguous(self, count: int) -> BlockRun | None:
+        run = self._allocator.allocate_contiguous(count)
+        if run is None and self.num_used_blocks * 4 >= self._allocator.num_blocks * 3 and self._add_extent(2 * count):
+            run = self._allocator.allocate_contiguous(count)
         return run
 
-    def _move(self, table: Table, held: int, whole: Run) -> None:
-        if held:
-            torch.cat([self.view(run) for run in table], 4, out=self.view(Run(whole.first, held)))
-            self._blocks.cut(table, held)
-            if whole.first >= self._firsts[-1]:
-                self._give_back()
-        table.append(whole)
+    def _relocate(self, table: BlockTable, num_held: int, target: BlockRun) -> None:
+        if num_held:
+            torch.cat([self.view(run) for run in table], 4, out=self.view(BlockRun(target.first_block, num_held)))
+            self._allocator.free_last(table, num_held)
+            if target.first_block >= self._extent_starts[-1]:
+                self._release_empty_extents()
+        table.append(target)
 
-    def _give_back(self) -> None:
+    def _release_empty_extents(self) -> None:
         """Frees extents that have become empty; only at a move to the newest, so that none come and go in turn."""
-        for i, (first, extent) in enumerate(zip(self._firsts, self._extents, strict=True)):
+        for i, (first, extent) in enumerate(zip(self._extent_starts, self._extents, strict=True)):
             count = extent.shape[4] // self.block_tokens
-            if count and self._blocks.shrink(first, count):
-                self._extents[i] = self._like
+            if count and self._allocator.remove_extent(first, count):
+                self._extents[i] = self._empty
 
-    def _grow(self, least: int) -> bool:
-        """By `least` blocks or more, within the budget; are there new ones?"""
-        total = self._blocks.total
-        count = max(_SMALLEST, least, total // 8)
-        if self._budget.blocks is not None:
-            count = min(count, self._budget.blocks - total)
+    def _add_extent(self, min_blocks: int) -> bool:
+        """By `min_blocks` blocks or more, within the budget; are there new ones?"""
+        total = self._allocator.num_blocks
+        count = max(_MIN_EXTENT_BLOCKS, min_blocks, total // 8)
+        if self._budget.max_blocks is not None:
+            count = min(count, self._budget.max_blocks - total)
         if count > 0:
             shape = (*self._shape[:4], count * self.block_tokens, self._shape[5])
-            self._firsts.append(self._blocks.grow(count))
-            self._extents.append(self._like.new_empty(shape))
+            self._extent_starts.append(self._allocator.add_extent(count))
+            self._extents.append(self._empty.new_empty(shape))
         return count > 0

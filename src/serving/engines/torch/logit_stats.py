@@ -5,34 +5,34 @@ from dataclasses import dataclass
 
 import torch
 
-from serving.core.scores import SCORES, Scorers
+from serving.core.scores import LOGIT_SCORES, Scorers
 
 
 @dataclass(frozen=True, slots=True)
-class Statistics:
+class LogitStats:
     """Per row of logits: the likeliest token, the k likeliest ones best first, and the scores asked for."""
 
     tokens: list[int]
-    tops: list[list[int]]
+    top_candidates: list[list[int]]
     scores: dict[str, list[float]]
 
 
 def check_scores(names: Sequence[str], trained: Iterable[str] = ()) -> None:
     """Raises ValueError for a score that nobody computes."""
-    known = (*SCORES, *trained)
+    known = (*LOGIT_SCORES, *trained)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"score {unknown[0]!r} is not known; choose among {', '.join(known)}")
 
 
-def needed(names: Sequence[str], trained: Scorers) -> tuple[str, ...]:
+def required_scores(names: Sequence[str], scorers: Scorers) -> tuple[str, ...]:
     """What to measure for these scores: trained ones are told from all the others, or from hidden states."""
-    if any(name in trained and trained[name].reads == "scores" for name in names):
-        return SCORES
-    return tuple(name for name in names if name not in trained)
+    if any(name in scorers and scorers[name].feature_kind == "scores" for name in names):
+        return LOGIT_SCORES
+    return tuple(name for name in names if name not in scorers)
 
 
-def measure(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> Statistics:
+def compute_logit_stats(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> LogitStats:
     """Statistics of rows of logits, of shape (rows, vocabulary); ties go to the token that argmax names.
 
     Computed without an (rows, vocabulary) logarithm or a second pass for the deviation. Raises ValueError for an
@@ -47,25 +47,25 @@ def measure(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> Stat
         probabilities = logits.softmax(-1)
         best = probabilities.gather(-1, ids[:, :2])
         scores = {name: _score(name, logits, values, probabilities, best).tolist() for name in names}
-    return Statistics(likeliest, tops, scores)
+    return LogitStats(likeliest, tops, scores)
 
 
 def _score(
-    name: str, logits: torch.Tensor, values: torch.Tensor, probabilities: torch.Tensor, best: torch.Tensor
+    name: str, logits: torch.Tensor, values: torch.Tensor, probabilities: torch.Tensor, top_probabilities: torch.Tensor
 ) -> torch.Tensor:
     if name == "confidence":
-        return best[:, 0]
+        return top_probabilities[:, 0]
     if name == "margin":
-        return best[:, 0] - best[:, 1]
+        return top_probabilities[:, 0] - top_probabilities[:, 1]
     if name == "entropy":
         mean: torch.Tensor = torch.linalg.vecdot(probabilities, logits)
-        return values[:, 0] - best[:, 0].log() - mean
+        return values[:, 0] - top_probabilities[:, 0].log() - mean
     if name == "logit_std":
-        return _deviation(logits)
-    raise ValueError(f"score {name!r} is not known; choose among {', '.join(SCORES)}")
+        return _logit_std(logits)
+    raise ValueError(f"score {name!r} is not known; choose among {', '.join(LOGIT_SCORES)}")
 
 
-def _deviation(logits: torch.Tensor) -> torch.Tensor:
+def _logit_std(logits: torch.Tensor) -> torch.Tensor:
     count, mean = logits.shape[-1], logits.mean(-1)
     squares: torch.Tensor = torch.linalg.vecdot(logits, logits)
     return ((squares - count * mean * mean) / (count - 1)).clamp_min(0).sqrt()

@@ -14,19 +14,19 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from serving.engines.torch.attention import NAME as ATTENTION
-from serving.engines.torch.attention import register
-from serving.engines.torch.quantization import repair, settings
+from serving.engines.torch.attention import ATTENTION_NAME as ATTENTION
+from serving.engines.torch.attention import register_attention
+from serving.engines.torch.quantization import disable_unsupported_kernels, quantization_kwargs
 from serving.messages import Span
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "phi3", "gpt_neox")
 """`model_type` in a checkpoint's config.json."""
 
 
-_SMALLEST = 256
+_MIN_POSITIONS = 256
 
 
-class Rotary:
+class RotaryEmbedding:
     """Cosines and sines per position, of shape (1, positions, rotated size), in the model's dtype.
 
     A model with `longrope` scaling (Phi-3) has two tables: one for sequences within its original length, one for longer
@@ -44,20 +44,20 @@ class Rotary:
             )
         self._module, self._dtype, self._device = module, dtype, device
         long = scaling["rope_type"] == "longrope"
-        self.original = int(scaling["original_max_position_embeddings"]) if long else None
+        self.original_max_positions = int(scaling["original_max_position_embeddings"]) if long else None
         """The length up to which the short table holds; None: one table for all lengths."""
         self._tables: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def is_long(self, length: int) -> bool:
         """Is a sequence of this many tokens on the far side of the original length?"""
-        return self.original is not None and length > self.original
+        return self.original_max_positions is not None and length > self.original_max_positions
 
-    def between(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def for_range(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of positions first..last-1 of one sequence that reaches `last`, without a copy."""
         cos, sin = self._table(last, self.is_long(last))
         return cos[:, first:last], sin[:, first:last]
 
-    def at(self, positions: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def for_positions(self, positions: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(cos, sin) of any positions below `length`, of sequences on the same side of the original length."""
         cos, sin = self._table(length, self.is_long(length))
         index = torch.tensor(positions, device=self._device)
@@ -67,7 +67,7 @@ class Rotary:
         """Radians a position, of shape (rotated size / 2), and what cosines and sines are multiplied with; `long`: of
         sequences beyond the original length.
         """
-        at = torch.full((1, 1), (self.original or 0) if long else 0, device=self._device)
+        at = torch.full((1, 1), (self.original_max_positions or 0) if long else 0, device=self._device)
         self._module(torch.empty(0, device=self._device), position_ids=at)  # has it choose
         return self._module.inv_freq.detach().float().clone(), float(self._module.attention_scaling)
 
@@ -78,9 +78,9 @@ class Rotary:
         return table
 
     def _compute(self, length: int, long: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = max(_SMALLEST, 2 * length)
-        if self.original is not None:
-            positions = max(positions, self.original + 1) if long else self.original
+        positions = max(_MIN_POSITIONS, 2 * length)
+        if self.original_max_positions is not None:
+            positions = max(positions, self.original_max_positions + 1) if long else self.original_max_positions
         like = torch.empty(0, dtype=self._dtype, device=self._device)
         cos, sin = self._module(like, position_ids=torch.arange(positions, device=self._device)[None])
         return cos, sin
@@ -90,69 +90,69 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class DecomposedModel:
     """The parts of one causal LM that a span of layers is run with; weights stay in the `transformers` modules."""
 
     name: str
     embed: nn.Module
     layers: tuple[nn.Module, ...]
     norm: nn.Module
-    head: nn.Module
-    rotary: Rotary
-    windows: tuple[int | None, ...]
+    lm_head: nn.Module
+    rotary: RotaryEmbedding
+    sliding_windows: tuple[int | None, ...]
     """Per layer: how many tokens back it sees, the query's own included; None: all."""
-    hidden: int
+    hidden_size: int
     kv_heads: int
     head_size: int
-    vocabulary: int
+    vocab_size: int
     """Rows of the head, padding included."""
     dtype: torch.dtype
     device: torch.device
 
-    def only(self, span: Span) -> "Model":
+    def restricted_to(self, span: Span) -> "DecomposedModel":
         """The layers of a span alone, with embedding and head or without: all else is let go, and cannot be run."""
-        gone = Absent(self.name)
-        layers = tuple(layer if span.first <= i < span.last else gone for i, layer in enumerate(self.layers))
-        kept = replace(self, layers=layers) if span.embed else replace(self, layers=layers, embed=gone)
-        return kept if span.head else replace(kept, head=gone, norm=gone)
+        gone = MissingLayer(self.name)
+        layers = tuple(layer if span.start_layer <= i < span.end_layer else gone for i, layer in enumerate(self.layers))
+        kept = replace(self, layers=layers) if span.embedding else replace(self, layers=layers, embed=gone)
+        return kept if span.lm_head else replace(kept, lm_head=gone, norm=gone)
 
 
-class Absent(nn.Module):
+class MissingLayer(nn.Module):
     """A part of a model that another process holds."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self._name_of_model = name
+        self._model_name = name
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:
-        raise RuntimeError(f"this part of {self._name_of_model} is not held here; its placement has it run elsewhere")
+        raise RuntimeError(f"this part of {self._model_name} is not held here; its placement has it run elsewhere")
 
 
-def open_model(
+def load_model(
     path: str | Path,
     *,
     dtype: str = "fp32",
     device: str = "cpu",
     quantization: str = "none",
-    layers: int | None = None,
-) -> Model:
+    num_layers: int | None = None,
+) -> DecomposedModel:
     """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention; of its layers
-    only the first `layers`, where that is given.
+    only the first `num_layers`, where that is given.
 
     Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
     that the engine cannot split into layers.
     """
-    causal = load(path, dtype=dtype, device=device, quantization=quantization, layers=layers)
-    return take_apart(causal, device=device, name=str(path))
+    causal = load_causal_lm(path, dtype=dtype, device=device, quantization=quantization, num_layers=num_layers)
+    return decompose(causal, device=device, name=str(path))
 
 
-def load(
+def load_causal_lm(
     path: str | Path,
     *,
     dtype: str = "fp32",
     device: str = "cpu",
     quantization: str = "none",
-    layers: int | None = None,
+    num_layers: int | None = None,
 ) -> Any:
     """The `transformers` model itself; arguments and errors are those of `open_model`."""
     from safetensors import SafetensorError
@@ -163,9 +163,9 @@ def load(
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {device!r} was asked for, but torch sees no GPU here; use 'cpu'")
     check_checkpoint(path)
-    chosen = settings(quantization, DTYPES[dtype], device) | _first(path, layers)
+    chosen = quantization_kwargs(quantization, DTYPES[dtype], device) | _truncated_config(path, num_layers)
     try:
-        with _quietly(partial=layers is not None):
+        with _quiet_loading(partial=num_layers is not None):
             pretrained: Any = AutoModelForCausalLM.from_pretrained(
                 path, dtype=DTYPES[dtype], output_loading_info=True, **chosen
             )
@@ -176,25 +176,25 @@ def load(
         raise ValueError(
             f"the checkpoint at {path} lacks weights ({len(missing)}, such as {missing[0]}); fetch it again"
         )
-    repair(loaded)
+    disable_unsupported_kernels(loaded)
     return loaded
 
 
-def _first(path: str | Path, layers: int | None) -> dict[str, Any]:
+def _truncated_config(path: str | Path, num_layers: int | None) -> dict[str, Any]:
     """The configuration of a model that ends after so many layers."""
-    if layers is None:
+    if num_layers is None:
         return {}
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path)
-    config.num_hidden_layers = layers
+    config.num_hidden_layers = num_layers
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:layers]
+        config.layer_types = config.layer_types[:num_layers]
     return {"config": config}
 
 
 @contextmanager
-def _quietly(partial: bool) -> Iterator[None]:
+def _quiet_loading(partial: bool) -> Iterator[None]:
     """Without a progress bar, and of a `partial` model without a list of the weights that it leaves out."""
     from transformers.utils import logging
 
@@ -238,7 +238,7 @@ def _check_architecture(config: Any, path: str) -> None:
         )
 
 
-def take_apart(causal: Any, *, device: str = "cpu", name: str = "model") -> Model:
+def decompose(causal: Any, *, device: str = "cpu", name: str = "model") -> DecomposedModel:
     """Finds the parts of a loaded `transformers` causal LM and gives it the engine's attention.
 
     The model's own `forward` does not work afterwards: only the engine says which rows belong to which session.
@@ -246,29 +246,29 @@ def take_apart(causal: Any, *, device: str = "cpu", name: str = "model") -> Mode
     """
     config = causal.config
     _check_architecture(config, name)
-    register()
+    register_attention()
     causal.set_attn_implementation(ATTENTION)
     causal.eval().requires_grad_(False).to(device)
     base = causal.base_model
     heads = config.num_attention_heads
-    return Model(
+    return DecomposedModel(
         name=name,
         embed=causal.get_input_embeddings(),
         layers=tuple(base.layers),
         norm=base.final_layer_norm if config.model_type == "gpt_neox" else base.norm,
-        head=causal.get_output_embeddings(),
-        rotary=Rotary(base.rotary_emb, config, causal.dtype, torch.device(device)),
-        windows=_windows(config),
-        hidden=config.hidden_size,
+        lm_head=causal.get_output_embeddings(),
+        rotary=RotaryEmbedding(base.rotary_emb, config, causal.dtype, torch.device(device)),
+        sliding_windows=_sliding_windows(config),
+        hidden_size=config.hidden_size,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocabulary=causal.get_output_embeddings().out_features,
+        vocab_size=causal.get_output_embeddings().out_features,
         dtype=causal.dtype,
         device=torch.device(device),
     )
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _sliding_windows(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

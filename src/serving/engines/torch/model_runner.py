@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 
-from serving.engines.torch.attention import Packed, Segment
-from serving.engines.torch.importance import Importance
-from serving.engines.torch.model import Model
-from serving.engines.torch.sequence_cache import Slot
+from serving.engines.torch.attention import AttentionSegment, PackedBatch
+from serving.engines.torch.importance import ImportanceCollector
+from serving.engines.torch.model import DecomposedModel
+from serving.engines.torch.sequence_cache import SequenceCache
 
-_SMALLEST = 128
+_MIN_COLUMNS = 128
 
 
-class Masks:
+class AttentionMasks:
     """Causal masks of shape (rows, tokens), 0 where a row may look and -inf where not.
 
     Entry (i, j) of a strip that begins at column `past` allows j <= i + past; every mask behind any number of cached
@@ -28,17 +28,17 @@ class Masks:
         self._dtype, self._device = dtype, device
         self._strips: dict[int | None, torch.Tensor] = {}
 
-    def causal(self, past: int, rows: int, window: int | None) -> torch.Tensor:
-        """The mask of `rows` new tokens behind `past` cached ones, of shape (rows, past + rows)."""
+    def causal(self, num_cached: int, num_tokens: int, window: int | None) -> torch.Tensor:
+        """The mask of `num_tokens` new tokens behind `num_cached` cached ones, of shape (rows, past + rows)."""
         strip = self._strips.get(window)
-        if strip is None or strip.shape[0] < rows or strip.shape[1] - strip.shape[0] < past:
-            strip = self._strips[window] = self._strip(past, rows, window, strip)
+        if strip is None or strip.shape[0] < num_tokens or strip.shape[1] - strip.shape[0] < num_cached:
+            strip = self._strips[window] = self._strip(num_cached, num_tokens, window, strip)
         offset = strip.shape[1] - strip.shape[0]
-        return strip[:rows, offset - past : offset + rows]
+        return strip[:num_tokens, offset - num_cached : offset + num_tokens]
 
-    def _strip(self, past: int, rows: int, window: int | None, old: torch.Tensor | None) -> torch.Tensor:
-        height, offset = (old.shape[0], old.shape[1] - old.shape[0]) if old is not None else (8, _SMALLEST)
-        height, offset = max(height, rows), offset if offset >= past else 2 * past
+    def _strip(self, num_cached: int, num_tokens: int, window: int | None, old: torch.Tensor | None) -> torch.Tensor:
+        height, offset = (old.shape[0], old.shape[1] - old.shape[0]) if old is not None else (8, _MIN_COLUMNS)
+        height, offset = max(height, num_tokens), offset if offset >= num_cached else 2 * num_cached
         i = torch.arange(height, device=self._device)[:, None]
         j = torch.arange(offset + height, device=self._device)[None] - offset
         allowed = j <= i
@@ -46,8 +46,8 @@ class Masks:
             allowed &= j > i - window
         return self.additive(allowed)
 
-    def tree(self, past: int, parents: tuple[int, ...], depths: list[int], window: int | None) -> torch.Tensor:
-        """The mask of a tree of rows behind `past` cached tokens: a row sees those, its ancestors and itself.
+    def tree(self, num_cached: int, parents: tuple[int, ...], depths: list[int], window: int | None) -> torch.Tensor:
+        """The mask of a tree of rows behind `num_cached` cached tokens: a row sees those, its ancestors and itself.
 
         `parents` gives each row's parent row, -1 for none; `depths` its distance from the first root, which decides
         what a sliding window still covers.
@@ -56,10 +56,10 @@ class Masks:
         for row, parent in enumerate(parents):
             if parent >= 0:
                 ancestors[row] |= ancestors[parent]
-        allowed = torch.cat([torch.ones(len(parents), past, dtype=torch.bool), ancestors], 1)
+        allowed = torch.cat([torch.ones(len(parents), num_cached, dtype=torch.bool), ancestors], 1)
         if window:
-            at = torch.tensor(depths) + past
-            keys = torch.cat([torch.arange(past), at])
+            at = torch.tensor(depths) + num_cached
+            keys = torch.cat([torch.arange(num_cached), at])
             allowed &= keys[None] > at[:, None] - window
         return self.additive(allowed.to(self._device))
 
@@ -68,104 +68,111 @@ class Masks:
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
+class RunnerInput:
     """The rows that one session adds to a pass."""
 
-    slot: Slot
-    n: int
+    cache: SequenceCache
+    num_tokens: int
     parents: tuple[int, ...] | None = None
     """Where the rows form a tree: each row's parent row, -1 for none. Absent: one row follows the other."""
-    past: int | None = None
+    num_cached: int | None = None
     """How many tokens these layers have cached, where that is less than others have; None: as many as the slot says."""
 
     @property
     def start(self) -> int:
-        return self.slot.length if self.past is None else self.past
+        return self.cache.length if self.num_cached is None else self.num_cached
 
 
-class Stack:
+class ModelRunner:
     """One model's embedding, layers and head as three functions; hidden states have the shape (rows, hidden)."""
 
-    def __init__(self, model: Model, vocabulary: int) -> None:
-        self.model, self.vocabulary = model, vocabulary
-        self._masks = Masks(model.dtype, model.device)
-        self._windows = frozenset(model.windows)
-        self.like = torch.empty(0, dtype=model.dtype, device=model.device)
+    def __init__(self, model: DecomposedModel, vocab_size: int) -> None:
+        self.model, self.vocab_size = model, vocab_size
+        self._masks = AttentionMasks(model.dtype, model.device)
+        self._window_sizes = frozenset(model.sliding_windows)
+        self.empty_hidden = torch.empty(0, dtype=model.dtype, device=model.device)
         """Of the type and on the device of hidden states."""
-        self._open: dict[int | None, torch.Tensor | None] = dict.fromkeys(self._windows)
+        self._unmasked: dict[int | None, torch.Tensor | None] = dict.fromkeys(self._window_sizes)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         hidden: torch.Tensor = self.model.embed(torch.tensor(tokens, device=self.model.device))
         return hidden
 
     def run(
-        self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, importance: Importance | None = None
+        self,
+        hidden: torch.Tensor,
+        inputs: Sequence[RunnerInput],
+        start_layer: int,
+        end_layer: int,
+        importance: ImportanceCollector | None = None,
     ) -> torch.Tensor:
-        """Layers first..last-1 over rows that lie end to end in the order of `lots`; their slots reach as far as these
-        rows.
+        """Layers first..last-1 over rows that lie end to end in the order of `inputs`; their slots reach as far as
+        these rows.
         """
-        segments = [self._segment(lot) for lot in lots]
-        packed = Packed(segments, [lot.n for lot in lots], self.model.windows, importance)
-        hidden = self._through(hidden, lots, first, last, packed, self._rotary(lots))
-        for lot in lots:
-            lot.slot.length = lot.start + lot.n
+        segments = [self._segment(lot) for lot in inputs]
+        packed = PackedBatch(segments, [lot.num_tokens for lot in inputs], self.model.sliding_windows, importance)
+        hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
+        for lot in inputs:
+            lot.cache.length = lot.start + lot.num_tokens
         return hidden
 
-    def _through(
-        self, hidden: torch.Tensor, lots: Sequence[Lot], first: int, last: int, packed: Packed,  # noqa: ARG002
+    def _run_layers(
+        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch,  # noqa: ARG002
         rotary: tuple[torch.Tensor, torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
         """The layers themselves, when all is in place that they need."""
         hidden = hidden[None]
-        for layer in self.model.layers[first:last]:
+        for layer in self.model.layers[start_layer:end_layer]:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=packed)
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """The head over the rows given, in fp32 and without the vocabulary's padding; shape (rows, vocabulary)."""
-        return self.read_off(self.normed(hidden))
+        return self.apply_lm_head(self.apply_norm(hidden))
 
-    def read_off(self, normed: torch.Tensor) -> torch.Tensor:
+    def apply_lm_head(self, normed: torch.Tensor) -> torch.Tensor:
         """The same over rows that went through the norm."""
-        logits: torch.Tensor = self.model.head(normed)
-        return logits[:, : self.vocabulary].float()
+        logits: torch.Tensor = self.model.lm_head(normed)
+        return logits[:, : self.vocab_size].float()
 
-    def normed(self, hidden: torch.Tensor) -> torch.Tensor:
+    def apply_norm(self, hidden: torch.Tensor) -> torch.Tensor:
         """What the head looks at."""
         normed: torch.Tensor = self.model.norm(hidden)
         return normed
 
-    def _segment(self, lot: Lot) -> Segment:
-        slot, past, end = lot.slot, lot.start, lot.start + lot.n
+    def _segment(self, entry: RunnerInput) -> AttentionSegment:
+        slot, past, end = entry.cache, entry.start, entry.start + entry.num_tokens
         slot.reserve(end)
-        single = lot.n == 1 and lot.parents is None  # needs no mask: what its window does not cover is left out
-        seen = {w: slot.views(max(0, end - w) if w and single else 0, end) for w in self._windows}
-        masks = self._open if single else {window: self._mask(lot, past, window) for window in self._windows}
-        return Segment(lot.n, slot.first, *slot.targets(past, end), seen, masks)
+        single = (
+            entry.num_tokens == 1 and entry.parents is None
+        )  # needs no mask: what its window does not cover is left out
+        seen = {w: slot.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}
+        masks = self._unmasked if single else {window: self._mask(entry, past, window) for window in self._window_sizes}
+        return AttentionSegment(entry.num_tokens, slot.start_layer, *slot.write_targets(past, end), seen, masks)
 
-    def _mask(self, lot: Lot, past: int, window: int | None) -> torch.Tensor | None:
-        if lot.parents is not None:
-            return self._masks.tree(past, lot.parents, _depths(lot.parents), window)
-        plain = past == 0 and (window is None or lot.n <= window)
-        return None if plain else self._masks.causal(past, lot.n, window)
+    def _mask(self, entry: RunnerInput, num_cached: int, window: int | None) -> torch.Tensor | None:
+        if entry.parents is not None:
+            return self._masks.tree(num_cached, entry.parents, _depths(entry.parents), window)
+        plain = num_cached == 0 and (window is None or entry.num_tokens <= window)
+        return None if plain else self._masks.causal(num_cached, entry.num_tokens, window)
 
-    def _rotary(self, lots: Sequence[Lot]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rotary(self, inputs: Sequence[RunnerInput]) -> tuple[torch.Tensor, torch.Tensor]:
         rotary = self.model.rotary
-        if len(lots) == 1 and lots[0].parents is None:
-            past = lots[0].start
-            return rotary.between(past, past + lots[0].n)
-        if rotary.original is None:
-            positions = [position for lot in lots for position in _positions(lot)]
-            return rotary.at(positions, max(positions) + 1)
-        each = [rotary.at(_positions(lot), max(_positions(lot)) + 1) for lot in lots]
+        if len(inputs) == 1 and inputs[0].parents is None:
+            past = inputs[0].start
+            return rotary.for_range(past, past + inputs[0].num_tokens)
+        if rotary.original_max_positions is None:
+            positions = [position for lot in inputs for position in _positions(lot)]
+            return rotary.for_positions(positions, max(positions) + 1)
+        each = [rotary.for_positions(_positions(lot), max(_positions(lot)) + 1) for lot in inputs]
         return torch.cat([cos for cos, _ in each], 1), torch.cat([sin for _, sin in each], 1)
 
 
-def _positions(lot: Lot) -> list[int]:
-    past = lot.start
-    if lot.parents is None:
-        return list(range(past, past + lot.n))
-    return [past + depth for depth in _depths(lot.parents)]
+def _positions(entry: RunnerInput) -> list[int]:
+    past = entry.start
+    if entry.parents is None:
+        return list(range(past, past + entry.num_tokens))
+    return [past + depth for depth in _depths(entry.parents)]
 
 
 def _depths(parents: tuple[int, ...]) -> list[int]:

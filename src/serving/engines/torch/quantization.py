@@ -10,7 +10,7 @@ import torch
 from serving.hardware.architecture import Quantization
 
 
-def settings(quantization: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+def quantization_kwargs(quantization: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
     """What `from_pretrained` is given for a quantised model, beside its dtype; nothing for "none".
 
     The linear layers of the blocks are quantised while they are loaded; embedding, norms and LM head keep their dtype.
@@ -40,7 +40,7 @@ def settings(quantization: str, dtype: torch.dtype, device: str) -> dict[str, An
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def repair(causal: Any) -> None:
+def disable_unsupported_kernels(causal: Any) -> None:
     """Keeps layers from the kernel of bitsandbytes for CPUs with AVX512-BF16 that are not of its sizes: it would fail.
 
     It wants whole blocks of 64 inputs and 32 outputs; others are turned into numbers first, and multiplied as usual.

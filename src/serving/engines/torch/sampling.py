@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import torch
 
-from serving.core.keyed_random import key, luck
-from serving.hardware.payload_size import entry_nbytes, odds_nbytes
-from serving.messages import Sampling, Verdict
+from serving.core.keyed_random import key, uniform
+from serving.hardware.payload_size import draft_probs_nbytes, prob_entry_nbytes
+from serving.messages import SamplingParams, Verdict
 
-_FEW = 1024
+_NUCLEUS_CANDIDATES = 1024
 
 
-def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+def distribution(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
     """Probabilities after temperature, then top-k, then top-p (in that order, as `transformers` does).
 
     Shapes: (..., vocabulary) in and out; computed in fp32, returned in fp64. `top_k` 0 and `top_p` 1 leave all tokens.
@@ -30,7 +30,7 @@ def distribution(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return logits.softmax(-1, dtype=torch.float64)
 
 
-def _check(sampling: Sampling) -> None:
+def _check(sampling: SamplingParams) -> None:
     if not sampling.temperature > 0:
         raise ValueError(
             f"temperature is {sampling.temperature}, must be above 0; for greedy decoding give no sampling"
@@ -47,7 +47,7 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     It is looked for among the likeliest few first: to sort a vocabulary of 32,000 takes longer than all the rest.
     """
     odds = logits.softmax(-1)
-    best, order = odds.topk(min(_FEW, odds.shape[-1]), -1)
+    best, order = odds.topk(min(_NUCLEUS_CANDIDATES, odds.shape[-1]), -1)
     if float(best.double().sum(-1).min()) < top_p:
         best, order = odds.sort(-1, descending=True)
     before = best.double().cumsum(-1) - best
@@ -55,68 +55,68 @@ def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     return torch.full_like(logits, float("-inf")).scatter(-1, order, chosen)
 
 
-def as_sent(probabilities: torch.Tensor, whole: bool = False) -> torch.Tensor:
+def encode_probs(probabilities: torch.Tensor, full: bool = False) -> torch.Tensor:
     """The form in which a draft's distribution, of shape (vocabulary,), crosses a link: rounded to fp16.
 
     Drafts are drawn from this rounded form, so that the verifier knows exactly what they were drawn from. What has no
-    probability is left out where that makes it smaller (Synera, section 4.2), unless the `whole` is wanted: then bytes
+    probability is left out where that makes it smaller (Synera, section 4.2), unless the `full` is wanted: then bytes
     of shape (tokens named, 4 or 6) hold each token's number, ascending, and its probability, in little endian.
     """
     rounded = probabilities.to(torch.float16)
     tokens = rounded.nonzero()[:, 0]
     vocabulary = len(rounded)
-    if whole or odds_nbytes(len(tokens), vocabulary) == odds_nbytes(0, vocabulary):
+    if full or draft_probs_nbytes(len(tokens), vocabulary) == draft_probs_nbytes(0, vocabulary):
         return rounded
-    halves = entry_nbytes(vocabulary) // 2
+    halves = prob_entry_nbytes(vocabulary) // 2
     numbers = tokens.int()[:, None].view(torch.int16)[:, : halves - 1]
     return torch.cat([numbers, rounded[tokens].view(torch.int16)[:, None]], 1).view(torch.int8)
 
 
-def kept(sent: torch.Tensor) -> int:
+def support_size(encoded: torch.Tensor) -> int:
     """How many tokens a sent distribution names; 0: all."""
-    return len(sent) if sent.dtype == torch.int8 else 0
+    return len(encoded) if encoded.dtype == torch.int8 else 0
 
 
-def as_received(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocabulary` tokens.
+def decode_probs(encoded: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocab_size` tokens.
 
     Bit for bit the same whether it was sent whole or not. Raises ValueError for a token beyond the vocabulary.
     """
-    odds = widen(opened(sent, vocabulary), vocabulary).double()
+    odds = pad_vocab(expand_probs(encoded, vocab_size), vocab_size).double()
     return odds / odds.sum()
 
 
-def opened(sent: torch.Tensor, vocabulary: int) -> torch.Tensor:
-    """The fp16 probabilities that `as_sent` stands for, `vocabulary` of them where it names tokens.
+def expand_probs(encoded: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """The fp16 probabilities that `as_sent` stands for, `vocab_size` of them where it names tokens.
 
     Raises ValueError for a token beyond the vocabulary.
     """
-    if sent.dtype != torch.int8:
-        return sent
-    tokens, odds = _named(sent)
-    if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocabulary:
+    if encoded.dtype != torch.int8:
+        return encoded
+    tokens, odds = _sparse_entries(encoded)
+    if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         named = f"tokens {int(tokens.min())} to {int(tokens.max())}" if len(tokens) else "no token"
-        raise ValueError(f"a distribution names {named} of a vocabulary of {vocabulary}")
-    return torch.zeros(vocabulary, dtype=torch.float16, device=sent.device).index_put_((tokens,), odds)
+        raise ValueError(f"a distribution names {named} of a vocabulary of {vocab_size}")
+    return torch.zeros(vocab_size, dtype=torch.float16, device=encoded.device).index_put_((tokens,), odds)
 
 
-def _named(sent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _sparse_entries(encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The tokens that a distribution of shape (tokens named, 4 or 6) names, and their fp16 probabilities."""
-    halves = sent.view(torch.int16)
+    halves = encoded.view(torch.int16)
     tokens = halves[:, 0].long() & 0xFFFF
     if halves.shape[1] == 3:
         tokens += halves[:, 1].long() << 16
     return tokens, halves[:, -1].contiguous().view(torch.float16)
 
 
-def widen(probabilities: torch.Tensor, vocabulary: int) -> torch.Tensor:
+def pad_vocab(probabilities: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Adds tokens of probability zero at the end, because the models of a pair may pad their vocabularies
     differently."""
-    missing = vocabulary - probabilities.shape[-1]
+    missing = vocab_size - probabilities.shape[-1]
     return torch.nn.functional.pad(probabilities, (0, missing)) if missing > 0 else probabilities
 
 
-def draw(weights: torch.Tensor, uniform: float) -> int:
+def sample_token(weights: torch.Tensor, uniform: float) -> int:
     """The token at which the cumulated weights pass `uniform`, of [0, 1); they need not sum to one.
 
     Shape (vocabulary,). A token of weight zero is never drawn. Raises ValueError when all weights are zero.
@@ -140,33 +140,35 @@ def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     return rest if float(rest.sum()) > 0 else target
 
 
-def greedy(choices: Sequence[int], drafts: Sequence[int]) -> Verdict:
-    """Accepts drafts while they are what the target would have written; `choices` has one more entry than `drafts`."""
+def verify_greedy(argmax_tokens: Sequence[int], drafts: Sequence[int]) -> Verdict:
+    """Accepts drafts while they are what the target would have written; `argmax_tokens` has one more entry than
+    `drafts`.
+    """
     accepted = 0
-    while accepted < len(drafts) and drafts[accepted] == choices[accepted]:
+    while accepted < len(drafts) and drafts[accepted] == argmax_tokens[accepted]:
         accepted += 1
-    return Verdict(accepted, choices[accepted])
+    return Verdict(accepted, argmax_tokens[accepted])
 
 
-def tree(choices: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
+def verify_tree(argmax_tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
     """Follows the target's choices down a tree of drafts; choices[0] belongs to the root, choices[i + 1] to draft i."""
     at = -1
     path: list[int] = []
     while True:
-        child = next((i for i, p in enumerate(parents) if p == at and drafts[i] == choices[at + 1]), None)
+        child = next((i for i, p in enumerate(parents) if p == at and drafts[i] == argmax_tokens[at + 1]), None)
         if child is None:
-            return Verdict(len(path), choices[at + 1], tuple(path))
+            return Verdict(len(path), argmax_tokens[at + 1], tuple(path))
         at = child
         path.append(child)
 
 
-def sample(
+def verify_sampled(
     logits: torch.Tensor,
     drafts: Sequence[int],
-    odds: Sequence[torch.Tensor],
-    sampling: Sampling,
+    draft_probs: Sequence[torch.Tensor],
+    sampling: SamplingParams,
     session: str,
-    first: int,
+    first_position: int,
 ) -> Verdict:
     """Lossless speculative sampling: what is written is distributed as if the target had drawn it alone.
 
@@ -174,19 +176,19 @@ def sample(
     from the draft's q stands with probability min(1, p(x) / q(x)); the first that falls is replaced by a draw from
     max(0, p - q).
 
-    Shapes: `logits` (drafts + 1, vocabulary), `odds` one distribution per draft as `as_sent` makes it. `first` is
-    the position of the first draft in the sequence, which names the luck. Raises ValueError when a distribution is
-    missing.
+    Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one distribution per draft as `as_sent` makes it.
+    `first_position` is the position of the first draft in the sequence, which names the luck. Raises ValueError when a
+    distribution is missing.
     """
-    if len(odds) != len(drafts):
+    if len(draft_probs) != len(drafts):
         raise ValueError(
-            f"session {session!r} sent {len(drafts)} drafts with {len(odds)} distributions; sampling needs one each"
+            f"session {session!r} sent {len(drafts)} drafts with {len(draft_probs)} distributions; sampling needs one each"
         )
-    width = max([logits.shape[1], *(len(one) for one in odds if not kept(one))])
-    target, stream = widen(distribution(logits, sampling), width), key(sampling.seed, session)
+    width = max([logits.shape[1], *(len(one) for one in draft_probs if not support_size(one))])
+    target, stream = pad_vocab(distribution(logits, sampling), width), key(sampling.seed, session)
     for i, token in enumerate(drafts):
-        draft = as_received(odds[i], width)
-        if luck(stream, first + i, "accept") * float(draft[token]) >= float(target[i, token]):
+        draft = decode_probs(draft_probs[i], width)
+        if uniform(stream, first_position + i, "accept") * float(draft[token]) >= float(target[i, token]):
             correction = residual(target[i], draft)
-            return Verdict(i, draw(correction, luck(stream, first + i, "residual")))
-    return Verdict(len(drafts), draw(target[-1], luck(stream, first + len(drafts), "residual")))
+            return Verdict(i, sample_token(correction, uniform(stream, first_position + i, "residual")))
+    return Verdict(len(drafts), sample_token(target[-1], uniform(stream, first_position + len(drafts), "residual")))

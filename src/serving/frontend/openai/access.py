@@ -15,27 +15,31 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.options import Door
+from serving.frontend.openai.options import ServerOptions
 
-OPEN = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 """For orchestrators, which have no key; they tell nothing about what is asked."""
 
 
-CLIENT = "tandem.client"
+CLIENT_SCOPE_KEY = "tandem.client"
 """Whose key a request showed, in its scope: a digest, or "" where nobody shows any."""
 
 
-class Keyed:
+class ApiKeyGuard:
     """Lets a request pass to `app` if no key is configured, it shows the right one, or its path is open; else answers
     401.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None, free: Collection[str] = OPEN) -> None:
-        self._app, self._key, self._free = app, key.encode() if key else None, free
-        self._name = sha256(self._key).hexdigest() if self._key else ""
+    def __init__(self, app: ASGIApp, key: str | None, open_paths: Collection[str] = OPEN_PATHS) -> None:
+        self._app, self._key, self._open_paths = app, key.encode() if key else None, open_paths
+        self._client_digest = sha256(self._key).hexdigest() if self._key else ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._free and not self._admits(Headers(scope=scope)):
+        if (
+            scope["type"] == "http"
+            and scope["path"] not in self._open_paths
+            and not self._is_authorized(Headers(scope=scope))
+        ):
             refusal = ApiError(
                 401,
                 "the API key is missing or wrong; send it as `Authorization: Bearer <key>`",
@@ -45,16 +49,16 @@ class Keyed:
             )
             await refusal.response()(scope, receive, send)
             return
-        await self._app({**scope, CLIENT: self._name}, receive, send)
+        await self._app({**scope, CLIENT_SCOPE_KEY: self._client_digest}, receive, send)
 
-    def _admits(self, headers: Headers) -> bool:
+    def _is_authorized(self, headers: Headers) -> bool:
         if self._key is None:
             return True
         scheme, _, shown = headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and hmac.compare_digest(shown.strip().encode("latin-1"), self._key)
 
 
-HERE = ("127.0.0.1", "localhost", "[::1]")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 class HostGuard:
@@ -63,26 +67,30 @@ class HostGuard:
     by names that nobody here can list, and let everything pass.
     """
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
-        self._app, self._known = app, tuple(dict.fromkeys((door.url_host.lower(), *HERE)))
-        self._open = not door.loopback
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app, self._known_hosts = app, tuple(dict.fromkeys((options.url_host.lower(), *LOOPBACK_HOSTS)))
+        self._accepts_any = not options.is_loopback
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._open or scope["type"] != "http" or _named(Headers(scope=scope).get("host", "")) in self._known:
+        if (
+            self._accepts_any
+            or scope["type"] != "http"
+            or _host_name(Headers(scope=scope).get("host", "")) in self._known_hosts
+        ):
             await self._app(scope, receive, send)
             return
-        message = f"this server answers to {', '.join(self._known)} alone; ask it by one of these names"
+        message = f"this server answers to {', '.join(self._known_hosts)} alone; ask it by one of these names"
         refusal = ApiError(421, message, "misdirected_request", None, {"connection": "close"})
         await refusal.response()(scope, receive, send)
 
 
-def _named(host: str) -> str:
+def _host_name(host: str) -> str:
     """A Host header without its port."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()
 
 
-async def read(request: Request, max_nbytes: int, within_s: float) -> bytes:
+async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> bytes:
     """The bytes of a JSON body. Raises ApiError: 415 for another type, 413 above the bound, 408 when too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -91,14 +99,14 @@ async def read(request: Request, max_nbytes: int, within_s: float) -> bytes:
     if announced.isdecimal() and int(announced) > max_nbytes:
         raise ApiError.too_large(max_nbytes)
     try:
-        async with asyncio.timeout(within_s):
-            return await _bounded(request, max_nbytes)
+        async with asyncio.timeout(timeout_s):
+            return await _read_bounded(request, max_nbytes)
     except TimeoutError:
         close = {"connection": "close"}
-        raise ApiError(408, f"the body did not arrive within {within_s:g} s", "timeout", None, close) from None
+        raise ApiError(408, f"the body did not arrive within {timeout_s:g} s", "timeout", None, close) from None
 
 
-async def _bounded(request: Request, max_nbytes: int) -> bytes:
+async def _read_bounded(request: Request, max_nbytes: int) -> bytes:
     found = bytearray()
     async for chunk in request.stream():
         found += chunk

@@ -15,38 +15,38 @@ from starlette.types import Message, Receive, Send
 from serving.frontend.openai.errors import ApiError
 
 
-class Line:
-    """First come, first served; at most `bound` wait."""
+class AdmissionQueue:
+    """First come, first served; at most `max_waiting` wait."""
 
-    def __init__(self, bound: int, retry_after_s: float) -> None:
-        self.bound, self.retry_after_s = bound, retry_after_s
+    def __init__(self, max_waiting: int, retry_after_s: float) -> None:
+        self.max_waiting, self.retry_after_s = max_waiting, retry_after_s
         self.waiting = 0
-        self._chair = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @property
     def busy(self) -> bool:
-        return self._chair.locked() or self.waiting > 0
+        return self._lock.locked() or self.waiting > 0
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def admit(self) -> AsyncIterator[None]:
         """Waits for one's turn and holds it. Raises ApiError (429) when the line is full."""
-        if self.busy and self.waiting >= self.bound:
+        if self.busy and self.waiting >= self.max_waiting:
             raise ApiError.queue_full(self.waiting, self.retry_after_s)
         self.waiting += 1
         try:
-            await self._chair.acquire()
+            await self._lock.acquire()
         finally:
             self.waiting -= 1
         try:
             yield
         finally:
-            self._chair.release()
+            self._lock.release()
 
 
 T = TypeVar("T")
 
 
-class Running:
+class RunningRequests:
     """The answers under way; once `stopping`, the endpoint takes no new ones."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Running:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def follow(self, source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    async def stream(self, source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
         """The source's items, made ahead of their reader (as many as an answer has, at most) and closed with it."""
         items: asyncio.Queue[T | Exception | None] = asyncio.Queue()
         task = asyncio.create_task(_pump(source, items))
@@ -93,13 +93,13 @@ async def _pump(source: AsyncGenerator[T, None], items: "asyncio.Queue[T | Excep
         items.put_nowait(error)
 
 
-class StalledError(Exception):
+class ClientStalledError(Exception):
     """A client does not read what it asked for."""
 
 
-async def while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Runs `work` to its end, or cancels it when the client hangs up; the request's body must have been read."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -110,19 +110,19 @@ async def while_present(receive: Receive, work: Coroutine[Any, Any, None]) -> No
         task.result()
 
 
-def patient(send: Send, stall_s: float) -> Send:
+def with_send_timeout(send: Send, timeout_s: float) -> Send:
     """`send` that raises StalledError when the client has read nothing for so long that buffers are full."""
 
     async def patiently(message: Message) -> None:
         try:
-            async with asyncio.timeout(stall_s):
+            async with asyncio.timeout(timeout_s):
                 await send(message)
         except TimeoutError:
-            raise StalledError from None
+            raise ClientStalledError from None
 
     return patiently
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -9,109 +9,115 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from serving.frontend.openai.admission import Line
-from serving.frontend.openai.detokenizer import Writing
+from serving.frontend.openai.admission import AdmissionQueue
+from serving.frontend.openai.detokenizer import AnswerWriter
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.gateway import Conversations, Gateway
-from serving.frontend.openai.metrics import Tally
-from serving.frontend.openai.request_handlers import Choice, Finish, Form
-from serving.messages import Sampling
+from serving.frontend.openai.gateway import Gateway, PrefixIndex
+from serving.frontend.openai.metrics import RequestStats
+from serving.frontend.openai.request_handlers import Choice, FinishReason, RequestHandler
+from serving.messages import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationJob:
     """What is to be answered, in tokens; one limit for each prompt."""
 
     prompts: Sequence[tuple[int, ...]]
-    limits: Sequence[int]
-    sampling: Sampling | None
-    stops: tuple[str, ...]
+    max_new_tokens: Sequence[int]
+    sampling: SamplingParams | None
+    stop_strings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Text of one answer; the last part of each has a `finish`."""
+class TextDelta:
+    """Text of one answer; the last part of each has a `finish_reason`."""
 
     index: int
     text: str
-    finish: Finish | None = None
+    finish_reason: FinishReason | None = None
 
 
-class Answers:
+class AnswerGenerator:
     """The way from a job to the parts of its answers: a turn in the line, a conversation, then the gateway."""
 
-    def __init__(self, gateway: Gateway, line: Line, conversations: Conversations, clock: Callable[[], float]) -> None:
-        self.gateway, self.line, self.conversations, self.clock = gateway, line, conversations, clock
+    def __init__(
+        self, gateway: Gateway, queue: AdmissionQueue, prefix_index: PrefixIndex, clock: Callable[[], float]
+    ) -> None:
+        self.gateway, self.queue, self.prefix_index, self.clock = gateway, queue, prefix_index, clock
 
-    async def answer(self, job: Job, tally: Tally) -> AsyncGenerator[Part, None]:
+    async def generate(self, job: GenerationJob, stats: RequestStats) -> AsyncGenerator[TextDelta, None]:
         """Parts of all answers, in the order of the prompts, in one turn. Raises ApiError; closing it cancels."""
-        async with self.line.turn():
+        async with self.queue.admit():
             for index in range(len(job.prompts)):
-                async with aclosing(self._one(job, index, tally)) as parts:
+                async with aclosing(self._generate_one(job, index, stats)) as parts:
                     async for part in parts:
                         yield part
 
-    async def _one(self, job: Job, index: int, tally: Tally) -> AsyncGenerator[Part, None]:
+    async def _generate_one(
+        self, job: GenerationJob, index: int, stats: RequestStats
+    ) -> AsyncGenerator[TextDelta, None]:
         prompt = job.prompts[index]
-        tally.begin(len(prompt))
-        writing = Writing(self.gateway.tokenizer, job.stops, lambda origin: tally.count(origin, self.clock()))
-        conversation = self.conversations.take(prompt)
+        stats.begin_prompt(len(prompt))
+        writing = AnswerWriter(
+            self.gateway.tokenizer, job.stop_strings, lambda origin: stats.count_token(origin, self.clock())
+        )
+        conversation = self.prefix_index.acquire(prompt)
         try:
-            pieces = self.gateway.ask(prompt, job.limits[index], job.sampling, conversation)
+            pieces = self.gateway.generate(prompt, job.max_new_tokens[index], job.sampling, conversation)
             async with aclosing(pieces):
                 async for piece in pieces:
-                    tally.cached += piece.cached
-                    if text := writing.write(piece):
-                        yield Part(index, text)
-                    if writing.finish or piece.ending:
+                    stats.cached_tokens += piece.cached_tokens
+                    if text := writing.add(piece):
+                        yield TextDelta(index, text)
+                    if writing.finish_reason or piece.ending:
                         break
-            if not writing.finish:
-                raise ApiError.failed(self.gateway.cloud)
+            if not writing.finish_reason:
+                raise ApiError.failed(self.gateway.cloud_reachable)
         except BaseException:
-            self.conversations.drop(conversation)
+            self.prefix_index.discard(conversation)
             raise
-        self.conversations.park(conversation, prompt, tuple(writing.tokens))
-        yield Part(index, "", writing.finish)
+        self.prefix_index.store(conversation, prompt, tuple(writing.tokens))
+        yield TextDelta(index, "", writing.finish_reason)
 
 
 @dataclass(frozen=True)
-class Reply:
-    """`answers` is how many choices there are."""
+class ResponseBuilder:
+    """`num_choices` is how many choices there are."""
 
-    form: Form
+    handler: RequestHandler
     id: str
     created: int
     model: str
-    answers: int
+    num_choices: int
     include_usage: bool
 
-    async def whole(self, parts: AsyncIterator[Part], tally: Tally) -> dict[str, Any]:
-        texts, choices = [""] * self.answers, []
+    async def full_response(self, parts: AsyncIterator[TextDelta], stats: RequestStats) -> dict[str, Any]:
+        texts, choices = [""] * self.num_choices, []
         async for part in parts:
             texts[part.index] += part.text
-            if part.finish:
-                choices.append(self.form.choice(part.index, texts[part.index], part.finish))
-        extra = {"usage": tally.usage, "tandem": tally.tandem}
-        return self._envelope(self.form.object_name, choices) | extra
+            if part.finish_reason:
+                choices.append(self.handler.choice(part.index, texts[part.index], part.finish_reason))
+        extra = {"usage": stats.usage, "tandem": stats.extension}
+        return self._envelope(self.handler.object_name, choices) | extra
 
-    def opening(self, index: int) -> list[dict[str, Any]]:
-        choice = self.form.opening(index)
+    def opening_chunks(self, index: int) -> list[dict[str, Any]]:
+        choice = self.handler.opening_choice(index)
         return [self._chunk([choice])] if choice else []
 
-    def chunks(self, part: Part, tally: Tally) -> list[dict[str, Any]]:
+    def chunks(self, part: TextDelta, stats: RequestStats) -> list[dict[str, Any]]:
         """Text first; a finish reason comes alone and, for the last answer, with who wrote it all."""
-        found = [self._chunk([self.form.delta(part.index, part.text, None)])] if part.text else []
-        if part.finish:
-            last = self._chunk([self.form.delta(part.index, "", part.finish)])
-            found.append(last | {"tandem": tally.tandem} if part.index == self.answers - 1 else last)
+        found = [self._chunk([self.handler.delta_choice(part.index, part.text, None)])] if part.text else []
+        if part.finish_reason:
+            last = self._chunk([self.handler.delta_choice(part.index, "", part.finish_reason)])
+            found.append(last | {"tandem": stats.extension} if part.index == self.num_choices - 1 else last)
         return found
 
-    def closing(self, tally: Tally) -> list[dict[str, Any]]:
-        return [self._chunk([]) | {"usage": tally.usage}] if self.include_usage else []
+    def closing_chunks(self, stats: RequestStats) -> list[dict[str, Any]]:
+        return [self._chunk([]) | {"usage": stats.usage}] if self.include_usage else []
 
     def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
         usage = {"usage": None} if self.include_usage else {}
-        return self._envelope(self.form.chunk_name, choices) | usage
+        return self._envelope(self.handler.chunk_name, choices) | usage
 
     def _envelope(self, object_name: str, choices: list[Choice]) -> dict[str, Any]:
         return {
@@ -123,7 +129,7 @@ class Reply:
         }
 
 
-def event(data: dict[str, Any] | str) -> bytes:
+def sse_event(data: dict[str, Any] | str) -> bytes:
     """One server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"data: {text}\n\n".encode()

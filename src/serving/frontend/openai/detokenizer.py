@@ -9,19 +9,19 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from serving.frontend.openai.gateway import Piece
-from serving.frontend.openai.request_handlers import Finish
+from serving.frontend.openai.gateway import TokenDelta
+from serving.frontend.openai.request_handlers import FinishReason
 from serving.messages import Origin
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
 
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-_HALF = "\ufffd"
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_REPLACEMENT_CHAR = "\ufffd"
 """What a decoder writes for bytes that are no character, or not yet one."""
 
 
-class Decoder:
+class IncrementalDetokenizer:
     """The pieces that `push` and `flush` return, joined, are the text of all tokens, without special ones.
 
     Text waits while its last character may be half there. So do runs of byte tokens (SentencePiece's byte fallback),
@@ -32,19 +32,19 @@ class Decoder:
         self._hf = hf
         self._special = {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self._window: list[int] = []
-        self._old = 0
-        """The window's first `_old` tokens are out already, as `_base`."""
-        self._base = ""
-        self._in_bytes = False
+        self._num_emitted = 0
+        """The window's first `_num_emitted` tokens are out already, as `_emitted_text`."""
+        self._emitted_text = ""
+        self._in_byte_run = False
 
     def push(self, token: int) -> str:
         """The text that became certain with this token."""
         self._window.append(token)
         name = None if token in self._special else self._hf.convert_ids_to_tokens(token)
         if name is not None:  # a token without text does not end a run of bytes
-            self._in_bytes = bool(_BYTE.fullmatch(name))
+            self._in_byte_run = bool(_BYTE_TOKEN.fullmatch(name))
         text = decode(self._hf, self._window)
-        if self._in_bytes or text.endswith(_HALF) or len(text) <= len(self._base):
+        if self._in_byte_run or text.endswith(_REPLACEMENT_CHAR) or len(text) <= len(self._emitted_text):
             return ""
         return self._emit(text)
 
@@ -53,10 +53,10 @@ class Decoder:
         return self._emit(decode(self._hf, self._window))
 
     def _emit(self, text: str) -> str:
-        new = text[len(self._base) :]
+        new = text[len(self._emitted_text) :]
         if new:
-            self._window = self._window[self._old :]
-            self._old, self._base = len(self._window), decode(self._hf, self._window)
+            self._window = self._window[self._num_emitted :]
+            self._num_emitted, self._emitted_text = len(self._window), decode(self._hf, self._window)
         return new
 
 
@@ -66,7 +66,7 @@ def decode(hf: Any, tokens: list[int] | tuple[int, ...]) -> str:
     return text
 
 
-class Stops:
+class StopMatcher:
     """Text passes until a stop string is complete; no part of that string passes.
 
     The first to be complete ends the text (of two at once, the longer), so the result is the same however the text
@@ -75,59 +75,64 @@ class Stops:
 
     def __init__(self, stops: tuple[str, ...]) -> None:
         self._stops = stops
-        self._held = ""
-        self.met = False
+        self._pending = ""
+        self.matched = False
 
     def push(self, text: str) -> str:
         """The text that is certain to stand before any stop string."""
-        if self.met:
+        if self.matched:
             return ""
-        whole, self._held = self._held + text, ""
+        whole, self._pending = self._pending + text, ""
         found = [(at + len(stop), at) for stop in self._stops if (at := whole.find(stop)) >= 0]
         if found:
-            self.met = True
+            self.matched = True
             return whole[: min(found)[1]]
-        passed = len(whole) - self._doubtful(whole)
-        self._held = whole[passed:]
+        passed = len(whole) - self._partial_match_len(whole)
+        self._pending = whole[passed:]
         return whole[:passed]
 
     def flush(self) -> str:
         """What was held back in vain."""
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         return rest
 
-    def _doubtful(self, text: str) -> int:
+    def _partial_match_len(self, text: str) -> int:
         """The longest end of the text with which a stop string begins."""
         longest = max(map(len, self._stops), default=1) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
-class Writing:
+class AnswerWriter:
     """`count` hears the origin of each token that belongs to the answer; what a stop string cuts off does not."""
 
-    def __init__(self, tokenizer: "Tokenizer", stops: tuple[str, ...], count: Callable[[Origin], None]) -> None:
+    def __init__(self, tokenizer: "Tokenizer", stops: tuple[str, ...], on_token: Callable[[Origin], None]) -> None:
         self.tokens: list[int] = []
         """All that the gateway delivered."""
-        self.finish: Finish | None = None
+        self.finish_reason: FinishReason | None = None
         """Why it ended; None while it goes on."""
-        self._ends, self._decoder, self._stops, self._count = tokenizer.ends, Decoder(tokenizer.hf), Stops(stops), count
+        self._stop_tokens, self._detokenizer, self._stop_matcher, self._on_token = (
+            tokenizer.eos_token_ids,
+            IncrementalDetokenizer(tokenizer.hf),
+            StopMatcher(stops),
+            on_token,
+        )
 
-    def write(self, piece: Piece) -> str:
+    def add(self, delta: TokenDelta) -> str:
         """The text that a piece makes certain."""
-        self.tokens.extend(piece.tokens)
+        self.tokens.extend(delta.tokens)
         text = ""
-        for token, origin in zip(piece.tokens, piece.origins, strict=True):
-            self._count(origin)
-            if token not in self._ends:
-                text += self._stops.push(self._decoder.push(token))
-            if self._stops.met:
-                self.finish = "stop"
+        for token, origin in zip(delta.tokens, delta.origins, strict=True):
+            self._on_token(origin)
+            if token not in self._stop_tokens:
+                text += self._stop_matcher.push(self._detokenizer.push(token))
+            if self._stop_matcher.matched:
+                self.finish_reason = "stop"
                 return text
-        return text + self._close() if piece.ending == "complete" else text
+        return text + self._close() if delta.ending == "complete" else text
 
     def _close(self) -> str:
-        text = self._stops.push(self._decoder.flush()) + self._stops.flush()
-        ended = self._stops.met or (bool(self.tokens) and self.tokens[-1] in self._ends)
-        self.finish = "stop" if ended else "length"
+        text = self._stop_matcher.push(self._detokenizer.flush()) + self._stop_matcher.flush()
+        ended = self._stop_matcher.matched or (bool(self.tokens) and self.tokens[-1] in self._stop_tokens)
+        self.finish_reason = "stop" if ended else "length"
         return text

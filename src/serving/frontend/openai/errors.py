@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 
 class ApiError(Exception):
-    """`status` is HTTP's; `kind` goes out as the error's `type`; `param` is the request's field at fault."""
+    """`status` is HTTP's; `error_type` goes out as the error's `type`; `param` is the request's field at fault."""
 
     def __init__(
         self,
@@ -21,14 +21,14 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers or {}
 
     @property
-    def kind(self) -> str:
+    def error_type(self) -> str:
         if self.status == 429:
             return "rate_limit_error"
         return "server_error" if self.status >= 500 else "invalid_request_error"
 
     @property
     def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        return {"error": {"message": self.message, "type": self.error_type, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body, self.status, self.headers)
@@ -42,11 +42,11 @@ class ApiError(Exception):
         return cls(400, message, "unsupported_parameter", param)
 
     @classmethod
-    def too_long(cls, context: int, prompt: int, limit: int | None, param: str) -> "ApiError":
-        wanted = f" and {limit} more are asked for" if limit else ""
+    def too_long(cls, context_len: int, prompt_len: int, max_new_tokens: int | None, param: str) -> "ApiError":
+        wanted = f" and {max_new_tokens} more are asked for" if max_new_tokens else ""
         return cls(
             400,
-            f"this model's context is {context} tokens, but the prompt has {prompt}{wanted}; shorten the prompt or ask "
+            f"this model's context is {context_len} tokens, but the prompt has {prompt_len}{wanted}; shorten the prompt or ask "
             "for fewer tokens",
             "context_length_exceeded",
             param,
@@ -65,8 +65,8 @@ class ApiError(Exception):
         return cls(429, message, "queue_full", None, headers)
 
     @classmethod
-    def failed(cls, cloud: bool) -> "ApiError":
-        if cloud:
+    def failed(cls, cloud_reachable: bool) -> "ApiError":
+        if cloud_reachable:
             return cls(500, "the answer broke off on this device; its log says why", "generation_failed")
         return cls(
             503,

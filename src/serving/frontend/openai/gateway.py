@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from serving.messages import Origin, Routing, Sampling
+from serving.messages import Origin, RoutingOptions, SamplingParams
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
-    from serving.policy.slots.routed_offload import Routed
+    from serving.policy.slots.routed_offload import RoutedOffload
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,22 +20,22 @@ class Conversation:
     """Under which name a request's KV caches live on, and how much of an earlier turn serves it."""
 
     name: str
-    shared: int
-    """The prompt's first `shared` tokens are those of the name's last turn; always less than the whole prompt."""
+    shared_len: int
+    """The prompt's first `shared_len` tokens are those of the name's last turn; always less than the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens that became agreed, as in `Deliver`."""
+class TokenDelta:
+    """Tokens that became agreed, as in `EmitTokens`."""
 
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     ending: Literal["", "complete", "cancelled", "failed"] = ""
-    cached: int = 0
+    cached_tokens: int = 0
     """Prompt tokens that were really found in the KV cache; told once, with any piece."""
 
 
-class RefusedError(ValueError):
+class UnsupportedRequestError(ValueError):
     """This request asks for what the policy or the models cannot do; the message is for the client."""
 
 
@@ -43,10 +43,10 @@ class Gateway(Protocol):
     """A device that collaborates with its cloud, one request at a time."""
 
     @property
-    def model(self) -> str: ...
+    def model_name(self) -> str: ...
 
     @property
-    def created(self) -> int:
+    def created_unix_s(self) -> int:
         """When the model was made, in Unix seconds."""
         ...
 
@@ -54,7 +54,7 @@ class Gateway(Protocol):
     def tokenizer(self) -> "Tokenizer": ...
 
     @property
-    def context(self) -> int:
+    def context_len(self) -> int:
         """Tokens of prompt and answer together, at most."""
         ...
 
@@ -64,12 +64,12 @@ class Gateway(Protocol):
         ...
 
     @property
-    def cloud(self) -> bool:
+    def cloud_reachable(self) -> bool:
         """Is the cloud reachable?"""
         ...
 
     @property
-    def routed(self) -> "Routed | None":
+    def routed(self) -> "RoutedOffload | None":
         """How the policy routes tokens, if it does."""
         ...
 
@@ -81,104 +81,105 @@ class Gateway(Protocol):
     @property
     def downlink_nbytes(self) -> int: ...
 
-    def ask(
+    def generate(
         self,
         prompt: tuple[int, ...],
-        limit: int,
-        sampling: Sampling | None,
+        max_new_tokens: int,
+        sampling: SamplingParams | None,
         conversation: Conversation | None,
-        routing: Routing | None = None,
-    ) -> AsyncGenerator[Piece, None]:
-        """Pieces up to one with an ending; at most `limit` tokens; closing the generator early cancels the request.
+        routing: RoutingOptions | None = None,
+    ) -> AsyncGenerator[TokenDelta, None]:
+        """Pieces up to one with an ending; at most `max_new_tokens` tokens; closing the generator early cancels the
+        request.
 
         Afterwards, however it ended, the caches of a named conversation may be kept for its next turn; a name whose
         caches are gone starts from nothing (`cached` 0). Raises RefusedError before the first piece.
         """
         ...
 
-    def forget(self, conversation: str) -> None:
+    def release(self, conversation: str) -> None:
         """The conversation has no next turn: its caches may go."""
         ...
 
 
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class CachedTurn:
     """The last turn of a conversation that nobody is asking now."""
 
-    prompt: int
+    prompt_len: int
     """How many of the tokens were asked; the others were answered."""
-    tokens: Tokens
+    tokens: TokenIds
 
 
-class Conversations:
-    """At most `bound` of them; the one unused for longest is forgotten first, and `forget` hears its name.
+class PrefixIndex:
+    """At most `capacity` of them; the one unused for longest is forgotten first, and `forget` hears its name.
 
     A conversation that is taken is nobody else's until it is parked again: one request at a time.
     """
 
-    def __init__(self, bound: int, forget: Callable[[str], None]) -> None:
-        self.bound, self._forget = bound, forget
-        self._parked: OrderedDict[str, Turn] = OrderedDict()
-        self._taken: set[str] = set()
+    def __init__(self, capacity: int, on_evict: Callable[[str], None]) -> None:
+        self.capacity, self._on_evict = capacity, on_evict
+        self._idle: OrderedDict[str, CachedTurn] = OrderedDict()
+        self._in_use: set[str] = set()
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._parked) + len(self._taken)
+        return len(self._idle) + len(self._in_use)
 
-    def find(self, prompt: Tokens) -> Conversation | None:
+    def longest_match(self, prompt: TokenIds) -> Conversation | None:
         """The parked conversation that shares most with this prompt, all that was asked before included.
 
         Its answer may differ from what the prompt repeats of it: chat templates leave out what a model only thought.
         """
         best = max(
-            (Conversation(name, shared(turn, prompt)) for name, turn in self._parked.items()),
-            key=lambda found: found.shared,
+            (Conversation(name, shared_prefix_len(turn, prompt)) for name, turn in self._idle.items()),
+            key=lambda found: found.shared_len,
             default=None,
         )
-        return best if best and best.shared else None
+        return best if best and best.shared_len else None
 
-    def take(self, prompt: Tokens) -> Conversation | None:
+    def acquire(self, prompt: TokenIds) -> Conversation | None:
         """The conversation of this prompt's earlier turn, or a new one; None where none are kept."""
-        if not self.bound:
+        if not self.capacity:
             return None
-        found = self.find(prompt) or self._new()
-        self._parked.pop(found.name, None)
-        self._taken.add(found.name)
+        found = self.longest_match(prompt) or self._new()
+        self._idle.pop(found.name, None)
+        self._in_use.add(found.name)
         self._evict()
         return found
 
-    def park(self, conversation: Conversation | None, prompt: Tokens, answer: Tokens) -> None:
+    def store(self, conversation: Conversation | None, prompt: TokenIds, answer: TokenIds) -> None:
         """A turn is over; another may follow."""
         if conversation:
-            self._taken.discard(conversation.name)
-            self._parked[conversation.name] = Turn(len(prompt), prompt + answer)
+            self._in_use.discard(conversation.name)
+            self._idle[conversation.name] = CachedTurn(len(prompt), prompt + answer)
             self._evict()
 
-    def drop(self, conversation: Conversation | None) -> None:
+    def discard(self, conversation: Conversation | None) -> None:
         """A turn broke off: nothing of it is worth keeping."""
         if conversation:
-            self._taken.discard(conversation.name)
-            self._forget(conversation.name)
+            self._in_use.discard(conversation.name)
+            self._on_evict(conversation.name)
 
     def _new(self) -> Conversation:
         self._count += 1
         return Conversation(f"conversation-{self._count}", 0)
 
     def _evict(self) -> None:
-        while self._parked and len(self) > self.bound:
-            self._forget(self._parked.popitem(last=False)[0])
+        while self._idle and len(self) > self.capacity:
+            self._on_evict(self._idle.popitem(last=False)[0])
 
 
-def shared(turn: Turn, prompt: Tokens) -> int:
+def shared_prefix_len(turn: CachedTurn, prompt: TokenIds) -> int:
     """Leading tokens in common; 0 unless all that was asked in `turn` is among them.
 
     Never the whole prompt: its last token must be computed for the first answer token to exist.
     """
-    if turn.tokens[: turn.prompt] != prompt[: turn.prompt]:
+    if turn.tokens[: turn.prompt_len] != prompt[: turn.prompt_len]:
         return 0
     n = min(len(turn.tokens), len(prompt))
-    same = next((i for i in range(turn.prompt, n) if turn.tokens[i] != prompt[i]), n)
+    same = next((i for i in range(turn.prompt_len, n) if turn.tokens[i] != prompt[i]), n)
     return min(same, len(prompt) - 1)

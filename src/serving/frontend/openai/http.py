@@ -13,41 +13,43 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEADERS_S = 10.0
+FIRST_REQUEST_TIMEOUT_S = 10.0
 
 
-class Protocol(H11Protocol):
-    """Closes a connection whose first request has not begun within `headers_s`; idle ones would use up the limit."""
+class HttpProtocol(H11Protocol):
+    """Closes a connection whose first request has not begun within `first_request_timeout_s`; idle ones would use up
+    the limit.
+    """
 
-    headers_s = HEADERS_S
+    first_request_timeout_s = FIRST_REQUEST_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # asyncio does this only for sockets made with an explicit protocol number; without it Nagle's algorithm holds
         # a token back until the client acknowledges the one before, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._first = self.loop.call_later(self.headers_s, self._late)
+        self._first_request_timer = self.loop.call_later(self.first_request_timeout_s, self._close_if_silent)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._first.cancel()
+        self._first_request_timer.cancel()
         super().connection_lost(exc)
 
-    def _late(self) -> None:
+    def _close_if_silent(self) -> None:
         if self.cycle is None:
             self.transport.close()
 
 
-FLUSH_S = 2
+FLUSH_TIMEOUT_S = 2
 """How long clients have to take what is left for them when a server stops."""
 
 
-class Http:
+class HttpServer:
     """At `port`, with at most `connections`. Raises ValueError, with `what` before it, for an address in use."""
 
-    def __init__(self, app: ASGIApp, what: str, host: str, port: int, connections: int) -> None:
-        self._socket = _bound(what, host, port, connections)
+    def __init__(self, app: ASGIApp, section: str, host: str, port: int, max_connections: int) -> None:
+        self._socket = _bind_socket(section, host, port, max_connections)
         self.port: int = self._socket.getsockname()[1]
-        self._server = _Quiet(
+        self._server = _EmbeddedServer(
             uvicorn.Config(
                 app,
                 log_config=None,
@@ -55,11 +57,11 @@ class Http:
                 access_log=False,
                 lifespan="off",
                 ws="none",
-                http=Protocol,
+                http=HttpProtocol,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=connections,
-                timeout_graceful_shutdown=FLUSH_S,
+                limit_concurrency=max_connections,
+                timeout_graceful_shutdown=FLUSH_TIMEOUT_S,
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -67,7 +69,7 @@ class Http:
     async def start(self) -> None:
         """Returns when connections are accepted."""
         self._task = asyncio.create_task(self._server.serve([self._socket]))
-        started = asyncio.create_task(self._server.up.wait())
+        started = asyncio.create_task(self._server.started_event.wait())
         await asyncio.wait({self._task, started}, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             started.cancel()
@@ -80,12 +82,12 @@ class Http:
             await self._task
 
 
-class _Quiet(uvicorn.Server):
+class _EmbeddedServer(uvicorn.Server):
     """Leaves signals to whoever owns the process, and says when it is up."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.up = asyncio.Event()
+        self.started_event = asyncio.Event()
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -93,16 +95,16 @@ class _Quiet(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self.up.set()
+        self.started_event.set()
 
 
-def _bound(what: str, host: str, port: int, backlog: int) -> socket.socket:
+def _bind_socket(section: str, host: str, port: int, backlog: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ValueError(
-            f"{what}: cannot listen on {host} port {port} ({why}); choose another {what}.port (0: any free one) or "
-            f"{what}.host"
+            f"{section}: cannot listen on {host} port {port} ({why}); choose another {section}.port (0: any free one) or "
+            f"{section}.host"
         ) from error

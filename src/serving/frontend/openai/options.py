@@ -12,7 +12,7 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True)
-class Door:
+class ServerOptions:
     """Loopback only, unless `host` says otherwise; a key is asked for once the environment holds one.
 
     Raises ValueError for a value outside its range.
@@ -23,14 +23,14 @@ class Door:
     """0: any free port."""
     api_key_env: str = "TANDEM_API_KEY"
     """The environment variable with the key that clients must show; unset: no key is asked for."""
-    queue: int = 16
+    max_waiting: int = 16
     """Requests that may wait while one is served; the next is told to come back (429)."""
     retry_after_s: float = 1.0
     max_body_nbytes: int = 1 << 20
-    connections: int = 128
-    body_s: float = 30.0
+    max_connections: int = 128
+    body_timeout_s: float = 30.0
     """How long a request's body may take to arrive."""
-    stall_s: float = 30.0
+    stall_timeout_s: float = 30.0
     """How long a client may leave what was sent unread before its connection is closed."""
     section: ClassVar[str] = "service.endpoint"
     """Of the configuration, for messages."""
@@ -40,18 +40,18 @@ class Door:
             raise ValueError(f"{self.section}.host is empty; 127.0.0.1 is for this machine alone, 0.0.0.0 for all")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"{self.section}.port is {self.port}; it is 0 (any free port) to 65535")
-        self._at_least(queue=0, max_body_nbytes=1, connections=1)
+        self._check_minimum(queue=0, max_body_nbytes=1, connections=1)
         for name in ("retry_after_s", "body_s", "stall_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; it is a time in seconds, above 0")
 
-    def _at_least(self, **least: int) -> None:
+    def _check_minimum(self, **least: int) -> None:
         for name, low in least.items():
             if getattr(self, name) < low:
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; give at least {low}")
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         """Can only this machine reach it?"""
         try:
             return ip_address(self.host).is_loopback
@@ -75,49 +75,49 @@ class Door:
 
 
 @dataclass(frozen=True)
-class Allowed:
+class RoutingLimits:
     """Raises ValueError for a value outside its range."""
 
-    low: float = 0.0
+    min_threshold: float = 0.0
     """A client's threshold is moved into low..high."""
-    high: float = 1.0
-    tokens: int = 16
+    max_threshold: float = 1.0
+    max_tokens: int = 16
     """That the large model writes for one question, at most."""
-    sessions: int = 8
+    cached_sessions: int = 8
     """Of all clients together, whose KV cache is kept for a next question; 0 keeps none."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.low <= self.high <= 1.0:
+        if not 0.0 <= self.min_threshold <= self.max_threshold <= 1.0:
             raise ValueError(
-                f"service.endpoint.routing allows thresholds from {self.low} to {self.high}; give 0 <= low <= high <= 1"
+                f"service.endpoint.routing allows thresholds from {self.min_threshold} to {self.max_threshold}; give 0 <= low <= high <= 1"
             )
-        if self.tokens < 1:
-            raise ValueError(f"service.endpoint.routing.tokens is {self.tokens}; give at least 1")
-        if self.sessions < 0:
-            raise ValueError(f"service.endpoint.routing.sessions is {self.sessions}; give 0 (none) or more")
+        if self.max_tokens < 1:
+            raise ValueError(f"service.endpoint.routing.tokens is {self.max_tokens}; give at least 1")
+        if self.cached_sessions < 0:
+            raise ValueError(f"service.endpoint.routing.sessions is {self.cached_sessions}; give 0 (none) or more")
 
-    def threshold(self, asked: float | None, own: float) -> float:
+    def clamp_threshold(self, requested: float | None, default: float) -> float:
         """What is compared with: the router's own, or what was asked for within what is allowed."""
-        return own if asked is None else min(self.high, max(self.low, asked))
+        return default if requested is None else min(self.max_threshold, max(self.min_threshold, requested))
 
 
 @dataclass(frozen=True)
-class Endpoint(Door):
+class EndpointOptions(ServerOptions):
     """A door with what OpenAI's requests may leave open. Raises ValueError for a value outside its range."""
 
-    model: str = ""
+    model_name: str = ""
     """What clients call the model; empty: the name that the gateway gives."""
-    temperature: float = 1.0
+    default_temperature: float = 1.0
     """Of requests that name none; 1 is OpenAI's default."""
     seed: int = 0
     """Seeds of requests that name none are drawn from this one, by their number."""
-    conversations: int = 8
+    cached_conversations: int = 8
     """Conversations whose KV cache is kept for a next turn, the one being served included; 0 keeps none."""
-    routing: Allowed = field(default_factory=Allowed)
+    routing: RoutingLimits = field(default_factory=RoutingLimits)
     """What those may do who ask for routes (/v1/route)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.temperature <= 2:
-            raise ValueError(f"{self.section}.temperature is {self.temperature}; it is 0 (greedy) to 2")
-        self._at_least(conversations=0)
+        if not 0 <= self.default_temperature <= 2:
+            raise ValueError(f"{self.section}.temperature is {self.default_temperature}; it is 0 (greedy) to 2")
+        self._check_minimum(conversations=0)

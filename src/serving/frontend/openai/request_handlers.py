@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.schema import Fields, Question, encodable, question
+from serving.frontend.openai.schema import GenerationParams, RequestFields, encodable, generation_params
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
 
-Finish = Literal["stop", "length"]
+FinishReason = Literal["stop", "length"]
 Choice = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A parsed request; `inputs` are what its form reads."""
 
-    question: Question
+    params: GenerationParams
     inputs: tuple[Any, ...]
 
 
-class Form(Protocol):
+class RequestHandler(Protocol):
     """One URL's request and response; all else is common."""
 
     name: str
@@ -36,77 +36,79 @@ class Form(Protocol):
     """Of a whole response."""
     chunk_name: str
     """Of one event of a stream."""
-    limit: int | None
+    default_max_tokens: int | None
     """Tokens to write where the client does not say; None: what is left of the context."""
 
-    def parse(self, fields: Fields, temperature: float, seed: int) -> Asked:
+    def parse(self, fields: RequestFields, temperature: float, seed: int) -> ParsedRequest:
         """Raises ApiError (400)."""
         ...
 
-    def encode(self, asked: Asked, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
+    def encode(self, parsed: ParsedRequest, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
         """One prompt per choice. Raises ApiError (400)."""
         ...
 
-    def stops(self, tokenizer: "Tokenizer", /) -> tuple[str, ...]:
+    def stop_strings(self, tokenizer: "Tokenizer", /) -> tuple[str, ...]:
         """Stop strings beside the client's own."""
         ...
 
-    def choice(self, index: int, text: str, finish: Finish) -> Choice: ...
-    def opening(self, index: int, /) -> Choice | None: ...
-    def delta(self, index: int, text: str, finish: Finish | None) -> Choice: ...
+    def choice(self, index: int, text: str, finish_reason: FinishReason) -> Choice: ...
+    def opening_choice(self, index: int, /) -> Choice | None: ...
+    def delta_choice(self, index: int, text: str, finish_reason: FinishReason | None) -> Choice: ...
 
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 """What clients say, and what chat templates know."""
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 
 
-class Chat:
-    """A `serving.frontend.openai.request_handlers.Form`: one list of messages, one answer."""
+class ChatHandler:
+    """A `serving.frontend.openai.request_handlers.RequestHandler`: one list of messages, one answer."""
 
     name, id_prefix = "chat", "chatcmpl"
     object_name, chunk_name = "chat.completion", "chat.completion.chunk"
-    limit: int | None = None
+    default_max_tokens: int | None = None
 
-    def parse(self, fields: Fields, temperature: float, seed: int) -> Asked:
+    def parse(self, fields: RequestFields, temperature: float, seed: int) -> ParsedRequest:
         messages = _messages(fields.take("messages"))
-        asked = Asked(question(fields, ("max_completion_tokens", "max_tokens"), temperature, seed), messages)
-        fields.finish()
+        asked = ParsedRequest(
+            generation_params(fields, ("max_completion_tokens", "max_tokens"), temperature, seed), messages
+        )
+        fields.refuse_unread()
         return asked
 
-    def encode(self, asked: Asked, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
-        messages = list(asked.inputs)
+    def encode(self, parsed: ParsedRequest, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
+        messages = list(parsed.inputs)
         templated = bool(tokenizer.hf.chat_template)
-        text = _templated(messages, tokenizer) if templated else plain(messages)
+        text = _apply_template(messages, tokenizer) if templated else plain_prompt(messages)
         return [tuple(tokenizer.hf(text, add_special_tokens=not templated)["input_ids"])]
 
-    def stops(self, tokenizer: "Tokenizer") -> tuple[str, ...]:
+    def stop_strings(self, tokenizer: "Tokenizer") -> tuple[str, ...]:
         """A model without a template does not end its turn: it goes on with the user's."""
         return () if tokenizer.hf.chat_template else ("\nUser:", "\nSystem:")
 
-    def choice(self, index: int, text: str, finish: Finish) -> Choice:
+    def choice(self, index: int, text: str, finish_reason: FinishReason) -> Choice:
         message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
 
-    def opening(self, index: int) -> Choice | None:
-        return _chunk(index, {"role": "assistant", "content": "", "refusal": None}, None)
+    def opening_choice(self, index: int) -> Choice | None:
+        return _chunk_choice(index, {"role": "assistant", "content": "", "refusal": None}, None)
 
-    def delta(self, index: int, text: str, finish: Finish | None) -> Choice:
-        return _chunk(index, {"content": text} if text else {}, finish)
+    def delta_choice(self, index: int, text: str, finish_reason: FinishReason | None) -> Choice:
+        return _chunk_choice(index, {"content": text} if text else {}, finish_reason)
 
 
-def plain(messages: Sequence[Message]) -> str:
+def plain_prompt(messages: Sequence[ChatMessage]) -> str:
     """Messages for a tokenizer without a chat template: a line `Role: text` each, and `Assistant:` at the end."""
     lines = [f"{message['role'].capitalize()}: {message['content'].strip()}\n" for message in messages]
     return "".join(lines) + "Assistant:"
 
 
-def _chunk(index: int, delta: dict[str, str | None], finish: Finish | None) -> Choice:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
+def _chunk_choice(index: int, delta: dict[str, str | None], finish_reason: FinishReason | None) -> Choice:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _templated(messages: list[Message], tokenizer: "Tokenizer") -> str:
+def _apply_template(messages: list[ChatMessage], tokenizer: "Tokenizer") -> str:
     from jinja2 import TemplateError
 
     try:
@@ -115,13 +117,13 @@ def _templated(messages: list[Message], tokenizer: "Tokenizer") -> str:
         raise ApiError.invalid(f"this model's chat template refuses these messages: {error}", "messages") from error
 
 
-def _messages(value: Any) -> tuple[Message, ...]:
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
     if not isinstance(value, list) or not value:
         raise ApiError.invalid("messages is missing or empty; give a list of messages", "messages")
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(value))
 
 
-def _message(value: Any, at: str) -> Message:
+def _message(value: Any, at: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise ApiError.invalid(f"{at} is no object; give role and content", at)
     role = value.get("role")
@@ -152,22 +154,22 @@ def _part(value: Any, at: str) -> str:
 MAX_PROMPTS = 16
 
 
-class Completions:
-    """A `serving.frontend.openai.request_handlers.Form`: up to MAX_PROMPTS prompts, one answer each."""
+class CompletionsHandler:
+    """A `serving.frontend.openai.request_handlers.RequestHandler`: up to MAX_PROMPTS prompts, one answer each."""
 
     name, id_prefix = "completions", "cmpl"
     object_name = chunk_name = "text_completion"
-    limit: int | None = 16
+    default_max_tokens: int | None = 16
     """OpenAI's default."""
 
-    def parse(self, fields: Fields, temperature: float, seed: int) -> Asked:
+    def parse(self, fields: RequestFields, temperature: float, seed: int) -> ParsedRequest:
         prompts = _prompts(fields.take("prompt"))
-        asked = Asked(question(fields, ("max_tokens",), temperature, seed), prompts)
-        fields.finish()
+        asked = ParsedRequest(generation_params(fields, ("max_tokens",), temperature, seed), prompts)
+        fields.refuse_unread()
         return asked
 
-    def encode(self, asked: Asked, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
-        found = [tuple(tokenizer.hf(text)["input_ids"]) if isinstance(text, str) else text for text in asked.inputs]
+    def encode(self, parsed: ParsedRequest, tokenizer: "Tokenizer") -> Sequence[tuple[int, ...]]:
+        found = [tuple(tokenizer.hf(text)["input_ids"]) if isinstance(text, str) else text for text in parsed.inputs]
         for tokens in found:
             if not tokens:
                 raise ApiError.invalid("the prompt has no token; give a text", "prompt")
@@ -177,28 +179,28 @@ class Completions:
                 raise ApiError.invalid(message, "prompt")
         return found
 
-    def stops(self, _: "Tokenizer") -> tuple[str, ...]:
+    def stop_strings(self, _: "Tokenizer") -> tuple[str, ...]:
         return ()
 
-    def choice(self, index: int, text: str, finish: Finish) -> Choice:
-        return self.delta(index, text, finish)
+    def choice(self, index: int, text: str, finish_reason: FinishReason) -> Choice:
+        return self.delta_choice(index, text, finish_reason)
 
-    def opening(self, _: int) -> Choice | None:
+    def opening_choice(self, _: int) -> Choice | None:
         return None
 
-    def delta(self, index: int, text: str, finish: Finish | None) -> Choice:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish}
+    def delta_choice(self, index: int, text: str, finish_reason: FinishReason | None) -> Choice:
+        return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """A text, token ids, or a list of either."""
-    prompts = [value] if isinstance(value, str) or _ids(value) else value
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _ids(p) for p in prompts):
+    prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _is_token_ids(p) for p in prompts):
         raise ApiError.invalid("prompt is missing or malformed; give a text, token ids, or a list of either", "prompt")
     if len(prompts) > MAX_PROMPTS:
         raise ApiError.invalid(f"there are {len(prompts)} prompts; give at most {MAX_PROMPTS} at once", "prompt")
     return tuple(encodable(p, "prompt") if isinstance(p, str) else tuple(p) for p in prompts)
 
 
-def _ids(value: Any) -> bool:
+def _is_token_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)

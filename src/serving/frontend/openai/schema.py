@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving.frontend.openai.errors import ApiError
-from serving.messages import Sampling
+from serving.messages import SamplingParams
 
 MAX_DEPTH = 16
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_NAME_CHARS = 128
 
-IGNORED = frozenset((
+IGNORED_FIELDS = frozenset((
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "prediction",
 ))  # fmt: skip
 """Change nothing of the answer's text."""
 
-NEUTRAL: Mapping[str, tuple[object, ...]] = {
+NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
     "best_of": (1,),
     "echo": (False,),
@@ -40,82 +40,84 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Question:
+class GenerationParams:
     """What the two kinds of request have in common."""
 
     model: str
-    limit: int | None
+    max_tokens: int | None
     """Tokens to write at most, if the client says."""
-    limit_name: str
-    sampling: Sampling | None
-    stop: tuple[str, ...]
+    max_tokens_field: str
+    sampling: SamplingParams | None
+    stop_strings: tuple[str, ...]
     stream: bool
     include_usage: bool
 
 
 @dataclass
-class Fields:
-    """A request's fields; `rest` are those that nobody asked about yet.
+class RequestFields:
+    """A request's fields; `unread` are those that nobody asked about yet.
 
     Args:
         before: what stands before their names in a refusal: the path to this object in the body, with its dot.
     """
 
     body: Mapping[str, Any]
-    before: str = ""
-    rest: set[str] = field(init=False)
+    path_prefix: str = ""
+    unread: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rest = {name for name, value in self.body.items() if value is not None}
+        self.unread = {name for name, value in self.body.items() if value is not None}
 
     def take(self, name: str) -> Any:
-        self.rest.discard(name)
+        self.unread.discard(name)
         return self.body.get(name)
 
     def text(self, name: str) -> str:
-        value, at = self.take(name), self.before + name
+        value, at = self.take(name), self.path_prefix + name
         if not isinstance(value, str) or not value:
-            raise ApiError.invalid(f"{at} is {_short(value)}; give a text", at)
+            raise ApiError.invalid(f"{at} is {_abbreviated(value)}; give a text", at)
         return encodable(value, at)
 
     def flag(self, name: str) -> bool:
-        value, at = self.take(name), self.before + name
+        value, at = self.take(name), self.path_prefix + name
         if value is not None and not isinstance(value, bool):
-            raise ApiError.invalid(f"{at} is {_short(value)}; give true or false", at)
+            raise ApiError.invalid(f"{at} is {_abbreviated(value)}; give true or false", at)
         return bool(value)
 
     def number(self, name: str, default: float, low: float, high: float) -> float:
-        value, at = self.take(name), self.before + name
+        value, at = self.take(name), self.path_prefix + name
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ApiError.invalid(f"{at} is {_short(value)}; give a number from {low:g} to {high:g}", at)
+            raise ApiError.invalid(f"{at} is {_abbreviated(value)}; give a number from {low:g} to {high:g}", at)
         return float(value)
 
     def integer(self, name: str, low: int, high: int) -> int | None:
-        value, at = self.take(name), self.before + name
+        value, at = self.take(name), self.path_prefix + name
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ApiError.invalid(f"{at} is {_short(value)}; give a whole number from {low} to {high}", at)
+            raise ApiError.invalid(f"{at} is {_abbreviated(value)}; give a whole number from {low} to {high}", at)
         return value
 
-    def finish(self) -> None:
+    def refuse_unread(self) -> None:
         """Refuses what is left, unless it is harmless. Raises ApiError (400) that names the field."""
-        for name in sorted(self.rest - IGNORED):
-            if name not in NEUTRAL:
+        for name in sorted(self.unread - IGNORED_FIELDS):
+            if name not in NEUTRAL_VALUES:
                 shown = printable(name)
                 message = f"this endpoint knows no parameter {shown}; leave it out"
                 raise ApiError(400, message, "unknown_parameter", shown)
             value = self.body[name]
-            if not any(value == neutral and type(value) in _kin(neutral) for neutral in NEUTRAL[name]):
-                allowed = " or ".join(json.dumps(neutral) for neutral in NEUTRAL[name])
+            if not any(
+                value == neutral and type(value) in _matching_types(neutral) for neutral in NEUTRAL_VALUES[name]
+            ):
+                allowed = " or ".join(json.dumps(neutral) for neutral in NEUTRAL_VALUES[name])
                 raise ApiError.unsupported(
-                    name, f"{name}={_short(value)} is not supported here; leave it out (or give {allowed})"
+                    name, f"{name}={_abbreviated(value)} is not supported here; leave it out (or give {allowed})"
                 )
 
 
-def parse(raw: bytes) -> Fields:
+def parse_body(raw: bytes) -> RequestFields:
     """The fields of a body. Raises ApiError (400) for what is no JSON object, or nested too deeply."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
@@ -129,21 +131,23 @@ def parse(raw: bytes) -> Fields:
     if depth > MAX_DEPTH:
         raise ApiError.invalid(f"the body is nested more than {MAX_DEPTH} deep", code="invalid_json")
     if not isinstance(body, dict):
-        raise ApiError.invalid(f"the body is {_short(body)}; give a JSON object", code="invalid_json")
-    return Fields(body)
+        raise ApiError.invalid(f"the body is {_abbreviated(body)}; give a JSON object", code="invalid_json")
+    return RequestFields(body)
 
 
-def question(fields: Fields, limit_names: tuple[str, ...], temperature: float, seed: int) -> Question:
+def generation_params(
+    fields: RequestFields, max_tokens_fields: tuple[str, ...], temperature: float, seed: int
+) -> GenerationParams:
     """The common part; `temperature` and `seed` stand in for what the client leaves open."""
-    limits = {name: fields.integer(name, 1, 1 << 31) for name in limit_names}
-    name, limit = next(((k, v) for k, v in limits.items() if v is not None), (limit_names[-1], None))
+    limits = {name: fields.integer(name, 1, 1 << 31) for name in max_tokens_fields}
+    name, limit = next(((k, v) for k, v in limits.items() if v is not None), (max_tokens_fields[-1], None))
     stream = fields.flag("stream")
-    return Question(
+    return GenerationParams(
         model=fields.text("model"),
-        limit=limit,
-        limit_name=name,
+        max_tokens=limit,
+        max_tokens_field=name,
         sampling=_sampling(fields, temperature, seed),
-        stop=_stop(fields.take("stop")),
+        stop_strings=_stop(fields.take("stop")),
         stream=stream,
         include_usage=_include_usage(fields.take("stream_options"), stream),
     )
@@ -163,20 +167,20 @@ def encodable(text: str, param: str) -> str:
     return text
 
 
-def _sampling(fields: Fields, temperature: float, seed: int) -> Sampling | None:
+def _sampling(fields: RequestFields, temperature: float, seed: int) -> SamplingParams | None:
     temperature = fields.number("temperature", temperature, 0, 2)
     top_p = fields.number("top_p", 1, 0, 1)
     top_k = fields.integer("top_k", 0, 1 << 31) or 0
     given = fields.integer("seed", -(1 << 63), (1 << 63) - 1)
     if temperature == 0 or top_p == 0:
         return None
-    return Sampling(temperature, top_k, top_p, seed if given is None else given)
+    return SamplingParams(temperature, top_k, top_p, seed if given is None else given)
 
 
 def _stop(value: Any) -> tuple[str, ...]:
     stops = [] if value is None else [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(stop, str) for stop in stops):
-        raise ApiError.invalid(f"stop is {_short(value)}; give a text or up to {MAX_STOPS} of them", "stop")
+        raise ApiError.invalid(f"stop is {_abbreviated(value)}; give a text or up to {MAX_STOPS} of them", "stop")
     if any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise ApiError.invalid(f"a stop text has 1 to {MAX_STOP_CHARS} characters", "stop")
     return tuple(encodable(stop, "stop") for stop in stops)
@@ -188,8 +192,8 @@ def _include_usage(value: Any, stream: bool) -> bool:
     if not stream:
         raise ApiError.invalid("stream_options needs stream=true", "stream_options")
     if not isinstance(value, dict):
-        raise ApiError.invalid(f"stream_options is {_short(value)}; give an object", "stream_options")
-    return Fields(value, "stream_options.").flag("include_usage")
+        raise ApiError.invalid(f"stream_options is {_abbreviated(value)}; give an object", "stream_options")
+    return RequestFields(value, "stream_options.").flag("include_usage")
 
 
 def _depth(body: Any) -> int:
@@ -202,7 +206,7 @@ def _depth(body: Any) -> int:
     return deepest
 
 
-def _kin(neutral: object) -> tuple[type, ...]:
+def _matching_types(neutral: object) -> tuple[type, ...]:
     """Types that may stand for a neutral value: 0 for 0.0, but not for false."""
     return (int, float) if type(neutral) is int else (type(neutral),)
 
@@ -211,6 +215,6 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _short(value: object) -> str:
+def _abbreviated(value: object) -> str:
     shown = "missing" if value is None else json.dumps(value)
     return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.schema import MAX_NAME_CHARS, Fields, encodable, parse, printable
+from serving.frontend.openai.schema import MAX_NAME_CHARS, RequestFields, encodable, parse_body, printable
 
 VERSION = 1
 Route = Literal["SLM", "LLM"]
@@ -22,7 +22,7 @@ MAX_VALUE = 65504.0
 
 
 @dataclass(frozen=True)
-class Past:
+class PastDecision:
     """What a client says of an earlier token: believed by nobody."""
 
     token: str
@@ -30,9 +30,9 @@ class Past:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Shapes: `hidden` is the last hidden state of the device's model at the row that writes the current token, of
-    shape (width,). Attention states are read, bounded and left alone.
+class RoutingRequest:
+    """Shapes: `hidden_state` is the last hidden state of the device's model at the row that writes the current token,
+    of shape (width,). Attention states are read, bounded and left alone.
     """
 
     model: str | None
@@ -42,74 +42,74 @@ class Asked:
     """What the small model would write next."""
     token_index: int
     threshold: float | None
-    hidden: tuple[float, ...]
-    handle: str | None
+    hidden_state: tuple[float, ...]
+    state_handle: str | None
     """llm_state."""
-    history: tuple[Past, ...]
-    session: str
-    request: str
-    tokens: int | None
+    history: tuple[PastDecision, ...]
+    session_id: str
+    request_id: str
+    max_tokens: int | None
     """That the large model may write, if the client says."""
 
 
-def read(raw: bytes) -> Asked:
+def parse_request(raw: bytes) -> RoutingRequest:
     """Raises ApiError (400) that names the field."""
-    fields = parse(raw)
+    fields = parse_body(raw)
     version = fields.integer("version", 0, MAX_INDEX)
     if version != VERSION:
         raise ApiError.invalid(f"version is {version}; this server speaks version {VERSION}", "version")
-    meta, state = _group(fields, "meta_data"), _group(fields, "slm_state")
-    asked = Asked(
+    meta, state = _object(fields, "meta_data"), _object(fields, "slm_state")
+    asked = RoutingRequest(
         model=fields.text("model") if fields.body.get("model") is not None else None,
         context=_text(fields, "context", MAX_CONTEXT_CHARS),
         current_token=_text(fields, "current_token", MAX_TOKEN_CHARS),
-        token_index=_whole(fields, "token_index", 0, MAX_INDEX),
-        threshold=_optional(fields, "routing_threshold"),
-        hidden=_hidden(state),
-        handle=_handle(fields),
+        token_index=_required_integer(fields, "token_index", 0, MAX_INDEX),
+        threshold=_optional_threshold(fields, "routing_threshold"),
+        hidden_state=_hidden_state(state),
+        state_handle=_handle(fields),
         history=_history(fields),
-        session=_name(meta, "session_id"),
-        request=_name(meta, "request_id"),
-        tokens=fields.integer("max_tokens", 1, MAX_INDEX),
+        session_id=_identifier(meta, "session_id"),
+        request_id=_identifier(meta, "request_id"),
+        max_tokens=fields.integer("max_tokens", 1, MAX_INDEX),
     )
     for group in (state, meta, fields):
-        _nothing_else(group)
+        _refuse_unread(group)
     return asked
 
 
-def _group(fields: Fields, name: str) -> Fields:
+def _object(fields: RequestFields, name: str) -> RequestFields:
     value = fields.take(name)
     if not isinstance(value, dict):
         raise ApiError.invalid(f"{name} is missing or no object", name)
-    return Fields(value, f"{name}.")
+    return RequestFields(value, f"{name}.")
 
 
-def _text(fields: Fields, name: str, longest: int) -> str:
-    found, at = fields.text(name), f"{fields.before}{name}"
+def _text(fields: RequestFields, name: str, longest: int) -> str:
+    found, at = fields.text(name), f"{fields.path_prefix}{name}"
     if len(found) > longest:
         raise ApiError.invalid(f"{at} has {len(found)} characters; give at most {longest}", at)
     return found
 
 
-def _name(meta: Fields, name: str) -> str:
+def _identifier(meta: RequestFields, name: str) -> str:
     found = _text(meta, name, MAX_NAME_CHARS)
     if not found.isprintable():
         raise ApiError.invalid(f"meta_data.{name} has characters that cannot be printed", f"meta_data.{name}")
     return found
 
 
-def _whole(fields: Fields, name: str, low: int, high: int) -> int:
+def _required_integer(fields: RequestFields, name: str, low: int, high: int) -> int:
     found = fields.integer(name, low, high)
     if found is None:
         raise ApiError.invalid(f"{name} is missing; give a whole number from {low} to {high}", name)
     return found
 
 
-def _optional(fields: Fields, name: str) -> float | None:
+def _optional_threshold(fields: RequestFields, name: str) -> float | None:
     return None if fields.body.get(name) is None else fields.number(name, 0.0, 0.0, 1.0)
 
 
-def _handle(fields: Fields) -> str | None:
+def _handle(fields: RequestFields) -> str | None:
     value = fields.take("llm_state")
     if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_HANDLE_CHARS):
         message = "llm_state is no handle; give null, or what this server returned as llm_state: a state is not taken"
@@ -117,40 +117,40 @@ def _handle(fields: Fields) -> str | None:
     return None if value is None else encodable(value, "llm_state")
 
 
-def _history(fields: Fields) -> tuple[Past, ...]:
+def _history(fields: RequestFields) -> tuple[PastDecision, ...]:
     value = fields.take("history")
     if value is None:
         return ()
     if not isinstance(value, dict):
         raise ApiError.invalid("history is no object", "history")
-    group = Fields(value, "history.")
+    group = RequestFields(value, "history.")
     past = group.take("previous_decisions")
-    _nothing_else(group)
+    _refuse_unread(group)
     if past is None:
         return ()
     if not isinstance(past, list) or len(past) > MAX_DECISIONS:
         raise ApiError.invalid(
             f"history.previous_decisions is no list of at most {MAX_DECISIONS} decisions", "history.previous_decisions"
         )
-    return tuple(_past(each, f"history.previous_decisions[{i}]") for i, each in enumerate(past))
+    return tuple(_past_decision(each, f"history.previous_decisions[{i}]") for i, each in enumerate(past))
 
 
-def _past(value: Any, at: str) -> Past:
+def _past_decision(value: Any, at: str) -> PastDecision:
     if not isinstance(value, dict):
         raise ApiError.invalid(f"{at} is no object", at)
-    group = Fields(value, f"{at}.")
+    group = RequestFields(value, f"{at}.")
     token, route = _text(group, "token", MAX_TOKEN_CHARS), group.take("route")
-    _nothing_else(group)
+    _refuse_unread(group)
     if route not in get_args(Route):
         raise ApiError.invalid(f"{at}.route is neither SLM nor LLM", f"{at}.route")
-    return Past(token, route)
+    return PastDecision(token, route)
 
 
-def _hidden(state: Fields) -> tuple[float, ...]:
+def _hidden_state(state: RequestFields) -> tuple[float, ...]:
     """A row, or rows whose last one is the current token's."""
-    _bounded(state.take("attention_states"), "slm_state.attention_states")
+    _check_bounds(state.take("attention_states"), "slm_state.attention_states")
     at, value = "slm_state.hidden_states", state.take("hidden_states")
-    _bounded(value, at)
+    _check_bounds(value, at)
     row = value[-1] if isinstance(value, list) and value and isinstance(value[-1], list) else value
     if not isinstance(row, list) or not row or any(isinstance(each, list) for each in row):
         raise ApiError.invalid(f"{at} is missing; give the last layer's state as numbers, or rows of them", at)
@@ -159,7 +159,7 @@ def _hidden(state: Fields) -> tuple[float, ...]:
     return tuple(float(each) for each in row)
 
 
-def _bounded(value: Any, at: str) -> None:
+def _check_bounds(value: Any, at: str) -> None:
     """Finite numbers in lists of lists, so many at most."""
     if value is None:
         return
@@ -180,14 +180,14 @@ def _bounded(value: Any, at: str) -> None:
         raise ApiError.invalid(f"{at} holds {count} numbers; give at most {MAX_STATE_NUMBERS}", at)
 
 
-def _nothing_else(fields: Fields) -> None:
-    if fields.rest:
-        shown = printable(f"{fields.before}{min(fields.rest)}")
+def _refuse_unread(fields: RequestFields) -> None:
+    if fields.unread:
+        shown = printable(f"{fields.path_prefix}{min(fields.unread)}")
         raise ApiError(400, f"the routing API knows no field {shown}; leave it out", "unknown_parameter", shown)
 
 
 @dataclass(frozen=True)
-class Reply:
+class RoutingResponse:
     """What the server decided, and what it wrote: `tokens` and `text` are the large model's, empty where the small
     model's token stands.
     """
@@ -197,10 +197,10 @@ class Reply:
     threshold: float
     tokens: tuple[int, ...]
     text: str
-    finish: Literal["stop", "length"] | None
-    handle: str | None
-    session: str
-    request: str
+    finish_reason: Literal["stop", "length"] | None
+    state_handle: str | None
+    session_id: str
+    request_id: str
     reasons: tuple[str, ...]
 
     @property
@@ -212,8 +212,8 @@ class Reply:
             "routing_threshold": self.threshold,
             "llm_tokens": list(self.tokens),
             "llm_text": self.text,
-            "finish_reason": self.finish,
-            "llm_state": self.handle,
-            "meta_data": {"session_id": self.session, "request_id": self.request},
+            "finish_reason": self.finish_reason,
+            "llm_state": self.state_handle,
+            "meta_data": {"session_id": self.session_id, "request_id": self.request_id},
             "reasons": list(self.reasons),
         }

@@ -22,46 +22,51 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend.openai.access import OPEN, HostGuard, Keyed, read
-from serving.frontend.openai.admission import Running, StalledError, patient, while_present
+from serving.frontend.openai.access import OPEN_PATHS, ApiKeyGuard, HostGuard, read_body
+from serving.frontend.openai.admission import (
+    ClientStalledError,
+    RunningRequests,
+    cancel_on_disconnect,
+    with_send_timeout,
+)
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.openai.generation import HEADERS
-from serving.frontend.openai.server import refused, told
+from serving.frontend.openai.generation import SSE_HEADERS
+from serving.frontend.openai.server import on_api_error, on_http_error
 from serving.frontend.openai.service import as_api_error
-from serving.frontend.ui.config import Show
-from serving.frontend.ui.device_pool import Seats
-from serving.frontend.ui.measures import Meter
-from serving.frontend.ui.question import Question, question
-from serving.frontend.ui.run import Event, lines
-from serving.frontend.ui.stage import Stage
+from serving.frontend.ui.config import UiConfig
+from serving.frontend.ui.device_pool import DevicePool
+from serving.frontend.ui.measures import RunMeter
+from serving.frontend.ui.question import RunRequest, parse_run_request
+from serving.frontend.ui.run import UiEvent, encode_sse
+from serving.frontend.ui.stage import UiDeployment
 from serving.hardware.fleet import Fleet
-from serving.workload.encoding import encode
+from serving.workload.encoding import encode_prompt
 
-KINDS = {
+CONTENT_TYPES = {
     "html": "text/html; charset=utf-8", "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }  # fmt: skip
 
 
 @cache
-def static() -> dict[str, bytes]:
+def static_files() -> dict[str, bytes]:
     """By path on the server."""
     folder = files("serving.frontend.ui").joinpath("static")
     found = {f"/{file.name}": file.read_bytes() for file in folder.iterdir() if file.is_file()}
     return {"/": found.pop("/index.html"), **found}
 
 
-def page_files() -> list[Route]:
-    return [Route(path, _answer, methods=["GET"]) for path in static()]
+def static_routes() -> list[Route]:
+    return [Route(path, _serve_file, methods=["GET"]) for path in static_files()]
 
 
-async def _answer(request: Request) -> Response:
+async def _serve_file(request: Request) -> Response:
     path = request.url.path
-    kind = KINDS[path.rpartition(".")[2] if path != "/" else "html"]
-    return Response(static()[path], media_type=kind, headers={"cache-control": "no-cache"})
+    kind = CONTENT_TYPES[path.rpartition(".")[2] if path != "/" else "html"]
+    return Response(static_files()[path], media_type=kind, headers={"cache-control": "no-cache"})
 
 
-PAGE_HEADERS = {
+SECURITY_HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
     ),
@@ -72,7 +77,7 @@ PAGE_HEADERS = {
 }
 
 
-class WithHeaders:
+class SecurityHeaders:
     """Adds them to whatever `app` answers, refusals included."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -84,82 +89,84 @@ class WithHeaders:
 
         async def headed(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(PAGE_HEADERS)
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
         await self._app(scope, receive, headed)
 
 
-EXAMPLES, LONGEST = 8, 600
+MAX_EXAMPLES, MAX_EXAMPLE_CHARS = 8, 600
 """Prompts of the workload that are offered, and characters of the longest."""
 
 
-def about(show: Show) -> dict[str, Any]:
-    setup, page = show.setup, show.service.page
+def describe(config: UiConfig) -> dict[str, Any]:
+    setup, page = config.setup, config.service.page
     fleet, pair = setup.hardware.device_fleets[0], setup.pair
-    meter = Meter(fleet, setup.hardware.top, show.factor, page.pace == "hardware", page.remote)
+    meter = RunMeter(
+        fleet, setup.hardware.head_fleet, config.packing_factor, page.pace == "hardware", page.remote_cloud
+    )
     return {
         "models": {
-            "device": {"name": pair.device.named, "stands_for": pair.device.timing.name},
-            "cloud": {"name": pair.cloud.named, "stands_for": pair.cloud.timing.name},
+            "device": {"name": pair.device.display_name, "stands_for": pair.device.timed_architecture.name},
+            "cloud": {"name": pair.cloud.display_name, "stands_for": pair.cloud.timed_architecture.name},
         },
-        "hardware": {"device": _chip(fleet), "cloud": _chip(setup.hardware.top)},
+        "hardware": {"device": _chip_text(fleet), "cloud": _chip_text(setup.hardware.head_fleet)},
         "link": setup.network.described if page.shaped else "none: messages arrive at once",
-        "time": _time(show),
-        "devices": show.devices,
-        "cloud": _cloud(show),
-        "policies": [offer.about for offer in show.offers.values()],
-        "left_out": show.left_out,
+        "time": _time_text(config),
+        "devices": config.num_devices,
+        "cloud": _cloud_text(config),
+        "policies": [offer.as_json for offer in config.policy_cards.values()],
+        "left_out": config.excluded_policies,
         "limits": {
             "max_tokens": page.max_tokens,
-            "new_tokens": show.new_tokens,
-            "context": min(show.contexts.values()),
+            "new_tokens": config.default_max_tokens,
+            "context": min(config.context_lens.values()),
         },
-        "examples": examples(show),
-        "measures": meter.measures,
+        "examples": examples(config),
+        "measures": meter.metrics,
     }
 
 
-def examples(show: Show) -> list[str]:
+def examples(config: UiConfig) -> list[str]:
     """A few short prompts of the workload's data set, of as many tasks as there are; none where it cannot be read."""
     try:
-        prompts = show.setup.workload.dataset.prompts()
+        prompts = config.setup.workload.dataset.prompts()
     except (ValueError, OSError):
         return []
     tasks: dict[str, list[str]] = {}
     for prompt in prompts:
         texts = tasks.setdefault(prompt.task, [])
-        if len(prompt.text) <= LONGEST and prompt.text not in texts and len(texts) < EXAMPLES:
+        if len(prompt.text) <= MAX_EXAMPLE_CHARS and prompt.text not in texts and len(texts) < MAX_EXAMPLES:
             texts.append(prompt.text)
     turns = max(map(len, tasks.values()), default=0)
-    return [texts[i] for i in range(turns) for texts in tasks.values() if i < len(texts)][:EXAMPLES]
+    return [texts[i] for i in range(turns) for texts in tasks.values() if i < len(texts)][:MAX_EXAMPLES]
 
 
-def _chip(fleet: Fleet) -> str:
+def _chip_text(fleet: Fleet) -> str:
     chips = f"{fleet.tensor_parallel} x " if fleet.tensor_parallel > 1 else ""
     mode = "" if fleet.mode_name == "default" else f", {fleet.mode_name}"
     return f"{chips}{fleet.chip.name}{mode}"
 
 
-def _time(show: Show) -> str:
-    if show.service.page.pace == "hardware":
+def _time_text(config: UiConfig) -> str:
+    if config.service.page.pace == "hardware":
         return "Computing lasts as long as on the named chips."
     return "Computing lasts as long as on this machine, whatever chip is named."
 
 
-def _cloud(show: Show) -> str:
-    if show.service.page.remote:
-        return f"The cloud is another process, at {show.service.cloud}, which all runs share."
+def _cloud_text(config: UiConfig) -> str:
+    if config.service.page.remote_cloud:
+        return f"The cloud is another process, at {config.service.cloud}, which all runs share."
     return "Runs of one policy share its cloud; each policy has a cloud of its own."
 
 
-_ANY = 1 << 62
+_NO_LIMIT = 1 << 62
 """Tokens: whether a prompt is too long is for the context to say."""
 
 
-def app(stage: Stage, running: Running, key: str | None) -> ASGIApp:
-    """An ASGI application; `key` is what whoever asks must show, None for none. The files themselves are open."""
-    said = about(stage.show)
+def build_app(deployment: UiDeployment, running: RunningRequests, api_key: str | None) -> ASGIApp:
+    """An ASGI application; `api_key` is what whoever asks must show, None for none. The files themselves are open."""
+    said = describe(deployment.config)
 
     async def tell(_: Request) -> Response:
         return JSONResponse(said)
@@ -168,74 +175,84 @@ def app(stage: Stage, running: Running, key: str | None) -> ASGIApp:
         return JSONResponse({"alive": True})
 
     routes = [
-        *page_files(),
+        *static_routes(),
         Route("/api/about", tell, methods=["GET"]),
-        Route("/api/runs", Runs(stage, running), methods=["POST"]),
+        Route("/api/runs", RunEndpoint(deployment, running), methods=["POST"]),
         Route("/healthz", healthz, methods=["GET"]),
     ]
-    inner = Starlette(routes=routes, exception_handlers={HTTPException: refused, ApiError: told})
-    keyed = Keyed(inner, key, OPEN | static().keys())
-    return WithHeaders(HostGuard(keyed, stage.show.service.page))
+    inner = Starlette(routes=routes, exception_handlers={HTTPException: on_http_error, ApiError: on_api_error})
+    keyed = ApiKeyGuard(inner, api_key, OPEN_PATHS | static_files().keys())
+    return SecurityHeaders(HostGuard(keyed, deployment.config.service.page))
 
 
-class Runs:
+class RunEndpoint:
     """An ASGI application: a question in, events out (text/event-stream). A client that leaves ends its run."""
 
-    def __init__(self, stage: Stage, running: Running) -> None:
-        page = stage.show.service.page
-        self._stage, self._running, self._page = stage, running, page
-        self._seats = Seats(stage.show.devices, page.queue, page.retry_after_s)
+    def __init__(self, deployment: UiDeployment, running: RunningRequests) -> None:
+        page = deployment.config.service.page
+        self._deployment, self._running, self._options = deployment, running, page
+        self._device_pool = DevicePool(deployment.config.num_devices, page.max_waiting, page.retry_after_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        send = patient(send, self._page.stall_s)
+        send = with_send_timeout(send, self._options.stall_timeout_s)
         try:
-            raw = await read(Request(scope, receive), self._page.max_body_nbytes, self._page.body_s)
-            await while_present(receive, self._answer(raw, send))
-        except (ClientDisconnect, StalledError):
+            raw = await read_body(Request(scope, receive), self._options.max_body_nbytes, self._options.body_timeout_s)
+            await cancel_on_disconnect(receive, self._answer(raw, send))
+        except (ClientDisconnect, ClientStalledError):
             pass  # nobody is there to be told
         except Exception as problem:
             await as_api_error(problem).response()(scope, receive, send)
 
     async def _answer(self, raw: bytes, send: Send) -> None:
         """What is refused before the first event has a status of its own, what breaks later is an event."""
-        asked = question(raw, self._stage.show.offers, self._page.max_tokens, self._stage.show.new_tokens)
-        prompt = await asyncio.to_thread(self._encoded, asked)
+        asked = parse_run_request(
+            raw,
+            self._deployment.config.policy_cards,
+            self._options.max_tokens,
+            self._deployment.config.default_max_tokens,
+        )
+        prompt = await asyncio.to_thread(self._encode, asked)
         self._check(asked, prompt)
-        async with aclosing(self._running.follow(self._events(asked, prompt))) as found:
+        async with aclosing(self._running.stream(self._events(asked, prompt))) as found:
             first = await anext(found)
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-            await _say(send, first)
+            await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+            await _send_events(send, first)
             try:
                 async for events in found:
-                    await _say(send, events)
-            except StalledError:
+                    await _send_events(send, events)
+            except ClientStalledError:
                 raise
             except Exception as problem:
-                await _say(send, [("error", {"message": as_api_error(problem).message})])
-            await _say(send, [], more=False)
+                await _send_events(send, [("error", {"message": as_api_error(problem).message})])
+            await _send_events(send, [], more=False)
 
-    async def _events(self, asked: Question, prompt: tuple[int, ...]) -> AsyncGenerator[list[Event], None]:
-        async with self._seats.seat() as seat, aclosing(self._stage.run(asked, prompt, seat).events()) as found:
+    async def _events(self, request: RunRequest, prompt: tuple[int, ...]) -> AsyncGenerator[list[UiEvent], None]:
+        async with (
+            self._device_pool.acquire() as seat,
+            aclosing(self._deployment.run(request, prompt, seat).events()) as found,
+        ):
             async for events in found:
                 yield events
 
-    def _encoded(self, asked: Question) -> tuple[int, ...]:
+    def _encode(self, request: RunRequest) -> tuple[int, ...]:
         """As the workload's prompts are: with the tokenizer's chat template, if there is one."""
-        workload, hf = self._stage.show.setup.workload, self._stage.tokenizer.hf
-        return encode(asked.prompt, hf, template=workload.template, limit=_ANY, truncate="refuse").tokens
+        workload, hf = self._deployment.config.setup.workload, self._deployment.tokenizer.hf
+        return encode_prompt(
+            request.prompt, hf, template=workload.template, max_tokens=_NO_LIMIT, truncate="refuse"
+        ).tokens
 
-    def _check(self, asked: Question, prompt: tuple[int, ...]) -> None:
-        context = self._stage.show.contexts[asked.offer.name]
+    def _check(self, request: RunRequest, prompt: tuple[int, ...]) -> None:
+        context = self._deployment.config.context_lens[request.policy_card.name]
         if self._running.stopping:
             raise ApiError.stopping()
         if not prompt:
             raise ApiError.invalid("the prompt has no token; give a text", "prompt")
-        if len(prompt) + asked.max_tokens > context:
-            raise ApiError.too_long(context, len(prompt), asked.max_tokens, "prompt")
-        if asked.needs_cloud and not self._stage.cloud:
-            raise ApiError.failed(cloud=False)
+        if len(prompt) + request.max_tokens > context:
+            raise ApiError.too_long(context, len(prompt), request.max_tokens, "prompt")
+        if request.needs_cloud and not self._deployment.cloud_reachable:
+            raise ApiError.failed(cloud_reachable=False)
 
 
-async def _say(send: Send, events: list[Event], more: bool = True) -> None:
-    body: dict[str, Any] = {"type": "http.response.body", "body": lines(events), "more_body": more}
+async def _send_events(send: Send, events: list[UiEvent], more: bool = True) -> None:
+    body: dict[str, Any] = {"type": "http.response.body", "body": encode_sse(events), "more_body": more}
     await send(body)

@@ -4,14 +4,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from serving.deployment.setup import Setup, context_tokens
-from serving.frontend.service_options import Service
-from serving.frontend.ui.policy_card import Offer
-from serving.hardware.replica_packing import Factor, Packing, reported
+from serving.frontend.service_options import ServiceOptions
+from serving.frontend.ui.policy_card import PolicyCard
+from serving.hardware.replica_packing import PackingEstimate, ReplicaPacking, reported_factor
 from serving.policy.policy import Policy
 
 
 @dataclass(frozen=True)
-class Show:
+class UiConfig:
     """Raises ValueError for policies that the setup cannot serve, an empty key, or a remote cloud with nothing to do.
 
     Args:
@@ -21,20 +21,20 @@ class Show:
     """
 
     setup: Setup
-    service: Service
-    beside: dict[str, Policy] | None = None
-    packing: Packing | None = None
+    service: ServiceOptions
+    other_policies: dict[str, Policy] | None = None
+    packing: ReplicaPacking | None = None
 
     def __post_init__(self) -> None:
         page = self.service.page
-        if page.remote and not self.setup.placed:
+        if page.remote_cloud and not self.setup.uses_target:
             raise ValueError(
                 f"service.page.remote is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
                 "another policy, or leave remote out"
             )
-        if page.remote:
+        if page.remote_cloud:
             security = self.service.security
-            security.check(self.service.cloud, security.authority is not None)
+            security.check_token_is_protected(self.service.cloud, security.ca_certificate is not None)
         page.api_key()
         _ = self.setups
 
@@ -42,39 +42,39 @@ class Show:
     def setups(self) -> dict[str, Setup]:
         """A setup of each policy, by its name; beside a remote cloud only policies that need none."""
         first = self.setup.policy.name
-        others = {name: policy for name, policy in (self.beside or {}).items() if name != first}
+        others = {name: policy for name, policy in (self.other_policies or {}).items() if name != first}
         found = {name: replace(self.setup, policy=replace(policy, name=name)) for name, policy in others.items()}
-        if self.service.page.remote:
-            found = {name: setup for name, setup in found.items() if not setup.placed}
+        if self.service.page.remote_cloud:
+            found = {name: setup for name, setup in found.items() if not setup.uses_target}
         return {first: self.setup, **found}
 
     @property
-    def left_out(self) -> tuple[str, ...]:
+    def excluded_policies(self) -> tuple[str, ...]:
         """Policies that would need a cloud of their own beside the remote one."""
-        return tuple(sorted((self.beside or {}).keys() - self.setups.keys()))
+        return tuple(sorted((self.other_policies or {}).keys() - self.setups.keys()))
 
     @cached_property
-    def offers(self) -> dict[str, Offer]:
-        return {name: Offer(setup) for name, setup in self.setups.items()}
+    def policy_cards(self) -> dict[str, PolicyCard]:
+        return {name: PolicyCard(setup) for name, setup in self.setups.items()}
 
     @property
-    def devices(self) -> int:
+    def num_devices(self) -> int:
         """How many of the testbed's devices take runs."""
-        return min(self.service.page.runs, self.setup.devices)
+        return min(self.service.page.max_runs, self.setup.num_devices)
 
     @property
-    def new_tokens(self) -> int:
+    def default_max_tokens(self) -> int:
         """That a run writes at most where it does not say."""
         return min(self.service.page.max_tokens, self.setup.workload.max_new_tokens)
 
     @cached_property
-    def contexts(self) -> dict[str, int]:
+    def context_lens(self) -> dict[str, int]:
         """Tokens of prompt and answer together, for each policy."""
         wanted = self.service.context_tokens
         return {name: context_tokens(setup, wanted) for name, setup in self.setups.items()}
 
     @cached_property
-    def factor(self) -> Factor | None:
+    def packing_factor(self) -> PackingEstimate | None:
         """Pf of the cloud's model."""
-        timing = self.setup.pair.cloud.timing
-        return self.packing.factor(timing) if self.packing else reported(timing)
+        timing = self.setup.pair.cloud.timed_architecture
+        return self.packing.factor(timing) if self.packing else reported_factor(timing)

@@ -11,82 +11,82 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from serving.deployment.queries import Models
+from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.frontend.openai.admission import Line
-from serving.nodes.node_selector import Tiers
-from serving.policy.engine_requirements import Provision
+from serving.deployment.topology import Topology
+from serving.frontend.openai.admission import AdmissionQueue
+from serving.nodes.node_selector import TierNodes
+from serving.policy.engine_requirements import EngineRequirements
 
 if TYPE_CHECKING:
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.tensor_store import TensorStore
 
 
-class Seats:
+class DevicePool:
     """A line before each device; who comes goes where fewest are."""
 
-    def __init__(self, devices: int, bound: int, retry_after_s: float) -> None:
-        self._lines = [Line(bound, retry_after_s) for _ in range(devices)]
+    def __init__(self, devices: int, max_waiting: int, retry_after_s: float) -> None:
+        self._queues = [AdmissionQueue(max_waiting, retry_after_s) for _ in range(devices)]
 
     @asynccontextmanager
-    async def seat(self) -> AsyncIterator[int]:
+    async def acquire(self) -> AsyncIterator[int]:
         """The number of the device that one holds. Raises ApiError (429) where all lines are full."""
-        number, line = min(enumerate(self._lines), key=lambda each: (each[1].busy, each[1].waiting))
-        async with line.turn():
+        number, line = min(enumerate(self._queues), key=lambda each: (each[1].busy, each[1].waiting))
+        async with line.admit():
             yield number
 
 
 @dataclass(frozen=True)
-class NamedCast(Cast):
+class PrefixedTopology(Topology):
     """A cast whose nodes' names begin with `prefix`."""
 
     prefix: str = ""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        return tuple(f"{self.prefix}{name}" for name in self._plain.devices)
+        return tuple(f"{self.prefix}{name}" for name in self._unprefixed.devices)
 
     @cached_property
-    def tiers(self) -> Tiers:
-        return {tier: tuple(f"{self.prefix}{name}" for name in names) for tier, names in self._plain.tiers.items()}
+    def tiers(self) -> TierNodes:
+        return {tier: tuple(f"{self.prefix}{name}" for name in names) for tier, names in self._unprefixed.tiers.items()}
 
     @property
-    def _plain(self) -> Cast:
-        return Cast(self.setup, self.layers)
+    def _unprefixed(self) -> Topology:
+        return Topology(self.setup, self.layers)
 
 
-def open_all(
-    setups: Mapping[str, Setup], accelerator: str, contexts: Mapping[str, int] | None = None
-) -> dict[str, Models]:
+def open_shared_models(
+    setups: Mapping[str, Setup], accelerator: str, context_lens: Mapping[str, int] | None = None
+) -> dict[str, LoadedModels]:
     """Both sides' models by policy, opened once for all policies that ask the same of their engines.
 
-    `contexts` are the tokens of prompt and answer together, for each policy. Two that score under one name by different
-    networks (the routers of CITER and Co-LLM) have engines of their own.
+    `context_lens` are the tokens of prompt and answer together, for each policy. Two that score under one name by
+    different networks (the routers of CITER and Co-LLM) have engines of their own.
     """
-    from serving.deployment.model_loading import open_models
+    from serving.deployment.model_loading import load_models
 
-    shared = shares({name: setup.policy.provision for name, setup in setups.items()})
-    found: dict[str, Models] = {}
+    shared = engine_groups({name: setup.policy.engine_requirements for name, setup in setups.items()})
+    found: dict[str, LoadedModels] = {}
     for names, provision in shared:
         pair = setups[names[0]].pair
-        longest = max((contexts[name] for name in names), default=0) if contexts else None
-        found |= dict.fromkeys(names, open_models(pair.device, pair.cloud, accelerator, provision, longest))
+        longest = max((context_lens[name] for name in names), default=0) if context_lens else None
+        found |= dict.fromkeys(names, load_models(pair.device, pair.cloud, accelerator, provision, longest))
     return found
 
 
-def open_devices(setups: Mapping[str, Setup], blobs: "Blobs", accelerator: str) -> dict[str, Models]:
+def open_device_models(setups: Mapping[str, Setup], blobs: "TensorStore", accelerator: str) -> dict[str, LoadedModels]:
     """The device's side alone; each policy has its own."""
-    from serving.deployment.model_loading import open_side
+    from serving.deployment.model_loading import load_side
 
-    return {name: open_side(setup, "device", blobs, accelerator) for name, setup in setups.items()}
+    return {name: load_side(setup, "device", blobs, accelerator) for name, setup in setups.items()}
 
 
-def shares(provisions: Mapping[str, Provision]) -> list[tuple[list[str], Provision]]:
+def engine_groups(requirements: Mapping[str, EngineRequirements]) -> list[tuple[list[str], EngineRequirements]]:
     """Who can be served by the same engines, and what these must bring."""
-    found: list[tuple[list[str], Provision]] = []
-    for name, wanted in provisions.items():
+    found: list[tuple[list[str], EngineRequirements]] = []
+    for name, wanted in requirements.items():
         for i, (names, given) in enumerate(found):
-            if both := _together(given, wanted):
+            if both := _merged(given, wanted):
                 found[i] = ([*names, name], both)
                 break
         else:
@@ -94,9 +94,9 @@ def shares(provisions: Mapping[str, Provision]) -> list[tuple[list[str], Provisi
     return found
 
 
-def _together(a: Provision, b: Provision) -> Provision | None:
-    same = (a.block_tokens, a.number, a.medusa) == (b.block_tokens, b.number, b.medusa)
+def _merged(a: EngineRequirements, b: EngineRequirements) -> EngineRequirements | None:
+    same = (a.block_tokens, a.hidden_dtype, a.medusa) == (b.block_tokens, b.hidden_dtype, b.medusa)
     agree = all(a.scorers[name].digest == b.scorers[name].digest for name in a.scorers.keys() & b.scorers.keys())
     if not (same and agree):
         return None
-    return replace(a, scorers={**a.scorers, **b.scorers}, verifies=a.verifies or b.verifies)
+    return replace(a, scorers={**a.scorers, **b.scorers}, verifies_drafts=a.verifies_drafts or b.verifies_drafts)

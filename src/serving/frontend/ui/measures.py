@@ -4,53 +4,53 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from serving.hardware.fleet import Fleet
-from serving.hardware.replica_packing import Factor
+from serving.hardware.replica_packing import PackingEstimate
 from serving.messages import Origin
-from serving.metrics.recorder import Record
+from serving.metrics.recorder import SessionRecord
 
-BY_THE_CLOUD: frozenset[Origin] = frozenset(("cloud", "corrected", "bonus"))
+CLOUD_ORIGINS: frozenset[Origin] = frozenset(("cloud", "corrected", "bonus"))
 """Tokens that the large model wrote; the others are the device's own, checked or not."""
 
 
 @dataclass(frozen=True)
-class Measure:
-    """`means` is shown beside the figure."""
+class UiMetric:
+    """`description` is shown beside the figure."""
 
     key: str
     label: str
     unit: str
-    means: str
+    description: str
 
 
-MEASURES = (
-    Measure("ttft_ms", "TTFT", "ms", "Time to first token, from when the device got the prompt."),
-    Measure(
+UI_METRICS = (
+    UiMetric("ttft_ms", "TTFT", "ms", "Time to first token, from when the device got the prompt."),
+    UiMetric(
         "tbt_ms", "TBT", "ms",
         "Mean time between tokens since the first; tokens that arrive together count 0 between them.",
     ),
-    Measure(
+    UiMetric(
         "routed_share", "by the cloud", "%",
         "Share of the tokens so far that the cloud's model wrote: routed tokens, corrections, bonus tokens.",
     ),
-    Measure("tokens", "tokens", "", "Tokens so far, the end token included: the cloud's and the device's own."),
-    Measure(
+    UiMetric("tokens", "tokens", "", "Tokens so far, the end token included: the cloud's and the device's own."),
+    UiMetric(
         "uplink_nbytes", "up", "B",
         "Bytes from the device to the cloud: payload and 16 bytes of header a message, as the policy counts them.",
     ),
-    Measure("downlink_nbytes", "down", "B", "Bytes from the cloud to the device, counted in the same way."),
-    Measure(
+    UiMetric("downlink_nbytes", "down", "B", "Bytes from the cloud to the device, counted in the same way."),
+    UiMetric(
         "device_energy_j", "device energy", "J",
         "The chip's whole power budget while it computes and its idle power while it waits; no radio.",
     ),
-    Measure(
+    UiMetric(
         "cloud_energy_j", "cloud energy", "J",
         "The power budget of the cloud's chip for the time that it computed for this run; its idle time is nobody's.",
     ),
-    Measure(
+    UiMetric(
         "cloud_busy_ms", "cloud busy", "ms",
         "How long the cloud's chip computed for this run: its share, by rows, of each batch that it was in.",
     ),
-    Measure(
+    UiMetric(
         "cloud_cost_ms", "cloud cost", "ms",
         "c = T W / Pf a token (Synera, section 6.1): T is TBT, W the share that the cloud wrote, Pf the packing factor "
         "of its model; in time of all the GPUs that one Llama-2-70B takes.",
@@ -59,7 +59,7 @@ MEASURES = (
 
 
 @dataclass(frozen=True)
-class Meter:
+class RunMeter:
     """Reads a record as figures.
 
     Args:
@@ -71,14 +71,14 @@ class Meter:
 
     device: Fleet
     cloud: Fleet
-    factor: Factor | None
-    timed: bool
-    afar: bool
+    packing_factor: PackingEstimate | None
+    hardware_paced: bool
+    remote_cloud: bool
 
-    def read(self, record: Record, now: float) -> dict[str, Any]:
+    def read(self, record: SessionRecord, now: float) -> dict[str, Any]:
         """By `Measure.key`; None for what is not known."""
-        seen, tokens = record.seen_s, len(record.tokens)
-        written = sum(origin in BY_THE_CLOUD for origin in record.origins)
+        seen, tokens = record.token_times_s, len(record.tokens)
+        written = sum(origin in CLOUD_ORIGINS for origin in record.origins)
         tbt_s = (seen[-1] - seen[0]) / (tokens - 1) if tokens > 1 else None
         return {
             "ttft_ms": _ms(seen[0] - record.arrived_s if seen else None),
@@ -90,49 +90,51 @@ class Meter:
             "routed_share": written / tokens if tokens else None,
             "uplink_nbytes": record.uplink_nbytes,
             "downlink_nbytes": record.downlink_nbytes,
-            "device_energy_j": self._device_j(record, now),
-            "cloud_energy_j": self.cloud.joules(record.cloud_busy_s) if self.timed and not self.afar else None,
-            "cloud_busy_ms": None if self.afar else _ms(record.cloud_busy_s),
+            "device_energy_j": self._device_energy_j(record, now),
+            "cloud_energy_j": self.cloud.joules(record.cloud_busy_s)
+            if self.hardware_paced and not self.remote_cloud
+            else None,
+            "cloud_busy_ms": None if self.remote_cloud else _ms(record.cloud_busy_s),
             "cloud_cost_ms": _ms(self._cost_s(tbt_s, written / tokens if tokens else 0.0)),
         }
 
-    def _device_j(self, record: Record, now: float) -> float | None:
-        if not self.timed:
+    def _device_energy_j(self, record: SessionRecord, now: float) -> float | None:
+        if not self.hardware_paced:
             return None
-        begun_s = record.arrived_s if record.begun_s is None else record.begun_s
+        begun_s = record.arrived_s if record.started_s is None else record.started_s
         return self.device.joules(record.device_busy_s, max(0.0, now - begun_s - record.device_busy_s))
 
     def _cost_s(self, tbt_s: float | None, share: float) -> float | None:
-        return tbt_s * share / self.factor.value if tbt_s is not None and self.factor else None
+        return tbt_s * share / self.packing_factor.value if tbt_s is not None and self.packing_factor else None
 
     @property
-    def measures(self) -> list[dict[str, str]]:
+    def metrics(self) -> list[dict[str, str]]:
         """What is shown of all that `read` returns, in order."""
         notes = {
-            "device_energy_j": self._unknown,
-            "cloud_energy_j": self._unknown + self._elsewhere,
-            "cloud_busy_ms": self._own_time + self._elsewhere,
-            "cloud_cost_ms": self._packing + self._own_time,
+            "device_energy_j": self._energy_note,
+            "cloud_energy_j": self._energy_note + self._remote_cloud_note,
+            "cloud_busy_ms": self._wall_time_note + self._remote_cloud_note,
+            "cloud_cost_ms": self._packing_note + self._wall_time_note,
         }
-        return [asdict(replace(each, means=each.means + notes.get(each.key, ""))) for each in MEASURES]
+        return [asdict(replace(each, description=each.description + notes.get(each.key, ""))) for each in UI_METRICS]
 
     @property
-    def _unknown(self) -> str:
-        return "" if self.timed else " Not known at pace=wall, where work takes this machine's time."
+    def _energy_note(self) -> str:
+        return "" if self.hardware_paced else " Not known at pace=wall, where work takes this machine's time."
 
     @property
-    def _own_time(self) -> str:
-        return "" if self.timed else " At pace=wall: in this machine's time."
+    def _wall_time_note(self) -> str:
+        return "" if self.hardware_paced else " At pace=wall: in this machine's time."
 
     @property
-    def _elsewhere(self) -> str:
-        return " Not known here: the cloud is another process." if self.afar else ""
+    def _remote_cloud_note(self) -> str:
+        return " Not known here: the cloud is another process." if self.remote_cloud else ""
 
     @property
-    def _packing(self) -> str:
-        if not self.factor:
+    def _packing_note(self) -> str:
+        if not self.packing_factor:
             return " Pf of this model is not known."
-        return f" Pf is {self.factor.value:g} ({self.factor.source})."
+        return f" Pf is {self.packing_factor.value:g} ({self.packing_factor.source})."
 
 
 def _ms(seconds: float | None) -> float | None:

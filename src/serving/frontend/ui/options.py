@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from serving.drivers.real_time import Pace
-from serving.frontend.openai.options import Door
+from serving.frontend.openai.options import ServerOptions
 
 
 @dataclass(frozen=True)
-class Page(Door):
+class UiOptions(ServerOptions):
     """A door, and how time is made behind it. Raises ValueError for a value outside its range."""
 
     port: int = 8080
@@ -16,15 +16,15 @@ class Page(Door):
     """Work lasts as long as on the named chips; wall: as long as here, and no energy is known."""
     shaped: bool = True
     """Messages take the named link's time."""
-    runs: int = 2
+    max_runs: int = 2
     """At once, each on a device of its own, as far as the testbed has so many; others wait in line."""
     max_tokens: int = 512
     """That one run may write."""
-    remote: bool = False
+    remote_cloud: bool = False
     """The cloud is another process, at service.cloud, which serves the first policy."""
     max_body_nbytes: int = 1 << 18
     section: ClassVar[str] = "service.page"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._at_least(runs=1, max_tokens=1)
+        self._check_minimum(runs=1, max_tokens=1)

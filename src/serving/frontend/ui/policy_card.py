@@ -5,9 +5,9 @@ from typing import Any
 
 from serving.deployment.setup import Setup
 from serving.policy.policy import Policy
-from serving.policy.slots.routed_offload import Mode, Routed
+from serving.policy.slots.routed_offload import RoutedOffload, RoutingMode
 
-_WRITES = {
+_SUMMARIES = {
     "none": "the device writes everything",
     "handover": "the cloud writes everything",
     "all": "the device drafts, and the cloud checks every draft",
@@ -16,7 +16,7 @@ _WRITES = {
 
 
 @dataclass(frozen=True)
-class Offer:
+class PolicyCard:
     """A setup's policy, and how the page speaks of it."""
 
     setup: Setup
@@ -30,45 +30,45 @@ class Offer:
         return self.policy.name
 
     @property
-    def routed(self) -> Routed | None:
+    def routed(self) -> RoutedOffload | None:
         """The slot that routes single tokens, where the policy has one."""
         offload = self.policy.offload
-        return offload if isinstance(offload, Routed) else None
+        return offload if isinstance(offload, RoutedOffload) else None
 
     @property
     def greedy(self) -> bool:
         """For the policy, or for who serves its large model."""
-        return self.setup.greedy
+        return self.setup.requires_greedy
 
     @property
-    def modes(self) -> tuple[Mode, ...]:
+    def modes(self) -> tuple[RoutingMode, ...]:
         """joint, and small_only where the policy can be told to route nothing or never does."""
-        if self.policy.offload.reach == "none" or (self.routed and self.routed.mode == "small_only"):
+        if self.policy.offload.scope == "none" or (self.routed and self.routed.mode == "small_only"):
             return ("small_only",)
         return ("joint", "small_only") if self.routed else ("joint",)
 
     @property
-    def about(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "means": "a router decides for each token who writes it" if self.routed else self._means,
+            "means": "a router decides for each token who writes it" if self.routed else self._summary,
             "modes": self.modes,
             "greedy": self.greedy,
-            "router": _router(self.routed) if self.routed else None,
-            "no_slider": "" if self.routed else f"{self.name} has no router: {self._means}, at any threshold.",
+            "router": _router_json(self.routed) if self.routed else None,
+            "no_slider": "" if self.routed else f"{self.name} has no router: {self._summary}, at any threshold.",
         }
 
     @property
-    def _means(self) -> str:
-        return _WRITES[self.policy.offload.reach]
+    def _summary(self) -> str:
+        return _SUMMARIES[self.policy.offload.scope]
 
 
-def _router(routed: Routed) -> dict[str, Any]:
+def _router_json(routed: RoutedOffload) -> dict[str, Any]:
     """`scores` are of held-out states, in order: what share of them a threshold routes."""
     router = routed.router
     return {
         "family": getattr(router, "family", type(router).__name__.lower()),
-        "threshold": routed.at,
+        "threshold": routed.effective_threshold,
         "artifact_threshold": router.threshold,
         "side": router.side,
         "scores": list(getattr(router, "scores", ())),

@@ -4,30 +4,32 @@ import asyncio
 import logging
 from contextlib import AsyncExitStack
 
-from serving.deployment.topology import Cast
-from serving.frontend.openai.admission import Running
-from serving.frontend.openai.http import Http
-from serving.frontend.service_options import digest
-from serving.frontend.shutdown import drive, told_to_stop
-from serving.frontend.ui.app import app
-from serving.frontend.ui.config import Show
-from serving.frontend.ui.device_pool import open_all, open_devices
-from serving.frontend.ui.stage import Stage
-from serving.runtimes.host import Host
+from serving.deployment.topology import Topology
+from serving.frontend.openai.admission import RunningRequests
+from serving.frontend.openai.http import HttpServer
+from serving.frontend.service_options import deployment_digest
+from serving.frontend.shutdown import run_until_stopped, stop_signal
+from serving.frontend.ui.app import build_app
+from serving.frontend.ui.config import UiConfig
+from serving.frontend.ui.device_pool import open_device_models, open_shared_models
+from serving.frontend.ui.stage import UiDeployment
+from serving.runtimes.host import NodeHost
 
 log = logging.getLogger(__name__)
 
 
-class Server:
+class UiServer:
     """A running page at `port`, once it is started."""
 
-    def __init__(self, stage: Stage) -> None:
-        page = stage.show.service.page
+    def __init__(self, deployment: UiDeployment) -> None:
+        page = deployment.config.service.page
         key = page.api_key()
-        if not key and not page.loopback:
+        if not key and not page.is_loopback:
             log.warning("the page on %s asks for no key; set %s", page.host, page.api_key_env)
-        self._running = Running()
-        self._http = Http(app(stage, self._running, key), page.section, page.host, page.port, page.connections)
+        self._running = RunningRequests()
+        self._http = HttpServer(
+            build_app(deployment, self._running, key), page.section, page.host, page.port, page.max_connections
+        )
         self.port = self._http.port
 
     async def start(self) -> None:
@@ -40,37 +42,41 @@ class Server:
         await self._http.stop()
 
 
-def run(show: Show, accelerator: str = "cpu") -> None:
+def run(config: UiConfig, accelerator: str = "cpu") -> None:
     """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, or a cloud that refuses its devices."""
-    asyncio.run(_run(show, accelerator))
+    asyncio.run(_run(config, accelerator))
 
 
-async def _run(show: Show, accelerator: str) -> None:
-    stop, service = told_to_stop(), show.service
+async def _run(config: UiConfig, accelerator: str) -> None:
+    stop, service = stop_signal(), config.service
     async with AsyncExitStack() as stack:
-        stage = await _afar(show, accelerator, stack) if service.page.remote else _here(show, accelerator)
+        stage = (
+            await _with_remote_cloud(config, accelerator, stack)
+            if service.page.remote_cloud
+            else _with_local_cloud(config, accelerator)
+        )
         stack.callback(stage.close)
-        server = Server(stage)
+        server = UiServer(stage)
         await server.start()
         print(f"page: open http://{service.page.url_host}:{server.port}/", flush=True)
-        await drive(stage.live, stop, lambda: server.stop(service.grace_s))
+        await run_until_stopped(stage.driver, stop, lambda: server.stop(service.grace_s))
 
 
-def _here(show: Show, accelerator: str) -> Stage:
-    return Stage(show, open_all(show.setups, accelerator, show.contexts))
+def _with_local_cloud(config: UiConfig, accelerator: str) -> UiDeployment:
+    return UiDeployment(config, open_shared_models(config.setups, accelerator, config.context_lens))
 
 
-async def _afar(show: Show, accelerator: str, stack: AsyncExitStack) -> Stage:
+async def _with_remote_cloud(config: UiConfig, accelerator: str, stack: AsyncExitStack) -> UiDeployment:
     """The first policy's cloud is dialled; one that is not there yet is tried again, again and again."""
-    from serving.engines.torch.tensor_store import Blobs
+    from serving.engines.torch.tensor_store import TensorStore
 
-    blobs, service, first = Blobs(), show.service, show.setup.policy.name
-    models = open_devices(show.setups, blobs, accelerator)
-    cast = Cast(show.setup, models[first].cloud_layers, service.timeout_s)
-    names, vocabulary = cast.devices[: show.devices], len(models[first].tokenizer)
-    host = Host(cast, names, blobs, service.security, service.limits, digest(cast), vocabulary)
-    stage = Stage(show, models, host)
+    blobs, service, first = TensorStore(), config.service, config.setup.policy.name
+    models = open_device_models(config.setups, blobs, accelerator)
+    cast = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
+    names, vocabulary = cast.devices[: config.num_devices], len(models[first].tokenizer)
+    host = NodeHost(cast, names, blobs, service.security, service.limits, deployment_digest(cast), vocabulary)
+    stage = UiDeployment(config, models, host)
     stack.push_async_callback(host.close, 1.0)
-    await host.dial(service.addresses(cast))
-    host.play(stage.live)
+    await host.connect(service.addresses(cast))
+    host.start(stage.driver)
     return stage

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, replace
 
 from serving.hardware.architecture import WEIGHT_BITS, Architecture, Precision
-from serving.hardware.latency import Load, load
+from serving.hardware.latency import ForwardLoad, batch_load
 
 
 @dataclass(frozen=True)
-class Costs:
+class BlockCosts:
     """Per block, in order. FLOPs are one request's; bytes are what a node holds."""
 
     prefill_flops: tuple[float, ...]
@@ -32,30 +32,30 @@ class Costs:
         return tuple(map(sum, zip(self.weights_nbytes, self.kv_nbytes, self.activation_nbytes, strict=True)))
 
 
-def costs(
+def block_costs(
     architecture: Architecture,
     precision: Precision,
     prompt_tokens: int,
     new_tokens: int,
     sessions: int = 1,
-    ends: bool = True,
-) -> Costs:
+    include_embed_head: bool = True,
+) -> BlockCosts:
     """Of requests with `prompt_tokens` in and `new_tokens` out, `sessions` at once.
 
     FLOPs are two a weight and row, and the attention's for each query and key, counted as latencies are
-    (`serving.hardware.latency.load`): a block is a model of one layer. `ends`: the embedding's bytes go to the first
-    block; the head's FLOPs, bytes (with the last norm's) and logits to the last one. A matrix that both share is
-    charged to both, since they are on different nodes as soon as anything is divided. Raises ValueError for counts
-    below 1.
+    (`serving.hardware.latency.batch_load`): a block is a model of one layer. `include_embed_head`: the embedding's
+    bytes go to the first block; the head's FLOPs, bytes (with the last norm's) and logits to the last one. A matrix
+    that both share is charged to both, since they are on different nodes as soon as anything is divided. Raises
+    ValueError for counts below 1.
     """
     asked = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "sessions": sessions}
     for name, value in asked.items():
         if value < 1:
             raise ValueError(f"partition: {name} is {value}; it must be at least 1")
-    prefill = load(1, [(0, prompt_tokens)], head_rows=1)
-    decode = load(1, [(prompt_tokens + i, 1) for i in range(new_tokens - 1)], head_rows=new_tokens - 1)
-    blocks = _blocks(architecture)
-    made = Costs(
+    prefill = batch_load(1, [(0, prompt_tokens)], head_tokens=1)
+    decode = batch_load(1, [(prompt_tokens + i, 1) for i in range(new_tokens - 1)], head_tokens=new_tokens - 1)
+    blocks = _block_architectures(architecture)
+    made = BlockCosts(
         prefill_flops=tuple(_flops(each, prefill) for each in blocks),
         decode_flops=tuple(_flops(each, decode) for each in blocks),
         weights_nbytes=tuple(each.blocks_nbytes(precision) for each in blocks),
@@ -63,41 +63,46 @@ def costs(
             float(sessions * (prompt_tokens + new_tokens) * each.kv_nbytes_per_token(precision)) for each in blocks
         ),
         activation_nbytes=tuple(
-            float(each.activation_nbytes(max(prompt_tokens, sessions), precision, head_rows=0)) for each in blocks
+            float(each.activation_nbytes(max(prompt_tokens, sessions), precision, head_tokens=0)) for each in blocks
         ),
     )
-    return _with_ends(made, architecture, precision, prefill, decode, sessions) if ends else made
+    return _with_embed_head(made, architecture, precision, prefill, decode, sessions) if include_embed_head else made
 
 
-def _blocks(architecture: Architecture) -> list[Architecture]:
+def _block_architectures(architecture: Architecture) -> list[Architecture]:
     """Each layer as a model of its own; those without an MLP are the last ones, as in HAT's drafter."""
-    whole = architecture.layers - architecture.attention_only
-    block = architecture.part(1, embed=False, head=False)
-    return [replace(block, attention_only=int(layer >= whole)) for layer in range(architecture.layers)]
+    whole = architecture.layers - architecture.attention_only_layers
+    block = architecture.part(1, embedding=False, lm_head=False)
+    return [replace(block, attention_only_layers=int(layer >= whole)) for layer in range(architecture.layers)]
 
 
-def _flops(block: Architecture, load: Load) -> float:
-    return float(2 * block.matmul_parameters * load.rows + block.flops_per_interaction() * load.interactions)
+def _flops(block: Architecture, load: ForwardLoad) -> float:
+    return float(2 * block.matmul_parameters * load.num_tokens + block.flops_per_interaction() * load.interactions)
 
 
-def _with_ends(
-    made: Costs, architecture: Architecture, precision: Precision, prefill: Load, decode: Load, sessions: int
-) -> Costs:
+def _with_embed_head(
+    costs: BlockCosts,
+    architecture: Architecture,
+    precision: Precision,
+    prefill: ForwardLoad,
+    decode: ForwardLoad,
+    sessions: int,
+) -> BlockCosts:
     bits, head_flops = WEIGHT_BITS[precision], 2 * architecture.head_parameters
     head_nbytes = architecture.head_nbytes(precision) + architecture.norm_parameters * bits / 8
-    weights = _plus(made.weights_nbytes, 0, architecture.embedding_parameters * bits / 8)
+    weights = _add_at(costs.weights_nbytes, 0, architecture.embedding_parameters * bits / 8)
     return replace(
-        made,
-        prefill_flops=_plus(made.prefill_flops, -1, head_flops * prefill.head_rows),
-        decode_flops=_plus(made.decode_flops, -1, head_flops * decode.head_rows),
-        weights_nbytes=_plus(weights, -1, head_nbytes),
-        activation_nbytes=_plus(
-            made.activation_nbytes, -1, architecture.activation_nbytes(0, precision, head_rows=sessions)
+        costs,
+        prefill_flops=_add_at(costs.prefill_flops, -1, head_flops * prefill.head_tokens),
+        decode_flops=_add_at(costs.decode_flops, -1, head_flops * decode.head_tokens),
+        weights_nbytes=_add_at(weights, -1, head_nbytes),
+        activation_nbytes=_add_at(
+            costs.activation_nbytes, -1, architecture.activation_nbytes(0, precision, head_tokens=sessions)
         ),
     )
 
 
-def _plus(row: tuple[float, ...], place: int, more: float) -> tuple[float, ...]:
-    changed = list(row)
-    changed[place] += more
+def _add_at(values: tuple[float, ...], index: int, amount: float) -> tuple[float, ...]:
+    changed = list(values)
+    changed[index] += amount
     return tuple(changed)

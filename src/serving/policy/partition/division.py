@@ -9,25 +9,25 @@ from typing import Literal, TypeAlias
 
 from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
-from serving.hardware.latency import Load
-from serving.hardware.payload_size import Number, hidden_nbytes
+from serving.hardware.latency import ForwardLoad
+from serving.hardware.payload_size import HiddenDtype, hidden_nbytes
 from serving.hardware.tier import Tier
 from serving.network.link import Link
-from serving.policy.partition.costs import Costs, costs
-from serving.policy.partition.problem import Ends, Problem, Split
+from serving.policy.partition.costs import BlockCosts, block_costs
+from serving.policy.partition.problem import PartitionProblem, PartitionStrategy, SplitPoints
 
-Capacity: TypeAlias = Literal["flops", "dense", "bandwidth", "profiled"]
+CapacityMetric: TypeAlias = Literal["flops", "dense", "bandwidth", "profiled"]
 
 
 @dataclass(frozen=True)
-class Division:
+class ModelPartition:
     """Of requests with `prompt_tokens` in and `new_tokens` out, `sessions` of which a node holds at once.
 
     Raises ValueError for a testbed without tiers, for chips that do not tell the figure that `capacity` wants, and for
     what the strategy refuses: blocks that do not fit.
     """
 
-    split: Split
+    strategy: PartitionStrategy
     architecture: Architecture
     tiers: Mapping[str, Tier]
     network: Link
@@ -35,14 +35,14 @@ class Division:
     prompt_tokens: int
     new_tokens: int
     sessions: int = 1
-    capacity: Capacity = "profiled"
+    capacity: CapacityMetric = "profiled"
     """What a tier's speed C_j is: `flops` by the TOPS on its box, as in Hyperion's Table I; `dense` by its dense FP16
     peak; `bandwidth` by how fast it reads weights, which is what decoding waits for; `profiled` by the coefficients
     that time it (fleet.timing).
     """
-    ends: bool = True
+    include_embed_head: bool = True
     """Are the embedding and the head charged to the first and the last block? The paper counts blocks alone."""
-    number: Number = "fp16"
+    hidden_dtype: HiddenDtype = "fp16"
     """In which hidden states cross links."""
 
     def __post_init__(self) -> None:
@@ -53,56 +53,61 @@ class Division:
             )
 
     @cached_property
-    def whole(self) -> Ends:
+    def split_points(self) -> SplitPoints:
         """Of the whole model."""
-        return self.split.divide(self.problem())
+        return self.strategy.solve(self.problem())
 
-    def inner(self, first: int) -> Ends:
-        """Of all blocks from `first` on, where embedding, the blocks before them and the head are elsewhere."""
-        return self.split.divide(self.problem(first, ends=False))
+    def split_points_from(self, first_block: int) -> SplitPoints:
+        """Of all blocks from `first_block` on, where embedding, the blocks before them and the head are elsewhere."""
+        return self.strategy.solve(self.problem(first_block, include_embed_head=False))
 
-    def problem(self, first: int = 0, ends: bool | None = None) -> Problem:
+    def problem(self, first_block: int = 0, include_embed_head: bool | None = None) -> PartitionProblem:
         """The instance that the strategy solves; seconds are those of one request."""
-        best = {name: max(tier.fleets, key=self._speed) for name, tier in self.tiers.items()}
-        held = [self._costs(tier.roomiest, ends) for tier in self.tiers.values()]
-        return Problem(
-            tiers=tuple(f"{name} ({tier.roomiest.chip.name})" for name, tier in self.tiers.items()),
-            seconds=tuple(self._seconds(fleet, ends)[first:] for fleet in best.values()),
-            nbytes=tuple(each.nbytes[first:] for each in held),
+        best = {name: max(tier.fleets, key=self._requests_per_s) for name, tier in self.tiers.items()}
+        held = [self._block_costs(tier.largest_memory_fleet, include_embed_head) for tier in self.tiers.values()]
+        return PartitionProblem(
+            tiers=tuple(f"{name} ({tier.largest_memory_fleet.chip.name})" for name, tier in self.tiers.items()),
+            block_s=tuple(self._block_seconds(fleet, include_embed_head)[first_block:] for fleet in best.values()),
+            block_nbytes=tuple(each.nbytes[first_block:] for each in held),
             memory_nbytes=tuple(
                 float("inf") if nbytes is None else nbytes
-                for nbytes in (tier.roomiest.memory_nbytes for tier in self.tiers.values())
+                for nbytes in (tier.largest_memory_fleet.memory_nbytes for tier in self.tiers.values())
             ),
-            nodes=tuple(len(tier.each) for tier in self.tiers.values()),
-            hidden_s=self._crossings(hidden_nbytes(1, self.architecture.hidden, self.number)),
-            token_s=self._crossings(_TOKEN_NBYTES),
+            node_counts=tuple(len(tier.node_fleets) for tier in self.tiers.values()),
+            hidden_transfer_s=self._transfers_s(hidden_nbytes(1, self.architecture.hidden_size, self.hidden_dtype)),
+            token_transfer_s=self._transfers_s(_TOKEN_NBYTES),
         )
 
-    def _costs(self, fleet: Fleet, ends: bool | None) -> Costs:
-        return costs(
+    def _block_costs(self, fleet: Fleet, include_embed_head: bool | None) -> BlockCosts:
+        return block_costs(
             self.architecture, fleet.precision, self.prompt_tokens, self.new_tokens, self.sessions,
-            self.ends if ends is None else ends,
+            self.include_embed_head if include_embed_head is None else include_embed_head,
         )  # fmt: skip
 
-    def _speed(self, fleet: Fleet) -> float:
-        return 1 / sum(self._seconds(fleet, ends=False))
+    def _requests_per_s(self, fleet: Fleet) -> float:
+        return 1 / sum(self._block_seconds(fleet, include_embed_head=False))
 
-    def _seconds(self, fleet: Fleet, ends: bool | None) -> tuple[float, ...]:
+    def _block_seconds(self, fleet: Fleet, include_embed_head: bool | None) -> tuple[float, ...]:
         """Each block's time of one request."""
         if self.capacity == "profiled":
-            return self._profiled_s(fleet, self.ends if ends is None else ends)
-        found = self._costs(fleet, ends)
+            return self._profiled_s(
+                fleet, self.include_embed_head if include_embed_head is None else include_embed_head
+            )
+        found = self._block_costs(fleet, include_embed_head)
         if self.capacity == "bandwidth":
-            speed = _known(fleet, "memory_gbps", fleet.figures.memory_gbps) * 1e9 * fleet.tensor_parallel
+            speed = _required_figure(fleet, "memory_gbps", fleet.power_mode.memory_gbps) * 1e9 * fleet.tensor_parallel
             return tuple(
-                self.new_tokens * nbytes / speed for nbytes in _read(found, self.ends if ends is None else ends)
+                self.new_tokens * nbytes / speed
+                for nbytes in _read_nbytes(
+                    found, self.include_embed_head if include_embed_head is None else include_embed_head
+                )
             )
         name = "headline_tops" if self.capacity == "flops" else "fp16_tflops"
-        given = fleet.figures.headline_tops or fleet.chip.headline_tops
-        tera = _known(fleet, name, given if self.capacity == "flops" else fleet.figures.fp16_tflops)
+        given = fleet.power_mode.headline_tops or fleet.chip.headline_tops
+        tera = _required_figure(fleet, name, given if self.capacity == "flops" else fleet.power_mode.fp16_tflops)
         return tuple(flops / (tera * 1e12 * fleet.tensor_parallel) for flops in found.flops)
 
-    def _profiled_s(self, fleet: Fleet, ends: bool) -> tuple[float, ...]:
+    def _profiled_s(self, fleet: Fleet, include_embed_head: bool) -> tuple[float, ...]:
         """By the latency's own terms: a prefill, and passes of one token behind what is cached.
 
         While a plan is made whose first stage is the profile nobody knows them: all blocks count alike.
@@ -111,39 +116,40 @@ class Division:
             return (1.0,) * self.architecture.layers
         latency, p, n = fleet.latency(self.architecture), self.prompt_tokens, self.new_tokens
         cached = sum(p + i for i in range(n - 1))
-        passes = Load(1, p + n - 1, p * p + cached + n - 1, cached, 0, forwards=n)
-        block_s = latency.in_all((passes,), 1, 1) - latency.wake_s
-        head_s = latency.in_all((Load(0, 0, 0, 0, n, forwards=n),), 1, 1) - latency.wake_s
+        passes = ForwardLoad(1, p + n - 1, p * p + cached + n - 1, cached, 0, num_forwards=n)
+        block_s = latency.total_seconds((passes,), 1, 1) - latency.wake_s
+        head_s = latency.total_seconds((ForwardLoad(0, 0, 0, 0, n, num_forwards=n),), 1, 1) - latency.wake_s
         blocks = [block_s] * self.architecture.layers
-        blocks[-1] += head_s * ends
+        blocks[-1] += head_s * include_embed_head
         return tuple(blocks)
 
-    def _crossings(self, row_nbytes: float) -> tuple[float, ...]:
+    def _transfers_s(self, token_nbytes: float) -> tuple[float, ...]:
         """One request's time on each link between tiers, alone: its prompt, then a row for each further token."""
         links = [tier.link or self.network for tier in list(self.tiers.values())[1:]]
         return tuple(
-            link.seconds(self.prompt_tokens * row_nbytes, "up") + (self.new_tokens - 1) * link.seconds(row_nbytes, "up")
+            link.mean_transfer_s(self.prompt_tokens * token_nbytes, "up")
+            + (self.new_tokens - 1) * link.mean_transfer_s(token_nbytes, "up")
             for link in links
         )
 
-    def parts(self, ends: Ends) -> dict[str, tuple[int, int]]:
+    def blocks_by_tier(self, split_points: SplitPoints) -> dict[str, tuple[int, int]]:
         """The blocks of each tier that has any: (first, last)."""
-        windows = dict(zip(self.tiers, pairwise((0, *ends)), strict=True))
+        windows = dict(zip(self.tiers, pairwise((0, *split_points)), strict=True))
         return {name: window for name, window in windows.items() if window[0] < window[1]}
 
 
 _TOKEN_NBYTES = 4
 
 
-def _read(found: Costs, ends: bool) -> tuple[float, ...]:
+def _read_nbytes(costs: BlockCosts, include_embed_head: bool) -> tuple[float, ...]:
     """Bytes that a pass reads of each block: of the embedding it reads one row."""
-    weights = list(found.weights_nbytes)
-    if ends and len(weights) > 1:
+    weights = list(costs.weights_nbytes)
+    if include_embed_head and len(weights) > 1:
         weights[0] = weights[1]
     return tuple(weights)
 
 
-def _known(fleet: Fleet, name: str, figure: float | None) -> float:
+def _required_figure(fleet: Fleet, name: str, figure: float | None) -> float:
     if not figure:
         raise ValueError(
             f"policy.placement.division.capacity wants {name} of {fleet.chip.name} in mode {fleet.mode_name}, which "

@@ -7,19 +7,26 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from serving.policy.partition.infeasibility import refusal
-from serving.policy.partition.problem import Ends, Path, Problem, between, cheapest, held
+from serving.policy.partition.infeasibility import infeasibility_error
+from serving.policy.partition.problem import (
+    PartitionProblem,
+    SplitPoints,
+    SplitSolution,
+    cheapest_split,
+    fitting_ranges,
+    range_sums,
+)
 
 if TYPE_CHECKING:
     from serving.policy.partition.problem import Floats
 
-Objective: TypeAlias = Literal["latency", "throughput"]
-ROUNDING = 1e-9
+SplitObjective: TypeAlias = Literal["latency", "throughput"]
+RELATIVE_TOLERANCE = 1e-9
 """Sums of seconds that differ by less, as a share, are the same time."""
 
 
 @dataclass(frozen=True)
-class Optimum:
+class OptimalSplit:
     """Exact, and ours: unlike HypSplit-DP it sees nodes and links, needs no epsilon, and may leave tiers empty.
 
     latency: the least that a lone request feels, stages and links in sum; of equally fast splits the one with the
@@ -28,88 +35,90 @@ class Optimum:
     as that holds the model.
     """
 
-    objective: Objective = "latency"
+    objective: SplitObjective = "latency"
     rate_per_s: float | None = None
     """Requests a second that every stage has to keep up with; None: whatever the split allows."""
-    busy: float = 0.9
+    max_utilisation: float = 0.9
     """The share of its time that a stage may be busy at that rate; the rest keeps queues short."""
     strict: bool = True
     """Is a rate that no split keeps up with refused? Else the split of highest throughput is taken for it."""
 
     def __post_init__(self) -> None:
-        if self.objective not in get_args(Objective):
-            raise ValueError(f"partition: objective is {self.objective!r}; use {' or '.join(get_args(Objective))}")
+        if self.objective not in get_args(SplitObjective):
+            raise ValueError(f"partition: objective is {self.objective!r}; use {' or '.join(get_args(SplitObjective))}")
         if self.rate_per_s is not None and not (isfinite(self.rate_per_s) and self.rate_per_s > 0):
             raise ValueError(f"partition: rate_per_s is {self.rate_per_s}; it must be more than 0, or null for any")
-        if not 0 < self.busy <= 1:
-            raise ValueError(f"partition: busy is {self.busy}; it is a share of the time: above 0, at most 1")
+        if not 0 < self.max_utilisation <= 1:
+            raise ValueError(
+                f"partition: busy is {self.max_utilisation}; it is a share of the time: above 0, at most 1"
+            )
 
-    def divide(self, problem: Problem) -> Ends:
+    def solve(self, problem: PartitionProblem) -> SplitPoints:
         """O(T N^2) a dynamic programme, of which throughput needs two, latency some 20.
 
         Raises ValueError where memory does not hold the model, and where no split keeps up with the rate.
         """
         import numpy as np
 
-        tiers = _Tiers(problem)
-        least = cheapest(tiers.loads_s, np.maximum)
+        tiers = _RangeCosts(problem)
+        least = cheapest_split(tiers.stage_s, np.maximum)
         if least is None:
-            raise refusal(problem, empty=True)
-        limit_s = float("inf") if self.rate_per_s is None else self.busy / self.rate_per_s
+            raise infeasibility_error(problem, allow_empty=True)
+        limit_s = float("inf") if self.rate_per_s is None else self.max_utilisation / self.rate_per_s
         if least.cost > limit_s and self.strict:
             raise ValueError(self._too_slow(problem, least))
         if self.objective == "throughput" or least.cost > limit_s:
-            return tiers.fastest(least.cost).ends
-        return tiers.evenest(least.cost, limit_s)
+            return tiers.fastest(least.cost).split_points
+        return tiers.least_bottleneck(least.cost, limit_s)
 
-    def _too_slow(self, problem: Problem, least: Path) -> str:
-        rows = zip(problem.tiers, problem.stage_s(least.ends), problem.nodes, strict=True)
+    def _too_slow(self, problem: PartitionProblem, best: SplitSolution) -> str:
+        rows = zip(problem.tiers, problem.stage_s(best.split_points), problem.node_counts, strict=True)
         name, stage_s, count = max(rows, key=lambda row: row[1] / row[2])
         return (
-            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at busy={self.busy:g}. The best one "
-            f"carries {self.busy / least.cost:.4g} requests a second: {name} then takes {stage_s:.4g} s a request on "
+            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at busy={self.max_utilisation:g}. The best one "
+            f"carries {self.max_utilisation / best.cost:.4g} requests a second: {name} then takes {stage_s:.4g} s a request on "
             f"each of {count} nodes. Lower rate_per_s, raise busy, or give {name} more or faster nodes."
         )
 
 
-class _Tiers:
+class _RangeCosts:
     """What every window costs every tier; inf where its memory does not hold it."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: PartitionProblem) -> None:
         import numpy as np
 
-        self.loads_s: list[Floats] = []
-        self._steps_s: list[Floats] = []
-        for tier, (sums, count) in enumerate(zip(problem.second_sums, problem.nodes, strict=True)):
-            seconds = np.where(held(problem, tier, empty=True), between(sums), np.inf)
-            self.loads_s.append(seconds / count)
-            self._steps_s.append(seconds + _crossings_s(problem, tier)[:, None])
+        self.stage_s: list[Floats] = []
+        self._request_s: list[Floats] = []
+        for tier, (sums, count) in enumerate(zip(problem.prefix_s, problem.node_counts, strict=True)):
+            seconds = np.where(fitting_ranges(problem, tier, allow_empty=True), range_sums(sums), np.inf)
+            self.stage_s.append(seconds / count)
+            self._request_s.append(seconds + _transfers_s(problem, tier)[:, None])
 
-    def fastest(self, limit_s: float) -> Path:
+    def fastest(self, limit_s: float) -> SplitSolution:
         """For a lone request, where no stage takes longer than that over its nodes; there must be such a split."""
         import numpy as np
 
-        rows = zip(self._steps_s, self.loads_s, strict=True)
-        path = cheapest([np.where(loads <= limit_s, steps, np.inf) for steps, loads in rows], np.add)
+        rows = zip(self._request_s, self.stage_s, strict=True)
+        path = cheapest_split([np.where(loads <= limit_s, steps, np.inf) for steps, loads in rows], np.add)
         assert path is not None
         return path
 
-    def evenest(self, least_s: float, limit_s: float) -> Ends:
+    def least_bottleneck(self, min_bottleneck_s: float, limit_s: float) -> SplitPoints:
         """Of the fastest splits within the limit the one of least bottleneck: bisection over all that a bottleneck can
         be, since a lone request only gets faster as more of it is allowed.
         """
         import numpy as np
 
-        enough_s = self.fastest(limit_s).cost * (1 + ROUNDING)
-        every = np.stack(self.loads_s)
-        limits = np.unique(every[(every >= least_s) & (every <= limit_s) & (every < np.inf)]).tolist()
+        enough_s = self.fastest(limit_s).cost * (1 + RELATIVE_TOLERANCE)
+        every = np.stack(self.stage_s)
+        limits = np.unique(every[(every >= min_bottleneck_s) & (every <= limit_s) & (every < np.inf)]).tolist()
         found = bisect_left(limits, True, key=lambda limit: self.fastest(limit).cost <= enough_s)
-        return self.fastest(limits[found]).ends
+        return self.fastest(limits[found]).split_points
 
 
-def _crossings_s(problem: Problem, tier: int) -> Floats:
+def _transfers_s(problem: PartitionProblem, tier: int) -> Floats:
     """[n]: over the link behind the tier, where n blocks lie before it."""
     import numpy as np
 
     last = tier == len(problem.tiers) - 1
-    return np.array([0.0 if last else problem.crossing_s(tier, n) for n in range(problem.blocks + 1)])
+    return np.array([0.0 if last else problem.transfer_s(tier, n) for n in range(problem.num_blocks + 1)])

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     Bools: TypeAlias = NDArray[np.bool_]
     Indices: TypeAlias = NDArray[np.intp]
 
-Ends: TypeAlias = tuple[int, ...]
+SplitPoints: TypeAlias = tuple[int, ...]
 """p_1 .. p_T, with p_T = N (Hyperion, Eq. 6): tier j has blocks p_{j-1} .. p_j - 1, counted from 0."""
 
 
 @dataclass(frozen=True)
-class Problem:
+class PartitionProblem:
     """N blocks in their order, T tiers in pipeline order.
 
     Every sum over a window of blocks is a difference of prefix sums (Eq. 15, 16), for all strategies and for whoever
@@ -36,21 +36,21 @@ class Problem:
 
     tiers: tuple[str, ...]
     """Names, for messages."""
-    seconds: tuple[tuple[float, ...], ...]
+    block_s: tuple[tuple[float, ...], ...]
     """[tier][block]: time of a block there: f_i / C_j of Eq. 13, or profiled."""
-    nbytes: tuple[tuple[float, ...], ...]
+    block_nbytes: tuple[tuple[float, ...], ...]
     """[tier][block]: m_i there, which a tier's precision changes."""
     memory_nbytes: tuple[float, ...]
     """M_j of the most capable node (Eq. 5); inf: not known."""
-    nodes: tuple[int, ...]
+    node_counts: tuple[int, ...]
     """K_j: like nodes, each of which holds the tier's blocks."""
-    hidden_s: tuple[float, ...] = ()
+    hidden_transfer_s: tuple[float, ...] = ()
     """[T-1]: one request's hidden states over the link behind tier j: tau_{j,j+1}; (): 0."""
-    token_s: tuple[float, ...] = ()
+    token_transfer_s: tuple[float, ...] = ()
     """[T-1]: what crosses there where all blocks are on one side: prompt and answer as token ids; (): 0."""
 
     def __post_init__(self) -> None:
-        if not self.tiers or not self.seconds or not self.seconds[0]:
+        if not self.tiers or not self.block_s or not self.block_s[0]:
             raise ValueError("partition: there is nothing to divide; give at least one tier and one block")
         for name in ("seconds", "nbytes"):
             self._check_count(name, len(getattr(self, name)))
@@ -60,7 +60,7 @@ class Problem:
             self._check_count(name, len(getattr(self, name)))
         for name in ("hidden_s", "token_s"):
             self._check_links(name, getattr(self, name))
-        for tier, memory, count in zip(self.tiers, self.memory_nbytes, self.nodes, strict=True):
+        for tier, memory, count in zip(self.tiers, self.memory_nbytes, self.node_counts, strict=True):
             if not memory >= 0:
                 raise ValueError(f"partition: memory_nbytes of {tier} is {memory}; it is 0 or more, inf if not known")
             if count < 1:
@@ -73,8 +73,8 @@ class Problem:
             )
 
     def _check_row(self, name: str, row: Sequence[float]) -> None:
-        if len(row) != self.blocks:
-            raise ValueError(f"partition: {name} has {len(row)} entries for {self.blocks} blocks")
+        if len(row) != self.num_blocks:
+            raise ValueError(f"partition: {name} has {len(row)} entries for {self.num_blocks} blocks")
         _check_figures(name, row)
 
     def _check_links(self, name: str, row: Sequence[float]) -> None:
@@ -83,65 +83,69 @@ class Problem:
         _check_figures(name, row)
 
     @property
-    def blocks(self) -> int:
+    def num_blocks(self) -> int:
         """N."""
-        return len(self.seconds[0])
+        return len(self.block_s[0])
 
     @cached_property
-    def second_sums(self) -> tuple[tuple[float, ...], ...]:
+    def prefix_s(self) -> tuple[tuple[float, ...], ...]:
         """[tier][n]: the first n blocks' time there, n = 0 .. N (Eq. 15)."""
-        return tuple(tuple(accumulate(row, initial=0.0)) for row in self.seconds)
+        return tuple(tuple(accumulate(row, initial=0.0)) for row in self.block_s)
 
     @cached_property
-    def nbyte_sums(self) -> tuple[tuple[float, ...], ...]:
+    def prefix_nbytes(self) -> tuple[tuple[float, ...], ...]:
         """[tier][n]: the first n blocks' bytes there (Eq. 16)."""
-        return tuple(tuple(accumulate(row, initial=0.0)) for row in self.nbytes)
+        return tuple(tuple(accumulate(row, initial=0.0)) for row in self.block_nbytes)
 
-    def window_s(self, tier: int, first: int, last: int) -> float:
+    def range_s(self, tier: int, first: int, last: int) -> float:
         """Time of blocks first .. last-1 on a tier."""
-        return self.second_sums[tier][last] - self.second_sums[tier][first]
+        return self.prefix_s[tier][last] - self.prefix_s[tier][first]
 
-    def window_nbytes(self, tier: int, first: int, last: int) -> float:
+    def range_nbytes(self, tier: int, first: int, last: int) -> float:
         """Bytes of blocks first .. last-1 on a tier."""
-        return self.nbyte_sums[tier][last] - self.nbyte_sums[tier][first]
+        return self.prefix_nbytes[tier][last] - self.prefix_nbytes[tier][first]
 
     def fits(self, tier: int, first: int, last: int) -> bool:
         """Are blocks first .. last-1 within a node's memory (Eq. 11c)?"""
-        return self.window_nbytes(tier, first, last) <= self.memory_nbytes[tier]
+        return self.range_nbytes(tier, first, last) <= self.memory_nbytes[tier]
 
-    def windows(self, ends: Ends) -> tuple[tuple[int, int], ...]:
+    def block_ranges(self, split_points: SplitPoints) -> tuple[tuple[int, int], ...]:
         """(first, last) of each tier. Raises ValueError where the ends are not those of a split."""
-        edges = (0, *ends)
-        if len(ends) != len(self.tiers) or ends[-1] != self.blocks or any(a > b for a, b in pairwise(edges)):
+        edges = (0, *split_points)
+        if (
+            len(split_points) != len(self.tiers)
+            or split_points[-1] != self.num_blocks
+            or any(a > b for a, b in pairwise(edges))
+        ):
             raise ValueError(
-                f"partition: ends {list(ends)} divide nothing: {len(self.tiers)} tiers need as many ends, none below "
-                f"the one before, the last {self.blocks}"
+                f"partition: ends {list(split_points)} divide nothing: {len(self.tiers)} tiers need as many ends, none below "
+                f"the one before, the last {self.num_blocks}"
             )
         return tuple(pairwise(edges))
 
-    def stage_s(self, ends: Ends) -> tuple[float, ...]:
+    def stage_s(self, split_points: SplitPoints) -> tuple[float, ...]:
         """L_j of each tier: one request's time there (Eq. 13)."""
-        return tuple(self.window_s(tier, *window) for tier, window in enumerate(self.windows(ends)))
+        return tuple(self.range_s(tier, *window) for tier, window in enumerate(self.block_ranges(split_points)))
 
-    def crossing_s(self, boundary: int, end: int) -> float:
-        """Over the link behind a tier, where `end` blocks lie before it."""
-        row = self.hidden_s if 0 < end < self.blocks else self.token_s
-        return row[boundary] if row else 0.0
+    def transfer_s(self, tier: int, split_point: int) -> float:
+        """Over the link behind a tier, where `split_point` blocks lie before it."""
+        row = self.hidden_transfer_s if 0 < split_point < self.num_blocks else self.token_transfer_s
+        return row[tier] if row else 0.0
 
-    def lone_s(self, ends: Ends) -> float:
+    def single_request_s(self, split_points: SplitPoints) -> float:
         """What a request feels that is alone: all stages and all links, one after the other.
 
         The paper's objective (Eq. 11a) has the slowest stage alone in place of their sum.
         """
-        return sum(self.stage_s(ends)) + sum(self.crossing_s(i, end) for i, end in enumerate(ends[:-1]))
+        return sum(self.stage_s(split_points)) + sum(self.transfer_s(i, end) for i, end in enumerate(split_points[:-1]))
 
-    def bottleneck_s(self, ends: Ends) -> float:
+    def bottleneck_s(self, split_points: SplitPoints) -> float:
         """max_j L_j / K_j: seconds a request in a pipeline that is never idle; its inverse is the throughput."""
-        return max(stage_s / count for stage_s, count in zip(self.stage_s(ends), self.nodes, strict=True))
+        return max(stage_s / count for stage_s, count in zip(self.stage_s(split_points), self.node_counts, strict=True))
 
 
-class Split(Protocol):
-    def divide(self, problem: Problem) -> Ends:
+class PartitionStrategy(Protocol):
+    def solve(self, problem: PartitionProblem) -> SplitPoints:
         """The tiers' last blocks. Raises ValueError that says what is lacking where there is no such split."""
         ...
 
@@ -152,61 +156,61 @@ def _check_figures(name: str, row: Sequence[float]) -> None:
             raise ValueError(f"partition: {name} has {value} in place {i}; give a finite figure, 0 or more")
 
 
-def between(sums: Sequence[float]) -> Floats:
+def range_sums(prefix_sums: Sequence[float]) -> Floats:
     """Of every window, from prefix sums; no window is right of the diagonal, where the figures mean nothing."""
     import numpy as np
 
-    ends: Floats = np.array(sums, np.float64)
+    ends: Floats = np.array(prefix_sums, np.float64)
     return ends[:, None] - ends[None, :]
 
 
-def first_within(windows: Floats, limit: float) -> Indices:
+def first_within(ranges: Floats, limit: float) -> Indices:
     """[n]: the first block from which a window that ends at n stays within the limit; n where none does.
 
     Sums only shrink as a window begins later, so all that begin behind it stay within the limit as well.
     """
-    found: Indices = (windows <= limit).argmax(axis=1)
+    found: Indices = (ranges <= limit).argmax(axis=1)
     return found
 
 
-def held(problem: Problem, tier: int, empty: bool) -> Bools:
-    """Which windows a tier's memory holds (Eq. 11c); `empty`: is one of no blocks a window?"""
+def fitting_ranges(problem: PartitionProblem, tier: int, allow_empty: bool) -> Bools:
+    """Which windows a tier's memory holds (Eq. 11c); `allow_empty`: is one of no blocks a window?"""
     import numpy as np
 
-    forward: Bools = np.tri(problem.blocks + 1, k=0 if empty else -1, dtype=bool)
-    within: Bools = between(problem.nbyte_sums[tier]) <= problem.memory_nbytes[tier]
+    forward: Bools = np.tri(problem.num_blocks + 1, k=0 if allow_empty else -1, dtype=bool)
+    within: Bools = range_sums(problem.prefix_nbytes[tier]) <= problem.memory_nbytes[tier]
     return forward & within
 
 
-class Path(NamedTuple):
+class SplitSolution(NamedTuple):
     cost: float
-    ends: Ends
+    split_points: SplitPoints
 
 
-def cheapest(steps: Sequence[Floats], join: np.ufunc) -> Path | None:
+def cheapest_split(tier_costs: Sequence[Floats], combine: np.ufunc) -> SplitSolution | None:
     """The path that costs least, by dynamic programming in O(T N^2); None where there is none.
 
-    `steps[j][n, k]` is what tier j costs with blocks k .. n-1, inf where it cannot have them; `join` makes a path's
+    `steps[j][n, k]` is what tier j costs with blocks k .. n-1, inf where it cannot have them; `combine` makes a path's
     cost of its steps': np.add or np.maximum. Of equally cheap paths the one whose last tier has most blocks, then the
     tier before it, and so on.
     """
     import numpy as np
 
-    costs = np.full(len(steps[0]), np.inf)
+    costs = np.full(len(tier_costs[0]), np.inf)
     costs[0] = 0.0
     before: list[Indices] = []
-    for step in steps:
-        joined = join(costs[None, :], step)
+    for step in tier_costs:
+        joined = combine(costs[None, :], step)
         before.append(joined.argmin(axis=1))
         costs = joined.min(axis=1)
     if costs[-1] == np.inf:
         return None
-    return Path(float(costs[-1]), traced(before))
+    return SplitSolution(float(costs[-1]), trace_back(before))
 
 
-def traced(before: Sequence[Indices]) -> Ends:
+def trace_back(predecessors: Sequence[Indices]) -> SplitPoints:
     """The ends that lead to all blocks; `before[j][n]` is where tier j begins if it ends at n."""
-    ends = [len(before[0]) - 1]
-    for row in reversed(before[1:]):
+    ends = [len(predecessors[0]) - 1]
+    for row in reversed(predecessors[1:]):
         ends.append(int(row[ends[-1]]))
     return tuple(reversed(ends))

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.core.keyed_random import key, luck
+from serving.core.keyed_random import key, uniform
 from serving.core.task import Task
-from serving.messages import Backlog
+from serving.messages import LoadReport
 
 
 class Dispatch(Protocol):
     @property
-    def watches(self) -> bool:
+    def needs_load_reports(self) -> bool:
         """Must nodes tell what waits in them?"""
         ...
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
-        """A node's name; `backlogs` are those of the nodes that live, two or more, and count what was sent to them."""
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        """A node's name; `reports` are those of the nodes that live, two or more, and count what was sent to them."""
         ...
 
 
@@ -24,22 +24,22 @@ class Dispatch(Protocol):
 class RoundRobin:
     """Each chooser's sessions in turn; choosers begin at different nodes. With one node in the tier: that one."""
 
-    watches = False
+    needs_load_reports = False
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
-        return backlogs[task.turn % len(backlogs)].node
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        return reports[task.choice_index % len(reports)].node
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomDispatch:
     """Any node with the same probability, by the luck of the session."""
 
     seed: int = 0
-    watches = False
+    needs_load_reports = False
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
-        chance = luck(key(self.seed, task.session), task.turn, f"dispatch to {backlogs[0].node}")
-        return backlogs[int(chance * len(backlogs))].node
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        chance = uniform(key(self.seed, task.session), task.choice_index, f"dispatch to {reports[0].node}")
+        return reports[int(chance * len(reports))].node
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,15 @@ class HypSched:
     lost; this one takes the node with most memory free, which makes room or answers that it cannot.
     """
 
-    watches = True
+    needs_load_reports = True
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
         best, least_s = None, float("inf")
-        for backlog in backlogs:
-            cost_s = backlog.queued_s + task.seconds(backlog)
-            if backlog.free >= task.tokens and cost_s < least_s:
+        for backlog in reports:
+            cost_s = backlog.queued_s + task.compute_s(backlog)
+            if backlog.free_tokens >= task.max_cached_len and cost_s < least_s:
                 best, least_s = backlog, cost_s
-        return (best or max(backlogs, key=lambda each: each.free)).node
+        return (best or max(reports, key=lambda each: each.free_tokens)).node
 
 
 @dataclass(frozen=True)
@@ -69,27 +69,27 @@ class EarliestFinish:
     that were placed earlier, because nobody knows when these leave a gap.
     """
 
-    watches = True
+    needs_load_reports = True
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
-        return min(backlogs, key=lambda each: each.queued_s + task.seconds(each)).node
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        return min(reports, key=lambda each: each.queued_s + task.compute_s(each)).node
 
 
-class Scorer(Protocol):
-    """Tells which node suits a task best, as `serving.learned.dispatch_network.Dispatcher` does."""
+class NodeScorer(Protocol):
+    """Tells which node suits a task best, as `serving.learned.dispatch_network.DispatchNetwork` does."""
 
-    def scores(self, task: Task, backlogs: Sequence[Backlog]) -> Sequence[float]:
+    def scores(self, task: Task, reports: Sequence[LoadReport]) -> Sequence[float]:
         """One a node, the higher the better."""
         ...
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedDispatch:
     """The node that a trained graph network scores highest, the first of equals: GPipe's scheduler in Hyperion, V-A."""
 
-    dispatcher: Scorer
-    watches = True
+    dispatcher: NodeScorer
+    needs_load_reports = True
 
-    def choose(self, task: Task, backlogs: Sequence[Backlog]) -> str:
-        scores = self.dispatcher.scores(task, backlogs)
-        return backlogs[max(range(len(backlogs)), key=scores.__getitem__)].node
+    def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
+        scores = self.dispatcher.scores(task, reports)
+        return reports[max(range(len(reports)), key=scores.__getitem__)].node

@@ -5,23 +5,23 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, Literal, Protocol
 
-from serving.core.scores import ACCEPT, UNTRAINED, Scorer, Scorers
+from serving.core.scores import ACCEPTANCE, NO_SCORERS, Scorer, Scorers
 from serving.core.session import Session
-from serving.learned.medusa import Medusa
-from serving.messages import Stop
+from serving.learned.medusa import MedusaHeads
+from serving.messages import DraftStopRule
 
-Source = Literal["model", "heads", "none"]
-UNKNOWN_ACCEPTANCE = 0.5
+DraftSource = Literal["model", "heads", "none"]
+DEFAULT_ACCEPTANCE = 0.5
 
 
 class Draft(Protocol):
     @property
-    def source(self) -> Source:
+    def source(self) -> DraftSource:
         """Who drafts: the device's model, heads of the target whose tree arrives with a verdict, or nobody."""
         ...
 
     @property
-    def probes(self) -> tuple[str, ...]:
+    def requested_scores(self) -> tuple[str, ...]:
         """Scores that the decision needs."""
         ...
 
@@ -36,38 +36,38 @@ class Draft(Protocol):
         ...
 
     @property
-    def medusa(self) -> Medusa | None:
+    def medusa(self) -> MedusaHeads | None:
         """The target's heads, where they draft."""
         ...
 
     @property
-    def keep(self) -> bool:
+    def keep_last(self) -> bool:
         """Is the token at which the stop rule ends a draft sent?"""
         ...
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
         """Does the stop rule end a draft with these scores?"""
         ...
 
-    def plan(self, s: Session) -> Stop | None:
+    def next_stop(self, session: Session) -> DraftStopRule | None:
         """Draft on, until this stop; or None: enough."""
         ...
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowDraft:
     """Up to `k` tokens, ended early by a score: SLED's window, Synera's gamma, WISP's first predicted rejection, HAT's
     eta.
     """
 
     k: int
     score: str = ""
-    below: float = 0.0
-    keep: bool = True
+    threshold: float = 0.0
+    keep_last: bool = True
     """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
     source: ClassVar[Literal["model"]] = "model"
-    scorers: ClassVar[Scorers] = UNTRAINED
-    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
+    scorers: ClassVar[Scorers] = NO_SCORERS
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
     medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -75,29 +75,33 @@ class Window:
             raise ValueError(
                 f"policy.draft.k is {self.k}; a window holds at least 1 token (policy/draft=none drafts nothing)"
             )
-        if bool(self.score) != (self.below > 0):
+        if bool(self.score) != (self.threshold > 0):
             raise ValueError(
-                f"policy.draft: score={self.score!r} and below={self.below} go together: name both or neither"
+                f"policy.draft: score={self.score!r} and below={self.threshold} go together: name both or neither"
             )
 
     @property
-    def probes(self) -> tuple[str, ...]:
+    def requested_scores(self) -> tuple[str, ...]:
         return (self.score,) if self.score else ()
 
-    def plan(self, s: Session) -> Stop | None:
-        room = min(self.k, s.remaining) - len(s.draft) if len(s.draft) < self.k else 0
-        if room <= 0 or s.stopped or (s.draft and (s.draft_ended or self.fell(s.scores))):
+    def next_stop(self, session: Session) -> DraftStopRule | None:
+        room = min(self.k, session.remaining_tokens) - len(session.draft) if len(session.draft) < self.k else 0
+        if (
+            room <= 0
+            or session.stopped
+            or (session.draft and (session.draft_hit_stop_token or self.should_stop(session.scores)))
+        ):
             return None
-        return _stop(room, self.score, self.below, self.keep)
+        return _cached_stop(room, self.score, self.threshold, self.keep_last)
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
-        return bool(self.score) and min(scores.get(self.score) or (1.0,)) < self.below
-
-
-_stop = cache(Stop)
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
+        return bool(self.score) and min(scores.get(self.score) or (1.0,)) < self.threshold
 
 
-class Predictor(Scorer, Protocol):
+_cached_stop = cache(DraftStopRule)
+
+
+class RejectionScorer(Scorer, Protocol):
     """Tells which drafts will be rejected."""
 
     @property
@@ -112,7 +116,7 @@ class Predictor(Scorer, Protocol):
 
 
 @dataclass(frozen=True)
-class RejectionPredictor:
+class RejectionAwareDraft:
     """Up to `k` tokens, ended before the first one that will be rejected as the predictor sees it; at least one (WISP,
     section 4.1).
 
@@ -120,11 +124,11 @@ class RejectionPredictor:
     """
 
     k: int
-    predictor: Predictor
+    predictor: RejectionScorer
     threshold: float | None = None
     source: ClassVar[Literal["model"]] = "model"
-    probes: ClassVar[tuple[str, ...]] = (ACCEPT,)
-    keep: ClassVar[bool] = False
+    requested_scores: ClassVar[tuple[str, ...]] = (ACCEPTANCE,)
+    keep_last: ClassVar[bool] = False
     medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
@@ -135,50 +139,54 @@ class RejectionPredictor:
 
     @property
     def scorers(self) -> Scorers:
-        return {ACCEPT: self.predictor}
+        return {ACCEPTANCE: self.predictor}
 
     @property
     def acceptance(self) -> float:
         return self.predictor.acceptance
 
     @property
-    def below(self) -> float:
+    def effective_threshold(self) -> float:
         return self.predictor.threshold if self.threshold is None else self.threshold
 
-    def plan(self, s: Session) -> Stop | None:
-        drafted = len(s.draft)
-        room = min(self.k, s.remaining) - drafted
-        if room <= 0 or s.stopped or (drafted and (s.draft_ended or self.fell(s.scores))):
+    def next_stop(self, session: Session) -> DraftStopRule | None:
+        drafted = len(session.draft)
+        room = min(self.k, session.remaining_tokens) - drafted
+        if (
+            room <= 0
+            or session.stopped
+            or (drafted and (session.draft_hit_stop_token or self.should_stop(session.scores)))
+        ):
             return None
-        return _stop(room, ACCEPT, self.below, False, 0 if drafted else 1)
+        return _cached_stop(room, ACCEPTANCE, self.effective_threshold, False, 0 if drafted else 1)
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:
-        return min(scores.get(ACCEPT) or (1.0,)) < self.below
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
+        return min(scores.get(ACCEPTANCE) or (1.0,)) < self.effective_threshold
 
 
 @dataclass(frozen=True)
-class Opening:
+class InitialDraft:
     """The first `k` tokens of an answer, on which it is decided who goes on; then one token at a time."""
 
     k: int
     source: ClassVar[Literal["model"]] = "model"
-    probes: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = UNTRAINED
-    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
-    keep: ClassVar[bool] = True
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = NO_SCORERS
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
+    keep_last: ClassVar[bool] = True
     medusa: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if self.k < 1:
             raise ValueError(f"policy.draft.k is {self.k}; an opening has at least 1 token")
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
         return False
 
-    def plan(self, s: Session) -> Stop | None:
-        k = 1 if s.written else self.k
-        room = min(k, s.remaining) - len(s.draft)
-        return None if room <= 0 or s.draft_ended else _stop(room)
+    def next_stop(self, session: Session) -> DraftStopRule | None:
+        k = 1 if session.num_generated else self.k
+        room = min(k, session.remaining_tokens) - len(session.draft)
+        return None if room <= 0 or session.draft_hit_stop_token else _cached_stop(room)
 
 
 @dataclass(frozen=True)
@@ -186,38 +194,38 @@ class NoDraft:
     """Nobody drafts: every token is the target's."""
 
     source: ClassVar[Literal["none"]] = "none"
-    probes: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = UNTRAINED
-    acceptance: ClassVar[float] = UNKNOWN_ACCEPTANCE
-    keep: ClassVar[bool] = True
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = NO_SCORERS
+    acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
+    keep_last: ClassVar[bool] = True
     medusa: ClassVar[None] = None
 
-    def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
+    def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
         return None
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
         return False
 
 
 @dataclass(frozen=True)
-class Heads:
+class MedusaDraft:
     """Heads of the target draft, where its own head is: a tree of candidates comes with each verdict (Medusa, Cai et
     al. 2024; U-Medusa of HAT, section 4.1).
     """
 
-    medusa: Medusa
+    medusa: MedusaHeads
     source: ClassVar[Literal["heads"]] = "heads"
-    probes: ClassVar[tuple[str, ...]] = ()
-    scorers: ClassVar[Scorers] = UNTRAINED
-    keep: ClassVar[bool] = True
+    requested_scores: ClassVar[tuple[str, ...]] = ()
+    scorers: ClassVar[Scorers] = NO_SCORERS
+    keep_last: ClassVar[bool] = True
 
     @property
     def acceptance(self) -> float:
         """Candidates that stand, of those in the tree."""
         return max(0.0, self.medusa.acceptance_length - 1) / max(1, len(self.medusa.tree))
 
-    def plan(self, s: Session) -> Stop | None:  # noqa: ARG002
+    def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002
         return None
 
-    def fell(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
+    def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:  # noqa: ARG002
         return False

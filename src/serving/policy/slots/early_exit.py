@@ -4,94 +4,98 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from serving.core.session import Session
-from serving.messages import Exit
+from serving.messages import EarlyExitRule
 
 
 class EarlyExit(Protocol):
     @property
-    def layer(self) -> Exit | None:
+    def layer_exit(self) -> EarlyExitRule | None:
         """When the drafter's forward stops before its last layer."""
         ...
 
     @property
-    def has_tail(self) -> bool: ...
+    def has_sequence_exit(self) -> bool: ...
 
-    def tail(self, s: Session) -> bool:
+    def past_sequence_exit(self, session: Session) -> bool:
         """Is the sequence so near its end that nothing is offloaded any more?"""
         ...
 
 
 @dataclass(frozen=True)
-class NoExit:
+class NoEarlyExit:
     """Every layer runs, and drafts may be sent until the end."""
 
-    layer: ClassVar[None] = None
-    has_tail: ClassVar[bool] = False
+    layer_exit: ClassVar[None] = None
+    has_sequence_exit: ClassVar[bool] = False
 
-    def tail(self, s: Session) -> bool:  # noqa: ARG002
+    def past_sequence_exit(self, session: Session) -> bool:  # noqa: ARG002
         return False
 
 
 @dataclass(frozen=True)
-class Tail:
-    """No offloading after `after` of the longest answer (Synera, section 4.3, sequence-wise: 0.8)."""
+class SequencewiseExit:
+    """No offloading after `sequence_fraction` of the longest answer (Synera, section 4.3, sequence-wise: 0.8)."""
 
-    after: float
-    layer: ClassVar[None] = None
-    has_tail: ClassVar[bool] = True
+    sequence_fraction: float
+    layer_exit: ClassVar[None] = None
+    has_sequence_exit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.after <= 1.0:
-            raise ValueError(f"policy.early_exit.after is {self.after}; it is a share of max_new_tokens: 0 to 1")
+        if not 0.0 <= self.sequence_fraction <= 1.0:
+            raise ValueError(
+                f"policy.early_exit.after is {self.sequence_fraction}; it is a share of max_new_tokens: 0 to 1"
+            )
 
-    def tail(self, s: Session) -> bool:
-        return s.written > self.after * s.call.limit
+    def past_sequence_exit(self, session: Session) -> bool:
+        return session.num_generated > self.sequence_fraction * session.request.max_new_tokens
 
 
 @dataclass(frozen=True)
-class Layers:
+class LayerwiseExit:
     """The forward stops once top-1 and top-2 probability lie `margin` apart (Synera, section 4.3, layer-wise).
 
     Args:
         margin: above it a token is read off; 0.7 in the paper. From 1 on no token ever is, and every check is in vain.
         last: the share of the layers, the last ones, in which it may stop; 0.25 in the paper.
         checks: how often the head is asked before the last layer; null: before each of these layers, the first time at
-            1 - `last` of all. Each check costs a pass through the head.
+            1 - `last_share` of all. Each check costs a pass through the head.
     """
 
     margin: float = 0.7
-    last: float = 0.25
-    checks: int | None = None
-    has_tail: ClassVar[bool] = False
+    last_share: float = 0.25
+    max_checks: int | None = None
+    has_sequence_exit: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.margin <= 1.0:
             raise ValueError(f"policy.early_exit.margin is {self.margin}; it is a difference of probabilities: 0 to 1")
-        if not 0.0 < self.last < 1.0:
-            raise ValueError(f"policy.early_exit.last is {self.last}; it is a share of the layers: above 0, below 1")
-        if self.checks is not None and self.checks < 1:
+        if not 0.0 < self.last_share < 1.0:
             raise ValueError(
-                f"policy.early_exit.checks is {self.checks}; check after at least 1 layer, or null for all of them"
+                f"policy.early_exit.last is {self.last_share}; it is a share of the layers: above 0, below 1"
+            )
+        if self.max_checks is not None and self.max_checks < 1:
+            raise ValueError(
+                f"policy.early_exit.checks is {self.max_checks}; check after at least 1 layer, or null for all of them"
             )
 
     @property
-    def layer(self) -> Exit:
-        return Exit("margin", self.margin, self.last, self.checks or 0)
+    def layer_exit(self) -> EarlyExitRule:
+        return EarlyExitRule("margin", self.margin, self.last_share, self.max_checks or 0)
 
-    def tail(self, s: Session) -> bool:  # noqa: ARG002
+    def past_sequence_exit(self, session: Session) -> bool:  # noqa: ARG002
         return False
 
 
 @dataclass(frozen=True)
-class Progressive(Layers):
+class ProgressiveExit(LayerwiseExit):
     """Both: layers are skipped, and the tail stays on the device (Synera, section 4.3)."""
 
-    after: float = 0.8
-    has_tail: ClassVar[bool] = True
+    sequence_fraction: float = 0.8
+    has_sequence_exit: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        Tail(self.after)
+        SequencewiseExit(self.sequence_fraction)
 
-    def tail(self, s: Session) -> bool:
-        return s.written > self.after * s.call.limit
+    def past_sequence_exit(self, session: Session) -> bool:
+        return session.num_generated > self.sequence_fraction * session.request.max_new_tokens

@@ -9,10 +9,10 @@ BLOCK_TOKENS = 16
 
 class KvCache(Protocol):
     @property
-    def keep(self) -> bool: ...
+    def keeps_prefixes(self) -> bool: ...
 
     @property
-    def device(self) -> bool:
+    def device_keeps_cache(self) -> bool:
         """Does the device keep its drafter's when the cloud has answered?"""
         ...
 
@@ -26,21 +26,21 @@ class KvCache(Protocol):
         """Tokens of a block: memory is taken in whole ones."""
         ...
 
-    def taken(self, tokens: int) -> int:
+    def allocated_tokens(self, tokens: int) -> int:
         """Tokens that the blocks of a session of so many tokens can hold: what counts against the budget."""
         ...
 
 
 @dataclass(frozen=True)
-class Reuse:
+class PrefixCaching:
     """Prefixes stay cached in blocks of `block_tokens`; idle sessions are evicted, oldest first, when the budget is
     spent (WISP, section 4.5).
     """
 
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
-    keep: ClassVar[bool] = True
-    device: ClassVar[bool] = True
+    keeps_prefixes: ClassVar[bool] = True
+    device_keeps_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
@@ -50,21 +50,22 @@ class Reuse:
         if self.block_tokens < 1:
             raise ValueError(f"policy.kv_cache.block_tokens is {self.block_tokens}; give at least 1")
 
-    def taken(self, tokens: int) -> int:
+    def allocated_tokens(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True)
-class NoReuse:
-    """Every question is computed from its first token (SLED as WISP describes it, section 5.1), and with `device` false
-    what the drafter has seen is, too, after each answer of the cloud (the token router's system, section 4.1).
+class NoPrefixCaching:
+    """Every question is computed from its first token (SLED as WISP describes it, section 5.1), and with
+    `device_keeps_cache` false what the drafter has seen is, too, after each answer of the cloud (the token router's
+    system, section 4.1).
     """
 
-    device: bool = True
+    device_keeps_cache: bool = True
 
     capacity_tokens: ClassVar[None] = None
     block_tokens: ClassVar[int] = BLOCK_TOKENS
-    keep: ClassVar[bool] = False
+    keeps_prefixes: ClassVar[bool] = False
 
-    def taken(self, tokens: int) -> int:
+    def allocated_tokens(self, tokens: int) -> int:
         return tokens

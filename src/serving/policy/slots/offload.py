@@ -6,81 +6,81 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from serving.core.scores import Scorers
 from serving.core.session import Session
 
-Reach = Literal["none", "some", "all", "handover"]
+OffloadScope = Literal["none", "some", "all", "handover"]
 
 
 class Offload(Protocol):
     @property
-    def reach(self) -> Reach:
+    def scope(self) -> OffloadScope:
         """Which drafts are asked about; a handover drafts nothing and leaves all of it to the route."""
         ...
 
     @property
-    def probes(self) -> tuple[str, ...]: ...
+    def requested_scores(self) -> tuple[str, ...]: ...
 
-    def ask(self, s: Session) -> int:
+    def tokens_to_offload(self, session: Session) -> int:
         """Tokens that the route may write: 0 keeps the draft, 1 asks for a verdict, more hands over."""
         ...
 
 
 @runtime_checkable
-class Trained(Protocol):
+class ScoredOffload(Protocol):
     """An offload that decides by scores which were trained."""
 
     @property
     def scorers(self) -> Scorers: ...
 
-    def stays(self, s: Session) -> bool:
+    def never_offloads(self, session: Session) -> bool:
         """Is it settled beforehand that nothing of this session is asked?"""
         ...
 
 
 @dataclass(frozen=True)
-class Always:
+class AlwaysOffload:
     """Every draft is verified (SLED, WISP, HAT)."""
 
-    reach: ClassVar[Literal["all"]] = "all"
-    probes: ClassVar[tuple[str, ...]] = ()
+    scope: ClassVar[Literal["all"]] = "all"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
 
-    def ask(self, s: Session) -> int:  # noqa: ARG002
+    def tokens_to_offload(self, session: Session) -> int:  # noqa: ARG002
         return 1
 
 
 @dataclass(frozen=True)
-class Never:
+class NeverOffload:
     """Nothing leaves the device (edge-centric)."""
 
-    reach: ClassVar[Literal["none"]] = "none"
-    probes: ClassVar[tuple[str, ...]] = ()
+    scope: ClassVar[Literal["none"]] = "none"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
 
-    def ask(self, s: Session) -> int:  # noqa: ARG002
+    def tokens_to_offload(self, session: Session) -> int:  # noqa: ARG002
         return 0
 
 
 @dataclass(frozen=True)
-class Handover:
+class FullOffload:
     """The route writes all of it (cloud-centric)."""
 
-    reach: ClassVar[Literal["handover"]] = "handover"
-    probes: ClassVar[tuple[str, ...]] = ()
+    scope: ClassVar[Literal["handover"]] = "handover"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
 
-    def ask(self, s: Session) -> int:
-        return s.remaining
+    def tokens_to_offload(self, session: Session) -> int:
+        return session.remaining_tokens
 
 
 @dataclass(frozen=True)
-class Random:
+class RandomOffload:
     """Any draft, with the probability `budget`: what a selection has to be better than."""
 
     budget: float
-    reach: ClassVar[Literal["some"]] = "some"
-    probes: ClassVar[tuple[str, ...]] = ()
+    scope: ClassVar[Literal["some"]] = "some"
+    requested_scores: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
 
-    def ask(self, s: Session) -> int:
-        return int(s.luck("offload_random") < self.budget)
+    def tokens_to_offload(self, session: Session) -> int:
+        return int(session.uniform("offload_random") < self.budget)
 
 
 def check_budget(budget: float) -> None:

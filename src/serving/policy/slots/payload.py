@@ -3,79 +3,81 @@
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from serving.hardware.payload_size import NUMBERS, Number
-from serving.messages import Rows
+from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
+from serving.messages import SequenceSlice
 
 
-class Exchange(Protocol):
+class Payload(Protocol):
     @property
-    def whole(self) -> bool:
+    def full_distributions(self) -> bool:
         """Does the drafter make the distributions of its drafts in full, whatever verification needs?"""
         ...
 
     @property
-    def number(self) -> Number:
+    def hidden_dtype(self) -> HiddenDtype:
         """In which numbers hidden states cross, where a placement sends any."""
         ...
 
-    def nbytes(self, rows: Rows) -> int:
+    def nbytes(self, seq: SequenceSlice) -> int:
         """Bytes that a message needs for these rows beyond token ids and hidden states."""
         ...
 
 
 @dataclass(frozen=True)
-class Nothing:
+class NoPayload:
     """No message leaves the device."""
 
-    whole: ClassVar[bool] = False
-    number: ClassVar[Number] = "fp16"
+    full_distributions: ClassVar[bool] = False
+    hidden_dtype: ClassVar[HiddenDtype] = "fp16"
 
-    def nbytes(self, rows: Rows) -> int:  # noqa: ARG002
+    def nbytes(self, seq: SequenceSlice) -> int:  # noqa: ARG002
         return 0
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TokenPayload:
     """Token ids, and of the drafter's distributions what lossless verification needs (Synera, section 4.2): under
     greedy decoding nothing, under top-k and top-p sampling the tokens that could have been drawn.
     """
 
-    whole: ClassVar[bool] = False
-    number: ClassVar[Number] = "fp16"
+    full_distributions: ClassVar[bool] = False
+    hidden_dtype: ClassVar[HiddenDtype] = "fp16"
 
-    def nbytes(self, rows: Rows) -> int:
-        return _distributions(rows)
+    def nbytes(self, seq: SequenceSlice) -> int:
+        return _distribution_nbytes(seq)
 
 
 @dataclass(frozen=True)
-class Whole:
+class FullDistributionPayload:
     """Token ids and the drafter's whole distribution for each, greedy or not (Synera without compression)."""
 
-    whole: ClassVar[bool] = True
-    number: ClassVar[Number] = "fp16"
+    full_distributions: ClassVar[bool] = True
+    hidden_dtype: ClassVar[HiddenDtype] = "fp16"
 
-    def nbytes(self, rows: Rows) -> int:
-        return _distributions(rows)
+    def nbytes(self, seq: SequenceSlice) -> int:
+        return _distribution_nbytes(seq)
 
 
 @dataclass(frozen=True)
-class Hidden:
+class HiddenStatePayload:
     """Hidden states alone (HAT, U-shape): neither token ids nor distributions leave the device.
 
     Args:
         number: fp16, bf16 or fp32, or int8 with a scale for each row.
     """
 
-    number: Number = "fp16"
-    whole: ClassVar[bool] = False
+    hidden_dtype: HiddenDtype = "fp16"
+    full_distributions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.number not in NUMBERS:
-            raise ValueError(f"policy.exchange.number is {self.number!r}; choose among {', '.join(NUMBERS)}")
+        if self.hidden_dtype not in HIDDEN_DTYPES:
+            raise ValueError(
+                f"policy.exchange.number is {self.hidden_dtype!r}; choose among {', '.join(HIDDEN_DTYPES)}"
+            )
 
-    def nbytes(self, rows: Rows) -> int:  # noqa: ARG002
+    def nbytes(self, seq: SequenceSlice) -> int:  # noqa: ARG002
         return 0
 
 
-def _distributions(rows: Rows) -> int:
-    return sum(blob.nbytes for blob in rows.odds) if rows.odds else 0
+def _distribution_nbytes(seq: SequenceSlice) -> int:
+    return sum(blob.nbytes for blob in seq.draft_probs) if seq.draft_probs else 0

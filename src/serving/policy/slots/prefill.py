@@ -6,97 +6,103 @@ from typing import ClassVar, Literal, Protocol
 
 from serving.core.session import Session
 
-When = Literal["ahead", "first", "lazy"]
+PrefillTiming = Literal["ahead", "first", "lazy"]
 
 
 class Prefill(Protocol):
     @property
-    def when(self) -> When:
+    def when(self) -> PrefillTiming:
         """ahead: beside the first drafts; first: before them, for the target's first token; lazy: with the first
         question.
         """
         ...
 
     @property
-    def monitors(self) -> bool:
+    def monitors_link(self) -> bool:
         """Does it need to know how link and cloud fare?"""
         ...
 
-    def chunk(self, s: Session) -> int:
+    def max_chunk_tokens(self, session: Session) -> int:
         """Rows in one message at most."""
         ...
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholePrefill:
     """The prompt travels in one message; how the cloud runs it is its scheduler's choice."""
 
-    when: When = "lazy"
-    monitors: ClassVar[bool] = False
+    when: PrefillTiming = "lazy"
+    monitors_link: ClassVar[bool] = False
 
-    def chunk(self, s: Session) -> int:
-        return s.prompt + s.call.limit
+    def max_chunk_tokens(self, session: Session) -> int:
+        return session.prompt_len + session.request.max_new_tokens
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The prompt travels in parts of `rows`, so that the cloud computes while the rest is on the way."""
+class ChunkedPrefill:
+    """The prompt travels in parts of `chunk_tokens`, so that the cloud computes while the rest is on the way."""
 
-    rows: int
-    when: When = "ahead"
-    monitors: ClassVar[bool] = False
+    chunk_tokens: int
+    when: PrefillTiming = "ahead"
+    monitors_link: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.rows < 1:
-            raise ValueError(f"policy.prefill.rows is {self.rows}; a part holds at least 1 token")
+        if self.chunk_tokens < 1:
+            raise ValueError(f"policy.prefill.rows is {self.chunk_tokens}; a part holds at least 1 token")
 
-    def chunk(self, s: Session) -> int:  # noqa: ARG002
-        return self.rows
+    def max_chunk_tokens(self, session: Session) -> int:  # noqa: ARG002
+        return self.chunk_tokens
 
 
 @dataclass(frozen=True)
-class Balanced:
+class OverlappedPrefill:
     """Parts of such a size that one is on its way while the cloud waits for its turn and computes the one before (HAT,
     Eq. 3).
 
     X A / beta = (g(mu) + g(mu + X)) / P with the straight line g that the monitor fits has one root or none. None: the
     cloud takes longer for a row than the link, however many there are, and the prompt travels whole. Before the first
-    answer nothing is known of either, and parts have `first` rows.
+    answer nothing is known of either, and parts have `initial_chunk_tokens` rows.
 
     The equation leaves the device's own first layers out, which take a weak chip longer for a small part than the link
-    takes to send it; with `own` a part is at least as large as lets the link keep up with them.
+    takes to send it; with `include_device_time` a part is at least as large as lets the link keep up with them.
 
     Args:
         first: rows of a part while link and cloud are unknown.
         least: the smallest part; so many rows take a chip hardly longer than a few (Fig. 1c), and fewer wait oftener.
     """
 
-    first: int = 64
-    least: int = 64
-    own: bool = True
-    when: When = "first"
-    monitors: ClassVar[bool] = True
+    initial_chunk_tokens: int = 64
+    min_chunk_tokens: int = 64
+    include_device_time: bool = True
+    when: PrefillTiming = "first"
+    monitors_link: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("first", "least"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy.prefill.{name} is {getattr(self, name)}; a part holds at least 1 token")
 
-    def chunk(self, s: Session) -> int:
-        known = s.monitor.condition
+    def max_chunk_tokens(self, session: Session) -> int:
+        known = session.monitor.path_stats
         if known is None or not known.uplink_mbps:
-            return self.first
-        row_s = 8e-6 * s.monitor.row_nbytes / known.uplink_mbps
-        root = balanced(row_s, known.base_s, known.row_s, known.tokens, known.nodes)
-        if root is not None and self.own:
-            slope, hop = row_s - s.monitor.hop.row_s, s.monitor.hop
+            return self.initial_chunk_tokens
+        row_s = 8e-6 * session.monitor.hidden_nbytes / known.uplink_mbps
+        root = overlapped_chunk_tokens(row_s, known.base_s, known.per_token_s, known.mean_batch_tokens, known.num_nodes)
+        if root is not None and self.include_device_time:
+            slope, hop = row_s - session.monitor.local_hop_time.per_token_s, session.monitor.local_hop_time
             root = max(root, hop.base_s / slope) if slope > 0 else None
-        return s.prompt + s.call.limit if root is None else max(self.least, ceil(root))
+        return (
+            session.prompt_len + session.request.max_new_tokens
+            if root is None
+            else max(self.min_chunk_tokens, ceil(root))
+        )
 
 
-def balanced(upload_row_s: float, base_s: float, row_s: float, mu: float, nodes: int) -> float | None:
-    """X of Eq. 3: rows whose upload takes as long as a batch of mu rows and then one of mu + X take one of `nodes`
+def overlapped_chunk_tokens(
+    upload_s_per_token: float, base_s: float, per_token_s: float, batch_tokens: float, num_nodes: int
+) -> float | None:
+    """X of Eq. 3: rows whose upload takes as long as a batch of mu rows and then one of mu + X take one of `num_nodes`
     equal nodes; None where there is no such X.
     """
-    slope = upload_row_s - row_s / nodes
-    return 2 * (base_s + row_s * mu) / nodes / slope if slope > 0 else None
+    slope = upload_s_per_token - per_token_s / num_nodes
+    return 2 * (base_s + per_token_s * batch_tokens) / num_nodes / slope if slope > 0 else None

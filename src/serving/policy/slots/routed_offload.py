@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, get_args
 
-from serving.core.scores import ROUTE, Scorer, Scorers, Side, check_threshold
+from serving.core.scores import ROUTE, Scorer, Scorers, ThresholdSide, check_threshold
 from serving.core.session import Session
 
-Mode = Literal["joint", "small_only"]
+RoutingMode = Literal["joint", "small_only"]
 
 
-class Router(Scorer, Protocol):
+class RoutingScorer(Scorer, Protocol):
     """Scores the next token, and knows which scores are the cloud's."""
 
     @property
-    def inputs(self) -> int:
+    def num_features(self) -> int:
         """How wide the hidden state is that it reads."""
         ...
 
@@ -21,7 +21,7 @@ class Router(Scorer, Protocol):
     def threshold(self) -> float: ...
 
     @property
-    def side(self) -> Side:
+    def side(self) -> ThresholdSide:
         """Scores on this side of a threshold go to the cloud."""
         ...
 
@@ -35,7 +35,7 @@ class Router(Scorer, Protocol):
 
 
 @dataclass(frozen=True)
-class Routed:
+class RoutedOffload:
     """The tokens on the router's side of the threshold are the cloud's to write (token routing, sections 2 and 3.1),
     with one token a draft that never travels (policy/draft=single, policy/verify=replace).
 
@@ -47,19 +47,19 @@ class Routed:
         mode: joint, or small_only, in which nothing is routed.
     """
 
-    router: Router
+    router: RoutingScorer
     threshold: float | None = None
-    span: int = 1
-    mode: Mode = "joint"
+    num_cloud_tokens: int = 1
+    mode: RoutingMode = "joint"
     share: float | None = None
-    reach: ClassVar[Literal["some"]] = "some"
-    probes: ClassVar[tuple[str, ...]] = (ROUTE,)
+    scope: ClassVar[Literal["some"]] = "some"
+    requested_scores: ClassVar[tuple[str, ...]] = (ROUTE,)
 
     def __post_init__(self) -> None:
-        if self.span < 1:
-            raise ValueError(f"policy.offload.span is {self.span}; the cloud writes at least 1 token")
-        if self.mode not in get_args(Mode):
-            raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(Mode))}")
+        if self.num_cloud_tokens < 1:
+            raise ValueError(f"policy.offload.span is {self.num_cloud_tokens}; the cloud writes at least 1 token")
+        if self.mode not in get_args(RoutingMode):
+            raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(RoutingMode))}")
         if self.threshold is not None:
             check_threshold(self.threshold)
         if self.share is not None and not 0.0 <= self.share <= 1.0:
@@ -74,20 +74,24 @@ class Routed:
         return {ROUTE: self.router}
 
     @property
-    def at(self) -> float:
+    def effective_threshold(self) -> float:
         """The threshold of calls that bring none."""
         if self.share is not None:
             return self.router.threshold_for(self.share)
         return self.router.threshold if self.threshold is None else self.threshold
 
-    def stays(self, s: Session) -> bool:
-        return self.mode == "small_only" or bool(s.call.routing and s.call.routing.small_only)
+    def never_offloads(self, session: Session) -> bool:
+        return self.mode == "small_only" or bool(session.request.routing and session.request.routing.small_only)
 
-    def ask(self, s: Session) -> int:
-        own = s.call.routing
-        if self.stays(s):
+    def tokens_to_offload(self, session: Session) -> int:
+        own = session.request.routing
+        if self.never_offloads(session):
             return 0
         if own and own.large_only:
-            return s.remaining
-        at = self.at if own is None or own.threshold is None else own.threshold
-        return min(self.span, s.remaining) if self.router.routes(s.scores[ROUTE][-1], at) else 0
+            return session.remaining_tokens
+        at = self.effective_threshold if own is None or own.threshold is None else own.threshold
+        return (
+            min(self.num_cloud_tokens, session.remaining_tokens)
+            if self.router.routes(session.scores[ROUTE][-1], at)
+            else 0
+        )

@@ -4,17 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from serving.core.kv_accounting import Room
-from serving.core.queued_request import Item
+from serving.core.kv_accounting import MemoryBudget
+from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import Estimator
 
-Batch = list[tuple[Item, int]]
+ScheduledBatch = list[tuple[QueuedRequest, int]]
 """Items and how many of their rows run now."""
 
 
 class Scheduler(Protocol):
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
-        """A batch, or the time to hold until. `items`: one per session, oldest first, all of one span."""
+    def pick(
+        self, queue: Sequence[QueuedRequest], now: float, memory_budget: MemoryBudget, estimator: Estimator
+    ) -> ScheduledBatch | float:
+        """A batch, or the time to hold until. `queue`: one per session, oldest first, all of one span."""
         ...
 
 
@@ -22,74 +24,100 @@ class Scheduler(Protocol):
 class StaticBatch:
     """First come, first served, in batches that are full or have waited `window_s` (SLED)."""
 
-    size: int
+    max_num_seqs: int
     window_s: float
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.size)
+        _at_least_one("size", self.max_num_seqs)
         if self.window_s < 0:
             raise ValueError(f"policy.scheduler.window_s is {self.window_s}; it cannot be negative")
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
-        due = items[0].arrived + self.window_s
-        if len(items) < self.size and now < due:
+    def pick(
+        self,
+        queue: Sequence[QueuedRequest],
+        now: float,
+        memory_budget: MemoryBudget,  # noqa: ARG002
+        estimator: Estimator,  # noqa: ARG002
+    ) -> ScheduledBatch | float:
+        due = queue[0].arrived_s + self.window_s
+        if len(queue) < self.max_num_seqs and now < due:
             return due
-        return [(i, i.left) for i in items[: self.size]]
+        return [(i, i.remaining_tokens) for i in queue[: self.max_num_seqs]]
 
 
 @dataclass(frozen=True)
-class Continuous:
-    """Whoever is there joins the next iteration; with `chunk` rows an iteration at most, so that a long prompt is run
-    in parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024).
+class ContinuousBatch:
+    """Whoever is there joins the next iteration; with `chunk_tokens` rows an iteration at most, so that a long prompt
+    is run in parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024).
 
     With a chunk, work of up to 16 rows goes first: sessions enough to fill every batch with it keep prompts waiting.
     """
 
-    size: int = 64
-    chunk: int | None = None
+    max_num_seqs: int = 64
+    chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.size)
-        if self.chunk is not None:
-            _at_least_one("chunk", self.chunk)
+        _at_least_one("size", self.max_num_seqs)
+        if self.chunk_tokens is not None:
+            _at_least_one("chunk", self.chunk_tokens)
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
-        if self.chunk is None:
-            return [(i, i.left) for i in items[: self.size]]
-        return _fill(sorted(items, key=lambda i: i.left > DECODE_ROWS), self.size, self.chunk)
+    def pick(
+        self,
+        queue: Sequence[QueuedRequest],
+        now: float,  # noqa: ARG002
+        memory_budget: MemoryBudget,  # noqa: ARG002
+        estimator: Estimator,  # noqa: ARG002
+    ) -> ScheduledBatch | float:
+        if self.chunk_tokens is None:
+            return [(i, i.remaining_tokens) for i in queue[: self.max_num_seqs]]
+        return _fill_batch(
+            sorted(queue, key=lambda i: i.remaining_tokens > MAX_DECODE_TOKENS), self.max_num_seqs, self.chunk_tokens
+        )
 
 
 @dataclass(frozen=True)
 class Fifo:
-    """The task that came first goes first, `size` of them at a time; others run where those wait elsewhere (Hyperion,
-    section IV-B: queues are FIFO, and a node runs little in parallel).
+    """The task that came first goes first, `max_num_seqs` of them at a time; others run where those wait elsewhere
+    (Hyperion, section IV-B: queues are FIFO, and a node runs little in parallel).
     """
 
-    size: int = 1
+    max_num_seqs: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.size)
+        _at_least_one("size", self.max_num_seqs)
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
-        return [(i, i.left) for i in sorted(items, key=lambda i: i.since)[: self.size]]
+    def pick(
+        self,
+        queue: Sequence[QueuedRequest],
+        now: float,  # noqa: ARG002
+        memory_budget: MemoryBudget,  # noqa: ARG002
+        estimator: Estimator,  # noqa: ARG002
+    ) -> ScheduledBatch | float:
+        return [(i, i.remaining_tokens) for i in sorted(queue, key=lambda i: i.session_arrived_s)[: self.max_num_seqs]]
 
 
 @dataclass(frozen=True)
 class UpwardRank:
-    """HEFT's order: the task with the longest way to its end goes first, `size` of them at a time.
+    """HEFT's order: the task with the longest way to its end goes first, `max_num_seqs` of them at a time.
 
     rank_u of a task is its own time and the rank of what follows it; here what follows is the rest of this pass and a
     pass for each token still to come, so that more tokens to come mean a higher rank.
     """
 
-    size: int = 1
+    max_num_seqs: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.size)
+        _at_least_one("size", self.max_num_seqs)
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
-        ranked = sorted(items, key=lambda i: (-i.request.budget, i.since))
-        return [(i, i.left) for i in ranked[: self.size]]
+    def pick(
+        self,
+        queue: Sequence[QueuedRequest],
+        now: float,  # noqa: ARG002
+        memory_budget: MemoryBudget,  # noqa: ARG002
+        estimator: Estimator,  # noqa: ARG002
+    ) -> ScheduledBatch | float:
+        ranked = sorted(queue, key=lambda i: (-i.request.budget, i.session_arrived_s))
+        return [(i, i.remaining_tokens) for i in ranked[: self.max_num_seqs]]
 
 
 @dataclass(frozen=True)
@@ -101,34 +129,40 @@ class VerificationAware:
     on.
     """
 
-    size: int = 64
-    chunk: int = 32
+    max_num_seqs: int = 64
+    chunk_tokens: int = 32
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.size)
-        _at_least_one("chunk", self.chunk)
+        _at_least_one("size", self.max_num_seqs)
+        _at_least_one("chunk", self.chunk_tokens)
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:  # noqa: ARG002
-        prefills = [i for i in items if i.left > self.chunk]
+    def pick(
+        self,
+        queue: Sequence[QueuedRequest],
+        now: float,  # noqa: ARG002
+        memory_budget: MemoryBudget,  # noqa: ARG002
+        estimator: Estimator,  # noqa: ARG002
+    ) -> ScheduledBatch | float:
+        prefills = [i for i in queue if i.remaining_tokens > self.chunk_tokens]
         if prefills:
-            return [(i, i.part(self.chunk)) for i in prefills[: self.size]]
-        return [(i, i.left) for i in items[: self.size]]
+            return [(i, i.chunk_size(self.chunk_tokens)) for i in prefills[: self.max_num_seqs]]
+        return [(i, i.remaining_tokens) for i in queue[: self.max_num_seqs]]
 
 
-DECODE_ROWS = 16
+MAX_DECODE_TOKENS = 16
 """Rows up to which a request counts as a decode or a verification, not as a prefill."""
 
 
-def _fill(items: Sequence[Item], size: int, rows: int) -> Batch:
-    """Items in order until `rows` are taken; what cannot be cut waits for an iteration that it leads."""
-    batch: Batch = []
-    for item in items:
-        take = item.part(rows)
-        if take > rows and batch:
+def _fill_batch(queue: Sequence[QueuedRequest], size: int, max_tokens: int) -> ScheduledBatch:
+    """Items in order until `max_tokens` are taken; what cannot be cut waits for an iteration that it leads."""
+    batch: ScheduledBatch = []
+    for item in queue:
+        take = item.chunk_size(max_tokens)
+        if take > max_tokens and batch:
             continue
         batch.append((item, take))
-        rows -= take
-        if len(batch) == size or rows <= 0:
+        max_tokens -= take
+        if len(batch) == size or max_tokens <= 0:
             break
     return batch
 

@@ -7,12 +7,12 @@ from typing import ClassVar, Literal
 from serving.core.session import Session
 from serving.learned.thresholds import Thresholds, nearest_rank
 from serving.messages import INF
-from serving.policy.slots.importance_offload import mean
+from serving.policy.slots.importance_offload import mean_draft_score
 from serving.policy.slots.offload import check_budget
 
 
 @dataclass(frozen=True)
-class Uncertain:
+class HybridOffload:
     """Drafts of low confidence go: Hybrid (Hao et al., Hybrid SLM and LLM for Edge-Cloud Collaborative Inference,
     2024), with one token a draft, which the cloud writes in its place (policy/draft=single, policy/verify=replace).
 
@@ -22,21 +22,21 @@ class Uncertain:
 
     budget: float
     thresholds: Thresholds
-    reach: ClassVar[Literal["some"]] = "some"
-    probes: ClassVar[tuple[str, ...]] = ("confidence",)
-    below: float = field(init=False, default=0.0)
+    scope: ClassVar[Literal["some"]] = "some"
+    requested_scores: ClassVar[tuple[str, ...]] = ("confidence",)
+    threshold: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
         if isinstance(self.thresholds, Thresholds) and self.budget and self.thresholds.confidence:
             object.__setattr__(self, "below", nearest_rank(self.thresholds.confidence, self.budget))
 
-    def ask(self, s: Session) -> int:
-        return int(self.budget > 0.0 and mean(s, "confidence") <= self.below)
+    def tokens_to_offload(self, session: Session) -> int:
+        return int(self.budget > 0.0 and mean_draft_score(session, "confidence") <= self.threshold)
 
 
 @dataclass(frozen=True)
-class Perplexity:
+class EdgeFMOffload:
     """A sample whose opening has a high perplexity goes as a whole: EdgeFM (Yang et al., 2023) as Synera, section 6.1,
     adapts it to text.
 
@@ -47,21 +47,21 @@ class Perplexity:
 
     budget: float
     thresholds: Thresholds
-    reach: ClassVar[Literal["some"]] = "some"
-    probes: ClassVar[tuple[str, ...]] = ("confidence",)
-    above: float = field(init=False, default=INF)
+    scope: ClassVar[Literal["some"]] = "some"
+    requested_scores: ClassVar[tuple[str, ...]] = ("confidence",)
+    threshold: float = field(init=False, default=INF)
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
         if isinstance(self.thresholds, Thresholds):
-            openings = self.thresholds.openings
+            openings = self.thresholds.first_chunk_perplexities
             above = 0.0 if self.budget == 1.0 else nearest_rank(openings, 1.0 - self.budget) if openings else INF
             object.__setattr__(self, "above", above)
 
-    def ask(self, s: Session) -> int:
-        if s.written:
+    def tokens_to_offload(self, session: Session) -> int:
+        if session.num_generated:
             return 0
-        return s.remaining if perplexity(s.scores["confidence"]) > self.above else 0
+        return session.remaining_tokens if perplexity(session.scores["confidence"]) > self.threshold else 0
 
 
 def perplexity(probabilities: "list[float] | tuple[float, ...]") -> float:

@@ -4,21 +4,21 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from serving.core.session import Session
-from serving.messages import Rule
+from serving.messages import AcceptanceRule
 
 
 class Verify(Protocol):
     @property
-    def send(self) -> bool:
+    def sends_drafts(self) -> bool:
         """Do the drafts travel? If not, the target writes the token in their place."""
         ...
 
     @property
-    def greedy(self) -> bool:
+    def greedy_only(self) -> bool:
         """Does it know greedy decoding only?"""
         ...
 
-    def rule(self, s: Session) -> Rule: ...
+    def rule(self, session: Session) -> AcceptanceRule: ...
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,32 @@ class Lossless:
     """The output is the target's own: greedy match, or speculative sampling with the renormalised residual
     (Leviathan et al., Fast Inference from Transformers via Speculative Decoding, 2023)."""
 
-    send: ClassVar[bool] = True
-    greedy: ClassVar[bool] = False
+    sends_drafts: ClassVar[bool] = True
+    greedy_only: ClassVar[bool] = False
 
-    def rule(self, s: Session) -> Rule:
-        return "sample" if s.call.sampling else "greedy"
+    def rule(self, session: Session) -> AcceptanceRule:
+        return "sample" if session.request.sampling else "greedy"
 
 
 @dataclass(frozen=True)
 class Replace:
     """The drafts stay on the device: where one is offloaded, the target writes the token (Hybrid, token routing)."""
 
-    send: ClassVar[bool] = False
-    greedy: ClassVar[bool] = False
+    sends_drafts: ClassVar[bool] = False
+    greedy_only: ClassVar[bool] = False
 
-    def rule(self, s: Session) -> Rule:
-        return "sample" if s.call.sampling else "greedy"
+    def rule(self, session: Session) -> AcceptanceRule:
+        return "sample" if session.request.sampling else "greedy"
 
 
 @dataclass(frozen=True)
-class Tree:
+class TreeVerify:
     """Of a tree of drafts the longest path that the target would have written stands (Medusa; tree verification of HAT,
     section 4.1), greedily.
     """
 
-    send: ClassVar[bool] = True
-    greedy: ClassVar[bool] = True
+    sends_drafts: ClassVar[bool] = True
+    greedy_only: ClassVar[bool] = True
 
-    def rule(self, s: Session) -> Rule:  # noqa: ARG002
+    def rule(self, session: Session) -> AcceptanceRule:  # noqa: ARG002
         return "tree"

@@ -11,17 +11,17 @@ from typing import Any, ClassVar, TypeVar
 
 from serving.deployment.setup import Setup
 from serving.hardware.architecture import Architecture
-from serving.outcomes.outcomes import Outcomes
+from serving.outcomes.outcomes import OutcomeSource
 from serving.policy.policy import Policy
-from serving.studies.capacity.load_test import Steady
-from serving.workload.dataset import Audience
+from serving.studies.capacity.load_test import LoadTest
+from serving.workload.dataset import QualityTarget
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
 
 T = TypeVar("T")
 
 
-def varied(node: T, changes: Mapping[str, Any]) -> T:
+def with_changes(node: T, changes: Mapping[str, Any]) -> T:
     """`node`, a dataclass, with each dotted path's value replaced; every class checks its new values.
 
     Raises LookupError for a path that leads nowhere, naming how far it went.
@@ -31,10 +31,10 @@ def varied(node: T, changes: Mapping[str, Any]) -> T:
     return node
 
 
-def leads(node: object, path: str) -> bool:
+def has_path(node: object, path: str) -> bool:
     """Does a path lead to a figure of this dataclass?"""
     for name in path.split("."):
-        if not _has(node, name):
+        if not _has_field(node, name):
             return False
         node = getattr(node, name)
     return True
@@ -42,14 +42,14 @@ def leads(node: object, path: str) -> bool:
 
 def _replaced(node: T, names: list[str], value: Any, path: str) -> T:
     first, *rest = names
-    if not _has(node, first):
+    if not _has_field(node, first):
         known = ", ".join(each.name for each in fields(node)) if is_dataclass(node) else "nothing below"
         raise LookupError(f"there is no {path!r}: {type(node).__name__} has no {first!r}, it has {known}")
     inner = _replaced(getattr(node, first), rest, value, path) if rest else value
     return replace(node, **{first: inner})  # type: ignore[type-var]
 
 
-def _has(node: object, name: str) -> bool:
+def _has_field(node: object, name: str) -> bool:
     return is_dataclass(node) and any(each.name == name for each in fields(node))
 
 
@@ -67,8 +67,8 @@ class Case:
     target: str
     variant: str
     setup: Setup
-    outcomes: Outcomes
-    measure: Steady
+    outcomes: OutcomeSource
+    load_test: LoadTest
 
     def label(self, template: str, **more: Any) -> str:
         """`{system}`, `{target}`, `{variant}` and what else is named; raises ValueError for another name."""
@@ -81,8 +81,8 @@ class Case:
 
 def cases(
     setup: Setup,
-    outcomes: Outcomes,
-    measure: Steady,
+    outcomes: OutcomeSource,
+    load_test: LoadTest,
     systems: Mapping[str, Policy],
     targets: Mapping[str, Architecture],
     variants: Variants,
@@ -93,17 +93,17 @@ def cases(
     is. Raises ValueError for a path that no system has, and for values that a class refuses.
     """
     own = systems or {setup.policy.name: setup.policy}
-    timed = targets or {setup.pair.cloud.timing.name: setup.pair.cloud.timing}
+    timed = targets or {setup.pair.cloud.timed_architecture.name: setup.pair.cloud.timed_architecture}
     named = variants or {"": {}}
     found = [
-        _case(system, policy, target, timing, variant, changes, (setup, outcomes, measure))
+        _case(system, policy, target, timing, variant, changes, (setup, outcomes, load_test))
         for target, timing in timed.items()
         for variant, changes in named.items()
         for system, policy in own.items()
     ]
     for variant, changes in named.items():
         for path in changes:
-            if not any(case.variant == variant and _known(case, path) for case in found):
+            if not any(case.variant == variant and _applies(case, path) for case in found):
                 raise ValueError(f"variants: {variant!r} changes {path!r}, which no system has")
     return found
 
@@ -115,40 +115,40 @@ def _case(
     timing: Architecture,
     variant: str,
     changes: Mapping[str, Any],
-    base: tuple[Setup, Outcomes, Steady],
+    base: tuple[Setup, OutcomeSource, LoadTest],
 ) -> Case:
     setup, outcomes, measure = base
-    pair = replace(setup.pair, cloud=replace(setup.pair.cloud, timing=timing))
+    pair = replace(setup.pair, cloud=replace(setup.pair.cloud, timed_architecture=timing))
     case = Case(system, target, variant, replace(setup, policy=policy, pair=pair), outcomes, measure)
-    return varied(case, dict(_there(case, changes)))
+    return with_changes(case, dict(_applicable_changes(case, changes)))
 
 
-def _there(case: Case, changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _applicable_changes(case: Case, changes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for path, value in changes.items():
-        if _known(case, path):
-            yield _below(path), value
+        if _applies(case, path):
+            yield _case_path(path), value
 
 
-def _known(case: Case, path: str) -> bool:
+def _applies(case: Case, path: str) -> bool:
     own, _, rest = path.rpartition(": ")
-    return own in ("", case.system) and leads(case, _below(rest))
+    return own in ("", case.system) and has_path(case, _case_path(rest))
 
 
-def _below(path: str) -> str:
+def _case_path(path: str) -> str:
     rest = path.rpartition(": ")[2]
     return rest if rest.startswith(("outcomes.", "measure.")) else f"setup.{rest}"
 
 
-PROMPT = Prompt("blank", "", (), "blank")
+BLANK_PROMPT = Prompt("blank", "", (), "blank")
 
 
 @dataclass(frozen=True)
-class Blank:
+class BlankDataset:
     """One prompt without text, asked as often as there are requests: how long it is, the outcomes say."""
 
     name: ClassVar[str] = "blank"
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    measures_quality_of: ClassVar[Audience] = "nobody"
+    measures_quality_of: ClassVar[QualityTarget] = "nobody"
 
     def prompts(self) -> list[Prompt]:
-        return [PROMPT]
+        return [BLANK_PROMPT]

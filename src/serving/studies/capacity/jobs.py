@@ -15,52 +15,52 @@ from typing import Any, TypeVar
 
 from serving.progress import Progress
 from serving.studies.capacity.cases import Case
-from serving.studies.capacity.load_test import Measured, Steady, measure
-from serving.studies.capacity.search import CLEARLY, Search, find
+from serving.studies.capacity.load_test import LoadTest, LoadTestResult, run_load_test
+from serving.studies.capacity.search import CLEAR_FACTOR, CapacitySearch, search_capacity
 
 T = TypeVar("T")
-Plain = dict[str, Any]
+JsonObject = dict[str, Any]
 """What JSON can hold."""
 
 
-def in_all(
-    tasks: Sequence[T],
+def run_jobs(
+    jobs: Sequence[T],
     names: Sequence[str],
-    work: Callable[[T], Plain],
-    kept: Path,
+    run: Callable[[T], JsonObject],
+    results_dir: Path,
     progress: Progress,
     processes: int | None,
-) -> list[Plain]:
-    """What `work` makes of each task, in their order; `kept` is a folder that holds what was done before.
+) -> list[JsonObject]:
+    """What `run` makes of each task, in their order; `results_dir` is a folder that holds what was done before.
 
-    `processes` None: as many as there are CPUs. Passes through what `work` raises, and KeyboardInterrupt.
+    `processes` None: as many as there are CPUs. Passes through what `run` raises, and KeyboardInterrupt.
     """
-    files = [kept / f"{i}.json" for i in range(len(tasks))]
+    files = [results_dir / f"{i}.json" for i in range(len(jobs))]
     left = [i for i, file in enumerate(files) if not file.is_file()]
-    for done, (i, result) in enumerate(_computed(tasks, left, work, processes), len(tasks) - len(left) + 1):
+    for done, (i, result) in enumerate(_run_missing(jobs, left, run, processes), len(jobs) - len(left) + 1):
         partial = files[i].with_suffix(".part")
         partial.write_text(json.dumps(result), encoding="utf-8")
         partial.replace(files[i])
-        progress(done, len(tasks), names[i])
+        progress(done, len(jobs), names[i])
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def _computed(
-    tasks: Sequence[T], left: Sequence[int], work: Callable[[T], Plain], processes: int | None
-) -> Iterator[tuple[int, Plain]]:
-    workers = min(len(left), processes or os.cpu_count() or 1)
+def _run_missing(
+    jobs: Sequence[T], missing: Sequence[int], run: Callable[[T], JsonObject], processes: int | None
+) -> Iterator[tuple[int, JsonObject]]:
+    workers = min(len(missing), processes or os.cpu_count() or 1)
     if workers <= 1:
-        yield from ((i, work(tasks[i])) for i in left)
+        yield from ((i, run(jobs[i])) for i in missing)
         return
     with mp.get_context("spawn").Pool(workers, _ignoring_interrupts) as pool:
-        yield from pool.imap_unordered(_Numbered(work), [(i, tasks[i]) for i in left])
+        yield from pool.imap_unordered(_IndexedJob(run), [(i, jobs[i]) for i in missing])
 
 
-class _Numbered:
-    def __init__(self, work: Callable[[Any], Plain]) -> None:
+class _IndexedJob:
+    def __init__(self, work: Callable[[Any], JsonObject]) -> None:
         self._work = work
 
-    def __call__(self, task: tuple[int, Any]) -> tuple[int, Plain]:
+    def __call__(self, task: tuple[int, Any]) -> tuple[int, JsonObject]:
         return task[0], self._work(task[1])
 
 
@@ -69,21 +69,21 @@ def _ignoring_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-NUMBERS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "waiting_max")
+CAPACITY_METRICS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "waiting_max")
 """Of each cell, for metrics.json."""
 
 
 @dataclass(frozen=True)
-class Cell:
+class CapacityJob:
     """A capacity to be found."""
 
     case: Case
     column: str
-    search: Steady
+    search: LoadTest
 
 
 @dataclass(frozen=True)
-class Point:
+class LoadTestJob:
     """A steady state to be measured."""
 
     case: Case
@@ -91,29 +91,29 @@ class Point:
     seed: int
 
 
-def searched(cell: Cell) -> Plain:
+def run_capacity_job(job: CapacityJob) -> JsonObject:
     """The capacity by seed, its interval, what deciding cost, and the curve: [seed, devices, asked, violated]."""
-    case, search = cell.case, cell.search
-    assert isinstance(search, Search)
+    case, search = job.case, job.search
+    assert isinstance(search, CapacitySearch)
 
-    def evaluate(devices: int, seed: int) -> Measured:
-        return measure(case.setup, case.outcomes, search, devices, seed, CLEARLY * search.epsilon)
+    def evaluate(devices: int, seed: int) -> LoadTestResult:
+        return run_load_test(case.setup, case.outcomes, search, devices, seed, CLEAR_FACTOR * search.epsilon)
 
-    found = find(evaluate, search, case.setup.workload.slo[0].tokens_per_s)
+    found = search_capacity(evaluate, search, case.setup.workload.slo[0].tokens_per_s)
     low, high = found.interval or (None, None)
     return {
         "by_seed": list(found.by_seed.values()),
         "capacity": found.capacity,
         "low": low,
         "high": high,
-        "bounded": found.is_bounded,
-        **_decisions([one.figures for one in found.measured]),
-        "curve": [[one.seed, one.devices, sum(one.asked.values()), sum(one.violated.values())]
-                  for one in found.measured],
+        "bounded": found.hit_max_devices,
+        **_decision_times([one.metrics for one in found.load_tests]),
+        "curve": [[one.seed, one.num_devices, sum(one.answers.values()), sum(one.violations.values())]
+                  for one in found.load_tests],
     }  # fmt: skip
 
 
-def _decisions(figures: Sequence[Mapping[str, float]]) -> Plain:
+def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
     """Means over runs, but for what is a maximum."""
     known = [one for one in figures if "decision_ms" in one]
     return {
@@ -122,22 +122,22 @@ def _decisions(figures: Sequence[Mapping[str, float]]) -> Plain:
     }
 
 
-def measured(point: Point) -> Plain:
+def run_load_test_job(job: LoadTestJob) -> JsonObject:
     """The fields of `Measured`."""
-    case = point.case
-    return measure(case.setup, case.outcomes, case.measure, point.devices, point.seed).plain()
+    case = job.case
+    return run_load_test(case.setup, case.outcomes, case.load_test, job.devices, job.seed).to_dict()
 
 
-def columns(one: Mapping[str, Any]) -> dict[str, float]:
+def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
     """A number for each column of a table."""
     asked, violated = one["asked"], one["violated"]
     found = dict(one["figures"])
     found |= {f"violated/{name}": violated[name] / count for name, count in asked.items()}
     found |= {f"speed/{name}": value for name, value in one["speeds"].items()}
-    return found | {"violated": Measured(**one).rate}
+    return found | {"violated": LoadTestResult(**one).violation_rate}
 
 
-def interval(one: Mapping[str, Any]) -> str:
+def interval_text(one: Mapping[str, Any]) -> str:
     """For people; says where the search was stopped by its limit."""
     text = f"{one['low']:.0f} to {one['high']:.0f}" if one["low"] is not None else "one seed"
     return f"{text}, stopped at the limit" if one["bounded"] else text

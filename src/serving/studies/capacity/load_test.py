@@ -9,49 +9,57 @@ from math import ceil, isfinite
 from statistics import fmean, median
 from time import perf_counter
 
-from serving.core.kv_accounting import Room
-from serving.core.queued_request import Item
+from serving.core.kv_accounting import MemoryBudget
+from serving.core.queued_request import QueuedRequest
 from serving.deployment.setup import Setup
-from serving.deployment.topology import Cast
-from serving.deployment.wiring import Chips, link, populate
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.simulator import Simulator
 from serving.hardware.estimator import Estimator
-from serving.outcomes.outcomes import Opened, Outcomes
-from serving.policy.slots.scheduler import Batch, Scheduler
-from serving.studies.capacity.offered_load import Load, Loop, made
-from serving.studies.capacity.slo_evaluation import Answered, Meter, Speed, Verifications, shares
+from serving.outcomes.outcomes import OutcomeEngines, OutcomeSource
+from serving.policy.slots.scheduler import ScheduledBatch, Scheduler
+from serving.studies.capacity.offered_load import ClosedLoopClients, OfferedLoad, make_load
+from serving.studies.capacity.slo_evaluation import (
+    LoadObserver,
+    SloEvaluator,
+    SpeedFrom,
+    VerificationObserver,
+    lateness_shares,
+)
 
 
-class Clocked:
+class TimedScheduler:
     """A scheduler whose decisions are timed."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._pick = scheduler.pick
-        self.spent_s: list[float] = []
-        self.waiting = 0
+        self.decision_times_s: list[float] = []
+        self.max_waiting = 0
         """The most requests that one decision looked at."""
 
-    def pick(self, items: Sequence[Item], now: float, room: Room, estimator: Estimator) -> Batch | float:
+    def pick(
+        self, queue: Sequence[QueuedRequest], now: float, memory_budget: MemoryBudget, estimator: Estimator
+    ) -> ScheduledBatch | float:
         began = perf_counter()
-        picked = self._pick(items, now, room, estimator)
-        self.spent_s.append(perf_counter() - began)
-        self.waiting = max(self.waiting, len(items))
+        picked = self._pick(queue, now, memory_budget, estimator)
+        self.decision_times_s.append(perf_counter() - began)
+        self.max_waiting = max(self.max_waiting, len(queue))
         return picked
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Milliseconds a decision; nothing where none was made."""
-        if not self.spent_s:
+        if not self.decision_times_s:
             return {}
         return {
-            "decision_ms": 1e3 * fmean(self.spent_s),
-            "decision_ms_median": 1e3 * median(self.spent_s),
-            "decision_ms_max": 1e3 * max(self.spent_s),
-            "waiting_max": float(self.waiting),
+            "decision_ms": 1e3 * fmean(self.decision_times_s),
+            "decision_ms_median": 1e3 * median(self.decision_times_s),
+            "decision_ms_max": 1e3 * max(self.decision_times_s),
+            "waiting_max": float(self.max_waiting),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steady:
+class LoadTest:
     """How a steady state is measured, in simulated seconds.
 
     Answers count that are asked within the window, which is so long that about `answers` would be asked were all just
@@ -66,7 +74,7 @@ class Steady:
     answers: int = 120
     stagger_s: float = 5.0
     """Within so many seconds the devices begin."""
-    speed: Speed = "asked"
+    speed_from: SpeedFrom = "asked"
     """Tokens a second of an answer from its question on, queueing and verification included (WISP, section 5.3), or
     from its first token on."""
     attribution: bool = False
@@ -88,78 +96,80 @@ class Steady:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One steady state; `asked` and `violated` are counts of answers by SLO class."""
+class LoadTestResult:
+    """One steady state; `answers` and `violations` are counts of answers by SLO class."""
 
-    devices: int
+    num_devices: int
     seed: int
-    asked: dict[str, int]
-    violated: dict[str, int]
+    answers: dict[str, int]
+    violations: dict[str, int]
     speeds: dict[str, float]
     """Mean tokens a second of complete answers, by class."""
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
     @property
-    def rate(self) -> float:
+    def violation_rate(self) -> float:
         """The share of answers that were slower than promised; all, where nobody got so far as to ask."""
-        asked = sum(self.asked.values())
-        return sum(self.violated.values()) / asked if asked else 1.0
+        asked = sum(self.answers.values())
+        return sum(self.violations.values()) / asked if asked else 1.0
 
-    def plain(self) -> dict[str, object]:
+    def to_dict(self) -> dict[str, object]:
         return asdict(self)
 
 
-def measure(setup: Setup, outcomes: Outcomes, steady: Steady, devices: int, seed: int, enough: float = 1.0) -> Measured:
-    """So many devices under one seed; ends early once more than `enough` of the answers are late.
+def run_load_test(
+    setup: Setup, outcomes: OutcomeSource, load_test: LoadTest, num_devices: int, seed: int, max_late_share: float = 1.0
+) -> LoadTestResult:
+    """So many devices under one seed; ends early once more than `max_late_share` of the answers are late.
 
     Raises ValueError for a workload without SLO classes or of another kind than a closed loop.
     """
     if not setup.workload.slo:
         raise ValueError("no SLO class says how fast answers should be; set workload.slo, or add +slo=mixed")
-    clocked = Clocked(setup.policy.scheduler)
-    workload, policy = replace(setup.workload, devices=devices), replace(setup.policy, scheduler=clocked)
+    clocked = TimedScheduler(setup.policy.scheduler)
+    workload, policy = replace(setup.workload, devices=num_devices), replace(setup.policy, scheduler=clocked)
     setup = replace(setup, seed=seed, workload=workload, policy=policy)
     slowest_s = max(setup.workload.max_new_tokens / one.tokens_per_s for one in setup.workload.slo)
-    warmup_s, window_s = max(steady.warmup_s, slowest_s), steady.window_for(devices, slowest_s)
+    warmup_s, window_s = max(load_test.warmup_s, slowest_s), load_test.window_for(num_devices, slowest_s)
     ends_s = warmup_s + window_s
-    load = made(setup, outcomes, devices, ends_s + slowest_s, steady.stagger_s)
+    load = make_load(setup, outcomes, num_devices, ends_s + slowest_s, load_test.stagger_s)
     opened = outcomes.open(load.queries, setup.policy, seed)
-    cast, meter = Cast(setup, opened.cloud_layers), Meter(warmup_s, ends_s)
-    verifications = Verifications(cast.workers, warmup_s, ends_s)
-    simulator = Simulator([meter, verifications] if steady.attribution else [meter])
-    _stage(simulator, cast, opened, load)
-    answered = Answered(load, steady.speed)
+    cast, meter = Topology(setup, opened.cloud_layers), LoadObserver(warmup_s, ends_s)
+    verifications = VerificationObserver(cast.workers, warmup_s, ends_s)
+    simulator = Simulator([meter, verifications] if load_test.attribution else [meter])
+    _wire_simulator(simulator, cast, opened, load)
+    answered = SloEvaluator(load, load_test.speed_from)
     simulator.run(until=ends_s)
     for second in range(1, ceil(slowest_s) + 1):
-        if answered.is_known(meter, simulator.now, enough):
+        if answered.is_decided(meter, simulator.now, max_late_share):
             break
         simulator.run(until=ends_s + min(second, slowest_s))
-    figures = _figures(meter, window_s, devices) | clocked.figures()
-    if steady.attribution:
-        figures |= shares(verifications.events)
-    return Measured(devices, seed, *answered.counts(meter), figures)
+    figures = _window_metrics(meter, window_s, num_devices) | clocked.metrics()
+    if load_test.attribution:
+        figures |= lateness_shares(verifications.verifications)
+    return LoadTestResult(num_devices, seed, *answered.counts(meter), figures)
 
 
-def _stage(simulator: Simulator, cast: Cast, opened: Opened, load: Load) -> None:
+def _wire_simulator(simulator: Simulator, topology: Topology, opened: OutcomeEngines, load: OfferedLoad) -> None:
     """Sets the stage, and lets the devices begin."""
-    populate(simulator, cast, Chips(cast, opened, load.queries), (*cast.workers, *cast.devices))
-    link(simulator, cast)
-    simulator.on_end(Loop(load, cast.devices, simulator.post).hear)
+    add_nodes(simulator, topology, ChipFactory(topology, opened, load.queries), (*topology.workers, *topology.devices))
+    connect_nodes(simulator, topology)
+    simulator.on_session_end(ClosedLoopClients(load, topology.devices, simulator.post).on_session_end)
 
 
-def _figures(meter: Meter, window_s: float, devices: int) -> dict[str, float]:
+def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> dict[str, float]:
     """Rates over the window; `wasted_tokens_per_s` is a device's, drafted in vain (WISP, Eq. 7)."""
-    w = meter.written
+    w = observer.counts
     found = {
-        "goodput_tokens_per_s": w.committed / window_s,
-        "device_tokens_per_s": w.committed / window_s / devices,
-        "rounds_per_s": w.verified / window_s,
+        "goodput_tokens_per_s": w.emitted / window_s,
+        "device_tokens_per_s": w.emitted / window_s / devices,
+        "rounds_per_s": w.verifications / window_s,
     }
-    if w.verified:
+    if w.verifications:
         found |= {
-            "wasted_tokens_per_s": (w.drafted - w.accepted) / window_s / devices,
-            "wasted_share": 1 - w.accepted / w.drafted,
-            "acceptance": w.accepted / w.sent,
-            "sent_per_round": w.sent / w.verified,
+            "wasted_tokens_per_s": (w.drafted - w.drafts_accepted) / window_s / devices,
+            "wasted_share": 1 - w.drafts_accepted / w.drafted,
+            "acceptance": w.drafts_accepted / w.drafts_verified,
+            "sent_per_round": w.drafts_verified / w.verifications,
         }
     return found

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from math import floor, sqrt
 from statistics import fmean, stdev
 
-from serving.studies.capacity.load_test import Measured, Steady
+from serving.studies.capacity.load_test import LoadTest, LoadTestResult
 
 
-def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+def isotonic_regression(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """The non-decreasing sequence nearest to `values` in weighted squares, by pooling adjacent violators (Barlow et
     al., Statistical Inference under Order Restrictions, 1972).
     """
@@ -27,23 +27,23 @@ def rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     return [mean for mean, _, n in pools for _ in range(n)]
 
 
-def crossing(places: Sequence[float], values: Sequence[float], weights: Sequence[float], level: float) -> float:
+def isotonic_crossing(xs: Sequence[float], values: Sequence[float], weights: Sequence[float], level: float) -> float:
     """The largest place at which the rising sequence through `values` is at most `level`, between two places by a
     straight line; the first or the last place where it never is, or always.
 
-    `places` rise strictly.
+    `xs` rise strictly.
     """
-    fitted = rising(values, weights)
+    fitted = isotonic_regression(values, weights)
     over = next((i for i, value in enumerate(fitted) if value > level), len(fitted))
     if over in (0, len(fitted)):
-        return places[0] if over == 0 else places[-1]
+        return xs[0] if over == 0 else xs[-1]
     a, b = fitted[over - 1], fitted[over]
-    return places[over - 1] + (places[over] - places[over - 1]) * (level - a) / (b - a)
+    return xs[over - 1] + (xs[over] - xs[over - 1]) * (level - a) / (b - a)
 
 
-Evaluate = Callable[[int, int], Measured]
+Evaluate = Callable[[int, int], LoadTestResult]
 """(devices, seed) -> what was measured."""
-CLEARLY = 3.0
+CLEAR_FACTOR = 3.0
 """A rate of so many epsilons needs no closer look: a run may end there."""
 
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -51,7 +51,7 @@ STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(Steady):
+class CapacitySearch(LoadTest):
     """How capacity is searched for: under each seed on its own, as if the experiment were repeated.
 
     The first seed begins at as many devices as `start_tokens_per_s` would serve, doubles or halves until the rate has
@@ -63,16 +63,16 @@ class Search(Steady):
     epsilon: float = 0.05
     seeds: tuple[int, ...] = (0, 1, 2)
     start_tokens_per_s: float = 512.0
-    limit: int = 1024
+    max_devices: int = 1024
     resolution: float = 0.03
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.epsilon < 1:
             raise ValueError(f"epsilon is {self.epsilon}; it is the share of answers that may be late: 0 to below 1")
-        if not (self.start_tokens_per_s > 0 and self.limit >= 1):
+        if not (self.start_tokens_per_s > 0 and self.max_devices >= 1):
             raise ValueError(
-                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, limit={self.limit} 1 or more"
+                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, limit={self.max_devices} 1 or more"
             )
         if not 0 <= self.resolution < 1:
             raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
@@ -81,12 +81,12 @@ class Search(Steady):
 
 
 @dataclass
-class Found:
+class CapacityResult:
     """A capacity: by seed, and everything that was measured on the way."""
 
     by_seed: dict[int, float] = field(default_factory=dict)
-    measured: list[Measured] = field(default_factory=list)
-    limit: int = 1024
+    load_tests: list[LoadTestResult] = field(default_factory=list)
+    max_devices: int = 1024
 
     @property
     def mean(self) -> float:
@@ -106,45 +106,45 @@ class Found:
         return max(0.0, self.mean - half), self.mean + half
 
     @property
-    def is_bounded(self) -> bool:
+    def hit_max_devices(self) -> bool:
         """Was the search stopped by its limit?"""
-        return max(self.by_seed.values()) >= self.limit
+        return max(self.by_seed.values()) >= self.max_devices
 
 
-def find(evaluate: Evaluate, search: Search, tokens_per_s: float) -> Found:
+def search_capacity(evaluate: Evaluate, search: CapacitySearch, tokens_per_s: float) -> CapacityResult:
     """The capacity for a promise of `tokens_per_s`. Raises whatever `evaluate` raises."""
-    found = Found(limit=search.limit)
-    start, factor = max(1, min(search.limit, round(search.start_tokens_per_s / tokens_per_s))), 2.0
+    found = CapacityResult(max_devices=search.max_devices)
+    start, factor = max(1, min(search.max_devices, round(search.start_tokens_per_s / tokens_per_s))), 2.0
     for seed in search.seeds:
-        climb = _Climb(evaluate, search, seed)
+        climb = _BracketSearch(evaluate, search, seed)
         found.by_seed[seed] = climb.capacity(start, factor)
-        found.measured += [climb.known[n] for n in sorted(climb.known)]
-        start, factor = max(1, min(search.limit, round(found.by_seed[seed]))), 1.0 + max(search.resolution, 0.01)
+        found.load_tests += [climb.results[n] for n in sorted(climb.results)]
+        start, factor = max(1, min(search.max_devices, round(found.by_seed[seed]))), 1.0 + max(search.resolution, 0.01)
     return found
 
 
-class _Climb:
+class _BracketSearch:
     """The search under one seed."""
 
-    def __init__(self, evaluate: Evaluate, search: Search, seed: int) -> None:
+    def __init__(self, evaluate: Evaluate, search: CapacitySearch, seed: int) -> None:
         self._evaluate, self._search, self._seed = evaluate, search, seed
-        self.known: dict[int, Measured] = {}
+        self.results: dict[int, LoadTestResult] = {}
 
     def capacity(self, start: int, factor: float) -> float:
         low, high = self._bracket(start, factor)
         while high - low > max(1.0, self._search.resolution * high):
             middle = (low + high) // 2
-            low, high = (middle, high) if self._is_kept(middle) else (low, middle)
-        places = [0, *sorted(self.known)]
-        most = CLEARLY * self._search.epsilon  # a run that ended there knows no more
-        rates = [0.0, *(min(most, self.known[n].rate) for n in places[1:])]
-        weights = [1.0, *(float(sum(self.known[n].asked.values())) for n in places[1:])]
-        return crossing(places, rates, weights, self._search.epsilon)
+            low, high = (middle, high) if self._meets_slo(middle) else (low, middle)
+        places = [0, *sorted(self.results)]
+        most = CLEAR_FACTOR * self._search.epsilon  # a run that ended there knows no more
+        rates = [0.0, *(min(most, self.results[n].violation_rate) for n in places[1:])]
+        weights = [1.0, *(float(sum(self.results[n].answers.values())) for n in places[1:])]
+        return isotonic_crossing(places, rates, weights, self._search.epsilon)
 
     def _bracket(self, start: int, factor: float) -> tuple[int, int]:
         """(kept, broken), or the limit twice where even that is kept; 0 devices always are."""
-        limit, n = self._search.limit, start
-        rises = self._is_kept(n)
+        limit, n = self._search.max_devices, start
+        rises = self._meets_slo(n)
         while True:
             factor = factor if factor >= 2 else factor * factor
             other = min(limit, max(n + 1, int(n * factor))) if rises else min(n - 1, int(n / factor))
@@ -152,11 +152,11 @@ class _Climb:
                 return limit, limit
             if other < 1:
                 return 0, n
-            if self._is_kept(other) != rises:
+            if self._meets_slo(other) != rises:
                 return (n, other) if rises else (other, n)
             n = other
 
-    def _is_kept(self, devices: int) -> bool:
-        if devices not in self.known:
-            self.known[devices] = self._evaluate(devices, self._seed)
-        return self.known[devices].rate <= self._search.epsilon
+    def _meets_slo(self, devices: int) -> bool:
+        if devices not in self.results:
+            self.results[devices] = self._evaluate(devices, self._seed)
+        return self.results[devices].violation_rate <= self._search.epsilon

@@ -15,202 +15,207 @@ from typing import Literal
 
 from serving.messages import (
     INF,
-    Begin,
-    Chunk,
     Command,
-    Deliver,
-    Drafted,
+    DraftDecision,
+    DraftOutcome,
+    DraftWork,
+    EmitTokens,
     Event,
-    Forward,
-    Generate,
+    ForwardWork,
     Message,
+    MessageReceived,
     Outcome,
-    Received,
     Request,
+    RequestArrived,
     Work,
 )
-from serving.studies.capacity.offered_load import Load
+from serving.studies.capacity.offered_load import OfferedLoad
 from serving.workload.slo import SloClass
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerTiming:
     """One answer, from when it was asked; times are seconds of the run's clock."""
 
     session: str
-    asked_s: float
-    tokens: int = 0
-    first_s: float = INF
-    last_s: float = INF
+    arrived_s: float
+    num_tokens: int = 0
+    first_token_s: float = INF
+    last_token_s: float = INF
     ended_s: float = INF
 
 
 @dataclass(slots=True)
-class Written:
+class WindowCounts:
     """What happened within the window, over all devices."""
 
-    committed: int = 0
+    emitted: int = 0
     """Tokens that users saw."""
     drafted: int = 0
     """Passes of the drafter that wrote a token, sent or not."""
-    sent: int = 0
-    accepted: int = 0
-    verified: int = 0
+    drafts_verified: int = 0
+    drafts_accepted: int = 0
+    verifications: int = 0
     """Drafts that were judged: rounds."""
 
 
 @dataclass
-class Meter:
+class LoadObserver:
     """Answers that were asked from `begin_s` to `end_s`, and what was written within that time."""
 
     begin_s: float
     end_s: float
-    written: Written = field(default_factory=Written)
-    answers: dict[str, Answer] = field(default_factory=dict)
+    counts: WindowCounts = field(default_factory=WindowCounts)
+    answers: dict[str, AnswerTiming] = field(default_factory=dict)
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if type(event) is Begin and self._counts(now):
-            session = event.call.session
-            self.answers[session] = Answer(session, now)
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if type(event) is RequestArrived and self._in_window(now):
+            session = event.request.session
+            self.answers[session] = AnswerTiming(session, now)
         for command in commands:
-            if type(command) is Deliver:
-                self._delivered(command, now)
-            elif type(command) is Chunk and command.accepted is not None and self._counts(now):
-                self.written.verified += 1
-                self.written.sent += len(command.tokens)
-                self.written.accepted += command.accepted
+            if type(command) is EmitTokens:
+                self._tokens_emitted(command, now)
+            elif type(command) is DraftDecision and command.accepted is not None and self._in_window(now):
+                self.counts.verifications += 1
+                self.counts.drafts_verified += len(command.tokens)
+                self.counts.drafts_accepted += command.accepted
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if type(work) is Generate and work.stop.cap and type(outcome) is Drafted and self._counts(begin_s):
-            self.written.drafted += outcome.cached + 1 - work.start - len(work.feed)
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if (
+            type(work) is DraftWork
+            and work.stop_rule.max_tokens
+            and type(outcome) is DraftOutcome
+            and self._in_window(begin_s)
+        ):
+            self.counts.drafted += outcome.cached_len + 1 - work.start - len(work.input_tokens)
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
-    def _counts(self, now: float) -> bool:
+    def _in_window(self, now: float) -> bool:
         return self.begin_s <= now < self.end_s
 
-    def _delivered(self, deliver: Deliver, now: float) -> None:
-        n = len(deliver.tokens)
-        if n and self._counts(now):
-            self.written.committed += n
-        answer = self.answers.get(deliver.session)
+    def _tokens_emitted(self, emit: EmitTokens, now: float) -> None:
+        n = len(emit.tokens)
+        if n and self._in_window(now):
+            self.counts.emitted += n
+        answer = self.answers.get(emit.session)
         if answer is None:
             return
         if n:
-            answer.first_s = min(answer.first_s, now)
-            answer.last_s = now
-            answer.tokens += n
-        if deliver.ending:
+            answer.first_token_s = min(answer.first_token_s, now)
+            answer.last_token_s = now
+            answer.num_tokens += n
+        if emit.ending:
             answer.ended_s = now
 
 
-Speed = Literal["asked", "first_token"]
-Counts = tuple[dict[str, int], dict[str, int], dict[str, float]]
+SpeedFrom = Literal["asked", "first_token"]
+SloCounts = tuple[dict[str, int], dict[str, int], dict[str, float]]
 """Answers asked, those that were too slow, and mean tokens a second of complete ones, by class."""
 
 
-class Answered:
+class SloEvaluator:
     """Judges the answers of a load; speed counts from the question on (`asked`), or from the first token on."""
 
-    def __init__(self, load: Load, rule: Speed) -> None:
-        self._rule = rule
-        self._promised = {query.call.session: query.slo for query in load.queries}
-        self._limits = {query.call.session: query.call.limit for query in load.queries}
+    def __init__(self, load: OfferedLoad, speed_from: SpeedFrom) -> None:
+        self._speed_from = speed_from
+        self._slo_of = {query.request.session: query.slo for query in load.queries}
+        self._max_new_tokens = {query.request.session: query.request.max_new_tokens for query in load.queries}
 
-    def is_known(self, meter: Meter, now: float, enough: float) -> bool:
-        """Have all answers ended, or are more than `enough` of them late already?"""
-        answers = meter.answers.values()
+    def is_decided(self, observer: LoadObserver, now: float, max_late_share: float) -> bool:
+        """Have all answers ended, or are more than `max_late_share` of them late already?"""
+        answers = observer.answers.values()
         if all(answer.ended_s < INF for answer in answers):
             return True
-        return sum(self._is_late(answer, now) for answer in answers) > enough * len(answers)
+        return sum(self._is_late(answer, now) for answer in answers) > max_late_share * len(answers)
 
-    def counts(self, meter: Meter) -> Counts:
+    def counts(self, observer: LoadObserver) -> SloCounts:
         """What has not ended is late: the run lasts as long as the slowest class's answers may."""
         asked: dict[str, int] = defaultdict(int)
         violated: dict[str, int] = defaultdict(int)
         reached: dict[str, list[float]] = defaultdict(list)
-        for answer in meter.answers.values():
-            name, speed = self._class(answer).name, self._speed(answer)
+        for answer in observer.answers.values():
+            name, speed = self._slo_class(answer).name, self._speed(answer)
             asked[name] += 1
-            violated[name] += speed < self._class(answer).tokens_per_s
+            violated[name] += speed < self._slo_class(answer).tokens_per_s
             if 0 < speed < inf:
                 reached[name].append(speed)
         return dict(asked), dict(violated), {name: fmean(own) for name, own in reached.items()}
 
-    def _is_late(self, answer: Answer, now: float) -> bool:
-        rate = self._class(answer).tokens_per_s
+    def _is_late(self, answer: AnswerTiming, now: float) -> bool:
+        rate = self._slo_class(answer).tokens_per_s
         if answer.ended_s < INF:
             return self._speed(answer) < rate
-        return self._rule == "asked" and now > answer.asked_s + self._limits[answer.session] / rate
+        return self._speed_from == "asked" and now > answer.arrived_s + self._max_new_tokens[answer.session] / rate
 
-    def _speed(self, answer: Answer) -> float:
+    def _speed(self, answer: AnswerTiming) -> float:
         """Tokens a second; 0 where the answer has not ended."""
         if answer.ended_s == INF:
             return 0.0
-        asked = self._rule == "asked"
-        since_s, n = (answer.asked_s, answer.tokens) if asked else (answer.first_s, answer.tokens - 1)
-        return n / (answer.last_s - since_s) if answer.last_s > since_s else inf
+        asked = self._speed_from == "asked"
+        since_s, n = (answer.arrived_s, answer.num_tokens) if asked else (answer.first_token_s, answer.num_tokens - 1)
+        return n / (answer.last_token_s - since_s) if answer.last_token_s > since_s else inf
 
-    def _class(self, answer: Answer) -> SloClass:
-        promised = self._promised[answer.session]
+    def _slo_class(self, answer: AnswerTiming) -> SloClass:
+        promised = self._slo_of[answer.session]
         assert promised is not None
         return promised
 
 
-SPIKE = 1.5
+SPIKE_FACTOR = 1.5
 """WISP, Eq. 21: a batch that takes longer than this many times the recent mean."""
-RECENT = 32
+RECENT_BATCHES = 32
 """Batches that the recent mean is over: about two seconds of a busy cloud; the paper gives no W."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verification:
+class VerificationTiming:
     """One verification: how long it waited, how long its batch took, the latter over the mean of recent batches, and
     whether its answer left after the deadline (Eq. 6, 12)."""
 
     queue_s: float
     compute_s: float
-    spike: float
+    compute_ratio: float
     late: bool
 
 
 @dataclass
-class Verifications:
+class VerificationObserver:
     """An observer of the `workers`: what they verified from `begin_s` to `end_s`."""
 
     workers: Container[str]
     begin_s: float
     end_s: float
-    recent: int = RECENT
-    events: list[Verification] = field(default_factory=list)
+    recent_batches: int = RECENT_BATCHES
+    verifications: list[VerificationTiming] = field(default_factory=list)
     _waiting: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Session -> (arrived, deadline) of its question."""
-    _lately: dict[str, deque[float]] = field(default_factory=dict)
+    _recent_batch_s: dict[str, deque[float]] = field(default_factory=dict)
 
-    def handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
-        if type(event) is Received and node in self.workers and type(event.message) is Request:
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
+        if type(event) is MessageReceived and node in self.workers and type(event.message) is Request:
             request = event.message
-            if request.rows.check:
-                self._waiting[request.rows.session] = now, now + request.slack_s
+            if request.slice.num_drafts:
+                self._waiting[request.slice.session] = now, now + request.slack_s
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
-        if type(work) is not Forward or node not in self.workers:
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
+        if type(work) is not ForwardWork or node not in self.workers:
             return
-        lately = self._lately.setdefault(node, deque(maxlen=self.recent))
+        lately = self._recent_batch_s.setdefault(node, deque(maxlen=self.recent_batches))
         compute_s = end_s - begin_s
         mean_s = sum(lately) / len(lately) if lately else compute_s
         lately.append(compute_s)
-        for rows in work.rows:
-            known = self._waiting.pop(rows.session, None) if rows.check else None
+        for rows in work.slices:
+            known = self._waiting.pop(rows.session, None) if rows.num_drafts else None
             if known and self.begin_s <= begin_s < self.end_s:
                 arrived_s, deadline_s = known
                 late = end_s > deadline_s
-                self.events.append(Verification(begin_s - arrived_s, compute_s, compute_s / mean_s, late))
+                self.verifications.append(VerificationTiming(begin_s - arrived_s, compute_s, compute_s / mean_s, late))
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None: ...
 
 
-def shares(events: Sequence[Verification]) -> dict[str, float]:
+def lateness_shares(events: Sequence[VerificationTiming]) -> dict[str, float]:
     """Shares of verifications that were late, and of the late ones by what dominated; mean seconds of each kind.
 
     What has no event is left out.
@@ -218,8 +223,8 @@ def shares(events: Sequence[Verification]) -> dict[str, float]:
     late = [one for one in events if one.late]
     kinds = {
         "in_time": [one for one in events if not one.late],
-        "compute": [one for one in late if one.spike > SPIKE],
-        "queue": [one for one in late if one.spike <= SPIKE],
+        "compute": [one for one in late if one.compute_ratio > SPIKE_FACTOR],
+        "queue": [one for one in late if one.compute_ratio <= SPIKE_FACTOR],
     }
     found = {"events": float(len(events)), "late": len(late) / len(events)} if events else {}
     for kind, own in kinds.items():

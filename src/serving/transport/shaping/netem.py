@@ -11,14 +11,14 @@ from math import pi, sqrt
 from typing import TypeAlias
 
 from serving.network.link import Link
-from serving.network.rate import Direction
+from serving.network.rate import TrafficDirection
 
-Command: TypeAlias = tuple[str, ...]
+ShellCommand: TypeAlias = tuple[str, ...]
 
-Run: TypeAlias = Callable[[Command], str]
+CommandRunner: TypeAlias = Callable[[ShellCommand], str]
 """What the command wrote; raises CommandError when it fails."""
 
-_LONGEST_S = 30.0
+_TIMEOUT_S = 30.0
 
 
 class CommandError(RuntimeError):
@@ -30,11 +30,11 @@ def search_path(environ: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join((environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 
 
-def run(command: Command) -> str:
+def run_command(command: ShellCommand) -> str:
     """Without a shell, in plain English. Raises CommandError when it fails or does not end."""
     told = os.environ | {"PATH": search_path(), "LC_ALL": "C"}
     try:
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=_LONGEST_S, check=False)
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as problem:
         raise CommandError(f"`{shlex.join(command)}`: {problem}") from None
     if done.returncode:
@@ -43,47 +43,61 @@ def run(command: Command) -> str:
     return done.stdout
 
 
-HANDLE = "7a7d:"
+ROOT_HANDLE = "7a7d:"
 """Of the root queue; by it a later run knows what a killed one left behind."""
 
-_BANDS: dict[Direction, str] = {"up": f"{HANDLE}2", "down": f"{HANDLE}3"}
+_BANDS: dict[TrafficDirection, str] = {"up": f"{ROOT_HANDLE}2", "down": f"{ROOT_HANDLE}3"}
 """Everybody else's packets take the first band, untouched."""
 
-_LIMIT = 10_000
+_QUEUE_PACKETS = 10_000
 """Packets on their way in one direction: so many that none is lost but by `loss`."""
 
-_LEAST_MBPS = 8e-6
+_MIN_MBPS = 8e-6
 """A byte a second; less is rounded to 0, which is netem's word for no limit."""
 
 
-def commands(link: Link, addresses: Iterable[str], device: str = "lo") -> list[Command]:
+def setup_commands(link: Link, addresses: Iterable[str], device: str = "lo") -> list[ShellCommand]:
     """Puts `link` before the clouds that listen at `addresses` (IPv4 `host:port`), in the order to be run.
 
     A `prio` root, a netem queue for each direction, and filters that pick TCP to and from just these ports. netem keeps
     the rate itself: a rate of htb or tbf lets a lone message pass at once, and netem's jitter overtakes without one.
     """
     return [
-        ("tc", "qdisc", "add", "dev", device, "root", "handle", HANDLE, "prio", "bands", "3", "priomap", *"0" * 16),
-        *(_queue(link, direction, device) for direction in _BANDS),
-        *(_pick(direction, address, device) for address in addresses for direction in _BANDS),
+        (
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            device,
+            "root",
+            "handle",
+            ROOT_HANDLE,
+            "prio",
+            "bands",
+            "3",
+            "priomap",
+            *"0" * 16,
+        ),
+        *(_qdisc_command(link, direction, device) for direction in _BANDS),
+        *(_filter_command(direction, address, device) for address in addresses for direction in _BANDS),
     ]
 
 
-def removal(device: str = "lo") -> Command:
+def removal_command(device: str = "lo") -> ShellCommand:
     """Takes away all of it; the kernel refuses if the root is somebody else's."""
-    return ("tc", "qdisc", "del", "dev", device, "root", "handle", HANDLE)
+    return ("tc", "qdisc", "del", "dev", device, "root", "handle", ROOT_HANDLE)
 
 
-def netem(link: Link, direction: Direction) -> Command:
+def netem_arguments(link: Link, direction: TrafficDirection) -> ShellCommand:
     """One direction's figures, as netem takes them."""
     delay_ms, spread_ms, shape = _delay(link)
-    jitter = (f"{_plain(spread_ms)}ms", *shape) if spread_ms else ()
-    loss = ("loss", "random", f"{_plain(link.loss * 100)}%") if link.loss else ()
-    rate = ("rate", f"{_plain(max(link.mean_mbps(direction), _LEAST_MBPS))}mbit")
-    return ("netem", "limit", str(_LIMIT), "delay", f"{_plain(delay_ms)}ms", *jitter, *loss, *rate)
+    jitter = (f"{_decimal(spread_ms)}ms", *shape) if spread_ms else ()
+    loss = ("loss", "random", f"{_decimal(link.loss * 100)}%") if link.loss else ()
+    rate = ("rate", f"{_decimal(max(link.mean_mbps(direction), _MIN_MBPS))}mbit")
+    return ("netem", "limit", str(_QUEUE_PACKETS), "delay", f"{_decimal(delay_ms)}ms", *jitter, *loss, *rate)
 
 
-def common(links: Sequence[Link]) -> Link:
+def common_link(links: Sequence[Link]) -> Link:
     """The link that all devices have. Raises ValueError where netem cannot say what the links ask."""
     link = links[0]
     if any(other != link for other in links):
@@ -100,7 +114,7 @@ def common(links: Sequence[Link]) -> Link:
     return link
 
 
-def note(links: Sequence[Link]) -> tuple[str, ...]:
+def shaping_notes(links: Sequence[Link]) -> tuple[str, ...]:
     """What a reader of the figures must know of these devices' links, which are alike; nothing if there are none."""
     if not links:
         return ()
@@ -118,7 +132,7 @@ def note(links: Sequence[Link]) -> tuple[str, ...]:
     return ("; ".join(said),)
 
 
-def _delay(link: Link) -> tuple[float, float, Command]:
+def _delay(link: Link) -> tuple[float, float, ShellCommand]:
     """(mean ms, spread ms, distribution) of a way: netem jitters to both sides of its delay, a link only adds.
 
     Without a distribution netem draws uniformly within the spread. |N(0, s)| has the mean s sqrt(2/pi) and the
@@ -130,19 +144,19 @@ def _delay(link: Link) -> tuple[float, float, Command]:
     return link.delay_ms + mean_ms, deviation_ms, ("distribution", "normal")
 
 
-def _queue(link: Link, direction: Direction, device: str) -> Command:
-    return ("tc", "qdisc", "add", "dev", device, "parent", _BANDS[direction], *netem(link, direction))
+def _qdisc_command(link: Link, direction: TrafficDirection, device: str) -> ShellCommand:
+    return ("tc", "qdisc", "add", "dev", device, "parent", _BANDS[direction], *netem_arguments(link, direction))
 
 
-def _pick(direction: Direction, address: str, device: str) -> Command:
+def _filter_command(direction: TrafficDirection, address: str, device: str) -> ShellCommand:
     """To the cloud is up, from it is down."""
     host, _, port = address.rpartition(":")
     place, door = ("dst", "dport") if direction == "up" else ("src", "sport")
     cloud = ("match", "ip", place, f"{host}/32", "match", "ip", door, port, "0xffff")
-    where = ("parent", HANDLE, "protocol", "ip", "prio", "1", "u32", "match", "ip", "protocol", "6", "0xff")
+    where = ("parent", ROOT_HANDLE, "protocol", "ip", "prio", "1", "u32", "match", "ip", "protocol", "6", "0xff")
     return ("tc", "filter", "add", "dev", device, *where, *cloud, "flowid", _BANDS[direction])
 
 
-def _plain(figure: float) -> str:
+def _decimal(figure: float) -> str:
     """Without an exponent and needless zeros; netem counts in microseconds and bits."""
     return f"{figure:.6f}".rstrip("0").rstrip(".")

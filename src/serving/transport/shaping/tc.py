@@ -14,12 +14,20 @@ from pathlib import Path
 from typing import TypeAlias
 
 from serving.network.link import Link
-from serving.transport.shaping.netem import HANDLE, CommandError, Run, commands, common, removal, search_path
-from serving.transport.shaping.netem import run as run_command
+from serving.transport.shaping.netem import (
+    ROOT_HANDLE,
+    CommandError,
+    CommandRunner,
+    common_link,
+    removal_command,
+    search_path,
+    setup_commands,
+)
+from serving.transport.shaping.netem import run_command as run_command
 
 _CAP_NET_ADMIN = 12
-_ELSE = "or set runtime.shaping=user, which needs nothing of the kernel"
-_SOME_ADDRESS = "127.0.0.1:1"
+_ALTERNATIVE = "or set runtime.shaping=user, which needs nothing of the kernel"
+_TEST_ADDRESS = "127.0.0.1:1"
 
 
 def check_machine(
@@ -31,14 +39,16 @@ def check_machine(
     """
     system = system or platform.system()
     if system != "Linux":
-        raise ValueError(f"runtime.shaping=tc: tc belongs to Linux, and this machine runs {system}; use Linux, {_ELSE}")
+        raise ValueError(
+            f"runtime.shaping=tc: tc belongs to Linux, and this machine runs {system}; use Linux, {_ALTERNATIVE}"
+        )
     for tool in ("tc", "ip"):
-        if not (found or _find)(tool):
+        if not (found or _find_tool)(tool):
             raise ValueError(
-                f"runtime.shaping=tc: there is no program {tool!r} on this machine; install iproute2, {_ELSE}"
+                f"runtime.shaping=tc: there is no program {tool!r} on this machine; install iproute2, {_ALTERNATIVE}"
             )
     if not may_administer(status or Path("/proc/self/status").read_text(encoding="ascii", errors="replace")):
-        raise ValueError(_forbidden(f"user {os.geteuid()} lacks the capability CAP_NET_ADMIN"))
+        raise ValueError(_no_permission(f"user {os.geteuid()} lacks the capability CAP_NET_ADMIN"))
 
 
 def may_administer(status: str) -> bool:
@@ -47,65 +57,68 @@ def may_administer(status: str) -> bool:
     return bool(int(fields.get("CapEff", "0"), 16) >> _CAP_NET_ADMIN & 1)
 
 
-def check_netem(run: Run) -> None:
+def check_netem(run: CommandRunner) -> None:
     """Tries netem on a device of its own. Raises ValueError when this kernel has none, or forbids it."""
-    with spare(run) as device:
+    with test_device(run) as device:
         try:
             run(("tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "1ms"))
         except CommandError as error:
             raise ValueError(
                 f"runtime.shaping=tc: the kernel of this machine, {platform.release()}, does not offer netem, which "
                 f"delays and loses packets: {error}. Load it (modprobe sch_netem), use a kernel with "
-                f"CONFIG_NET_SCH_NETEM, {_ELSE}"
+                f"CONFIG_NET_SCH_NETEM, {_ALTERNATIVE}"
             ) from None
 
 
-def rehearse(run: Run, link: Link) -> None:
+def dry_run(run: CommandRunner, link: Link) -> None:
     """Runs all that the loopback would hear on a device of its own. Raises ValueError with what the kernel refuses."""
-    with spare(run) as device:
+    with test_device(run) as device:
         try:
-            for command in commands(link, (_SOME_ADDRESS,), device):
+            for command in setup_commands(link, (_TEST_ADDRESS,), device):
                 run(command)
         except CommandError as error:
             raise ValueError(
                 f"runtime.shaping=tc: the kernel of this machine, {platform.release()}, or its tc, refuses this link: "
-                f"{error}. It needs prio, netem and u32; choose another network or kernel, {_ELSE}"
+                f"{error}. It needs prio, netem and u32; choose another network or kernel, {_ALTERNATIVE}"
             ) from None
 
 
 @contextmanager
-def spare(run: Run) -> Iterator[str]:
+def test_device(run: CommandRunner) -> Iterator[str]:
     """A network device that carries nothing, and is gone afterwards with what was put on it."""
     name, peer = f"tandem{os.getpid()}", f"tandemp{os.getpid()}"
     try:
         run(("ip", "link", "add", name, "type", "veth", "peer", "name", peer))
     except CommandError as error:
-        raise ValueError(_forbidden(f"no device to try it on could be made: {error}")) from None
+        raise ValueError(_no_permission(f"no device to try it on could be made: {error}")) from None
     try:
         yield name
     finally:
         run(("ip", "link", "del", name))
 
 
-def _find(tool: str) -> str | None:
+def _find_tool(tool: str) -> str | None:
     return shutil.which(tool, path=search_path())
 
 
-def _forbidden(why: str) -> str:
+def _no_permission(reason: str) -> str:
     return (
-        f"runtime.shaping=tc: this process may not change the network: {why}. "
-        f"Run it as root, or with CAP_NET_ADMIN, {_ELSE}"
+        f"runtime.shaping=tc: this process may not change the network: {reason}. "
+        f"Run it as root, or with CAP_NET_ADMIN, {_ALTERNATIVE}"
     )
 
 
-Shape: TypeAlias = Callable[[Iterable[str]], None]
+ApplyShaping: TypeAlias = Callable[[Iterable[str]], None]
 """Puts the link before the clouds that listen at these addresses."""
 
 
 @contextmanager
-def shaped(
-    links: Sequence[Link], run: Run = run_command, device: str = "lo", check: Callable[[], None] = check_machine
-) -> Iterator[Shape]:
+def shaped_links(
+    links: Sequence[Link],
+    run: CommandRunner = run_command,
+    device: str = "lo",
+    check: Callable[[], None] = check_machine,
+) -> Iterator[ApplyShaping]:
     """Gives what puts the devices' one link on the loopback, and takes it away at the end, whatever happens.
 
     What a killed run has left is taken away first. Raises ValueError when this machine cannot, when the links ask what
@@ -113,18 +126,18 @@ def shaped(
     """
     check()
     check_netem(run)
-    link = common(links)
-    rehearse(run, link)
-    with claimed(device):
-        clear(run, device)
+    link = common_link(links)
+    dry_run(run, link)
+    with device_lock(device):
+        remove_stale(run, device)
         try:
-            yield lambda addresses: _put(run, commands(link, addresses, device))
+            yield lambda addresses: _run_all(run, setup_commands(link, addresses, device))
         finally:
-            _take_away(run, device)
+            _remove(run, device)
 
 
 @contextmanager
-def claimed(device: str) -> Iterator[None]:
+def device_lock(device: str) -> Iterator[None]:
     """The device is this run's; the claim dies with its process, so that a queue without one is a killed run's.
 
     Raises ValueError when another run has it.
@@ -140,11 +153,11 @@ def claimed(device: str) -> Iterator[None]:
         yield
 
 
-def clear(run: Run, device: str) -> None:
+def remove_stale(run: CommandRunner, device: str) -> None:
     """Takes away what a killed run has left. Raises ValueError when the queue there is somebody else's."""
-    kind, handle = root(run, device)
-    if handle == HANDLE:
-        run(removal(device))
+    kind, handle = root_qdisc(run, device)
+    if handle == ROOT_HANDLE:
+        run(removal_command(device))
     elif handle != "0:":
         raise ValueError(
             f"runtime.shaping=tc: {device} has a root queue already, {kind} {handle}, which is not ours to replace. "
@@ -152,22 +165,22 @@ def clear(run: Run, device: str) -> None:
         )
 
 
-def root(run: Run, device: str) -> tuple[str, str]:
+def root_qdisc(run: CommandRunner, device: str) -> tuple[str, str]:
     """(kind, handle) of a device's root queue; the handle is 0: where nobody has put one."""
     listed = json.loads(run(("tc", "-j", "qdisc", "show", "dev", device)) or "[]")
     return next(((each["kind"], each["handle"]) for each in listed if each.get("root")), ("noqueue", "0:"))
 
 
-def _put(run: Run, told: Iterable[tuple[str, ...]]) -> None:
-    for command in told:
+def _run_all(run: CommandRunner, shell_commands: Iterable[tuple[str, ...]]) -> None:
+    for command in shell_commands:
         run(command)
 
 
-def _take_away(run: Run, device: str) -> None:
+def _remove(run: CommandRunner, device: str) -> None:
     try:
-        if root(run, device)[1] == HANDLE:
-            run(removal(device))
+        if root_qdisc(run, device)[1] == ROOT_HANDLE:
+            run(removal_command(device))
     except CommandError as error:
         raise RuntimeError(
-            f"{device} is perhaps still shaped: {error}; take it away with: {' '.join(removal(device))}"
+            f"{device} is perhaps still shaped: {error}; take it away with: {' '.join(removal_command(device))}"
         ) from error

@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,13 +20,13 @@ class CNNDailyMail(PublicDataset):
     config: str | None = "3.0.0"
 
     name = "CNN/DailyMail"
-    layout = "CSV with the columns article, highlights and id"
+    file_format = "CSV with the columns article, highlights and id"
     metrics = (Rouge1(),)
 
-    def rows(self, path: Path) -> Iterable[Row]:
-        return files.table(path, ("article", "highlights", "id"), ",", quoted=True)
+    def records(self, path: Path) -> Iterable[DataRecord]:
+        return files.csv_records(path, ("article", "highlights", "id"), ",", quoted=True)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         ask = f"Article: {row.text('article').strip()}\n\nSummarise the article in three sentences.\nSummary:"
         highlights = row.text("highlights").strip()
         return Example(row.text("id"), ask, highlights, (highlights,), "summary")

@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,35 +23,35 @@ class CommonsenseQA(PublicDataset):
     shots: int = 5
 
     name = "CommonsenseQA"
-    layout = "JSON Lines with question, choices {label, text} and answerKey"
+    file_format = "JSON Lines with question, choices {label, text} and answerKey"
     instruction = "Answer each question with one of its options."
     metrics = (ChoiceAccuracy(),)
     stop = ("\nQuestion:",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_lines(path)
 
-    def example(self, row: Row) -> Example:
-        question, labels, choices = _published(row) if isinstance(row.fields.get("question"), dict) else _on_hub(row)
+    def example(self, row: DataRecord) -> Example:
+        question, labels, choices = (
+            _published_fields(row) if isinstance(row.fields.get("question"), dict) else _hub_fields(row)
+        )
         right = row.text("answerKey")
         if right not in labels or len(labels) != len(choices):
-            raise row.broken(
-                f"answerKey {right!r} and {len(choices)} options labelled {', '.join(labels)} do not agree"
-            )
+            raise row.error(f"answerKey {right!r} and {len(choices)} options labelled {', '.join(labels)} do not agree")
         shown = [f"{chr(ord('A') + index)}. {choice}" for index, choice in enumerate(choices)]
         ask = "\n".join([f"Question: {question}", *shown, "Answer:"])
         answer = choices[labels.index(right)]
         return Example(row.text("id"), ask, shown[labels.index(right)], (answer,), "commonsense", answer, choices)
 
 
-def _on_hub(row: Row) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    choices = row.inner("choices")
+def _hub_fields(row: DataRecord) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    choices = row.nested("choices")
     return row.text("question"), choices.texts("label"), choices.texts("text")
 
 
-def _published(row: Row) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    question = row.inner("question")
-    options = list(question.rows("choices"))
+def _published_fields(row: DataRecord) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    question = row.nested("question")
+    options = list(question.records("choices"))
     return (
         question.text("stem"),
         tuple(one.text("label") for one in options),

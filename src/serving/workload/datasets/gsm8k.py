@@ -10,7 +10,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import FinalNumber, final_number
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _FINAL = re.compile(r"####|\\boxed\{")
@@ -29,18 +29,18 @@ class GSM8K(PublicDataset):
     shots: int = 5
 
     name = "GSM8K"
-    layout = "JSON Lines with problem and solution (or question and answer) that ends in \\boxed{} or ####"
+    file_format = "JSON Lines with problem and solution (or question and answer) that ends in \\boxed{} or ####"
     instruction = "Solve each problem step by step and end with the answer, a number."
     metrics = (FinalNumber(),)
     stop = ("\nProblem:",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_lines(path)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         solution = _CALCULATOR.sub("", row.text("solution", "answer")).strip()
         number = final_number(solution)
         if number is None or not _FINAL.search(solution):
-            raise row.broken(f"no final number after #### or \\boxed{{ in {solution[-40:]!r}")
+            raise row.error(f"no final number after #### or \\boxed{{ in {solution[-40:]!r}")
         ask = f"Problem: {row.text('problem', 'question').strip()}\nSolution:"
-        return Example(f"gsm8k-{row.number}", ask, solution, (solution,), "arithmetic", str(number))
+        return Example(f"gsm8k-{row.index}", ask, solution, (solution,), "arithmetic", str(number))

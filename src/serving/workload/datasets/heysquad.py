@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,32 +24,32 @@ class HeySQuAD(PublicDataset):
     shots: int = 5
 
     name = "HeySQuAD"
-    layout = "SQuAD 1.1 JSON (data, paragraphs, qas)"
+    file_format = "SQuAD 1.1 JSON (data, paragraphs, qas)"
     instruction = "Answer each question from its passage, in a few words."
     metrics = (Rouge1(),)
     columns = ("id", "context", "transcription", "answers", "is_impossible")
     stop = ("\n",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         for article in files.json_member(path, "data"):
-            for paragraph in article.rows("paragraphs"):
+            for paragraph in article.records("paragraphs"):
                 context = paragraph.text("context")
-                for question in paragraph.rows("qas"):
-                    yield Row({**question.fields, "context": context}, question.where, question.number)
+                for question in paragraph.records("qas"):
+                    yield DataRecord({**question.fields, "context": context}, question.location, question.index)
 
-    def example(self, row: Row) -> Example | None:
+    def example(self, row: DataRecord) -> Example | None:
         if row.fields.get("is_impossible"):
             return None
         spoken = row.text("transcription", "question").strip()
         ask = f"Passage: {row.text('context').strip()}\nQuestion: {spoken}\nAnswer:"
         answers = tuple(dict.fromkeys(_answers(row)))
         if not answers:
-            raise row.broken('field "answers" is empty, needed is one answer or more')
+            raise row.error('field "answers" is empty, needed is one answer or more')
         return Example(row.text("id"), ask, answers[0], answers, "reading")
 
 
-def _answers(row: Row) -> Iterable[str]:
+def _answers(row: DataRecord) -> Iterable[str]:
     """Texts of `answers`, which is a list of objects in SQuAD's files and an object of lists in some Hub copies."""
     if isinstance(row.fields.get("answers"), dict):
-        return row.inner("answers").texts("text")
-    return [answer.text("text").strip() for answer in row.rows("answers")]
+        return row.nested("answers").texts("text")
+    return [answer.text("text").strip() for answer in row.records("answers")]

@@ -12,10 +12,10 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import BrokenRowError, Row
+from serving.workload.row import DataRecord, InvalidRecordError
 
-_SPAN = re.compile(r"\[\s*(\d\d?):(\d\d)\s*(?:-\s*(\d\d?):(\d\d)\s*)?\]")
-_MOMENT = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
+_TIME_RANGE = re.compile(r"\[\s*(\d\d?):(\d\d)\s*(?:-\s*(\d\d?):(\d\d)\s*)?\]")
+_TIMESTAMP = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class LLQA(PublicDataset):
     descriptions: Path | None = None
 
     name = "LLQA"
-    layout = "JSON Lines with question, answers, answer_idx, date, start_time and end_time"
+    file_format = "JSON Lines with question, answers, answer_idx, date, start_time and end_time"
     metrics = (ChoiceAccuracy(),)
     stop = ("\nQuestion:",)
 
@@ -45,40 +45,42 @@ class LLQA(PublicDataset):
                 f"workload.dataset.descriptions=FILE (published as {self.path.parent / 'descriptions.jsonl'})"
             )
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_lines(path)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         choices = tuple(choice.strip() for choice in row.texts("answers"))
-        right = row.whole("answer_idx")
+        right = row.integer("answer_idx")
         if not 0 <= right < len(choices):
-            raise row.broken(f"answer_idx is {right}, needed is 0 to {len(choices) - 1}")
+            raise row.error(f"answer_idx is {right}, needed is 0 to {len(choices) - 1}")
         shown = [f"{chr(ord('A') + index)}. {choice}" for index, choice in enumerate(choices)]
-        log = self._between(row.text("date"), _minute(row, "start_time"), _minute(row, "end_time"))
+        log = self._log_between(row.text("date"), _minute(row, "start_time"), _minute(row, "end_time"))
         question = f"Question: {row.text('question').strip()}"
         ask = "\n".join([*(["Log of the day:", *log, ""] if log else []), question, *shown, "Answer:"])
-        return Example(f"llqa-{row.number}", ask, shown[right], (choices[right],), "lifelog", choices[right], choices)
+        return Example(f"llqa-{row.index}", ask, shown[right], (choices[right],), "lifelog", choices[right], choices)
 
-    def _between(self, date: str, start: int, end: int) -> list[str]:
-        return [text for first, last, text in self._days.get(date, ()) if first <= end and last >= start]
+    def _log_between(self, date: str, start: int, end: int) -> list[str]:
+        return [
+            text for first, last, text in self._descriptions_by_date.get(date, ()) if first <= end and last >= start
+        ]
 
     @cached_property
-    def _days(self) -> dict[str, list[tuple[int, int, str]]]:
+    def _descriptions_by_date(self) -> dict[str, list[tuple[int, int, str]]]:
         """By date: first minute, last minute and text of each description, in file order."""
         days: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         try:
-            for row in files.json_lines(self._descriptions()):
+            for row in files.json_lines(self._descriptions_file()):
                 text = row.text("desc", blank=True)
-                span = _SPAN.search(text)
+                span = _TIME_RANGE.search(text)
                 if span:
                     first = int(span[1]) * 60 + int(span[2])
                     last = int(span[3]) * 60 + int(span[4]) if span[3] else first
                     days[row.text("date")].append((first, last, text.strip()))
-        except BrokenRowError as error:
+        except InvalidRecordError as error:
             raise ValueError(f"{error}. LLQA's descriptions are JSON Lines with desc and date") from error
         return days
 
-    def _descriptions(self) -> Path:
+    def _descriptions_file(self) -> Path:
         if self.descriptions is None or not self.descriptions.is_file():
             raise ValueError(
                 f"LLQA also needs its log descriptions, not found at {self.descriptions}; "
@@ -87,8 +89,8 @@ class LLQA(PublicDataset):
         return self.descriptions
 
 
-def _minute(row: Row, name: str) -> int:
-    moment = _MOMENT.match(row.text(name))
+def _minute(row: DataRecord, name: str) -> int:
+    moment = _TIMESTAMP.match(row.text(name))
     if not moment:
-        raise row.broken(f'field "{name}" is {row.text(name)!r}, needed is a time like 2015/03/11 06:36:00+00')
+        raise row.error(f'field "{name}" is {row.text(name)!r}, needed is a time like 2015/03/11 06:36:00+00')
     return int(moment[1]) * 60 + int(moment[2])

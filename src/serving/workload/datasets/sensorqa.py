@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,15 +23,15 @@ class SensorQA(PublicDataset):
     shots: int = 5
 
     name = "SensorQA"
-    layout = "a JSON list of objects with question and answer (a list of texts)"
+    file_format = "a JSON list of objects with question and answer (a list of texts)"
     instruction = "Answer each question about my week in a few words."
     metrics = (Rouge1(),)
     stop = ("\n",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_list(path)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         ask = f"Question: {row.text('question').strip()}\nAnswer:"
         answer = ", ".join(piece.strip() for piece in row.texts("answer"))
-        return Example(f"sensorqa-{row.number}", ask, answer, (answer,), "sensors")
+        return Example(f"sensorqa-{row.index}", ask, answer, (answer,), "sensors")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from serving.workload import files
-from serving.workload.dataset import Audience, Example, PublicDataset
-from serving.workload.row import Row
+from serving.workload.dataset import Example, PublicDataset, QualityTarget
+from serving.workload.row import DataRecord
 
 _KINDS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -26,19 +26,19 @@ class SpecBench(PublicDataset):
     turns: Literal["first", "all"] = "first"
 
     name = "Spec-Bench"
-    layout = "JSON Lines with question_id, category and turns"
+    file_format = "JSON Lines with question_id, category and turns"
     metrics = ()
-    measures_quality_of: ClassVar[Audience] = "nobody"
+    measures_quality_of: ClassVar[QualityTarget] = "nobody"
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_lines(path)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         turns = row.texts("turns")
         category = row.text("category")
         ask = turns[0] if self.turns == "first" else "\n\n".join(turns)
         kind = category if category in _KINDS else "multi_turn"
-        return Example(str(row.whole("question_id")), ask, "", tuple(_texts(row.fields.get("reference"))), kind)
+        return Example(str(row.integer("question_id")), ask, "", tuple(_texts(row.fields.get("reference"))), kind)
 
 
 def _texts(reference: Any) -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 _LABELS = ("negative", "positive")
 
@@ -25,18 +25,18 @@ class SST2(PublicDataset):
     shots: int = 5
 
     name = "SST-2"
-    layout = "TSV with the columns sentence and label"
+    file_format = "TSV with the columns sentence and label"
     instruction = "Say whether each review is positive or negative."
     metrics = (ChoiceAccuracy(lettered=False),)
     stop = ("\nReview:",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
-        return files.table(path, ("sentence", "label"), "\t", quoted=False)
+    def records(self, path: Path) -> Iterable[DataRecord]:
+        return files.csv_records(path, ("sentence", "label"), "\t", quoted=False)
 
-    def example(self, row: Row) -> Example:
-        label = row.whole("label")
+    def example(self, row: DataRecord) -> Example:
+        label = row.integer("label")
         if label not in (0, 1):
-            raise row.broken(f"label is {label}, needed is 0 or 1 (the test split has no labels)")
+            raise row.error(f"label is {label}, needed is 0 or 1 (the test split has no labels)")
         ask = f"Review: {row.text('sentence').strip()}\nSentiment:"
         answer = _LABELS[label]
-        return Example(f"sst2-{row.number}", ask, answer, (answer,), "sentiment", answer, _LABELS)
+        return Example(f"sst2-{row.index}", ask, answer, (answer,), "sentiment", answer, _LABELS)

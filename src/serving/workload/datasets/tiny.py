@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
 from serving.workload import files
-from serving.workload.dataset import Audience
+from serving.workload.dataset import QualityTarget
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
-from serving.workload.prompt import Prompt, Rule
-from serving.workload.row import Row
+from serving.workload.prompt import MatchRule, Prompt
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class TinyTasks:
 
     name: ClassVar[str] = "the embedded pair's own tasks"
     metrics: ClassVar[tuple[Metric, ...]] = (ExactMatch(), Rouge1())
-    measures_quality_of: ClassVar[Audience] = "embedded"
+    measures_quality_of: ClassVar[QualityTarget] = "embedded"
 
     def prompts(self) -> list[Prompt]:
         """All items of the chosen tasks, in file order; ValueError for an unknown task or a broken line."""
@@ -41,9 +41,9 @@ class TinyTasks:
         return [prompt for prompt in prompts if not self.tasks or prompt.task in self.tasks]
 
 
-def _prompt(row: Row) -> Prompt:
-    rule: Rule = row.fields.get("rule", "equals")
-    if rule not in get_args(Rule):
-        raise row.broken(f"rule is {rule!r}, needed is one of {', '.join(get_args(Rule))}")
+def _prompt(row: DataRecord) -> Prompt:
+    rule: MatchRule = row.fields.get("rule", "equals")
+    if rule not in get_args(MatchRule):
+        raise row.error(f"rule is {rule!r}, needed is one of {', '.join(get_args(MatchRule))}")
     references = (row.text("reference").strip(),)
-    return Prompt(row.text("id"), row.text("prompt"), references, row.text("task"), row.text("answer"), rule=rule)
+    return Prompt(row.text("id"), row.text("prompt"), references, row.text("task"), row.text("answer"), match_rule=rule)

@@ -9,7 +9,7 @@ from pathlib import Path
 from serving.workload import files
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import Row
+from serving.workload.row import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +23,17 @@ class XSum(PublicDataset):
     hub: str | None = "EdinburghNLP/xsum"
 
     name = "XSum"
-    layout = "JSON Lines with article (a wrapped prompt) and summary_gt"
+    file_format = "JSON Lines with article (a wrapped prompt) and summary_gt"
     metrics = (Rouge1(),)
     stop = ("###",)
 
-    def rows(self, path: Path) -> Iterable[Row]:
+    def records(self, path: Path) -> Iterable[DataRecord]:
         return files.json_lines(path)
 
-    def example(self, row: Row) -> Example:
+    def example(self, row: DataRecord) -> Example:
         ask = _wrapped(row.text("document")) if row.has("document") else row.text("article")
         summary = row.text("summary_gt", "summary").strip()
-        return Example(f"xsum-{row.number}", ask, summary, (summary,), "summary")
+        return Example(f"xsum-{row.index}", ask, summary, (summary,), "summary")
 
 
 def _wrapped(document: str) -> str:

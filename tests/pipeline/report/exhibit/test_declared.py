@@ -7,10 +7,10 @@ from hydra import compose, initialize_config_dir
 
 from pipeline import api
 from pipeline.config.arguments import conf_dir
-from pipeline.config.build import Schema, construct
-from pipeline.config.compose import register_resolvers, resolved
+from pipeline.config.build import ConfigSchema, construct
+from pipeline.config.compose import register_resolvers, resolve
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.sweep import prepared
+from pipeline.report.exhibit.sweep import prepare_exhibit
 
 EXPERIMENTS = conf_dir() / "experiment"
 NAMES = sorted(
@@ -24,15 +24,15 @@ def file_of(name: str) -> Path:
     return EXPERIMENTS / f"{name}.yaml"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.instant.parametrize("name", NAMES)
 def test_an_exhibit_is_whole(name: str) -> None:
     if "MULTIRUN" in file_of(name).read_text(encoding="utf-8"):
         register_resolvers()
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
-            assert prepared(config) is not None
+            assert prepare_exhibit(config) is not None
     else:
         with api.composed(f"experiment={name}") as cfg:
-            node = resolved(cfg)["exhibit"]
-        data = Schema(str, lambda _target, _name: None).coerce(node, Exhibit, "exhibit")
+            node = resolve(cfg)["exhibit"]
+        data = ConfigSchema(str, lambda _target, _name: None).coerce(node, Exhibit, "exhibit")
         assert isinstance(construct(data, None, "exhibit"), Exhibit)

@@ -5,8 +5,8 @@ import json
 from pipeline.report import comparison, job
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.jobs import lines
-from pipeline.report.exhibit.schema import Column, Rows
+from pipeline.report.exhibit.jobs import rows_of_jobs
+from pipeline.report.exhibit.schema import ExhibitColumn, RowTemplate
 from pipeline.report.mlflow_store import Tracking
 
 
@@ -16,7 +16,7 @@ def reported(tmp_path, number: int, alpha: float) -> None:
     artifact.mkdir()
     (artifact / "metrics.json").write_text(json.dumps({"alpha": alpha}))
     stage = StageRun("hits", f"hits-{number}", "report", artifact, 1.0, False)
-    job.stage(
+    job.report_stage(
         JobContext(
             folder, Tracking(uri="none"), {}, (f"seed={number}",), stages=(stage,), number=number,
             sweep=tmp_path / "sweep",
@@ -27,9 +27,9 @@ def reported(tmp_path, number: int, alpha: float) -> None:
 def test_a_stages_numbers_are_metrics_of_its_job(tmp_path):
     for number, alpha in enumerate((0.5, 0.7)):
         reported(tmp_path, number, alpha)
-    rows = comparison.compare(tmp_path / "sweep")
+    rows = comparison.compare_jobs(tmp_path / "sweep")
     assert [row.problem for row in rows] == [None, None]
-    exhibit = Exhibit("t", (Column("alpha", "stage/hits/alpha"),), rows=Rows("all", over="seed"))
-    (line,) = lines(exhibit, rows, {})
+    exhibit = Exhibit("t", (ExhibitColumn("alpha", "stage/hits/alpha"),), rows=RowTemplate("all", pool_over="seed"))
+    (line,) = rows_of_jobs(exhibit, rows, {})
     alpha = line.measured["stage/hits/alpha"]
     assert (alpha.value, alpha.spread, alpha.interval) == (0.6, (0.5, 0.7), None)

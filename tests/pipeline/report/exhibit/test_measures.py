@@ -16,10 +16,10 @@ def test_measures_are_what_the_summary_says(records):
     metrics = summarise(records).metrics()
     checked = 0
     for metric, expected in metrics.items():
-        found = measures.measure(metric)
+        found = measures.resampled_metric(metric)
         if found is None:
             continue
-        own = float(found.of(np.sum([found.sums(request) for request in records.requests], axis=0)))
+        own = float(found.combine(np.sum([found.sums(request) for request in records.requests], axis=0)))
         factor = expected / own if metric.startswith(("cost/", "resources/")) and own else 1.0
         assert own * factor == pytest.approx(expected), metric
         assert factor == pytest.approx(_factor(metric, len(records.requests))), metric
@@ -35,12 +35,12 @@ def _factor(metric: str, n: int) -> float:
 
 
 def test_every_metric_of_a_summary_is_known(records):
-    assert [name for name in summarise(records).metrics() if not measures.is_known(name)] == []
-    assert measures.is_known("quality/by_task/any")
-    assert measures.is_known("stage/thresholds/alpha")
-    assert not measures.is_known("latency/tbt/mean")
+    assert [name for name in summarise(records).metrics() if not measures.is_known_metric(name)] == []
+    assert measures.is_known_metric("quality/by_task/any")
+    assert measures.is_known_metric("stage/thresholds/alpha")
+    assert not measures.is_known_metric("latency/tbt/mean")
 
 
 def test_percentiles_and_numbers_of_stages_are_not_resampled():
-    assert measures.measure("latency/tbt_s/p99") is None
-    assert measures.measure("stage/thresholds/alpha") is None
+    assert measures.resampled_metric("latency/tbt_s/p99") is None
+    assert measures.resampled_metric("stage/thresholds/alpha") is None

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from pipeline.errors import ConfigError
-from pipeline.report.exhibit.sweep import Prepared, prepared
+from pipeline.report.exhibit.sweep import SweepExhibit, prepare_exhibit
 
 EXHIBIT = """
 _target_: pipeline.report.exhibit.Exhibit
@@ -27,7 +27,9 @@ claims:
 PARAMS = {"+variant": "cloud,no_pi", "+pair": "small", "training.seed": "0,3"}
 
 
-def asked(exhibit: str = EXHIBIT, *words: str, sweeper: str = "x.BasicSweeper", goal: str = "serve") -> Prepared | None:
+def asked(
+    exhibit: str = EXHIBIT, *words: str, sweeper: str = "x.BasicSweeper", goal: str = "serve"
+) -> SweepExhibit | None:
     """What a multirun with these words on its command line makes of an exhibit."""
     hydra: dict[str, Any] = {
         "sweeper": {"_target_": sweeper, "params": PARAMS},
@@ -35,10 +37,10 @@ def asked(exhibit: str = EXHIBIT, *words: str, sweeper: str = "x.BasicSweeper", 
         "runtime": {"choices": {"policy": "synera", "policy/waiting": "parallel"}},
     }
     config = {"goal": goal, "seed": 5, "policy": {"offload": {"budget": 0.2}}, "exhibit": yaml.safe_load(exhibit)}
-    return prepared(OmegaConf.create(config | {"hydra": hydra}))
+    return prepare_exhibit(OmegaConf.create(config | {"hydra": hydra}))
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("old", "new", "message"),
     [
         ("metric: cost/verified_s, rel", "metric: cost, rel", "there is no metric 'cost' (cost vs cloud). There are q"),
@@ -70,7 +72,7 @@ def test_an_exhibit_of_a_sweep_says_what_its_rows_are() -> None:
     assert asked(without, goal="figure") is None
 
 
-@pytest.mark.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
+@pytest.instant.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
 def test_another_sweep_on_the_command_line_is_no_slip_of_the_pen(word: str) -> None:
     assert asked(EXHIBIT, word) is not None
 
@@ -79,7 +81,7 @@ def test_what_no_job_chooses_is_as_the_configuration_has_it() -> None:
     group = '"{pair}, {seed}, {policy/waiting}, {policy.offload.budget}"'
     found = asked(EXHIBIT.replace('"{pair}"', group).replace("  small:", '  "small, 5, parallel, 0.2":'))
     assert found is not None
-    assert found.base == {"seed": "5", "policy/waiting": "parallel", "policy.offload.budget": "0.2"}
+    assert found.base_choices == {"seed": "5", "policy/waiting": "parallel", "policy.offload.budget": "0.2"}
 
 
 def test_what_another_sweeper_will_run_is_not_known_before() -> None:

@@ -3,19 +3,19 @@ import re
 import pytest
 
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.rows import chosen, fields, fill
-from pipeline.report.exhibit.schema import Claim, Column, Figure, Rows
+from pipeline.report.exhibit.rows import fill_template, parse_override, template_fields
+from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, RowTemplate
 
-QUALITY = (Column("quality"),)
+QUALITY = (ExhibitColumn("quality"),)
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("what", "message"),
     [
-        (lambda: Column(" ", "x"), "the column of metric 'x' has no name"),
-        (lambda: Column("TBT", scale=0), "the scale of 'TBT' is 0"),
-        (lambda: Rows(""), "exhibit.rows.label is empty"),
-        (lambda: Rows("{policy}", over="{seed}"), "it names one choice, without braces"),
+        (lambda: ExhibitColumn(" ", "x"), "the column of metric 'x' has no name"),
+        (lambda: ExhibitColumn("TBT", scale=0), "the scale of 'TBT' is 0"),
+        (lambda: RowTemplate(""), "exhibit.rows.label is empty"),
+        (lambda: RowTemplate("{policy}", pool_over="{seed}"), "it names one choice, without braces"),
         (lambda: Claim("so", "a", "quality", "above"), "'so' needs one of `than` (a row) and `value`"),
         (lambda: Claim("so", "a", "quality", "above", "b", 3), "'so' needs one of `than` (a row) and `value`"),
         (lambda: Claim("so", "a", "quality", "equal", "b"), "say within which `margin`"),
@@ -25,8 +25,14 @@ QUALITY = (Column("quality"),)
         (lambda: Exhibit("t", QUALITY, reported={"a": {"TBT": 1}}), "there is no column 'TBT'; there are 'quality'"),
         (lambda: Exhibit("t", QUALITY, reported={"a": 3}), "'a' is 3; column names with their values"),
         (lambda: Exhibit("t", QUALITY, reported={"g": {"a": {"quality": 1}, "b": 2}}), "has groups in some places"),
-        (lambda: Exhibit("t", QUALITY, figure=Figure("{x}", "TBT")), "exhibit.figure.y: there is no column 'TBT'"),
-        (lambda: Exhibit("t", QUALITY, figure=Figure("x", "quality")), "exhibit.figure.x: there is no column 'x'"),
+        (
+            lambda: Exhibit("t", QUALITY, figure=ExhibitFigure("{x}", "TBT")),
+            "exhibit.figure.y: there is no column 'TBT'",
+        ),
+        (
+            lambda: Exhibit("t", QUALITY, figure=ExhibitFigure("x", "quality")),
+            "exhibit.figure.x: there is no column 'x'",
+        ),
     ],
 )
 def test_what_is_no_exhibit_is_refused(what, message):
@@ -35,18 +41,18 @@ def test_what_is_no_exhibit_is_refused(what, message):
 
 
 def test_reported_is_by_row_or_by_group_and_row():
-    assert Exhibit("t", QUALITY, reported={"a": {"quality": 1}}).said() == {("", "a"): {"quality": 1}}
+    assert Exhibit("t", QUALITY, reported={"a": {"quality": 1}}).reported_rows() == {("", "a"): {"quality": 1}}
     grouped = Exhibit("t", QUALITY, reported={"g": {"a": {"quality": 1}, "b": {}}, "h": {"a": {"quality": 2}}})
-    assert grouped.said() == {("g", "a"): {"quality": 1}, ("g", "b"): {}, ("h", "a"): {"quality": 2}}
+    assert grouped.reported_rows() == {("g", "a"): {"quality": 1}, ("g", "b"): {}, ("h", "a"): {"quality": 2}}
 
 
 def test_a_metric_that_no_column_shows_is_a_column_of_its_own():
-    exhibit = Exhibit("t", (Column("TBT, ms", "latency/tbt_s/mean", 1000),))
+    exhibit = Exhibit("t", (ExhibitColumn("TBT, ms", "latency/tbt_s/mean", 1000),))
     assert exhibit.column("TBT, ms").scale == 1000
-    assert exhibit.column("quality").source == "quality/mean"
+    assert exhibit.column("quality").metric_name == "quality/mean"
 
 
 def test_a_template_is_filled_with_what_was_chosen():
-    assert fields("{pair}: {policy/offload} {pair}") == ["pair", "policy/offload"]
-    assert fill("budget {policy.offload.budget} of {x}", {"policy.offload.budget": "0.2"}) == "budget 0.2 of -"
-    assert (chosen("+variant=a/b"), chosen("x='a b'")) == (("variant", "a/b"), ("x", "a b"))
+    assert template_fields("{pair}: {policy/offload} {pair}") == ["pair", "policy/offload"]
+    assert fill_template("budget {policy.offload.budget} of {x}", {"policy.offload.budget": "0.2"}) == "budget 0.2 of -"
+    assert (parse_override("+variant=a/b"), parse_override("x='a b'")) == (("variant", "a/b"), ("x", "a b"))

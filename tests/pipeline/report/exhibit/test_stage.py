@@ -3,8 +3,8 @@ import json
 import pytest
 
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.schema import Claim, Column, Figure
-from pipeline.report.exhibit.stage import TableError, rows, show
+from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure
+from pipeline.report.exhibit.stage import TableError, read_rows, report_exhibit
 
 RIGHT = [1.0] * 30 + [0.0] * 10
 WRONG = [1.0] * 12 + [0.0] * 28
@@ -18,11 +18,11 @@ def table(folder, node):
 
 EXHIBIT = Exhibit(
     "Fig. 5: which tokens to send",
-    (Column("share sent", "share"), Column("quality"), Column("how"), Column("typo")),
+    (ExhibitColumn("share sent", "share"), ExhibitColumn("quality"), ExhibitColumn("how"), ExhibitColumn("typo")),
     reported={"importance 0.1": {"quality": 0.7}, "importance 0.9": {"quality": "as the cloud"}},
-    figure=Figure("share sent", "quality", lines="how"),
-    claims=(Claim("importance beats random at 0.1", "importance 0.1", "quality", "above", than="random 0.1"),),
-    differs=("our pair",),
+    figure=ExhibitFigure("share sent", "quality", series="how"),
+    claims=(Claim("importance beats random at 0.1", "importance 0.1", "quality", "above", baseline="random 0.1"),),
+    deviations=("our pair",),
 )
 ROWS = {
     "importance 0.1": {"share": 0.1, "quality": RIGHT, "how": "importance"},
@@ -33,7 +33,7 @@ ROWS = {
 def test_a_stages_rows_are_shown_beside_what_is_reported(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
-    show(out, exhibit=EXHIBIT, table=table(tmp_path / "t", ROWS))
+    report_exhibit(out, exhibit=EXHIBIT, table=table(tmp_path / "t", ROWS))
     text = (out / "exhibit.txt").read_text(encoding="utf-8")
     assert "holds  importance beats random at 0.1: +0.450 [" in text
     assert "differs  our pair" in text
@@ -49,11 +49,11 @@ def test_a_stages_rows_are_shown_beside_what_is_reported(tmp_path):
 
 
 def test_rows_may_be_in_groups(tmp_path):
-    found = list(rows(table(tmp_path, {"g": ROWS, "h": ROWS})))
+    found = list(read_rows(table(tmp_path, {"g": ROWS, "h": ROWS})))
     assert [(line.group, line.label) for line in found[1:3]] == [("g", "random 0.1"), ("h", "importance 0.1")]
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("node", "message"),
     [
         ([1], r"is no table: \{row: \{column: cell\}\} is wanted"),
@@ -64,9 +64,9 @@ def test_rows_may_be_in_groups(tmp_path):
 )
 def test_what_is_no_table_is_refused(tmp_path, node, message):
     with pytest.raises(TableError, match=message):
-        list(rows(table(tmp_path, node)))
+        list(read_rows(table(tmp_path, node)))
 
 
 def test_a_stage_without_rows_is_told_so(tmp_path):
     with pytest.raises(TableError, match="cannot be read as the rows of an exhibit"):
-        list(rows(tmp_path))
+        list(read_rows(tmp_path))

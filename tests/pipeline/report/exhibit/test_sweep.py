@@ -11,34 +11,34 @@ from served import drawn
 
 from pipeline.report import comparison, sweep
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.jobs import lines
-from pipeline.report.exhibit.plot import panels
-from pipeline.report.exhibit.rows import Shown
-from pipeline.report.exhibit.schema import Claim, Column, Figure, Relative, Rows
-from pipeline.report.exhibit.sweep import Prepared
+from pipeline.report.exhibit.jobs import rows_of_jobs
+from pipeline.report.exhibit.plot import build_panels
+from pipeline.report.exhibit.rows import RenderedExhibit
+from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, RelativeTo, RowTemplate
+from pipeline.report.exhibit.sweep import SweepExhibit
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import Outcome
+from pipeline.report.outcome import JobResult
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
-from pipeline.report.table import plain
+from pipeline.report.table import plain_lines
 
 EXHIBIT = Exhibit(
     "Fig. 14: what a budget buys",
     (
-        Column("quality"),
-        Column("TBT, ms", "latency/tbt_s/mean", 1000),
-        Column("cost of 0.8", "cost/verified_s", relative=Relative("budget 0.8")),
-        Column("tokens/s", "throughput/tokens_per_s"),
+        ExhibitColumn("quality"),
+        ExhibitColumn("TBT, ms", "latency/tbt_s/mean", 1000),
+        ExhibitColumn("cost of 0.8", "cost/verified_s", relative=RelativeTo("budget 0.8")),
+        ExhibitColumn("tokens/s", "throughput/tokens_per_s"),
     ),
-    rows=Rows("budget {policy.offload.budget}", group="{pair}", over="training.seed"),
+    rows=RowTemplate("budget {policy.offload.budget}", group="{pair}", pool_over="training.seed"),
     reported={"small": {"budget 0.2": {"quality": 0.61, "cost of 0.8": "small"}, "budget 0.9": {"quality": 0.7}}},
-    figure=Figure("{policy.offload.budget}", ("quality", "TBT, ms"), log_x=True),
+    figure=ExhibitFigure("{policy.offload.budget}", ("quality", "TBT, ms"), log_x=True),
     claims=(
-        Claim("0.8 is better than 0.2", "budget 0.8", "quality", "above", than="budget 0.2"),
+        Claim("0.8 is better than 0.2", "budget 0.8", "quality", "above", baseline="budget 0.2"),
         Claim("0.2 costs less than 0.8", "budget 0.2", "cost of 0.8", "at_most", value=0.9),
-        Claim("0.2 beats 0.4", "budget 0.2", "quality", "above", than="budget 0.4"),
+        Claim("0.2 beats 0.4", "budget 0.2", "quality", "above", baseline="budget 0.4"),
     ),
-    differs=("the pair is ours",),
+    deviations=("the pair is ours",),
 )
 
 
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             number += 1
     for budget in ("0.8", "0.4"):
         words = overrides(budget, 4)
-        Outcome("failed", number, "synera", words, error="out of memory").write(place / "sweep" / str(number))
+        JobResult("failed", number, "synera", words, error="out of memory").write(place / "sweep" / str(number))
         number += 1
     return place / "sweep"
 
@@ -67,14 +67,16 @@ def overrides(budget: str, seed: int) -> tuple[str, ...]:
 
 def finished(place: Path, number: int, artifact: Path, budget: str, seed: int) -> None:
     metrics = summarise(Records.read(artifact)).metrics()
-    Outcome(
+    JobResult(
         "complete", number, "synera", overrides(budget, seed), "d", str(artifact), False, "exact match", metrics
     ).write(place / str(number))
 
 
 @pytest.fixture(scope="module")
-def shown(folder: Path) -> Shown:
-    return Shown.of(EXHIBIT, lines(EXHIBIT, comparison.compare(folder), {"pair": "small"}))
+def shown(folder: Path) -> RenderedExhibit:
+    return RenderedExhibit.with_reported_rows(
+        EXHIBIT, rows_of_jobs(EXHIBIT, comparison.compare_jobs(folder), {"pair": "small"})
+    )
 
 
 def test_jobs_become_rows_and_seeds_are_pooled(shown):
@@ -94,8 +96,8 @@ def test_a_relative_column_is_one_in_its_own_row_and_paired_in_others(shown):
 
 
 def test_all_is_printed(folder, tmp_path):
-    made = Prepared(EXHIBIT, {"pair": "small"}).show(comparison.compare(folder), tmp_path)
-    text = "\n".join(plain(made.parts))
+    made = SweepExhibit(EXHIBIT, {"pair": "small"}).write(comparison.compare_jobs(folder), tmp_path)
+    text = "\n".join(plain_lines(made.parts))
     assert "Fig. 14: what a budget buys" in text
     assert "    0.61 | 0.388 [" in text
     assert "(0.375 to 0.400)" in text
@@ -109,7 +111,7 @@ def test_all_is_printed(folder, tmp_path):
 
 
 def test_files_and_numbers_hold_what_was_printed(folder, tmp_path):
-    made = Prepared(EXHIBIT, {"pair": "small"}).show(comparison.compare(folder), tmp_path)
+    made = SweepExhibit(EXHIBIT, {"pair": "small"}).write(comparison.compare_jobs(folder), tmp_path)
     assert [path.name for path in made.files] == ["exhibit.json", "exhibit.csv", "exhibit.png"]
     found = json.loads((tmp_path / "exhibit.json").read_text())
     assert found["rows"][0]["columns"]["quality"]["ours"]["by_replicate"] == {"0": 0.4, "3": 0.375}
@@ -123,24 +125,24 @@ def test_files_and_numbers_hold_what_was_printed(folder, tmp_path):
 
 
 def test_the_figure_has_our_lines_and_what_is_reported(shown):
-    quality, tbt = panels(shown, EXHIBIT.figure)
-    assert [(mark.x, mark.y) for mark in quality.ours["small"]] == [
+    quality, tbt = build_panels(shown, EXHIBIT.figure)
+    assert [(mark.x, mark.y) for mark in quality.measured["small"]] == [
         (0.2, pytest.approx(0.3875)),
         (0.8, pytest.approx(0.8875)),
     ]
     assert [mark.y for mark in quality.reported["small"]] == [0.61]
     assert tbt.reported == {}
-    assert quality.places is None
+    assert quality.categories is None
 
 
 def test_a_figure_over_names_has_places(shown):
-    (panel,) = panels(shown, Figure("{row}", "quality"))
-    assert panel.places == ["budget 0.2", "budget 0.8", "budget 0.9"]
+    (panel,) = build_panels(shown, ExhibitFigure("{row}", "quality"))
+    assert panel.categories == ["budget 0.2", "budget 0.8", "budget 0.9"]
 
 
 def test_a_sweep_ends_with_its_exhibit(folder):
     file = io.StringIO()
-    rows = sweep.end(folder, Tracking(uri="none"), file, Prepared(EXHIBIT, {"pair": "small"}))
+    rows = sweep.finish_sweep(folder, Tracking(uri="none"), file, SweepExhibit(EXHIBIT, {"pair": "small"}))
     assert len(rows) == 6
     text = file.getvalue()
     assert text.index("jobs complete") < text.index("Fig. 14") < text.index("exhibit.png")
@@ -150,7 +152,7 @@ def test_records_that_are_gone_take_the_intervals_alone(folder, tmp_path):
     artifact = drawn(tmp_path / "serve", "synera", 0.2, n=8)
     finished(tmp_path / "sweep", 0, artifact, "0.2", 0)
     (artifact / "requests.parquet").unlink()
-    (line,) = lines(EXHIBIT, comparison.compare(tmp_path / "sweep"), {"pair": "small"})
+    (line,) = rows_of_jobs(EXHIBIT, comparison.compare_jobs(tmp_path / "sweep"), {"pair": "small"})
     quality = line.measured["quality/mean"]
     assert quality.value > 0
     assert quality.interval is None

@@ -1,13 +1,13 @@
 import pytest
 
 from pipeline.report.exhibit import Exhibit
-from pipeline.report.exhibit.estimate import Estimate, of_values
-from pipeline.report.exhibit.rows import Line, Shown
-from pipeline.report.exhibit.schema import Claim, Column, Relative
-from pipeline.report.exhibit.verdict import judged, tally, verdicts
+from pipeline.report.exhibit.estimate import Estimate, estimate_mean
+from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
+from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
+from pipeline.report.exhibit.verdict import claim_status, count_statuses, evaluate_claims
 
 
-@pytest.mark.parametrize(
+@pytest.instant.parametrize(
     ("wanted", "margin", "low", "high", "result"),
     [
         ("above", 0.0, 0.01, 0.05, "holds"),
@@ -28,55 +28,59 @@ from pipeline.report.exhibit.verdict import judged, tally, verdicts
     ],
 )
 def test_an_interval_decides_where_it_lies_on_one_side(wanted, margin, low, high, result):
-    assert judged(Claim("so", "a", "q", wanted, value=0, margin=margin), low, high) == result
+    assert claim_status(Claim("so", "a", "q", wanted, value=0, margin=margin), low, high) == result
 
 
-def shown(*claims: Claim, **lines: Estimate) -> Shown:
-    columns = (Column("q"), Column("q of a", "q", relative=Relative("a")))
-    rows = [Line("", label, {"q": cell}) for label, cell in lines.items()]
-    return Shown.of(Exhibit("t", columns, claims=claims), rows)
+def shown(*claims: Claim, **lines: Estimate) -> RenderedExhibit:
+    columns = (ExhibitColumn("q"), ExhibitColumn("q of a", "q", relative=RelativeTo("a")))
+    rows = [ExhibitRow("", label, {"q": cell}) for label, cell in lines.items()]
+    return RenderedExhibit.with_reported_rows(Exhibit("t", columns, claims=claims), rows)
 
 
-GOOD, BAD = of_values([1.0] * 30 + [0.0] * 10), of_values([1.0] * 12 + [0.0] * 28)
+GOOD, BAD = estimate_mean([1.0] * 30 + [0.0] * 10), estimate_mean([1.0] * 12 + [0.0] * 28)
 
 
 def test_a_claim_compares_two_rows_prompt_by_prompt():
-    (found,) = verdicts(shown(Claim("a beats b", "a", "q", "above", than="b"), a=GOOD, b=BAD))
-    assert (found.result, found.basis) == ("holds", "95 % interval")
+    (found,) = evaluate_claims(shown(Claim("a beats b", "a", "q", "above", baseline="b"), a=GOOD, b=BAD))
+    assert (found.status, found.basis) == ("holds", "95 % interval")
     assert found.difference.value == pytest.approx(0.45)
     assert 0 < found.bounds[0] < 0.45 < found.bounds[1]
 
 
 def test_a_claim_on_a_relative_column_compares_the_ratio_with_a_value():
-    (found,) = verdicts(shown(Claim("b is half of a at most", "b", "q of a", "at_most", value=0.5), a=GOOD, b=BAD))
+    (found,) = evaluate_claims(
+        shown(Claim("b is half of a at most", "b", "q of a", "at_most", value=0.5), a=GOOD, b=BAD)
+    )
     assert found.difference.value == pytest.approx(0.4 - 0.5)
 
 
-@pytest.mark.parametrize("than", ["b", "c"])
+@pytest.instant.parametrize("than", ["b", "c"])
 def test_a_row_without_a_number_decides_nothing(than):
-    (found,) = verdicts(shown(Claim("so", "a", "q", "above", than=than), a=GOOD, b=None))
-    assert (found.result, found.basis) == ("not decided", f"no number of '{than}'")
+    (found,) = evaluate_claims(shown(Claim("so", "a", "q", "above", baseline=than), a=GOOD, b=None))
+    assert (found.status, found.basis) == ("not decided", f"no number of '{than}'")
 
 
 def test_without_a_seed_in_common_nothing_is_decided():
-    claim = Claim("so", "a", "q", "above", than="b")
-    (found,) = verdicts(shown(claim, a=Estimate({"0": 1.0}), b=Estimate({"3": 1.0})))
-    assert (found.result, found.basis) == ("not decided", "no seed is complete in both rows")
+    claim = Claim("so", "a", "q", "above", baseline="b")
+    (found,) = evaluate_claims(shown(claim, a=Estimate({"0": 1.0}), b=Estimate({"3": 1.0})))
+    assert (found.status, found.basis) == ("not decided", "no seed is complete in both rows")
 
 
 def test_what_cannot_be_resampled_is_judged_by_its_seeds_or_its_value():
-    claim = Claim("so", "a", "q", "above", than="b")
-    (one,) = verdicts(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
-    assert (one.result, one.basis) == ("holds", "no interval")
-    (seeds,) = verdicts(shown(claim, a=Estimate({"0": 2.0, "3": 0.5}), b=Estimate({"0": 1.0, "3": 1.0})))
-    assert (seeds.result, seeds.basis, seeds.bounds) == ("undecided", "seeds alone", (-0.5, 1.0))
-    (other,) = verdicts(shown(claim, a=GOOD, b=of_values([0.0] * 7)))
+    claim = Claim("so", "a", "q", "above", baseline="b")
+    (one,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
+    assert (one.status, one.basis) == ("holds", "no interval")
+    (seeds,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0, "3": 0.5}), b=Estimate({"0": 1.0, "3": 1.0})))
+    assert (seeds.status, seeds.basis, seeds.bounds) == ("undecided", "seeds alone", (-0.5, 1.0))
+    (other,) = evaluate_claims(shown(claim, a=GOOD, b=estimate_mean([0.0] * 7)))
     assert other.basis == "not the same prompts: no interval"
 
 
 def test_a_claim_is_made_in_every_group_or_in_one():
-    rows = [Line(group, label, {"q": cell}) for group in "gh" for label, cell in (("a", GOOD), ("b", BAD))]
-    claims = (Claim("so", "a", "q", "above", than="b"), Claim("so", "b", "q", "above", than="a", group="h"))
-    found = verdicts(Shown.of(Exhibit("t", (Column("q"),), claims=claims), rows))
-    assert [(one.group, one.result) for one in found] == [("g", "holds"), ("h", "holds"), ("h", "does not hold")]
-    assert tally(found) == {"holds": 2, "does not hold": 1}
+    rows = [ExhibitRow(group, label, {"q": cell}) for group in "gh" for label, cell in (("a", GOOD), ("b", BAD))]
+    claims = (Claim("so", "a", "q", "above", baseline="b"), Claim("so", "b", "q", "above", baseline="a", group="h"))
+    found = evaluate_claims(
+        RenderedExhibit.with_reported_rows(Exhibit("t", (ExhibitColumn("q"),), claims=claims), rows)
+    )
+    assert [(one.group, one.status) for one in found] == [("g", "holds"), ("h", "holds"), ("h", "does not hold")]
+    assert count_statuses(found) == {"holds": 2, "does not hold": 1}
