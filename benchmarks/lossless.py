@@ -10,7 +10,7 @@ LIMIT_TOKENS = 48
 
 
 def main(large: Path, corpus: Path) -> bool:
-    with api.composed("policy=sled", "tracking.uri=none", f"workload.prompts={PROMPTS}") as cfg:
+    with api.composed("policy=sled", "tracking.uri=none", f"workload.num_prompts={PROMPTS}") as cfg:
         report = api.run(cfg)
     assert report is not None
     served = {request.prompt_id: list(request.tokens) for request in report.records.requests}

@@ -76,7 +76,7 @@ def synera_setup(budget: float, outputs: str = "outputs") -> Setup:
     from pipeline.artifacts.store import Store
     from pipeline.config.build import construct
 
-    words = ("policy=synera", f"policy.offload.budget={budget}", f"workload.prompts={PROMPTS}", f"outputs={outputs}")
+    words = ("policy=synera", f"policy.offload.budget={budget}", f"workload.num_prompts={PROMPTS}", f"outputs={outputs}")
     stages = {stage.name: stage for stage in api.stages(words)}
     store = Store(Path(outputs).absolute() / "artifacts")
     made: Setup = construct(stages["serve"].args["setup"], lambda name: store.path(stages[name]), "setup")

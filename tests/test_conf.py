@@ -158,7 +158,7 @@ def test_every_choice_begins_with_a_line_that_says_what_it_is(group: str) -> Non
 
 
 def test_every_library_is_a_group_of_nodes_of_its_class() -> None:
-    libraries = OmegaConf.to_container(compose("config", ["policy=synera"]).libraries)
+    libraries = OmegaConf.to_container(compose("config", ["policy=synera"]).named_configs)
     assert isinstance(libraries, dict)
     for target, group in libraries.items():
         for name in choices(str(group)):

@@ -66,7 +66,7 @@ def test_four_processes_of_one_sweep_build_each_artifact_once(tmp_path: Path) ->
 
 
 def test_a_sweep_goes_on_after_a_failed_job_and_later_does_only_that_one(tmp_path: Path) -> None:
-    sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timing=llama2_70b,llama2_13b", "stage=all")
+    sweep = ("-m", "policy=sled,edge_centric", "model.cloud.timed_architecture=llama2_70b,llama2_13b", "stage=all")
     with start(tmp_path, *sweep) as process:
         table, errors = process.communicate()
     assert process.returncode == 1

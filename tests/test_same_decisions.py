@@ -73,14 +73,14 @@ def divides(policy: str) -> bool:
     return "/division@division" in slots(CONF / "placement" / f"{slots(CONF / f'{policy}.yaml')['placement']}.yaml")
 
 
-TIERED = ("hardware=hyperion", "workload.prompts=4")
+TIERED = ("hardware=hyperion", "workload.num_prompts=4")
 COMPOSED = {
     **{policy: (f"policy={policy}", *TIERED) for policy in POLICIES if divides(policy)},
     "synera+tiers": ("policy=synera", "policy/placement=hypsplit", "policy/dispatch=hypsched", *TIERED),
     "wisp+tiers": ("policy=wisp", "policy/placement=optimum", "policy/dispatch=random", *TIERED),
     "hat+tiers": (
         "policy=hat",
-        "+division@policy.placement.division=hypsplit",
+        "+policy/placement/partition@policy.placement.division=hypsplit",
         "policy/dispatch=hypsched",
         *TIERED,
     ),
@@ -92,28 +92,28 @@ COMPOSED = {
         "policy=hat",
         "policy.placement={stages: 3, download: all}",
         "policy/scheduler=sarathi",
-        "policy.scheduler.chunk=16",
-        "policy.exchange.number=int8",
+        "policy.scheduler.chunk_tokens=16",
+        "policy.payload.hidden_dtype=int8",
     ),
-    "citer+span": ("policy=citer", "policy.offload.span=3"),
-    "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device=false"),
+    "citer+span": ("policy=citer", "policy.offload.num_cloud_tokens=3"),
+    "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
 """Slots of one paper in another's policy."""
 _OUTAGES = "{_target_: serving.network.outages.PeriodicOutages, every_s: 3, for_s: 2, first_s: 1}"
 OTHER_TIERS = {
-    "hyperion+two": ("policy=hyperion", "hardware=hyperion_two", "workload.prompts=4"),
-    "hyperion+four": ("policy=hyperion", "hardware=hyperion_four", "workload.prompts=4"),
+    "hyperion+two": ("policy=hyperion", "hardware=hyperion_2_tiers", "workload.num_prompts=4"),
+    "hyperion+four": ("policy=hyperion", "hardware=hyperion_4_tiers", "workload.num_prompts=4"),
     "hyperion+failures": (
-        "policy=hyperion", *TIERED, f"hardware.tiers.nx.outages={_OUTAGES}", "hardware.tiers.nx.failing=[0, 2]",
+        "policy=hyperion", *TIERED, f"hardware.tiers.nx.outages={_OUTAGES}", "hardware.tiers.nx.failing_nodes=[0, 2]",
         "+hardware.tiers.nx.detect_ms=200",
     ),
 }  # fmt: skip
 """Played on virtual time alone, where nodes may fail."""
-ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.prompts=4")}
+ALONE = {"cloud_centric+four": ("policy=cloud_centric", "workload.num_prompts=4")}
 POLICIES = [*dict.fromkeys((*POLICIES, *COMPOSED))]
 SAMPLED = ("sled", "synera", "hat", "citer", "hyperion")
-TOY = ("model=toy", "network=mbps_10", "workload.profiling.prompts=24", "trainer.threads=1", "tracking.uri=none")
-SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last=0.5")
+TOY = ("model=toy", "network=mbps_10", "workload.profiling.num_prompts=24", "trainer.threads=1", "tracking.uri=none")
+SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = {
@@ -155,7 +155,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def setup_of(policy: str, temperature: float, outputs: Path) -> Setup:
     chosen = (COMPOSED | OTHER_TIERS | ALONE).get(policy, (f"policy={policy}",))
-    words = (*TOY, "workload.prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
+    words = (*TOY, "workload.num_prompts=6", "workload.devices=3", f"outputs={outputs}", *chosen)
     sure = SURE if policy.startswith("synera") else ROUTED.get(policy.partition("+")[0], ())
     with api.composed(*words, *sure, *PROMISED, f"decoding.temperature={temperature}") as cfg:
         job = create_job(cfg)
@@ -413,9 +413,9 @@ def once(first_s: float, for_s: float) -> str:
 @pytest.instant.slow
 def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path: Path) -> None:
     """Nobody else is in their tiers; the one that is started first finds the other still dead."""
-    alone = "policy=cloud_centric", "workload.prompts=6"
+    alone = "policy=cloud_centric", "workload.num_prompts=6"
     OTHER_TIERS["killed"] = (
-        "policy=hyperion", "hardware=hyperion_two", "workload.prompts=6", "hardware.tiers.nx.nodes.count=1",
+        "policy=hyperion", "hardware=hyperion_2_tiers", "workload.num_prompts=6", "hardware.tiers.nx.nodes.count=1",
         "hardware.tiers.agx.nodes.count=1", f"hardware.tiers.nx.outages={once(0.3, 4)}",
         f"hardware.tiers.agx.outages={once(0.4, 0.5)}",
     )  # fmt: skip

@@ -121,7 +121,7 @@ def profile_thresholds(
     chunks = [chunk for query in asked for chunk in records[query.request.session].draft_decisions]
     if not chunks:
         raise ValueError(
-            "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
+            "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
     Thresholds(
         c_th=best_threshold(chunks, k) if c_quantile is None else quantile_threshold(chunks, c_quantile),

@@ -30,8 +30,8 @@ def test_both_ways_of_writing_are_one(written: str, hydra: str) -> None:
 
 
 def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
-    words = ["+method=cloud", "experiment=synera/table4", "a=b"]
-    assert arguments.normalise(words) == ["+experiment=synera/table4", "+method=cloud", "a=b"]
+    words = ["+variant/synera/method=cloud_centric", "experiment=synera/table4", "a=b"]
+    assert arguments.normalise(words) == ["+experiment=synera/table4", "+variant/synera/method=cloud_centric", "a=b"]
     split = ["--config-dir", "conf", "-m", "a=b", "--cfg=job", "+experiment=x"]
     assert arguments.normalise(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
 

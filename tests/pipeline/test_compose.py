@@ -15,7 +15,7 @@ def config(**change: Any) -> Any:
         "model": {"path": "${stage:model}", "stages": {"model": {"_target_": "x", "seed": "${seed}"}}},
         "policy": {"name": "p", "artifacts": {"thresholds": {"_target_": "y", "on": "${profiling}"}}},
         "hardware": {"chip": "orin"},
-        "workload": {"prompts": 3, "profiling": {"prompts": "${workload.prompts}"}},
+        "workload": {"prompts": 3, "profiling": {"prompts": "${workload.num_prompts}"}},
         "stages": {"serve": {"_target_": "z", "policy": "${policy}", "workload": "${workload}"}},
         "seed": 5,
     }

@@ -117,17 +117,17 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("hardware.device.chip=orin",),
         "hardware.device.chip: there is no 'orin' in hardware/chip. There are: a100_80gb,",
     ),
-    "an architecture": (("model.cloud.timing=llama9",), "model/architecture. There are: falcon_40b,"),
+    "an architecture": (("model.cloud.timed_architecture=llama9",), "model/architecture. There are: falcon_40b,"),
     "no bandwidth": (("network.uplink_mbps=0",), "network.uplink_mbps=0.0 Mbit/s must be more than 0"),
     "negative bandwidth": (("network.downlink_mbps=-2",), "network.downlink_mbps=-2.0 Mbit/s must be more than 0"),
     "bandwidth in words": (("network.uplink_mbps=fast",), "network.uplink_mbps: got 'fast'; a number is wanted"),
     "no number": (("decoding.temperature=nan",), "decoding.temperature: got nan; a finite number is wanted"),
     "a model too large": (
-        ("model.cloud.timing=llama2_70b",),
+        ("model.cloud.timed_architecture=llama2_70b",),
         "llama2_70b does not fit into rtx_a6000 (48.00 GB) in fp16: weights",
     ),
     "a model too large for the device": (
-        ("hardware=jetson_orin_nano", "model.device.timing=llama2_13b"),
+        ("hardware=jetson_orin_nano", "model.device.timed_architecture=llama2_13b"),
         "llama2_13b does not fit into jetson_orin_nano_8gb",
     ),
     "a checkpoint that is not there": (
@@ -265,8 +265,8 @@ def data_file(tmp_path: Path, *lines: str) -> tuple[str, ...]:
         "workload=gsm8k",
         f"workload.path={file}",
         "workload.dataset.shots=0",
-        "workload.prompts=2",
-        "workload.profiling.prompts=1",
+        "workload.num_prompts=2",
+        "workload.profiling.num_prompts=1",
     )
 
 

@@ -199,8 +199,8 @@ def test_a_page_without_other_policies_is_composed_once_and_artifacts_of_others_
     words = ["+policy=citer", "service.page.port=0", "policy/offload@policy.offload=citer"]
     assert policy_variants.without_page_policies(words) == words
     of_page = ["+page=routing", "+policy@page.policies.a=citer", "page.policies.a.name=b"]
-    assert policy_variants.without_page_policies([*of_page, "policy.artifacts.router_1.share=0.2"]) == [
-        "++policy.artifacts.router_1.share=0.2"
+    assert policy_variants.without_page_policies([*of_page, "policy.artifacts.router_1.routed_share=0.2"]) == [
+        "++policy.artifacts.router_1.routed_share=0.2"
     ]
 
 
@@ -208,7 +208,7 @@ def test_both_routers_stand_beside_each_other() -> None:
     from pipeline import api
     from pipeline.config import policy_variants
 
-    words = ("policy=edge_centric", "page=routing", "model=toy", "policy.artifacts.router_1.share=0.2")
+    words = ("policy=edge_centric", "page=routing", "model=toy", "policy.artifacts.router_1.routed_share=0.2")
     with api.composed(*policy_variants.without_page_policies(words)) as alone:
         pass
     with api.composed(*words) as cfg:

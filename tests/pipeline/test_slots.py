@@ -17,14 +17,14 @@ def stages(*words: str) -> dict[str, Any]:
 NEEDED = {
     "+policy=sled policy/offload=synera": True,
     "+policy=sled policy/offload=confidence": True,
-    "+policy=sled policy/offload=perplexity": True,
+    "+policy=sled policy/offload=edgefm": True,
     "+policy=sled policy/offload=random": False,
-    "+policy=sled policy/waiting=parallel": True,
-    "+policy=sled policy/waiting=parallel policy/offload=synera": True,
-    "+policy=sled policy/exchange=whole": False,
-    "+policy=edge_centric policy/early_exit=layers": False,
-    "+policy=synera policy/waiting=idle": True,
-    "+policy=synera policy/waiting=idle policy/offload=always": False,
+    "+policy=sled policy/lookahead=synera": True,
+    "+policy=sled policy/lookahead=synera policy/offload=synera": True,
+    "+policy=sled policy/payload=full_distribution": False,
+    "+policy=edge_centric policy/early_exit=layer_wise": False,
+    "+policy=synera policy/lookahead=none": True,
+    "+policy=synera policy/lookahead=none policy/offload=always": False,
     "+policy=hybrid": True,
     "+policy=edgefm": True,
 }
@@ -40,7 +40,7 @@ def test_a_plan_profiles_thresholds_where_a_slot_reads_them(words: str) -> None:
 
 def test_thresholds_are_profiled_with_the_policys_own_draft() -> None:
     """The same artifact serves every selection and budget; another draft has one of its own."""
-    words = ("policy/waiting=parallel", "policy/offload=importance")
+    words = ("policy/lookahead=synera", "policy/offload=importance")
 
     def digest(*more: str) -> str:
         return str(stages("+policy=sled", *more)[THRESHOLDS].digest)
@@ -55,9 +55,9 @@ def test_thresholds_are_profiled_with_the_layers_that_are_skipped() -> None:
         name: stages(*words, *more)[THRESHOLDS].digest
         for name, more in {
             "none": (),
-            "layers": ("policy/early_exit=layers",),
-            "surer": ("policy/early_exit=layers", "policy.early_exit.margin=0.9"),
-            "once": ("policy/early_exit=layers", "policy.early_exit.checks=1"),
+            "layers": ("policy/early_exit=layer_wise",),
+            "surer": ("policy/early_exit=layer_wise", "policy.early_exit.margin=0.9"),
+            "once": ("policy/early_exit=layer_wise", "policy.early_exit.max_checks=1"),
         }.items()
     }
     assert len(set(digests.values())) == 4

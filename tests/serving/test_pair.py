@@ -84,13 +84,13 @@ def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
 
 @pytest.instant.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"model.cloud.ways is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
+    with pytest.raises(ValueError, match=rf"model.cloud.tensor_parallel is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways)
 
 
 @pytest.instant.usefixtures("library")
 def test_what_several_processes_cannot_share_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model.cloud.ways is 0; it is a number of processes, 1 or more"):
+    with pytest.raises(ValueError, match=r"model.cloud.tensor_parallel is 0; it is a number of processes, 1 or more"):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=0)
     with pytest.raises(ValueError, match="parts no weights in nf4; set ways=1, or quantization=none"):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=2, quantization="nf4")
@@ -101,7 +101,7 @@ def test_what_several_processes_cannot_share_is_refused() -> None:
             server=RemoteServer(base_url="http://127.0.0.1:1/v1", model="m"),
         )
     here = ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=2)
-    with pytest.raises(ValueError, match=r"a device's model runs in one process; set model.device.ways=1"):
+    with pytest.raises(ValueError, match=r"a device's model runs in one process; set model.device.tensor_parallel=1"):
         ModelPair(here, here)
 
 

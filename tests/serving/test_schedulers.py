@@ -142,14 +142,14 @@ def test_hidden_states_are_cut_as_tokens_are() -> None:
 @pytest.instant.parametrize(
     ("build", "message"),
     [
-        (lambda: StaticBatch(0, 0.1), "policy.scheduler.size is 0; it must be at least 1"),
+        (lambda: StaticBatch(0, 0.1), "policy.scheduler.max_num_seqs is 0; it must be at least 1"),
         (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; it cannot be negative"),
-        (lambda: Fifo(0), "policy.scheduler.size is 0"),
-        (lambda: UpwardRank(0), "policy.scheduler.size is 0"),
-        (lambda: ContinuousBatch(max_num_seqs=0), "policy.scheduler.size is 0"),
-        (lambda: ContinuousBatch(chunk_tokens=0), "policy.scheduler.chunk is 0"),
-        (lambda: VerificationAware(max_num_seqs=0), "policy.scheduler.size is 0"),
-        (lambda: VerificationAware(chunk_tokens=0), "policy.scheduler.chunk is 0"),
+        (lambda: Fifo(0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: UpwardRank(0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: ContinuousBatch(max_num_seqs=0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: ContinuousBatch(chunk_tokens=0), "policy.scheduler.chunk_tokens is 0"),
+        (lambda: VerificationAware(max_num_seqs=0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: VerificationAware(chunk_tokens=0), "policy.scheduler.chunk_tokens is 0"),
     ],
 )
 def test_sizes_are_at_least_one(build: type, message: str) -> None:

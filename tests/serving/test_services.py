@@ -251,7 +251,7 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"timeout_s": 0.0}, "more than 0"),
         ({"context_tokens": 1}, "at least 2"),
         ({"grace_s": -1.0}, "0 or more"),
-        ({"endpoint": EndpointOptions(cached_conversations=65)}, "service.limits.sessions"),
+        ({"endpoint": EndpointOptions(cached_conversations=65)}, "service.limits.sessions_per_node"),
     ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> None:

@@ -165,6 +165,6 @@ def test_position_and_token_are_drawn_apart() -> None:
 
 
 def test_at_least_one_token_is_drafted_ahead() -> None:
-    with pytest.raises(ValueError, match=r"policy.waiting.steps is 0; draft at least 1 token ahead"):
+    with pytest.raises(ValueError, match=r"policy.lookahead.max_steps is 0; draft at least 1 token ahead"):
         parallel(steps=0)
     assert (NoLookahead().max_steps, parallel().max_steps, parallel().requested_scores) == (0, 3, ("confidence",))

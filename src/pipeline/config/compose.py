@@ -21,7 +21,7 @@ HOISTED_SECTIONS = {"workload": "profiling"}
 
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine;
-    `${trained_here:PATHS}`: are all these paths artifacts? `${exported:BACKEND}`: the artifact of stage `device_graph`
+    `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage `device_graph`
     where a model runs from a graph, else null.
     """
     import os
@@ -33,7 +33,7 @@ def register_resolvers() -> None:
 
     OmegaConf.register_new_resolver("stage", lambda name: {REFERENCE: name}, replace=True)
     OmegaConf.register_new_resolver("trained_here", lambda *paths: all(_is_stage(p) for p in paths), replace=True)
-    OmegaConf.register_new_resolver("exported", _device_graph, replace=True)
+    OmegaConf.register_new_resolver("device_graph", _device_graph, replace=True)
     OmegaConf.register_new_resolver("process", os.getpid, replace=True)
     OmegaConf.register_new_resolver("machine", facts, replace=True)
 

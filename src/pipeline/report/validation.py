@@ -11,7 +11,7 @@ from pipeline.report import plot_style
 from pipeline.report.records import Records, RequestRecord
 from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
-from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, plain_lines
+from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, format_percent, plain_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

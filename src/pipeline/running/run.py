@@ -29,7 +29,7 @@ def create_job(cfg: DictConfig) -> Job:
     from hydra.core.global_hydra import GlobalHydra
 
     loader: Any = GlobalHydra.instance().config_loader()
-    return Job(resolve(cfg), ConfigLibrary(loader, cfg.libraries), display_for(sys.stderr))
+    return Job(resolve(cfg), ConfigLibrary(loader, cfg.named_configs), display_for(sys.stderr))
 
 
 def run(cfg: DictConfig) -> "JobReport | None":

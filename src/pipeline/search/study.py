@@ -164,7 +164,7 @@ def _enqueue_initial(
         unknown = [key for key in point if key not in names and key not in fixed]
         if unknown:
             raise ConfigError(
-                f"hydra.sweeper.first.{label}: {unknown[0]} is not searched; searched are {', '.join(names)}."
+                f"hydra.sweeper.initial_points.{label}: {unknown[0]} is not searched; searched are {', '.join(names)}."
             )
         known = {
             names[key]: _checked_value(key, value, space.searched[names[key]])
@@ -184,4 +184,4 @@ def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
             return value
     elif isinstance(value, int | float) and not isinstance(value, bool) and allowed.low <= value <= allowed.high:  # type: ignore[attr-defined]
         return value
-    raise ConfigError(f"hydra.sweeper.first: {key} is {value!r}, which is outside of the search space: {allowed}.")
+    raise ConfigError(f"hydra.sweeper.initial_points: {key} is {value!r}, which is outside of the search space: {allowed}.")

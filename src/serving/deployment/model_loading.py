@@ -243,8 +243,8 @@ class _EngineFactory:
     def _engine_options(self) -> dict[str, Any]:
         p = self.requirements
         return {
-            "blobs": self.tensor_store, "vocabulary": self.vocabulary, "scorers": p.scorers, "block_tokens": p.block_tokens,
-            "number": p.hidden_dtype,
+            "tensor_store": self.tensor_store, "vocab_size": self.vocab_size, "scorers": p.scorers, "block_tokens": p.block_tokens,
+            "hidden_dtype": p.hidden_dtype,
         }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 
 _WITHOUT_IMPORTANCE = {
-    "draft": "window", "offload": "confidence, perplexity, uncertain, always or never", "waiting": "idle",
+    "draft": "window", "offload": "confidence, edgefm, hybrid, always or never", "lookahead": "none",
 }  # fmt: skip
 """The choices of each slot that may read it, for those who cannot see it."""
 
@@ -131,7 +131,7 @@ class Setup:
         here = "model.device.backend=onnx runs the device's model as a graph, which shows"
         for slot, instead in _WITHOUT_IMPORTANCE.items():
             chosen = getattr(self.policy, slot)
-            if IMPORTANCE in chosen.probes:
+            if IMPORTANCE in chosen.requested_scores:
                 raise ValueError(
                     f"policy.{slot}={type(chosen).__name__} reads importance, and {here} no attention; choose "
                     f"policy/{slot}={instead}, or set model.device.backend=torch"

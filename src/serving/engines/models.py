@@ -101,7 +101,7 @@ class ModelConfig(Checkpoint):
         if self.backend == "onnx":
             _check_onnx_graph(self)
         if self.quantization != "none":
-            object.__setattr__(self, "timing", self.timed_architecture.quantized(self.quantization))
+            object.__setattr__(self, "timed_architecture", self.timed_architecture.quantized(self.quantization))
 
     @property
     def onnx_graph(self) -> Path | None:
@@ -170,8 +170,8 @@ class ModelPair:
             )
         if self.device.tensor_parallel != 1:
             raise ValueError(
-                f"model.device.ways is {self.device.tensor_parallel}, and a device's model runs in one process; set "
-                "model.device.ways=1: model.cloud.ways is for the cloud's"
+                f"model.device.tensor_parallel is {self.device.tensor_parallel}, and a device's model runs in one process; set "
+                "model.device.tensor_parallel=1: model.cloud.tensor_parallel is for the cloud's"
             )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engines.tokenizer import check_same_tokenizer
@@ -182,15 +182,15 @@ class ModelPair:
 def _check_tensor_parallel(model: ModelConfig) -> None:
     """Refuses what several processes cannot share, without loading anything."""
     if model.tensor_parallel < 1:
-        raise ValueError(f"model.cloud.ways is {model.tensor_parallel}; it is a number of processes, 1 or more")
+        raise ValueError(f"model.cloud.tensor_parallel is {model.tensor_parallel}; it is a number of processes, 1 or more")
     if model.server:
         raise ValueError(
-            f"model.cloud.ways is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set ways=1, or "
+            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set ways=1, or "
             "server=null"
         )
     if model.quantization != "none":
         raise ValueError(
-            f"model.cloud.ways is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
+            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
             "quantization=none"
         )
     if isinstance(model.path, Path):
@@ -216,7 +216,7 @@ def _check_onnx_graph(model: ModelConfig) -> None:
     if model.graph is None:
         raise ValueError(
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
-            "graph: ${exported:${.backend}}, as in conf/model/tiny.yaml"
+            "graph: ${device_graph:${.backend}}, as in conf/model/tiny.yaml"
         )
 
 

@@ -72,8 +72,8 @@ class ServiceOptions:
         kept = self.endpoint.cached_conversations, self.endpoint.routing.cached_sessions
         if sum(kept) > self.limits.sessions_per_node:
             raise ValueError(
-                f"service.endpoint.conversations is {kept[0]} and service.endpoint.routing.sessions {kept[1]}, but the "
-                f"cloud keeps service.limits.sessions={self.limits.sessions_per_node} of one device; keep fewer, or allow more"
+                f"service.endpoint.cached_conversations is {kept[0]} and service.endpoint.routing.cached_sessions {kept[1]}, but the "
+                f"cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of one device; keep fewer, or allow more"
             )
 
     def addresses(self, topology: Topology) -> dict[str, str]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     pass
 
 PROFILE_FILE = "latency.json"
-COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_row_s", "head_c_s", "session_s", "wake_s")
+COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_token_s", "head_c_s", "session_s", "wake_s")
 """What a latency is linear in: WISP, Eq. 19, the LM head's row and constant, a further session, a piece of work."""
 
 

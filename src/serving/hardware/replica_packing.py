@@ -96,10 +96,10 @@ class ReplicaPacking:
     def __post_init__(self) -> None:
         if self.factor_source not in get_args(FactorSource):
             raise ValueError(
-                f"packing.figure is {self.factor_source!r}; use one of {', '.join(get_args(FactorSource))}."
+                f"packing.factor_source is {self.factor_source!r}; use one of {', '.join(get_args(FactorSource))}."
             )
         if self.max_slowdown <= 0:
-            raise ValueError(f"packing.slowdown is {self.max_slowdown}; it must be more than 0, as 0.1 for 10 %.")
+            raise ValueError(f"packing.max_slowdown is {self.max_slowdown}; it must be more than 0, as 0.1 for 10 %.")
         if self.cluster.memory_nbytes is None:
             raise ValueError(
                 f"packing.cluster: the memory of {self.cluster.chip.name} is not known; name another chip."

@@ -42,7 +42,7 @@ class RecordingOptions:
     def __post_init__(self) -> None:
         if self.trace_sessions < 1:
             raise ValueError(
-                f"record.sessions={self.trace_sessions} must be 1 or more; for no trace say record.trace=false"
+                f"record.trace_sessions={self.trace_sessions} must be 1 or more; for no trace say record.trace=false"
             )
 
     @contextmanager

@@ -59,7 +59,7 @@ Commands = list[Command]
 _REPORT_INTERVAL_S = 0.25
 """A node whose sessions stay the same tells how far it is this often at most."""
 
-_start_layer, _arrived_s = attrgetter("first"), attrgetter("arrived")
+_start_layer, _arrived_s = attrgetter("start_layer"), attrgetter("arrived_s")
 
 
 class Worker:

@@ -40,7 +40,7 @@ class PromptLengths:
     std: float
 
     def __post_init__(self) -> None:
-        for name in ("mean", "deviation"):
+        for name in ("mean", "std"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"prompts.{name} is {getattr(self, name)}; it is a number of tokens above 0")
 

@@ -185,7 +185,7 @@ def _notes(setup: Setup) -> list[str]:
     pair = setup.pair
     assumed = (
         f"the models stand for {pair.device.timed_architecture.name} and {pair.cloud.timed_architecture.name} in time, bytes and memory; "
-        "set model.device.timing and model.cloud.timing to what they are"
+        "set model.device.timed_architecture and model.cloud.timed_architecture to what they are"
     )
     found = [quality_note(setup.workload.dataset, pair.embedded), None if pair.embedded else assumed]
     found += [

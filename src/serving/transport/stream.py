@@ -188,7 +188,7 @@ class MessageSender:
         if len(data) > self._limits.message_nbytes:
             raise ValueError(
                 f"a message of {len(data)} bytes to {to} is above limits.message_nbytes="
-                f"{self._limits.message_nbytes}; raise it on both sides, or prefill in parts (policy/prefill=parts)."
+                f"{self._limits.message_nbytes}; raise it on both sides, or prefill in parts (policy/prefill=chunked)."
             )
         outbox.put(data)
 

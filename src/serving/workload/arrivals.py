@@ -87,8 +87,8 @@ class Episodes:
 
     def __post_init__(self) -> None:
         if self.tasks_per_episode < 1:
-            raise ValueError(f"workload.arrivals.tasks must be 1 or more, got {self.tasks_per_episode}")
-        for name in ("rate_per_s", "every_s"):
+            raise ValueError(f"workload.arrivals.tasks_per_episode must be 1 or more, got {self.tasks_per_episode}")
+        for name in ("rate_per_s", "episode_s"):
             if not 0 < getattr(self, name) < inf:
                 raise ValueError(f"workload.arrivals.{name} must be above 0, got {getattr(self, name)}")
 
@@ -123,7 +123,7 @@ class AzureTrace:
         """Raises ValueError when the trace is missing, broken (naming the line), or shorter than `n`."""
         rows = list(islice(self._read_requests(), n))
         if len(rows) < n:
-            raise ValueError(f"{self.path} has {len(rows)} requests, {n} are wanted; set workload.prompts lower")
+            raise ValueError(f"{self.path} has {len(rows)} requests, {n} are wanted; set workload.num_prompts lower")
         stream, start = key(seed, "arrivals"), rows[0][0] if rows else datetime.min
         return [
             Arrival(

@@ -59,7 +59,7 @@ class Workload:
     path: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("prompts", "at_once", "max_prompt_tokens", "max_new_tokens"):
+        for name in ("num_prompts", "max_concurrency", "max_prompt_tokens", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"workload.{name} must be 1 or more, got {getattr(self, name)}")
         if self.skip < 0:
@@ -69,7 +69,7 @@ class Workload:
         if self.path is not None and getattr(self.dataset, "path", None) != self.path:
             raise ValueError(f"workload.path={self.path} is set, but {self.dataset.name} does not read that file")
         if isinstance(self.arrivals, AzureTrace) and self.arrivals.use_lengths and self.truncate == "refuse":
-            raise ValueError("workload.arrivals.lengths=true cuts prompts: set workload.truncate=left or middle")
+            raise ValueError("workload.arrivals.use_lengths=true cuts prompts: set workload.truncate=left or middle")
         slo.check_classes(self.slo)
         self._check_files()
 

@@ -41,10 +41,10 @@ class LMRecipe:
     """Share of the loss that compares with the teacher's distribution, the rest with the corpus's token."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "row_tokens", "rate", "matrix_rate", "warmup_steps"):
+        for name in ("steps", "batch_size", "row_tokens", "learning_rate", "matrix_learning_rate", "warmup_steps"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")
-        for name in ("flat_share", "prompt_weight", "distil_share"):
+        for name in ("stable_share", "prompt_loss_weight", "distillation_weight"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"recipe.{name} must be between 0 and 1, got {getattr(self, name)}")
 

@@ -47,7 +47,7 @@ class Trainer:
         if self.threads < 0:
             raise ValueError(f"trainer.threads must be 0 (all cores) or more, got {self.threads}")
         if self.zero_stage not in _ZERO_STAGES:
-            raise ValueError(f"trainer.zero must be one of {', '.join(map(str, _ZERO_STAGES))}, got {self.zero_stage}")
+            raise ValueError(f"trainer.zero_stage must be one of {', '.join(map(str, _ZERO_STAGES))}, got {self.zero_stage}")
         if self.strategy == DEEPSPEED and self.accelerator == "gpu":
             _check_gpu()
 

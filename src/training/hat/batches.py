@@ -127,10 +127,10 @@ class HATRecipe:
     """Looks without a lower one, after which training stops."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "check_every", "patience"):
+        for name in ("steps", "batch_size", "eval_steps", "patience"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe.{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("warmup_steps", "weight_decay", "prompt_weight"):
+        for name in ("warmup_steps", "weight_decay", "prompt_loss_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"recipe.{name} must be 0 or more, got {getattr(self, name)}")
         if self.learning_rate <= 0:

@@ -59,7 +59,7 @@ def evaluate_drafts(
     chunks = [chunk for record in records for chunk in record.draft_decisions if chunk.tokens]
     drafted = sum(len(chunk.tokens) for chunk in chunks)
     if not chunks:
-        raise ValueError("not one draft was made on the held-out prompts; raise workload.profiling.prompts")
+        raise ValueError("not one draft was made on the held-out prompts; raise workload.profiling.num_prompts")
     written = sum(record.origins.count(origin) for record in records for origin in VERIFIED_ORIGINS)
     same = [
         record.tokens == alone[query.request.session].tokens for query, record in zip(queries, records, strict=True)
@@ -86,7 +86,7 @@ def check(evaluation: DraftEvaluation, subject: str) -> None:
         raise ValueError(
             f"{subject} no better than none: {evaluation.acceptance_length:.2f} tokens a round on {evaluation.prompts} held-out "
             f"prompts ({MIN_TOKENS_PER_ROUND} are wanted, 1 is had without), {evaluation.acceptance_rate:.1%} of "
-            f"{evaluation.drafts_per_round:.1f} drafts a round accepted; train on more texts (workload.profiling.prompts) or "
+            f"{evaluation.drafts_per_round:.1f} drafts a round accepted; train on more texts (workload.profiling.num_prompts) or "
             "longer (recipe.steps, recipe.patience)"
         )
 

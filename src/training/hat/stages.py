@@ -167,7 +167,7 @@ def _held_out_queries(
     seen = {trace.prompt_ids[text] for text in (*split.train, *split.validation)}
     asked = [q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in seen]
     if not asked:
-        raise ValueError("every prompt of workload.profiling was learned from; raise workload.profiling.prompts")
+        raise ValueError("every prompt of workload.profiling was learned from; raise workload.profiling.num_prompts")
     return asked
 
 

@@ -62,7 +62,7 @@ class HiddenStateTrace:
         if len(self) < 3:
             raise ValueError(
                 f"{len(self)} texts cannot be split into training, validation and test; raise "
-                "workload.profiling.prompts"
+                "workload.profiling.num_prompts"
             )
         return TextSplit(*map(tuple, random_split(range(len(self)), SPLIT_SHARES, seed)))
 

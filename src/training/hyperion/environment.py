@@ -96,7 +96,7 @@ class DispatchEnvironment:
             )
         if not self.chips:
             raise ValueError("world.chips is empty; name the chips that nodes are made of")
-        for name in ("equal", "scarce"):
+        for name in ("homogeneous_share", "low_memory_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"world.{name} is {getattr(self, name)}; it is a share: 0 to 1")
 

@@ -121,12 +121,12 @@ class ReinforceRecipe:
 
     def __post_init__(self) -> None:
         for name, least in (
-            ("hidden", 1), ("steps", 1), ("episodes", 1), ("plays", 2), ("check_every", 1), ("held_out", 1),
-            ("tested", 1),
+            ("hidden_size", 1), ("steps", 1), ("episodes_per_step", 1), ("rollouts_per_episode", 2), ("eval_steps", 1), ("validation_episodes", 1),
+            ("test_episodes", 1),
         ):  # fmt: skip
             if getattr(self, name) < least:
                 raise ValueError(f"recipe.{name} must be {least} or more, got {getattr(self, name)}")
-        for name in ("discount", "keep"):
+        for name in ("discount", "ema_decay"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"recipe.{name} must be 0 or more and below 1, got {getattr(self, name)}")
         if self.learning_rate <= 0 or self.entropy_weight < 0:

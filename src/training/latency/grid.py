@@ -165,7 +165,7 @@ class ProfilingOptions:
 
     def __post_init__(self) -> None:
         least = {
-            "configurations": MIN_FITTED, "held_out": MIN_HELD_OUT, "repeats": 1, "warm_ups": 0, "longest": 128,
+            "configurations": MIN_FITTED, "held_out": MIN_HELD_OUT, "repeats": 1, "warmup_runs": 0, "max_session_tokens": 128,
             "pause_ms": 0, "bootstraps": 100, "folds": 2,
         }  # fmt: skip
         for name, allowed in least.items():

@@ -42,7 +42,7 @@ class InterferenceOptions:
             raise ValueError(
                 f"interference: lengths={list(self.long_tokens)}; one or more are wanted, none below drafts={self.num_drafts}."
             )
-        for name in ("prefix", "drafts", "repeats"):
+        for name in ("cached_tokens", "num_drafts", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"interference: {name}={getattr(self, name)} must be at least 1.")
 

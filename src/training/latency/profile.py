@@ -134,7 +134,7 @@ def _check_names(architectures: Sequence[Architecture]) -> None:
         if names.count(name) > 1:
             raise ValueError(
                 f"latency profile: two models are timed as {name}, so their measured times could not be told apart; "
-                "give each its own (model.device.timing, model.cloud.timing, or drafting and verifying)."
+                "give each its own (model.device.timed_architecture, model.cloud.timed_architecture, or drafting and verifying)."
             )
 
 

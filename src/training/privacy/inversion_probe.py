@@ -31,7 +31,7 @@ class LinearProbe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "rows", "rate"):
+        for name in ("steps", "batch_size", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"probe.{name} must be above 0, got {getattr(self, name)}")
 

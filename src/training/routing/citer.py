@@ -91,9 +91,9 @@ class CoLLMRecipe:
     joint_epochs: int = 6
 
     def __post_init__(self) -> None:
-        for name in ("batch", "epochs", "patience", "joint_batch", "joint_epochs"):
+        for name in ("batch_size", "epochs", "patience", "joint_batch_size", "joint_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recipe.{name} must be 1 or more, got {getattr(self, name)}")
-        for name in ("rate", "joint_rate"):
+        for name in ("learning_rate", "joint_learning_rate"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"recipe.{name} must be above 0, got {getattr(self, name)}")

@@ -79,7 +79,7 @@ def check(evaluation: RouterEvaluation) -> None:
         raise ValueError(
             f"the router is worse than none: quality {evaluation.quality:.3f} with {evaluation.routed_share:.1%} of the tokens "
             f"routed, {evaluation.small_only_quality:.3f} without, on {evaluation.prompts} held-out prompts; is the cloud's model the "
-            "better one? Profile more prompts (workload.profiling.prompts), or change the pair"
+            "better one? Profile more prompts (workload.profiling.num_prompts), or change the pair"
         )
 
 

@@ -119,7 +119,7 @@ def split(states: RoutingStates, seed: int) -> RoutingSplit:
         raise ValueError(
             f"{len(states)} states of {len(names)} prompts, in {int((~states.small_preferred).sum())} of which the "
             "large model is preferred, cannot be split into training, validation and test with both kinds in each; "
-            "raise workload.profiling.prompts, or change the pair"
+            "raise workload.profiling.num_prompts, or change the pair"
         )
     return RoutingSplit(*parts)
 

@@ -54,7 +54,7 @@ class MLP:
             raise ValueError(f"mlp.hidden is {self.hidden_sizes}; give one layer or more, each of 1 or more")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"mlp.dropout is {self.dropout}; it is a share below 1")
-        for name, least in (("batch", 2), ("epochs", 1), ("patience", 1)):
+        for name, least in (("batch_size", 2), ("epochs", 1), ("patience", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"mlp.{name} must be {least} or more, got {getattr(self, name)}")
         if self.learning_rate <= 0 or self.weight_decay < 0:

@@ -54,7 +54,7 @@ class TokenSamples:
             raise ValueError(
                 f"{len(self)} tokens of {len(sessions)} sessions, {int(self.accepted.sum())} of them accepted, cannot "
                 "be split into training, validation and test with accepted and rejected tokens in each; raise "
-                "workload.profiling.prompts, or change the pair"
+                "workload.profiling.num_prompts, or change the pair"
             )
         return SampleSplit(*parts)
 

@@ -53,7 +53,7 @@ def compare(baseline: DraftCounts, with_predictor: DraftCounts, seed: int) -> di
     """
     n = len(baseline.rounds)
     if not baseline.rounds.sum() or not with_predictor.rounds.sum():
-        raise ValueError("not one draft was made on the held-out prompts; raise workload.profiling.prompts")
+        raise ValueError("not one draft was made on the held-out prompts; raise workload.profiling.num_prompts")
     picked = np.random.default_rng(seed).integers(n, size=(RESAMPLES, n))
     picked = picked[(baseline.rounds[picked].sum(-1) > 0) & (with_predictor.rounds[picked].sum(-1) > 0)]
     everyone = np.arange(n)

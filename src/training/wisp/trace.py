@@ -51,7 +51,7 @@ def trace_from_decisions(decisions: Mapping[str, Sequence[DraftDecision]]) -> To
     ]
     if not rows:
         raise ValueError(
-            "not one draft was made on the profiling prompts; raise workload.profiling.prompts or max_new_tokens"
+            "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
     if any(chunk.accepted is None for _, _, chunk in rows):
         raise ValueError("a window was not judged, so that nobody knows which of its tokens stand")

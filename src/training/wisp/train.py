@@ -91,7 +91,7 @@ def evaluate_served(
         raise ValueError(
             f"the predictor is no better than none: {after:.1%} of the tokens drafted with it were accepted, "
             f"{before:.1%} without it, on {len(queries)} held-out prompts with windows of {k}; profile more prompts "
-            "(workload.profiling.prompts), or change its rule"
+            "(workload.profiling.num_prompts), or change its rule"
         )
     kept = served["tokens_a_round"]["ratio"][0]
     if kept < MIN_TOKENS_RATIO:

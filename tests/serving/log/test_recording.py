@@ -41,5 +41,5 @@ def test_a_run_that_breaks_leaves_its_log(tmp_path: Path) -> None:
 
 
 def test_a_trace_of_nobody_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"record.sessions=0 must be 1 or more"):
+    with pytest.raises(ValueError, match=r"record.trace_sessions=0 must be 1 or more"):
         RecordingOptions(trace=True, trace_sessions=0)

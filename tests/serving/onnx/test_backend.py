@@ -23,8 +23,8 @@ ONNX = "model.device.backend=onnx"
 TOY = (
     "policy=hybrid",
     "model=toy",
-    "workload.prompts=6",
-    "workload.profiling.prompts=24",
+    "workload.num_prompts=6",
+    "workload.profiling.num_prompts=24",
     "trainer.threads=1",
     "tracking.uri=none",
 )

@@ -372,7 +372,7 @@ def test_the_cloud_is_killed_in_the_middle(browser: Any, words: tuple[str, ...])
     address = f"service.cloud=127.0.0.1:{free_port()}"
     cloud = Process("cloud", *words, address, "service.pace=hardware", "service.shaped=true")
     try:
-        with served(*words, address, "service.page.port=0", "service.page.remote=true") as (process, where):
+        with served(*words, address, "service.page.port=0", "service.page.remote_cloud=true") as (process, where):
             cloud.said(r"(listens)")
             view = View(browser, where).ready()
             assert view.page.locator(".policy").first.locator("option").count() == 2  # cloud_centric is left out

@@ -52,10 +52,10 @@ def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
 
 def test_a_server_behind_the_services(fake: FakeServer, pair: tuple[Path, Path], tmp_path: Path) -> None:
     words = [
-        "+policy=sled", "policy/draft=single", "policy/verify=replace", "policy/link_loss=local",
+        "+policy=sled", "policy/draft=single_token", "policy/verify=replace", "policy/link_loss=local",
         "model=toy", f"model.device.path={pair[0]}", "model.cloud.path=null", f"outputs={tmp_path}",
         f"+model.cloud.server.base_url={fake.api_url}", "+model.cloud.server.model=large",
-        "+model.cloud.server.retries=0", "+model.cloud.server.rest_s=0.2",
+        "+model.cloud.server.retries=0", "+model.cloud.server.cooldown_s=0.2",
         "service.cloud=127.0.0.1:0", "service.health.port=0", "service.endpoint.port=0", "workload.devices=1",
     ]  # fmt: skip
     cloud = Process("cloud", *words)

@@ -43,7 +43,7 @@ def test_what_is_written_is_the_same(tmp_path: Path) -> None:
 
 def served(out: Path, ways: int, runtime: str) -> list[list[int]]:
     """The tokens of all answers."""
-    words = ["+policy=cloud_centric", "model=toy", "workload=smoke", f"model.cloud.ways={ways}", f"runtime={runtime}"]
+    words = ["+policy=cloud_centric", "model=toy", "workload=smoke", f"model.cloud.tensor_parallel={ways}", f"runtime={runtime}"]
     folder = out / "artifacts" / "serve"
     before = set(folder.glob("*"))
     subprocess.run(

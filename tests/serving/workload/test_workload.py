@@ -86,7 +86,7 @@ def test_a_prompt_that_does_not_fit_is_named():
 @pytest.instant.parametrize(
     ("values", "message"),
     [
-        ({"prompts": 0}, "workload.prompts must be 1 or more, got 0"),
+        ({"prompts": 0}, "workload.num_prompts must be 1 or more, got 0"),
         ({"max_new_tokens": 0}, "workload.max_new_tokens must be 1 or more"),
         ({"max_prompt_tokens": -1}, "workload.max_prompt_tokens must be 1 or more, got -1"),
         ({"devices": 0}, "workload.devices must be 1 or more"),

@@ -68,7 +68,7 @@ class RowTemplate:
             raise ValueError("exhibit.rows.label is empty; write a template over the choices, such as '{policy}'")
         if "{" in self.pool_over:
             raise ValueError(
-                f"exhibit.rows.over is {self.pool_over!r}; it names one choice, without braces: training.seed"
+                f"exhibit.rows.pool_over is {self.pool_over!r}; it names one choice, without braces: training.seed"
             )
 
 

@@ -111,7 +111,7 @@ class RemoteClient:
             if "certificate" in said.lower():
                 raise RemoteError(
                     f"{self._display_name} shows a certificate that is not believed ({said}); name its authority in "
-                    "model.cloud.server.authority"
+                    "model.cloud.server.ca_certificate"
                 ) from None
             raise _RetryableError(f"was not reached ({type(problem).__name__}: {said})") from None
         except httpx2.HTTPError as problem:
@@ -126,7 +126,7 @@ class RemoteClient:
             if len(found) > most:
                 raise RemoteError(
                     f"{self._display_name} answered more than {most} bytes, the most that is read "
-                    "(model.cloud.server.max_answer_nbytes)"
+                    "(model.cloud.server.max_response_nbytes)"
                 )
             if self._clock() > deadline_s:
                 raise _RetryableError(f"did not come to the end of its answer in {self.server.timeout_s:g} s")
@@ -186,5 +186,5 @@ def _ssl_context(server: RemoteServer) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=str(server.ca_certificate) if server.ca_certificate else None)
     except OSError as problem:
         raise ValueError(
-            f"model.cloud.server.authority: {server.ca_certificate} cannot be read ({problem})"
+            f"model.cloud.server.ca_certificate: {server.ca_certificate} cannot be read ({problem})"
         ) from problem

@@ -59,13 +59,13 @@ class RemoteServer:
         if self.dialect not in get_args(DialectName):
             allowed = ", ".join(get_args(DialectName))
             raise ValueError(f"model.cloud.server.dialect is {self.dialect!r}; it is one of {allowed}")
-        for name, low in (("tokens_a_call", 1), ("concurrency", 1), ("retries", 0), ("max_answer_nbytes", 1)):
+        for name, low in (("tokens_per_request", 1), ("concurrency", 1), ("retries", 0), ("max_response_nbytes", 1)):
             if getattr(self, name) < low:
                 raise ValueError(f"model.cloud.server.{name} is {getattr(self, name)}; give at least {low}")
         for name in ("timeout_s", "connect_timeout_s", "backoff_s", "backoff_max_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"model.cloud.server.{name} is {getattr(self, name)}; it is a time in s, above 0")
-        for name in ("retry_after_max_s", "rest_s"):
+        for name in ("retry_after_max_s", "cooldown_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"model.cloud.server.{name} is {getattr(self, name)}; it is a time in s, 0 or more")
         if self.context_tokens is not None and self.context_tokens < 2:

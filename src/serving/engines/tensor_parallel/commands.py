@@ -103,6 +103,6 @@ def check_divisible_heads(world_size: int, config: Mapping[str, Any], name: str)
         if isinstance(count, int) and count % world_size:
             allowed = ", ".join(str(n) for n in range(1, count + 1) if not count % n)
             raise ValueError(
-                f"model.cloud.ways is {world_size}, and {name} has {count} {what}, which cannot be shared out evenly; set it "
+                f"model.cloud.tensor_parallel is {world_size}, and {name} has {count} {what}, which cannot be shared out evenly; set it "
                 f"to a divisor of that: {allowed}"
             )

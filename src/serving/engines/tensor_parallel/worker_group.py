@@ -224,10 +224,10 @@ def _check_environment(path: str, world_size: int, accelerator: str) -> None:
     check_divisible_heads(world_size, AutoConfig.from_pretrained(path).to_dict(), path)
     if distributed.is_initialized():
         raise ValueError(
-            f"model.cloud.ways is {world_size}, and this process shares a model already; close that first, or set ways=1"
+            f"model.cloud.tensor_parallel is {world_size}, and this process shares a model already; close that first, or set ways=1"
         )
     if not accelerator.startswith("cpu") and torch.cuda.device_count() < world_size:
         raise ValueError(
-            f"model.cloud.ways is {world_size}, and torch sees {torch.cuda.device_count()} GPUs here; each process needs one "
+            f"model.cloud.tensor_parallel is {world_size}, and torch sees {torch.cuda.device_count()} GPUs here; each process needs one "
             "of its own"
         )

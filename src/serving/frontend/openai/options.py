@@ -41,7 +41,7 @@ class ServerOptions:
         if not 0 <= self.port <= 65535:
             raise ValueError(f"{self.section}.port is {self.port}; it is 0 (any free port) to 65535")
         self._check_minimum(queue=0, max_body_nbytes=1, connections=1)
-        for name in ("retry_after_s", "body_s", "stall_s"):
+        for name in ("retry_after_s", "body_timeout_s", "stall_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; it is a time in seconds, above 0")
 
@@ -92,9 +92,9 @@ class RoutingLimits:
                 f"service.endpoint.routing allows thresholds from {self.min_threshold} to {self.max_threshold}; give 0 <= low <= high <= 1"
             )
         if self.max_tokens < 1:
-            raise ValueError(f"service.endpoint.routing.tokens is {self.max_tokens}; give at least 1")
+            raise ValueError(f"service.endpoint.routing.max_tokens is {self.max_tokens}; give at least 1")
         if self.cached_sessions < 0:
-            raise ValueError(f"service.endpoint.routing.sessions is {self.cached_sessions}; give 0 (none) or more")
+            raise ValueError(f"service.endpoint.routing.cached_sessions is {self.cached_sessions}; give 0 (none) or more")
 
     def clamp_threshold(self, requested: float | None, default: float) -> float:
         """What is compared with: the router's own, or what was asked for within what is allowed."""

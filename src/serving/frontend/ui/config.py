@@ -29,7 +29,7 @@ class UiConfig:
         page = self.service.page
         if page.remote_cloud and not self.setup.uses_target:
             raise ValueError(
-                f"service.page.remote is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
+                f"service.page.remote_cloud is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
                 "another policy, or leave remote out"
             )
         if page.remote_cloud:

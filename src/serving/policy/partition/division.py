@@ -152,7 +152,7 @@ def _read_nbytes(costs: BlockCosts, include_embed_head: bool) -> tuple[float, ..
 def _required_figure(fleet: Fleet, name: str, figure: float | None) -> float:
     if not figure:
         raise ValueError(
-            f"policy.placement.division.capacity wants {name} of {fleet.chip.name} in mode {fleet.mode_name}, which "
+            f"policy.placement.partition.capacity wants {name} of {fleet.chip.name} in mode {fleet.mode_name}, which "
             "nobody gave; choose another capacity, such as profiled"
         )
     return figure

@@ -52,13 +52,13 @@ class PartitionProblem:
     def __post_init__(self) -> None:
         if not self.tiers or not self.block_s or not self.block_s[0]:
             raise ValueError("partition: there is nothing to divide; give at least one tier and one block")
-        for name in ("seconds", "nbytes"):
+        for name in ("block_s", "block_nbytes"):
             self._check_count(name, len(getattr(self, name)))
             for tier, row in zip(self.tiers, getattr(self, name), strict=True):
                 self._check_row(f"{name} of {tier}", row)
-        for name in ("memory_nbytes", "nodes"):
+        for name in ("memory_nbytes", "node_counts"):
             self._check_count(name, len(getattr(self, name)))
-        for name in ("hidden_s", "token_s"):
+        for name in ("hidden_transfer_s", "token_transfer_s"):
             self._check_links(name, getattr(self, name))
         for tier, memory, count in zip(self.tiers, self.memory_nbytes, self.node_counts, strict=True):
             if not memory >= 0:

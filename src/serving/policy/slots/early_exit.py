@@ -43,7 +43,7 @@ class SequencewiseExit:
     def __post_init__(self) -> None:
         if not 0.0 <= self.sequence_fraction <= 1.0:
             raise ValueError(
-                f"policy.early_exit.after is {self.sequence_fraction}; it is a share of max_new_tokens: 0 to 1"
+                f"policy.early_exit.sequence_fraction is {self.sequence_fraction}; it is a share of max_new_tokens: 0 to 1"
             )
 
     def past_sequence_exit(self, session: Session) -> bool:
@@ -71,11 +71,11 @@ class LayerwiseExit:
             raise ValueError(f"policy.early_exit.margin is {self.margin}; it is a difference of probabilities: 0 to 1")
         if not 0.0 < self.last_share < 1.0:
             raise ValueError(
-                f"policy.early_exit.last is {self.last_share}; it is a share of the layers: above 0, below 1"
+                f"policy.early_exit.last_share is {self.last_share}; it is a share of the layers: above 0, below 1"
             )
         if self.max_checks is not None and self.max_checks < 1:
             raise ValueError(
-                f"policy.early_exit.checks is {self.max_checks}; check after at least 1 layer, or null for all of them"
+                f"policy.early_exit.max_checks is {self.max_checks}; check after at least 1 layer, or null for all of them"
             )
 
     @property

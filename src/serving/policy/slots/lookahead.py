@@ -73,7 +73,7 @@ class SyneraLookahead:
     def __post_init__(self) -> None:
         if self.max_steps < 1:
             raise ValueError(
-                f"policy.waiting.steps is {self.max_steps}; draft at least 1 token ahead (policy/waiting=idle drafts none)"
+                f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead (policy/lookahead=none drafts none)"
             )
 
     def num_steps(self, session: Session) -> int:  # noqa: ARG002
@@ -112,10 +112,10 @@ class HATLookahead:
     def __post_init__(self) -> None:
         if not 1 <= self.num_candidates <= NUM_TOP_CANDIDATES:
             raise ValueError(
-                f"policy.waiting.k is {self.num_candidates}; a drafter names its 1 to {NUM_TOP_CANDIDATES} likeliest tokens"
+                f"policy.lookahead.num_candidates is {self.num_candidates}; a drafter names its 1 to {NUM_TOP_CANDIDATES} likeliest tokens"
             )
         if self.max_steps < 1:
-            raise ValueError(f"policy.waiting.steps is {self.max_steps}; draft at least 1 token ahead")
+            raise ValueError(f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead")
 
     def num_steps(self, session: Session) -> int:
         """Eq. 6: as many drafting steps as the quickest verdict leaves time for."""

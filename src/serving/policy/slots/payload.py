@@ -72,7 +72,7 @@ class HiddenStatePayload:
     def __post_init__(self) -> None:
         if self.hidden_dtype not in HIDDEN_DTYPES:
             raise ValueError(
-                f"policy.exchange.number is {self.hidden_dtype!r}; choose among {', '.join(HIDDEN_DTYPES)}"
+                f"policy.payload.hidden_dtype is {self.hidden_dtype!r}; choose among {', '.join(HIDDEN_DTYPES)}"
             )
 
     def nbytes(self, seq: SequenceSlice) -> int:  # noqa: ARG002

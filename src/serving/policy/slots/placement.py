@@ -73,7 +73,7 @@ class UShapedPlacement:
     partition: ModelPartition | None = None
 
     def __post_init__(self) -> None:
-        for name in ("shallow", "stages"):
+        for name in ("shallow_layers", "pipeline_stages"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy.placement.{name} is {getattr(self, name)}; it must be at least 1")
 

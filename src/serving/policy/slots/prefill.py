@@ -48,7 +48,7 @@ class ChunkedPrefill:
 
     def __post_init__(self) -> None:
         if self.chunk_tokens < 1:
-            raise ValueError(f"policy.prefill.rows is {self.chunk_tokens}; a part holds at least 1 token")
+            raise ValueError(f"policy.prefill.chunk_tokens is {self.chunk_tokens}; a part holds at least 1 token")
 
     def max_chunk_tokens(self, session: Session) -> int:  # noqa: ARG002
         return self.chunk_tokens
@@ -78,7 +78,7 @@ class OverlappedPrefill:
     monitors_link: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("first", "least"):
+        for name in ("initial_chunk_tokens", "min_chunk_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"policy.prefill.{name} is {getattr(self, name)}; a part holds at least 1 token")
 

@@ -37,7 +37,7 @@ class RoutingScorer(Scorer, Protocol):
 @dataclass(frozen=True)
 class RoutedOffload:
     """The tokens on the router's side of the threshold are the cloud's to write (token routing, sections 2 and 3.1),
-    with one token a draft that never travels (policy/draft=single, policy/verify=replace).
+    with one token a draft that never travels (policy/draft=single_token, policy/verify=replace).
 
     Args:
         router: which side is routed is its own.
@@ -57,7 +57,7 @@ class RoutedOffload:
 
     def __post_init__(self) -> None:
         if self.num_cloud_tokens < 1:
-            raise ValueError(f"policy.offload.span is {self.num_cloud_tokens}; the cloud writes at least 1 token")
+            raise ValueError(f"policy.offload.num_cloud_tokens is {self.num_cloud_tokens}; the cloud writes at least 1 token")
         if self.mode not in get_args(RoutingMode):
             raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(RoutingMode))}")
         if self.threshold is not None:

@@ -28,7 +28,7 @@ class StaticBatch:
     window_s: float
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.max_num_seqs)
+        _at_least_one("max_num_seqs", self.max_num_seqs)
         if self.window_s < 0:
             raise ValueError(f"policy.scheduler.window_s is {self.window_s}; it cannot be negative")
 
@@ -57,9 +57,9 @@ class ContinuousBatch:
     chunk_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.max_num_seqs)
+        _at_least_one("max_num_seqs", self.max_num_seqs)
         if self.chunk_tokens is not None:
-            _at_least_one("chunk", self.chunk_tokens)
+            _at_least_one("chunk_tokens", self.chunk_tokens)
 
     def pick(
         self,
@@ -84,7 +84,7 @@ class Fifo:
     max_num_seqs: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.max_num_seqs)
+        _at_least_one("max_num_seqs", self.max_num_seqs)
 
     def pick(
         self,
@@ -107,7 +107,7 @@ class UpwardRank:
     max_num_seqs: int = 1
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.max_num_seqs)
+        _at_least_one("max_num_seqs", self.max_num_seqs)
 
     def pick(
         self,
@@ -133,8 +133,8 @@ class VerificationAware:
     chunk_tokens: int = 32
 
     def __post_init__(self) -> None:
-        _at_least_one("size", self.max_num_seqs)
-        _at_least_one("chunk", self.chunk_tokens)
+        _at_least_one("max_num_seqs", self.max_num_seqs)
+        _at_least_one("chunk_tokens", self.chunk_tokens)
 
     def pick(
         self,

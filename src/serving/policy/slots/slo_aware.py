@@ -44,15 +44,15 @@ class SloAware:
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
-            raise ValueError(f"policy.scheduler.size is {self.max_num_seqs}; it must be at least 1")
-        for name in ("guard_s", "patience_s"):
+            raise ValueError(f"policy.scheduler.max_num_seqs is {self.max_num_seqs}; it must be at least 1")
+        for name in ("guard_s", "max_wait_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"policy.scheduler.{name} is {getattr(self, name)}; it cannot be negative")
         if self.order not in get_args(RankOrder):
             raise ValueError(f"policy.scheduler.order is {self.order!r}; it is {' or '.join(get_args(RankOrder))}")
         if not 0 < self.max_overhead_share <= 1:
             raise ValueError(
-                f"policy.scheduler.waste is {self.max_overhead_share}; it is a share of a batch: above 0, at most 1"
+                f"policy.scheduler.max_overhead_share is {self.max_overhead_share}; it is a share of a batch: above 0, at most 1"
             )
 
     def pick(

@@ -14,7 +14,7 @@ from serving.policy.slots.offload import check_budget
 @dataclass(frozen=True)
 class HybridOffload:
     """Drafts of low confidence go: Hybrid (Hao et al., Hybrid SLM and LLM for Edge-Cloud Collaborative Inference,
-    2024), with one token a draft, which the cloud writes in its place (policy/draft=single, policy/verify=replace).
+    2024), with one token a draft, which the cloud writes in its place (policy/draft=single_token, policy/verify=replace).
 
     Neither its threshold nor its budget in Synera's tables is published: here the threshold is the confidence that the
     share `budget` of the profiled drafts does not exceed.
@@ -40,7 +40,7 @@ class EdgeFMOffload:
     """A sample whose opening has a high perplexity goes as a whole: EdgeFM (Yang et al., 2023) as Synera, section 6.1,
     adapts it to text.
 
-    Perplexity is that of the device's own opening draft (policy/draft=opening says how long it is: up to the whole
+    Perplexity is that of the device's own opening draft (policy/draft=initial says how long it is: up to the whole
     answer), which Synera does not say. The threshold is the perplexity that the share 1 - `budget` of the profiled
     samples does not exceed.
     """
