@@ -80,14 +80,14 @@ def composed(*overrides: str) -> dict[str, Any]:
     return resolve(compose("config", list(overrides) if named else ["policy=synera", *overrides]))
 
 
-@pytest.instant.parametrize("turn", range(max(len(choices(group)) for group in GROUPS)))
+@pytest.mark.parametrize("turn", range(max(len(choices(group)) for group in GROUPS)))
 def test_every_choice_composes(turn: int) -> None:
     """One of each group at a time: what goes together is the policy's matter, not the composition's."""
     words = [f"{group}={names[turn % len(names)]}" for group in GROUPS if (names := choices(group))]
     assert composed(*words)["stages"]["serve"]["setup"]["policy"]
 
 
-@pytest.instant.parametrize(("group", "name"), [(group, name) for group in OVERRIDES for name in choices(group)])
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in OVERRIDES for name in choices(group)])
 def test_every_group_of_overrides_composes(group: str, name: str) -> None:
     lines = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     assert lines[0] == "# @package _global_"
@@ -95,7 +95,7 @@ def test_every_group_of_overrides_composes(group: str, name: str) -> None:
     assert composed(f"+{group}={name}")["stages"]["serve"]
 
 
-@pytest.instant.parametrize("name", choices("page"))
+@pytest.mark.parametrize("name", choices("page"))
 def test_every_choice_of_policies_beside_each_other_composes(name: str) -> None:
     data = composed(f"+page={name}")
     beside = {key: node["name"] for key, node in data["page"]["policies"].items()}
@@ -103,7 +103,7 @@ def test_every_choice_of_policies_beside_each_other_composes(name: str) -> None:
     assert (data["stages"]["page"]["show"]["beside"] or {}).keys() == beside.keys()
 
 
-@pytest.instant.parametrize("name", choices("runtime/outcomes"))
+@pytest.mark.parametrize("name", choices("runtime/outcomes"))
 def test_every_source_of_outcomes_composes(name: str) -> None:
     data = composed("runtime=simulated", f"runtime/outcomes={name}")
     assert data["stages"]["serve"]["runtime"]["outcomes"]["_target_"].startswith("serving.outcomes.")
@@ -118,7 +118,7 @@ def test_the_embedded_pairs_share_a_cloud_model_and_differ_in_their_device_model
     assert hidden[-1] < family[0]["cloud_model"]["architecture"]["hidden_size"]
 
 
-@pytest.instant.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_names_every_slot(name: str) -> None:
     assert list(defaults_of(name)) == SLOTS
     assert composed(f"policy={name}")["policy"]["name"] == name
@@ -136,7 +136,7 @@ def test_every_slot_choice_is_used_by_a_policy_or_says_what_it_is_for() -> None:
         assert len(first.split()) > 3, f"policy/{slot}={choice} is used by no policy and does not say what it is for"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "group",
     [
         "policy",
@@ -166,7 +166,7 @@ def test_every_library_is_a_group_of_nodes_of_its_class() -> None:
             assert node["_target_"] == target, f"{group}/{name}.yaml"
 
 
-@pytest.instant.parametrize("section", ["runtime", "service"])
+@pytest.mark.parametrize("section", ["runtime", "service"])
 def test_limits_and_security_are_written_out_as_they_are_by_default(section: str) -> None:
     node = composed("runtime=grpc")[section]
     for name, default in (("limits", Limits()), ("security", Security())):

@@ -11,7 +11,7 @@ import pytest
 STAGES = ("corpus", "cloud_model", "device_model", "thresholds", "serve")
 TOY = ("model=toy", "workload=smoke", "trainer.threads=1", "tracking.uri=none")
 
-pytestmark = pytest.instant.slow
+pytestmark = pytest.mark.slow
 
 
 def start(outputs: Path, *words: str) -> "subprocess.Popen[str]":
@@ -36,7 +36,7 @@ def finished(outputs: Path) -> tuple[int, str]:
         return process.returncode, errors
 
 
-@pytest.instant.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_job_that_is_killed_in_every_stage_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
     for i, stage in enumerate(STAGES):
         code, errors = killed_in(stage, tmp_path, how)

@@ -130,14 +130,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp().parent / "experiments"
 
 
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_experiments_compose(name: str) -> None:
     with api.composed(f"experiment={name}") as cfg:
         assert "serve" in cfg.stages
 
 
-@pytest.instant.long
-@pytest.instant.parametrize("part", [0, 1])
+@pytest.mark.long
+@pytest.mark.parametrize("part", [0, 1])
 def test_experiments_run_at_toy_size(part: int, outputs: Path, tmp_path: Path) -> None:
     """Every second one in one process."""
     run([name for name in NAMES if name != QUANTISED][part::2], outputs, tmp_path)
@@ -161,7 +161,7 @@ def run(names: list[str], outputs: Path, folder: Path) -> None:
             assert said in text, name
 
 
-@pytest.instant.parametrize("word", ["policy=sled", "+policy=sled"])
+@pytest.mark.parametrize("word", ["policy=sled", "+policy=sled"])
 def test_a_policy_beside_an_experiment_replaces_its_own(word: str) -> None:
     with api.composed("experiment=synera/fig14", word) as cfg:
         assert cfg.policy.name == "sled"

@@ -36,7 +36,7 @@ def test_the_page_shows_what_it_promises() -> None:
     assert len(FILE.findall(text())) == 17
 
 
-@pytest.instant.parametrize("command", commands())
+@pytest.mark.parametrize("command", commands())
 def test_commands_plan_as_written(lab: Path, command: str) -> None:
     done = run(lab, f"{command} stage=plan")
     assert done.returncode == 0, done.stderr
@@ -49,8 +49,8 @@ def run(lab: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.instant.slow
-@pytest.instant.parametrize("command", commands())
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands())
 def test_commands_serve_as_written(lab: Path, command: str) -> None:
     done = run(lab, command)
     assert done.returncode == 0, done.stderr

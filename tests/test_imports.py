@@ -88,7 +88,7 @@ def broken(paths: list[Path], forbidden: set[str], everywhere: bool) -> list[str
     ]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("package", "others"),
     [("pipeline", {"training", "serving"}), ("serving", {"pipeline", "training"}), ("training", {"pipeline"})],
 )

@@ -306,7 +306,7 @@ def reference(policy: str, temperature: float, outputs: Path) -> list[EventHandl
     return case(policy, temperature, outputs).emulated()
 
 
-@pytest.instant.parametrize(("policy", "temperature"), CASES)
+@pytest.mark.parametrize(("policy", "temperature"), CASES)
 def test_every_driver_says_the_same(policy: str, temperature: float, outputs: Path) -> None:
     one, expected = case(policy, temperature, outputs), reference(policy, temperature, outputs)
     assert len(expected) > 50
@@ -327,7 +327,7 @@ def test_what_synera_brings_is_met(outputs: Path) -> None:
     assert any(work.branches for work in works)
 
 
-@pytest.instant.parametrize("policy", ["citer", "co_llm", "citer+span"])
+@pytest.mark.parametrize("policy", ["citer", "co_llm", "citer+span"])
 def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
     """Both write."""
     log = reference(policy, 0.0, outputs)
@@ -335,20 +335,20 @@ def test_what_routing_brings_is_met(policy: str, outputs: Path) -> None:
     assert origins == {"device", "cloud"}
 
 
-@pytest.instant.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_simulation_decides_the_same(policy: str, outputs: Path, tmp_path: Path) -> None:
     found = case(policy, 0.0, outputs).simulated(tmp_path)
     assert first_difference(decision_log(found), decision_log(reference(policy, 0.0, outputs))) is None
 
 
-@pytest.instant.parametrize(("policy", "temperature"), CASES)
+@pytest.mark.parametrize(("policy", "temperature"), CASES)
 def test_logs_replay_through_fresh_nodes(policy: str, temperature: float, outputs: Path) -> None:
     one = case(policy, temperature, outputs)
     assert one.difference(reference(policy, temperature, outputs)) is None
     assert one.difference(one.on_the_wall()) is None
 
 
-@pytest.instant.parametrize("policy", ["hyperion", *OTHER_TIERS])
+@pytest.mark.parametrize("policy", ["hyperion", *OTHER_TIERS])
 def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outputs: Path) -> None:
     """Several requests at once, on nodes with caches of their own, some of which are lost on the way."""
     found = written(reference(policy, 0.0, outputs))
@@ -356,7 +356,7 @@ def test_a_model_over_tiers_writes_what_it_writes_in_one_place(policy: str, outp
     assert found == written(reference("cloud_centric+four", 0.0, outputs))
 
 
-@pytest.instant.parametrize("policy", OTHER_TIERS)
+@pytest.mark.parametrize("policy", OTHER_TIERS)
 def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where hidden states are not rounded on their way: as fp16, which is what crosses, they move a token now and then
     whose luck was near the edge.
@@ -410,7 +410,7 @@ def once(first_s: float, for_s: float) -> str:
     return f"{{_target_: serving.network.outages.PeriodicOutages, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_processes_of_tiers_are_killed_and_started_again(outputs: Path, tmp_path: Path) -> None:
     """Nobody else is in their tiers; the one that is started first finds the other still dead."""
     alone = "policy=cloud_centric", "workload.num_prompts=6"

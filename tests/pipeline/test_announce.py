@@ -19,12 +19,12 @@ from pipeline.artifacts.stage import Stage
 STAGE = Stage("model", "training.fit", {})
 
 
-@pytest.instant.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (118, "1:58"), (3723, "1:02:03")])
 def test_clock(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("pace", "done", "total", "note", "text"),
     [
         (ProgressRate(0, 0.0), 120, 500, "loss 1.2", "120/500 (24 %), 12/s, 0:32 left, loss 1.2"),

@@ -12,7 +12,7 @@ POLICIES = [
 ]  # fmt: skip
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("written", "hydra"),
     [
         ("policy=synera", "policy=synera"),
@@ -36,7 +36,7 @@ def test_a_command_adjusts_its_experiment_wherever_it_stands() -> None:
     assert arguments.normalise(split) == ["--config-dir", "conf", "-m", "+experiment=x", "--cfg=job", "a=b"]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("argv", "found"),
     [
         (["policy=synera"], ["synera"]),
@@ -50,14 +50,14 @@ def test_what_was_chosen(argv: list[str], found: list[str]) -> None:
     assert arguments.choices_given(argv, "policy") == found
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "argv", [["+policy=synera"], ["-m", "policy=sled,synera"], ["+experiment=compare"], ["policy=glob(*)", "-m"]]
 )
 def test_all_is_well(argv: list[str]) -> None:
     assert arguments.find_misspelling(argv) is None
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("argv", "first"),
     [
         ([], "which policy? Choose one with +policy=NAME:"),
@@ -74,7 +74,7 @@ def test_the_choices_are_said_one_line_each(argv: list[str], first: str) -> None
     assert all(len(line.split()) > 3 for line in said[1:])
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "how", ["--config-dir={}", "--config-dir {}", "-cd {}", "hydra.searchpath=[file://{}]", "+hydra.searchpath=[{}]"]
 )
 def test_a_users_own_folder_has_policies_too(how: str, tmp_path: Path) -> None:

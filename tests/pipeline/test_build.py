@@ -127,7 +127,7 @@ TAKEN: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-@pytest.instant.parametrize("case", TAKEN)
+@pytest.mark.parametrize("case", TAKEN)
 def test_what_is_taken(case: str) -> None:
     options, expected = TAKEN[case]
     ((name, _),) = options.items()
@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.instant.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_what_is_refused_is_named_with_its_place(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ConfigError, match=message):
@@ -196,7 +196,7 @@ def test_a_file_counts_by_its_content(tmp_path: Path) -> None:
     assert coerced(file=str(other))["file"]["_content_"] == coerced(file=str(one))["file"]["_content_"]
 
 
-@pytest.instant.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
+@pytest.mark.parametrize("problem", [ValueError("holds no file"), PermissionError("not yours")])
 def test_a_file_that_cannot_be_read_is_named(problem: Exception, tmp_path: Path) -> None:
     def content(path: Path) -> str:
         raise problem

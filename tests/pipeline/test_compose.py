@@ -41,7 +41,7 @@ def test_two_stages_of_one_name_are_refused() -> None:
         resolve(config(policy=twice))
 
 
-@pytest.instant.parametrize("value", ["${nowhere}", "${policy.nothing}", "???"])
+@pytest.mark.parametrize("value", ["${nowhere}", "${policy.nothing}", "???"])
 def test_what_refers_to_nothing_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"^the configuration cannot be resolved: "):
         resolve(config(extra=value))

@@ -25,7 +25,7 @@ def built(one: Job) -> int:
     return len(one.run([one.plan().serve])[1])
 
 
-@pytest.instant.parametrize("force", ["serve", ["serve"]])
+@pytest.mark.parametrize("force", ["serve", ["serve"]])
 def test_a_forced_stage_is_built_again(tmp_path: Path, force: Any) -> None:
     assert built(job(tmp_path)) == 1
     assert built(job(tmp_path)) == 0

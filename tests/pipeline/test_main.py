@@ -68,14 +68,14 @@ def test_both_ways_of_naming_a_policy_are_one(say: Say) -> None:
     assert say("policy=synera", *TOY).out == say("+policy=synera", *TOY).out
 
 
-@pytest.instant.parametrize("word", ["policy=sled,edge_centric", "+policy=sled,edge_centric"])
+@pytest.mark.parametrize("word", ["policy=sled,edge_centric", "+policy=sled,edge_centric"])
 def test_a_sweep_over_policies(say: Say, word: str) -> None:
     said = say("-m", word, *TOY)
     assert said.code == 0
     assert said.out.count("stages, in the order in which they run:") == 2
 
 
-@pytest.instant.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
+@pytest.mark.parametrize("argv", [(), ("model=toy",), ("policy=synra",), ("-m", "+policy=sled,synra", *TOY)])
 def test_without_a_policy_the_choices_are_said(say: Say, argv: tuple[str, ...]) -> None:
     lines = say(*argv).refusal.splitlines()
     assert lines[0].endswith("Choose one with +policy=NAME:")
@@ -160,13 +160,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.instant.parametrize("words", [("model=tiny_160m",), ("model=tiny_7b", "hardware.cloud.tensor_parallel=4")])
+@pytest.mark.parametrize("words", [("model=tiny_160m",), ("model=tiny_7b", "hardware.cloud.tensor_parallel=4")])
 def test_the_other_embedded_pairs_are_planned(words: tuple[str, ...], tmp_path: Path) -> None:
     planned = api.stages(["+policy=synera", *words, "stage=plan", f"outputs={tmp_path / 'outputs'}"])
     assert "device_model" in {stage.name for stage in planned}
 
 
-@pytest.instant.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_bad_input_is_told_so_before_any_work(case: str, tmp_path: Path) -> None:
     words, message = REFUSED[case]
     (tmp_path / "notes.txt").write_text("no thresholds here")
@@ -176,7 +176,7 @@ def test_bad_input_is_told_so_before_any_work(case: str, tmp_path: Path) -> None
     assert not list(tmp_path.glob("outputs/artifacts/[!.]*"))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("stage=fly", "stage is 'fly'; allowed are all, plan, train, profile"),
@@ -187,7 +187,7 @@ def test_what_is_refused_ends_in_one_line(say: Say, word: str, message: str) -> 
     assert message in say("+policy=synera", *TOY, word).refusal
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("policy/offlod=synera", "no group 'policy/offlod'. Did you mean offload? Below policy there are: "),
@@ -208,7 +208,7 @@ def test_an_option_that_no_file_lists_is_added_as_the_refusal_says(say: Say) -> 
     assert say("+policy=synera", "+network.detect_ms=9", *TOY).code == 0
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("policy/offload=sinera", "there is no policy/offload 'sinera'"),
@@ -230,7 +230,7 @@ def test_one_stage_may_be_forced_by_its_name_alone(say: Say) -> None:
     assert say("+policy=edge_centric", *TOY, "force=serve").code == 0
 
 
-@pytest.instant.parametrize("outputs", ["/proc/nowhere", "{tmp}/a file/below"])
+@pytest.mark.parametrize("outputs", ["/proc/nowhere", "{tmp}/a file/below"])
 def test_outputs_that_cannot_be_written(say: Say, outputs: str, tmp_path: Path) -> None:
     (tmp_path / "a file").write_text("")
     refusal = say("+policy=synera", *TOY, "outputs=" + outputs.format(tmp=tmp_path)).refusal
@@ -273,7 +273,7 @@ def data_file(tmp_path: Path, *lines: str) -> tuple[str, ...]:
 GOOD = [json.dumps({"question": f"{i} and {i}?", "answer": f"It is {2 * i}. #### {2 * i}"}) for i in range(5)]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("device", "cloud", "message"),
     [
         ("device", "stranger", "differ: token 5 is 'red' in the one and 'blue' in the other"),

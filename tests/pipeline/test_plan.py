@@ -77,7 +77,7 @@ def test_kinds() -> None:
         planned(corpus___kind_="fly")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("stop", "names"),
     [
         ("train", ["corpus", "model"]),
@@ -116,7 +116,7 @@ def test_a_circle_is_named() -> None:
         planned(corpus={"_target_": f"{ME}.model", "corpus": {"_stage_": "model"}})
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (

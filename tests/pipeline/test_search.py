@@ -84,9 +84,9 @@ def test_a_killed_search_goes_on_and_mlflow_has_it_all(run: Run, tracking: Track
     client, experiment = tracking.connect()
     (parent,) = client.search_runs([experiment], "tags.`tandem.kind` = 'sweep'")
     jobs = client.search_runs([experiment], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
-    assert sorted(one.data.log_params["trial"] for one in jobs) == ["1", "2", "best"]
-    (best,) = [one for one in jobs if one.data.log_params["trial"] == "best"]
-    assert parent.data.log_params["search.stages.cheap.x"] == best.data.log_params["stages.cheap.x"]
+    assert sorted(one.data.params["trial"] for one in jobs) == ["1", "2", "best"]
+    (best,) = [one for one in jobs if one.data.params["trial"] == "best"]
+    assert parent.data.params["search.stages.cheap.x"] == best.data.params["stages.cheap.x"]
     assert parent.data.metrics["search/stage/cheap/score"] == best.data.metrics["cheap/score"]
     assert (parent.info.status, parent.data.metrics["search/trials"]) == ("FINISHED", 3)
 
@@ -191,7 +191,7 @@ def test_hydras_sweeps_are_distributions() -> None:
     assert found.fixed == {"f": "7", "e": "True", "+experiment": "x"}
 
 
-@pytest.instant.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
+@pytest.mark.parametrize("word", ["x=range(5,1)", "x=glob(*)", "x=tag(log,interval(-1.0,1.0))"])
 def test_what_cannot_be_searched_is_refused(word: str) -> None:
     with pytest.raises(ConfigError, match="Allowed are"):
         parse_space({}, [word])

@@ -37,8 +37,8 @@ class Say:
         return code, *self._capsys.readouterr()
 
 
-@pytest.instant.parametrize("word", ["--help", "-h"])
-@pytest.instant.parametrize("name", ["cloud", "device", "page"])
+@pytest.mark.parametrize("word", ["--help", "-h"])
+@pytest.mark.parametrize("name", ["cloud", "device", "page"])
 def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, name: str, word: str) -> None:
     code, out, _ = said(name, "+policy=synera", word)
     assert code == 0
@@ -50,7 +50,7 @@ def test_help_shows_the_policies_and_the_options_with_their_comments(said: Say, 
     assert "# Groups whose files" not in out
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("words", "match"),
     [
         ((), "which policy?"),
@@ -79,8 +79,8 @@ def test_a_policy_without_a_cloud_has_none_to_start_and_nothing_is_trained(tmp_p
     assert not any(tmp_path.iterdir())
 
 
-@pytest.instant.parametrize("option", ["--config-dir", "-cd"])
-@pytest.instant.parametrize("joined", [True, False])
+@pytest.mark.parametrize("option", ["--config-dir", "-cd"])
+@pytest.mark.parametrize("joined", [True, False])
 def test_a_folder_of_ones_own_brings_its_policies(tmp_path: Path, option: str, joined: bool) -> None:
     own = tmp_path / "own"
     (own / "policy").mkdir(parents=True)
@@ -137,7 +137,7 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return called[0]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("words", "policies"),
     [
         ((), ["sled", "edge_centric", "cloud_centric"]),
@@ -166,7 +166,7 @@ def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: 
 CO_LLM_JOINT = ("+policy=co_llm", "policy/offload=co_llm_joint")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("words", "match"),
     [
         ((*CO_LLM_JOINT, "page=routing"), r"page\.policies\.co_llm would change policy\.artifacts\.routes_1 for the"),

@@ -30,7 +30,7 @@ NEEDED = {
 }
 
 
-@pytest.instant.parametrize("words", NEEDED)
+@pytest.mark.parametrize("words", NEEDED)
 def test_a_plan_profiles_thresholds_where_a_slot_reads_them(words: str) -> None:
     planned = stages(*words.split())
     assert list(planned)[-1] == "serve"

@@ -73,7 +73,7 @@ def device_model(nats: float, hidden: int) -> Any:
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.inference_mode():
         logits = model(torch.stack([prompt(-1 - i) for i in range(4)])).logits.flatten(0, 1)
-        model.lm_head.positive_weight.mul_(_scale(logits, nats))
+        model.lm_head.weight.mul_(_scale(logits, nats))
     return model
 
 

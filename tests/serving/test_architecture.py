@@ -36,7 +36,7 @@ def test_every_model_of_the_papers_is_there():
     assert set(names("model/architecture")) >= PAPERS
 
 
-@pytest.instant.parametrize("name", names("model/architecture"))
+@pytest.mark.parametrize("name", names("model/architecture"))
 def test_parameter_count_is_the_published_one(name):
     shape = architecture(name)
     assert shape.name == name
@@ -87,7 +87,7 @@ def test_impossible_shapes_are_refused():
         Architecture(**{**shape, "kv_heads": 2}, vocab_size=0, published_parameters=1, source="made up")
 
 
-@pytest.instant.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4.5)])
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8), ("nf4", 4.5)])
 def test_a_quantised_shape_keeps_its_embedding_and_head(quantization, bits):
     plain = architecture("tinyllama_1_1b")
     shape = plain.quantized(quantization)

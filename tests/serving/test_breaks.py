@@ -30,8 +30,8 @@ def shaky(**outages: Any) -> Link:
     return Link(10.0, 10.0, delay_ms=20, detect_ms=50, outages=PeriodicOutages(**outages))
 
 
-@pytest.instant.parametrize("action", ["wait", "local"])
-@pytest.instant.parametrize("name", ["sled", "synera", "cloud_centric"])
+@pytest.mark.parametrize("action", ["wait", "local"])
+@pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
 def test_every_request_is_answered(name: str, action: str) -> None:
     if name == "cloud_centric" and action == "local":
         pytest.skip("there is no model on the device to go on with")

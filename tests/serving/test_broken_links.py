@@ -42,8 +42,8 @@ async def in_the_middle(made: Rig, cut: str = "cut") -> tuple[Party, Party, Prox
     return cloud, device, way
 
 
-@pytest.instant.parametrize("cut", ["cut", "stall"])
-@pytest.instant.parametrize("action", ["wait", "local", "fail"])
+@pytest.mark.parametrize("cut", ["cut", "stall"])
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) -> None:
     async def play() -> None:
         async with rig("sled", limits=QUICK, override={"link_loss": LinkLoss(action)}) as made:  # type: ignore[arg-type]
@@ -65,7 +65,7 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
     run(play)
 
 
-@pytest.instant.parametrize("name", [name for name in ROWS if name != "edge_centric"])
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "edge_centric"])
 def test_frames_break_off_in_the_middle_again_and_again(name: str) -> None:
     async def play() -> None:
         async with rig(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as made:
@@ -156,7 +156,7 @@ def test_a_question_that_waits_for_a_cloud_can_be_cancelled() -> None:
     run(play)
 
 
-@pytest.instant.parametrize("action", ["wait", "local", "fail"])
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_the_link_breaks_while_the_prompt_is_computed_first(action: str) -> None:
     async def play() -> None:
         how = {"link_loss": LinkLoss(action), "prefill": WholePrefill("first"), "kv_cache": PrefixCaching()}  # type: ignore[arg-type]
@@ -200,7 +200,7 @@ def test_what_one_session_breaks_the_others_do_not_feel() -> None:
     run(play)
 
 
-@pytest.instant.parametrize("action", ["wait", "local"])
+@pytest.mark.parametrize("action", ["wait", "local"])
 def test_a_question_too_large_to_travel_does_not_stop_the_device(action: str) -> None:
     async def play() -> None:
         limits, how = replace(LIMITS, message_nbytes=1024), {"link_loss": LinkLoss(action)}  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def knowing(step_s: float = 0.004, up: float = 8.0, down: float = 16.0) -> Devic
 # Which verdicts.
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("k", "wanted"), [(1, ((3, None),)), (2, ((3, None), (2, 22))), (3, ((3, None), (2, 22), (2, 32)))]
 )
 def test_it_is_full_acceptance_or_another_candidate_in_the_last_place(k: int, wanted: Any) -> None:
@@ -45,7 +45,7 @@ def test_without_drafts_there_is_nothing_to_guess() -> None:
     assert HATLookahead().assumed_verdicts(s) == ()
 
 
-@pytest.instant.parametrize("k", [0, 4])
+@pytest.mark.parametrize("k", [0, 4])
 def test_no_more_candidates_than_a_drafter_names(k: int) -> None:
     with pytest.raises(ValueError, match="its 1 to 3 likeliest tokens"):
         HATLookahead(k)
@@ -54,8 +54,8 @@ def test_no_more_candidates_than_a_drafter_names(k: int) -> None:
 # How far: Eq. 6.
 
 
-@pytest.instant.parametrize("drafts", [1, 3, 7])
-@pytest.instant.parametrize("step_s", [0.0101, 0.0043, 0.03])
+@pytest.mark.parametrize("drafts", [1, 3, 7])
+@pytest.mark.parametrize("step_s", [0.0101, 0.0043, 0.03])
 def test_steps_are_those_that_the_quickest_verdict_leaves_time_for(drafts: int, step_s: float) -> None:
     rows = drafts + 1  # the token before the drafts travels again
     away_s = rows * 0.008 + 0.025 + rows * 0.004
@@ -71,7 +71,7 @@ def test_a_verdict_that_comes_before_one_step_is_done_leaves_no_time() -> None:
     assert s.growing_branches(0) == []
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "monitor",
     [None, knowing(up=0.0), knowing(down=0.0), knowing(step_s=0.0), DeviceMonitor(8000, MovingAverage(0.004))],
 )
@@ -142,7 +142,7 @@ def test_the_drafters_own_next_token_stands_in_for_the_targets_and_ends_nothing(
     assert s.growing_branches(12) == [branch]
 
 
-@pytest.instant.parametrize(("sure", "wanted"), [((0.9, 0.5), None), ((0.9, 0.9), 6)])
+@pytest.mark.parametrize(("sure", "wanted"), [((0.9, 0.5), None), ((0.9, 0.9), 6)])
 def test_an_adopted_branch_is_drafted_on_unless_it_stopped(sure: tuple[float, ...], wanted: int | None) -> None:
     s = in_flight()
     grown(s, *sure)
@@ -163,7 +163,7 @@ def test_an_adopted_branch_whose_last_token_was_dropped_is_not_drafted_on() -> N
     assert window.next_stop(s) is None
 
 
-@pytest.instant.parametrize("verdict", [Verdict(2, 99), Verdict(3, 22), Verdict(0, 10)])
+@pytest.mark.parametrize("verdict", [Verdict(2, 99), Verdict(3, 22), Verdict(0, 10)])
 def test_what_was_drafted_behind_another_verdict_goes(verdict: Verdict) -> None:
     s = in_flight()
     grown(s, 0.9, 0.5)

@@ -20,20 +20,20 @@ MODES = {
 }  # fmt: skip
 
 
-@pytest.instant.parametrize("name", CHIPS)
+@pytest.mark.parametrize("name", CHIPS)
 def test_every_figure_says_where_it_comes_from(name):
     assert chip(name).name == name
     assert chip(name).unsourced() == ()
 
 
-@pytest.instant.parametrize("name", CHIPS)
+@pytest.mark.parametrize("name", CHIPS)
 def test_every_source_speaks_of_a_figure_that_is_given(name):
     made = chip(name)
     for figure in made.sources:
         assert any(getattr(owner, figure, None) is not None for owner in (made, *made.modes.values())), figure
 
 
-@pytest.instant.parametrize("name", MODES)
+@pytest.mark.parametrize("name", MODES)
 def test_jetsons_have_all_their_modes(name):
     made = chip(name)
     assert {key: mode.nvpmodel_id for key, mode in made.modes.items()} == MODES[name]
@@ -41,7 +41,7 @@ def test_jetsons_have_all_their_modes(name):
         assert None not in (mode.gpu_mhz, mode.emc_mhz, mode.cpu_cores, mode.cpu_mhz, mode.tpcs, mode.power_w)
 
 
-@pytest.instant.parametrize("name", ORINS)
+@pytest.mark.parametrize("name", ORINS)
 def test_orin_peaks_are_those_of_the_tpcs_that_are_on(name):
     for mode in chip(name).modes.values():
         sms_ghz = 2 * mode.tpcs * mode.gpu_mhz / 1000
@@ -83,7 +83,7 @@ def test_a_figure_without_source_is_found():
     assert "a.power_w" not in bare.unsourced()
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"sources": {"memory_gb": "someone told me"}}, "memory_gb: source 'someone told me' does not say what"),

@@ -17,7 +17,7 @@ def asked(pair: Pair, sampling: SamplingParams | None):
     return [q for number in range(SESSIONS) for q in pair.questions(number, CHUNKS, sampling)]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "sampling",
     [None, SamplingParams(1.0, 40, 1.0, 5), SamplingParams(1.0, 0, 0.9, 5), SamplingParams(1.0, 50, 0.95, 5)],
     ids=["greedy", "top-k", "top-p", "both"],

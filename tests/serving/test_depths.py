@@ -37,7 +37,7 @@ def by_layer(loads: tuple[ForwardLoad, ...]) -> list[ForwardLoad]:
     return [one._replace(layers=1) for one in loads for _ in range(int(one.layers))]
 
 
-@pytest.instant.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(20))
 def test_every_layer_runs_what_it_lacks(seed: int) -> None:
     draw, ledger, caches = random.Random(seed), ExitDepths(LAYERS), Caches()
     for _ in range(80):

@@ -60,7 +60,7 @@ TABLE: dict[str, tuple[Dispatch, list[LoadReport], str]] = {
 }  # fmt: skip
 
 
-@pytest.instant.parametrize("case", TABLE)
+@pytest.mark.parametrize("case", TABLE)
 def test_who_is_chosen(case: str) -> None:
     dispatch, backlogs, expected = TABLE[case]
     assert dispatch.choose(TASK, backlogs) == expected

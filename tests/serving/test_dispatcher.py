@@ -54,7 +54,7 @@ def test_slower_chips_look_the_same() -> None:
     assert fast == pytest.approx(slow)
 
 
-@pytest.instant.parametrize("k", [2, 3, 7, 40])
+@pytest.mark.parametrize("k", [2, 3, 7, 40])
 def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -> None:
     waiting = [0.3 * i % 1.1 for i in range(k)]
     forwards, backwards = (made(1).scores(TASK_OF_8, backlogs(each)) for each in (waiting, waiting[::-1]))
@@ -62,7 +62,7 @@ def test_any_number_of_nodes_is_scored_and_their_order_does_not_matter(k: int) -
     assert forwards == pytest.approx(backwards[::-1])
 
 
-@pytest.instant.parametrize("k", range(2, 20))
+@pytest.mark.parametrize("k", range(2, 20))
 def test_equal_nodes_have_equal_scores_to_the_last_bit(k: int) -> None:
     """Else rounding would choose, and not the first of them."""
     nodes = backlogs([0.7] + [0.1] * k)
@@ -84,7 +84,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     assert (found.metrics, found.made_from) == (dispatcher.metrics, dispatcher.made_from)
 
 
-@pytest.instant.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "said"), [
     ({"version": 9}, "version 9"), ({"sha256": "0" * 64}, "was written for 000000000000"),
     ({"graph": {"rounds": 3}}, "its graph is"), ({"metrics": None}, "TypeError"),
 ])  # fmt: skip
@@ -98,7 +98,7 @@ def test_a_header_that_says_otherwise_is_refused(tmp_path: Path, change: dict[st
     assert "stage=train" in str(caught.value)
 
 
-@pytest.instant.parametrize("file", [HEADER, WEIGHTS])
+@pytest.mark.parametrize("file", [HEADER, WEIGHTS])
 def test_a_damaged_file_is_refused(tmp_path: Path, file: str) -> None:
     made(0).save(tmp_path)
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:40])
@@ -111,7 +111,7 @@ def test_a_folder_without_a_dispatcher_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.instant.parametrize("name", LAYER_NAMES)
+@pytest.mark.parametrize("name", LAYER_NAMES)
 def test_layers_that_do_not_fit_are_refused(name: str) -> None:
     layers = dict(made(0).layers)
     weight, bias = layers[name]

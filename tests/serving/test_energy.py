@@ -32,7 +32,7 @@ def decode_s(name: str, mode: str, share: float = 1.0) -> float:
     return Fleet(ORIN, mode=mode).latency(model).seconds(cached)
 
 
-@pytest.instant.parametrize(("name", "mode"), OURS)
+@pytest.mark.parametrize(("name", "mode"), OURS)
 def test_a_token_costs_its_time_at_the_modes_budget(name, mode):
     seconds = decode_s(name, mode)
     power_w = ORIN.mode(mode).power_w

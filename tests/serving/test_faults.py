@@ -15,7 +15,7 @@ from serving.policy.slots.link_loss import LinkLoss
 REMOTE = [name for name in ROWS if name != "edge_centric"]
 
 
-@pytest.instant.parametrize("name", REMOTE)
+@pytest.mark.parametrize("name", REMOTE)
 def test_hosts_work_together(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:
@@ -34,7 +34,7 @@ def test_hosts_work_together(name: str) -> None:
     run(play)
 
 
-@pytest.instant.parametrize("action", ["wait", "local"])
+@pytest.mark.parametrize("action", ["wait", "local"])
 def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(action: str) -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss(action), "kv_cache": PrefixCaching()}) as made:
@@ -115,7 +115,7 @@ def test_a_device_dies_while_the_cloud_computes_for_it() -> None:
     run(play)
 
 
-@pytest.instant.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
+@pytest.mark.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
 def test_a_conversation_goes_on_though(gone: str) -> None:
     async def play() -> None:
         how = {"link_loss": LinkLoss("wait"), "kv_cache": PrefixCaching()}
@@ -186,7 +186,7 @@ def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
     run(play)
 
 
-@pytest.instant.parametrize("action", ["wait", "local", "fail"])
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss(action)}) as made:

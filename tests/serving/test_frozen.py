@@ -19,7 +19,7 @@ print(world(policy("{name}"), devices=2).run().log.entries)
 """
 
 
-@pytest.instant.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
+@pytest.mark.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
 def test_a_message_is_not_written_to() -> None:
     with pytest.raises(FrozenInstanceError, match="cap"):
         DraftStopRule(4).max_tokens = 5  # type: ignore[misc]
@@ -32,7 +32,7 @@ def test_messages_are_values_of_their_own_kind() -> None:
     assert Request(0, rows, (), 0, (), "d") != (0, rows, (), 0, (), "d")
 
 
-@pytest.instant.parametrize("name", ["synera", "cloud_centric"])
+@pytest.mark.parametrize("name", ["synera", "cloud_centric"])
 def test_unfrozen_messages_make_the_same_log(name: str) -> None:
     here = Path(__file__).parent
     environment = {**os.environ, "TANDEM_FROZEN": "0", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}

@@ -179,7 +179,7 @@ def test_greedy_requests_meet_one_luck() -> None:
     played(scene, "edge_centric")
 
 
-@pytest.instant.parametrize("node", ["device-0", "cloud-0"])
+@pytest.mark.parametrize("node", ["device-0", "cloud-0"])
 def test_a_chip_that_fails_fails_one_request_at_most(node: str) -> None:
     async def scene(s: Stage) -> None:
         s.chips[node].broken = 1
@@ -227,7 +227,7 @@ def test_a_device_that_cannot_even_cancel_says_that_it_failed() -> None:
     played(scene)
 
 
-@pytest.instant.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
+@pytest.mark.parametrize(("policy", "travels"), [("sled", True), ("edge_centric", False)])
 def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
     async def scene(s: Stage) -> None:
         await s.ask()
@@ -236,7 +236,7 @@ def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
     played(scene, policy)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("policy", "action", "ready"), [("sled", "wait", False), ("sled", "local", True), ("edge_centric", "wait", True)]
 )
 def test_who_needs_its_cloud_is_not_ready_without(policy: str, action: Any, ready: bool) -> None:

@@ -102,7 +102,7 @@ def test_two_chips_halve_all_but_the_launch():
     assert two.c_s - a100.launch_overhead_s == pytest.approx((one.c_s - a100.launch_overhead_s) / 2)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("name", "decode", "prefill"),
     [("macbook_m1", 14.2, 108.0)],  # llama.cpp, Llama-2-7B Q4_0
 )
@@ -126,7 +126,7 @@ def test_a_chip_without_figures_has_no_roofline():
         roofline(chip("local"), None, architecture("llama2_7b"), "fp16")
 
 
-@pytest.instant.parametrize("value", [-1e-6, float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [-1e-6, float("nan"), float("inf")])
 def test_impossible_coefficients_are_refused(value):
     with pytest.raises(ValueError, match=r"b_read_s=.* must be a finite number of seconds, 0 or more"):
         LatencyModel(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")

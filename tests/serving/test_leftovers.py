@@ -52,7 +52,7 @@ async def meet(made: Rig, n: int = 2) -> tuple[Party, list[Party]]:
     return cloud, [await made.device(i, cloud.address) for i in range(n)]
 
 
-@pytest.instant.parametrize("name", ["sled", "cloud_centric", "synera"])
+@pytest.mark.parametrize("name", ["sled", "cloud_centric", "synera"])
 def test_many_sessions_leave_nothing(name: str) -> None:
     async def play() -> None:
         async with rig(name) as made:

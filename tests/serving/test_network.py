@@ -34,7 +34,7 @@ def whole(name, folder):
     return Link(**node)
 
 
-@pytest.instant.parametrize("name", names("network"))
+@pytest.mark.parametrize("name", names("network"))
 def test_every_link_builds_and_sources_its_figures(name, tmp_path):
     made = whole(name, tmp_path)
     extras = ("delay_ms", "jitter_ms", "loss", "overhead_nbytes", "message_ms", *PARTS)
@@ -76,7 +76,7 @@ def test_each_message_pays_for_its_headers_and_for_the_stacks():
     assert chatty.mean_transfer_s(1000, "up") == pytest.approx(0.002 + 0.012)
 
 
-@pytest.instant.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
+@pytest.mark.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
 def test_jitter_has_its_mean_and_never_hastens(shape, mean):
     late = []
     for serial in range(2000):
@@ -112,14 +112,14 @@ def test_messages_never_overtake_and_never_arrive_early(messages, stream):
         last = arrival
 
 
-@pytest.instant.parametrize("rate", [0, -5, float("inf"), float("nan")])
-@pytest.instant.parametrize("name", ["uplink_mbps", "downlink_mbps"])
+@pytest.mark.parametrize("rate", [0, -5, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["uplink_mbps", "downlink_mbps"])
 def test_impossible_bandwidth_is_refused(name, rate):
     with pytest.raises(ValueError, match=rf"network.{name}=.* Mbit/s must be more than 0 and finite"):
         Link(**{"uplink_mbps": 1, "downlink_mbps": 1, name: rate})
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"delay_ms": -1}, "network.delay_ms=-1 must be 0 or more"),
@@ -161,7 +161,7 @@ def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
     assert made.described == "8 Mbit/s up, more and more down, 10 ms delay, 0 ms jitter, 0.0% lost"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (

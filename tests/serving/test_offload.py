@@ -56,7 +56,7 @@ def test_the_plain_choices() -> None:
     )
 
 
-@pytest.instant.parametrize("budget", SHARES)
+@pytest.mark.parametrize("budget", SHARES)
 def test_random_chunks_go_as_often_as_the_budget_says(budget: float) -> None:
     offload = RandomOffload(budget)
     sent = [offload.tokens_to_offload(drafted(0.5, name=f"s{i}", written=at)) for i in range(100) for at in range(20)]
@@ -74,7 +74,7 @@ def test_random_selection_has_a_luck_of_its_own() -> None:
 # Uncertain tokens.
 
 
-@pytest.instant.parametrize("budget", SHARES)
+@pytest.mark.parametrize("budget", SHARES)
 def test_the_least_sure_drafts_go_and_they_are_the_budgets_share(budget: float) -> None:
     profiled = spread()
     offload = HybridOffload(budget, profiled)
@@ -122,7 +122,7 @@ def test_perplexity_is_the_inverse_geometric_mean() -> None:
     assert 1e11 < perplexity((0.0,)) < INF
 
 
-@pytest.instant.parametrize("budget", SHARES)
+@pytest.mark.parametrize("budget", SHARES)
 def test_the_budgets_share_of_samples_goes_as_a_whole(budget: float) -> None:
     profiled = spread()
     offload = EdgeFMOffload(budget, profiled)
@@ -158,7 +158,7 @@ def test_edgefm_hands_the_whole_sample_over_or_none_of_it() -> None:
     assert seen == {True, False}
 
 
-@pytest.instant.parametrize("limit", [1, 3, 9])
+@pytest.mark.parametrize("limit", [1, 3, 9])
 def test_an_opening_is_no_longer_than_the_answer_and_ends_at_an_end_token(limit: int) -> None:
     opening = InitialDraft(4)
     s = Session(GenerationRequest("s", (1, 2), limit, (9,)), 0)
@@ -174,7 +174,7 @@ def test_an_opening_is_no_longer_than_the_answer_and_ends_at_an_end_token(limit:
 # All of them.
 
 
-@pytest.instant.parametrize("budget", [-0.1, 1.1])
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_a_budget_is_a_share(budget: float) -> None:
     for build in (
         lambda: RandomOffload(budget),

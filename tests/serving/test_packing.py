@@ -33,7 +33,7 @@ def alone(count: int = 1, every_s: float = 60.0) -> ReplicaPacking:
     return packing(count, architecture("tinyllama_1_1b"), every_s=every_s)
 
 
-@pytest.instant.parametrize("name", REPORTED_FACTORS)
+@pytest.mark.parametrize("name", REPORTED_FACTORS)
 def test_derived_factors_lie_near_table_3(name):
     found = packing().factor(architecture(name))
     assert found is not None
@@ -120,7 +120,7 @@ def test_every_architecture_of_the_catalogue_has_one():
     assert all(made.factor(architecture(name)) for name in names("model/architecture"))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"figure": "guessed"}, r"packing\.figure is 'guessed'; use one of reported, derived"),
@@ -140,7 +140,7 @@ def test_what_a_cluster_must_tell():
         ReplicaPacking(Fleet(chip("a100_80gb"), count=8, timing="wisp_table_12"), LLAMA2_70B)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "said"),
     [
         ({"prompt_tokens": 0}, "prompt_tokens=0 must be at least 1"),

@@ -47,7 +47,7 @@ def test_a_folder_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
         ModelConfig(timed_architecture=TIMING, path=tmp_path)
 
 
-@pytest.instant.parametrize("names", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], ["ViTModel"]])
+@pytest.mark.parametrize("names", [["BertForMaskedLM"], ["T5ForConditionalGeneration"], ["ViTModel"]])
 def test_what_is_no_causal_lm_is_refused(tmp_path: Path, names: list[str]) -> None:
     with pytest.raises(ValueError, match=f"holds {names[0]}, which is not a causal LM"):
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", {"architectures": names}))
@@ -71,7 +71,7 @@ def test_two_tokenizers_are_no_pair(tmp_path: Path) -> None:
 HEADS = {**LLAMA, "num_attention_heads": 12, "num_key_value_heads": 4}
 
 
-@pytest.instant.parametrize("ways", [2, 4])
+@pytest.mark.parametrize("ways", [2, 4])
 def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
     assert (
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways).tensor_parallel
@@ -82,13 +82,13 @@ def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
     assert ModelConfig(timed_architecture=TIMING, hub="some/model").tensor_parallel_note is None
 
 
-@pytest.instant.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
+@pytest.mark.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, what: str) -> None:
     with pytest.raises(ValueError, match=rf"model.cloud.tensor_parallel is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways)
 
 
-@pytest.instant.usefixtures("library")
+@pytest.mark.usefixtures("library")
 def test_what_several_processes_cannot_share_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.cloud.tensor_parallel is 0; it is a number of processes, 1 or more"):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=0)
@@ -125,7 +125,7 @@ def test_without_its_library_a_quantisation_is_refused(monkeypatch: pytest.Monke
         ModelConfig(timed_architecture=TIMING, hub="some/model", quantization="nf4")
 
 
-@pytest.instant.usefixtures("library")
+@pytest.mark.usefixtures("library")
 def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> None:
     here = folder(tmp_path / "a", {**LLAMA, "quantization_config": {"quant_method": "awq"}})
     assert ModelConfig(timed_architecture=TIMING, path=here).timed_architecture == TIMING
@@ -133,7 +133,7 @@ def test_what_is_quantised_already_is_not_quantised_again(tmp_path: Path) -> Non
         ModelConfig(timed_architecture=TIMING, path=here, quantization="int8")
 
 
-@pytest.instant.usefixtures("library")
+@pytest.mark.usefixtures("library")
 def test_a_quantised_model_stands_for_a_quantised_architecture() -> None:
     model = ModelConfig(timed_architecture=TIMING, hub="some/model", quantization="nf4")
     assert (model.timed_architecture.name, model.timed_architecture.quantization) == ("tinyllama_1_1b_nf4", "nf4")

@@ -90,14 +90,14 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-@pytest.instant.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REFUSED)
 def test_what_does_not_go_together_is_refused(case: str) -> None:
     name, override, message = REFUSED[case]
     with pytest.raises(ValueError, match=f"policy {name}: .*{message}"):
         policy(name, **override)
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_the_papers_rows_go_together(name: str) -> None:
     assert policy(name).name == name
 
@@ -111,7 +111,7 @@ def test_probes_are_what_the_slots_need() -> None:
     assert policy("synera").requested_scores == ("confidence", "importance")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("name", "override", "lossless"),
     [
         ("sled", {}, True),
@@ -126,7 +126,7 @@ def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, A
     assert policy(name, **override).lossless is lossless
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: WindowDraft(0), "policy.draft.k is 0; a window holds at least 1 token"),
@@ -176,8 +176,8 @@ def test_what_of_the_drafter_is_skipped() -> None:
     ] == [False, False, True, True]
 
 
-@pytest.instant.parametrize("choice", [SequencewiseExit(0.8), ProgressiveExit()])
-@pytest.instant.parametrize(("written", "over"), [(0, False), (8, False), (9, True), (10, True)])
+@pytest.mark.parametrize("choice", [SequencewiseExit(0.8), ProgressiveExit()])
+@pytest.mark.parametrize(("written", "over"), [(0, False), (8, False), (9, True), (10, True)])
 def test_the_tail_begins_behind_its_share(choice: SequencewiseExit | ProgressiveExit, written: int, over: bool) -> None:
     s = Session(GenerationRequest("s", (1, 2, 3), 10), 0)
     s.tokens += range(written)

@@ -83,7 +83,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.instant.parametrize("name", [HEADER, WEIGHTS])
+@pytest.mark.parametrize("name", [HEADER, WEIGHTS])
 def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
     made(4).save(tmp_path)
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:40])
@@ -91,7 +91,7 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str) -> None:
         load(tmp_path)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("field", "value", "said"),
     [
         ("features", ["confidence"], "it reads"),

@@ -71,7 +71,7 @@ def test_parts_are_eq_3s_rounded_up() -> None:
     )
 
 
-@pytest.instant.parametrize("known", [None, replace(KNOWN, uplink_mbps=0.0)])
+@pytest.mark.parametrize("known", [None, replace(KNOWN, uplink_mbps=0.0)])
 def test_as_long_as_link_or_cloud_is_unknown_parts_have_a_size_of_their_own(known: PathStats | None) -> None:
     assert OverlappedPrefill(initial_chunk_tokens=48).max_chunk_tokens(session(known)) == 48
 

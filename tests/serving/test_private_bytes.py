@@ -214,8 +214,8 @@ def own_text(model: DecomposedModel) -> tuple[int, ...]:
     return tuple(text[len(PROMPT) :])
 
 
-@pytest.instant.parametrize("number", NUMBERS)
-@pytest.instant.parametrize("name", PRIVATE)
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("name", PRIVATE)
 def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: DecomposedModel) -> None:
     heard = overheard(model, name, number)
     said = heard.envelopes

@@ -32,7 +32,7 @@ def recorded(name: str, **how: Any) -> tuple[World, dict[str, SessionRecord]]:
     return w, recorder.records
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_tokens_times_and_endings_are_what_the_user_saw(name: str) -> None:
     w, records = recorded(name, devices=2, calls_each=2, limit=30)
     for call in w.calls:
@@ -54,7 +54,7 @@ def test_a_call_waits_for_the_one_before_it() -> None:
     assert (second.arrived_s, second.started_s) == (0.0, first.ended_s)
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_bytes_and_busy_seconds_add_up(name: str) -> None:
     w, records = recorded(name, devices=3, limit=30)
     ups = [
@@ -135,7 +135,7 @@ def test_chunks_are_kept_in_order() -> None:
     assert not [s for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork) and s.work.session not in records]
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_without_detail_all_but_the_time_line_and_the_chunks_is_the_same(name: str) -> None:
     w = world(policy(name), limit=30)
     names = [n for n in w.nodes if n != "cloud"]

@@ -14,7 +14,7 @@ from serving.learned.router import HEADER, WEIGHTS, TokenRouter, load
 SCORES = tuple(i / 10 for i in range(10))
 
 
-@pytest.instant.parametrize(("side", "score", "routed"), [
+@pytest.mark.parametrize(("side", "score", "routed"), [
     ("below", 0.39, True), ("below", 0.4, False), ("below", 0.41, False),
     ("above", 0.39, False), ("above", 0.4, False), ("above", 0.41, True),
 ])  # fmt: skip
@@ -23,15 +23,15 @@ def test_the_side_says_which_scores_are_routed(side: ThresholdSide, score: float
     assert made(4, 0.9, side).routes(score, 0.4) is routed
 
 
-@pytest.instant.parametrize("side", ["below", "above"])
-@pytest.instant.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("side", ["below", "above"])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
 def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: float) -> None:
     router = made(4, side=side, scores=(0.05, *SCORES[1:]))
     at = router.threshold_for(share)
     assert sum(router.routes(score, at) for score in router.heldout_scores) == round(10 * share)
 
 
-@pytest.instant.parametrize("side", ["below", "above"])
+@pytest.mark.parametrize("side", ["below", "above"])
 def test_a_share_of_nothing_routes_nothing_that_may_come(side: ThresholdSide) -> None:
     router = made(4, side=side, scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
@@ -41,7 +41,7 @@ def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
     assert made(4, 0.3).threshold_for(0.9) == 0.3
 
 
-@pytest.instant.parametrize("side", ["below", "above"])
+@pytest.mark.parametrize("side", ["below", "above"])
 def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
     router = made(8, 0.7, side, scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"})
     router.save(tmp_path)
@@ -65,7 +65,7 @@ def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     assert [load(tmp_path).routes(score) for score in (0.6, 0.8)] == [False, True]
 
 
-@pytest.instant.parametrize(("change", "said"), [
+@pytest.mark.parametrize(("change", "said"), [
     ({"routed": "left"}, "'left'"), ({"threshold": 1.5}, "1.5"), ({"version": 9}, "version 9"),
     ({"sha256": "0" * 64}, "was written for 000000000000"), ({"layers": [1, 1]}, "1.weight"),
 ])  # fmt: skip

@@ -105,8 +105,8 @@ def by_hand(
     return text[len(prompt) :], origins
 
 
-@pytest.instant.parametrize("span", [1, 3])
-@pytest.instant.parametrize("kv_cache", [PrefixCaching(), NoPrefixCaching(), NoPrefixCaching(device_keeps_cache=False)])
+@pytest.mark.parametrize("span", [1, 3])
+@pytest.mark.parametrize("kv_cache", [PrefixCaching(), NoPrefixCaching(), NoPrefixCaching(device_keeps_cache=False)])
 def test_joint_decoding_is_what_both_models_write_by_turns(
     pair: tuple[Path, Path], router: TokenRouter, span: int, kv_cache: Any
 ) -> None:
@@ -187,7 +187,7 @@ class Log:
     def message_sent(self, *_: object) -> None: ...
 
 
-@pytest.instant.parametrize(("kept", "rows"), [(True, "new"), (False, "all")])
+@pytest.mark.parametrize(("kept", "rows"), [(True, "new"), (False, "all")])
 def test_kept_caches_are_fed_what_is_new_and_others_everything(
     pair: tuple[Path, Path], router: TokenRouter, kept: bool, rows: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +218,7 @@ def test_kept_caches_are_fed_what_is_new_and_others_everything(
     assert all(len(d.tokens) == 1 for d in drafts if isinstance(d, DraftOutcome))
 
 
-@pytest.instant.parametrize(("fields", "said"), [
+@pytest.mark.parametrize(("fields", "said"), [
     ({"span": 0}, "span is 0"), ({"mode": "both"}, "'both'"), ({"threshold": 1.2}, "1.2"),
     ({"share": 2.0}, "share is 2.0"), ({"share": 0.1, "threshold": 0.2}, "name one"),
 ])  # fmt: skip
@@ -237,10 +237,10 @@ def test_a_share_stands_for_its_threshold() -> None:
     ] == [0, 4]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "prefill", [WholePrefill(), WholePrefill("ahead"), ChunkedPrefill(2, "ahead"), OverlappedPrefill()]
 )
-@pytest.instant.parametrize("how", ["call", "policy"])
+@pytest.mark.parametrize("how", ["call", "policy"])
 def test_small_only_sends_nothing_not_even_the_prompt(
     pair: tuple[Path, Path], router: TokenRouter, prefill: Any, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,7 +72,7 @@ def came(session: str, since: float, arrived: float, budget: int = 1, left: int 
     return made
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("scheduler", "expected"),
     [
         (Fifo(), ["b"]),
@@ -93,7 +93,7 @@ def test_tasks_are_ordered_by_when_they_came_or_by_what_is_left_of_them(schedule
     assert [(i.slice.session, n) for i, n in found] == [(each, 40 if each == "c" else 1) for each in expected]  # type: ignore[union-attr]
 
 
-@pytest.instant.parametrize("case", TABLE)
+@pytest.mark.parametrize("case", TABLE)
 def test_what_is_picked(case: str) -> None:
     scheduler, waiting, expected = TABLE[case]
     assert picked(scheduler, items(waiting)) == expected
@@ -118,9 +118,9 @@ def test_a_prefill_in_parts_ends_with_its_question() -> None:
     assert sum(sizes) == 104
 
 
-@pytest.instant.parametrize("left", range(1, 45))
-@pytest.instant.parametrize("check", [0, 4])
-@pytest.instant.parametrize("chunk", [1, 5, 32])
+@pytest.mark.parametrize("left", range(1, 45))
+@pytest.mark.parametrize("check", [0, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 32])
 def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None:
     one = item("a", max(left, check + 1), check)
     while one.remaining_tokens:
@@ -139,7 +139,7 @@ def test_hidden_states_are_cut_as_tokens_are() -> None:
     ]  # fmt: skip
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: StaticBatch(0, 0.1), "policy.scheduler.max_num_seqs is 0; it must be at least 1"),

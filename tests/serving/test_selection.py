@@ -50,7 +50,7 @@ def share_sent(offload: Offload, profiled: Thresholds, draws: int = 20) -> float
 # Synera, section 4.2.
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("c", "expected"),
     [
         (0.3, 1.0),
@@ -65,7 +65,7 @@ def test_confident_chunks_stay(c: float, expected: float) -> None:
     assert p_confidence(c, c_th=0.7, k=10) == pytest.approx(expected)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("i", "expected"),
     [
         (0.0, 0.0),
@@ -92,7 +92,7 @@ def test_both_curves_are_monotone_and_jump_by_less_than_a_hundredth() -> None:
         assert max(abs(b - a) for a, b in pairwise(curve)) < 0.02
 
 
-@pytest.instant.parametrize("c", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("c", [0.0, 0.5, 1.0])
 def test_a_cutoff_of_one_filters_nothing(c: float) -> None:
     assert p_confidence(c, c_th=1.0, k=10) == 1.0
 
@@ -100,7 +100,7 @@ def test_a_cutoff_of_one_filters_nothing(c: float) -> None:
 # The budget.
 
 
-@pytest.instant.parametrize("calibration", ["share", "percentile"])
+@pytest.mark.parametrize("calibration", ["share", "percentile"])
 def test_a_budget_of_nothing_sends_nothing(calibration: Any) -> None:
     profiled = evenly_spread()
     offload = SyneraOffload(0.0, profiled, calibration)
@@ -123,7 +123,7 @@ def test_the_papers_rule_sends_no_more_than_the_confidence_filter_lets_through()
     assert share_sent(offload, profiled) == pytest.approx(unsure, abs=0.02)
 
 
-@pytest.instant.parametrize(("budget", "raised"), [(0.1, False), (0.3, False), (0.7, True), (0.9, True)])
+@pytest.mark.parametrize(("budget", "raised"), [(0.1, False), (0.3, False), (0.7, True), (0.9, True)])
 def test_the_confidence_cutoff_is_the_profiled_one_where_the_budget_can_be_reached_with_it(
     budget: float, raised: bool
 ) -> None:
@@ -135,7 +135,7 @@ def test_the_confidence_cutoff_is_the_profiled_one_where_the_budget_can_be_reach
     assert share_sent(offload, profiled) == pytest.approx(budget, abs=0.02)
 
 
-@pytest.instant.parametrize("budget", [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
 def test_the_share_is_the_budget(budget: float) -> None:
     profiled = evenly_spread()
     assert share_sent(SyneraOffload(budget, profiled), profiled) == pytest.approx(budget, abs=0.02)
@@ -149,7 +149,7 @@ def test_more_budget_lowers_the_cutoff() -> None:
     assert sent == sorted(sent)
 
 
-@pytest.instant.parametrize(("budget", "i_th"), [(0.2, 0.8), (0.5, 0.5), (0.9, 0.1), (1.0, 0.1)])
+@pytest.mark.parametrize(("budget", "i_th"), [(0.2, 0.8), (0.5, 0.5), (0.9, 0.1), (1.0, 0.1)])
 def test_the_papers_rule_takes_a_percentile_of_importance(budget: float, i_th: float) -> None:
     """Above i_th lies the budget's share of ten chunks with importance 0.1, 0.2, ... 1.0."""
     profiled = thresholds([0.5] * 10, [i / 10 for i in range(1, 11)])
@@ -161,7 +161,7 @@ def test_without_profiled_chunks_nothing_breaks() -> None:
         assert SyneraOffload(0.5, thresholds([], []), calibration).i_th < INF  # type: ignore[arg-type]
 
 
-@pytest.instant.parametrize("budget", [-0.1, 1.1])
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_a_budget_is_a_share(budget: float) -> None:
     with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):
         SyneraOffload(budget, evenly_spread())
@@ -175,7 +175,7 @@ def test_a_plan_is_made_before_the_thresholds_exist() -> None:
 # Importance alone.
 
 
-@pytest.instant.parametrize("budget", [0.0, 0.05, 0.2, 0.6, 1.0])
+@pytest.mark.parametrize("budget", [0.0, 0.05, 0.2, 0.6, 1.0])
 def test_by_importance_alone_the_share_is_the_budget_up_to_all(budget: float) -> None:
     profiled = evenly_spread()
     assert share_sent(ImportanceOffload(budget, profiled), profiled) == pytest.approx(budget, abs=0.02)
@@ -214,13 +214,13 @@ def test_by_confidence_alone_the_profiled_cutoff_sends_whatever_it_sends() -> No
     assert share_sent(offload, profiled) == pytest.approx(expected, abs=0.02)
 
 
-@pytest.instant.parametrize("budget", [0.2, 0.4, 0.6, 1.0])
+@pytest.mark.parametrize("budget", [0.2, 0.4, 0.6, 1.0])
 def test_by_confidence_alone_the_share_is_the_budget(budget: float) -> None:
     profiled = evenly_spread()
     assert share_sent(ConfidenceOffload(profiled, budget), profiled) == pytest.approx(budget, abs=0.02)
 
 
-@pytest.instant.parametrize("budget", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("budget", [0.0, 0.02, 0.05])
 def test_by_confidence_alone_a_small_budget_is_kept_too(budget: float) -> None:
     """However unsure the chunks are: with a cut-off of -1, P_conf sends more than a quarter of those below 0.25."""
     profiled = thresholds([i / 400 for i in range(100)], [0.5] * 100)
@@ -238,15 +238,15 @@ def test_by_confidence_alone_more_budget_raises_the_cutoff() -> None:
 # All of them.
 
 
-@pytest.instant.parametrize(("share", "rising"), [(lambda x: x * x, True), (lambda x: 1 - x * x, False)])
-@pytest.instant.parametrize("budget", [0.0, 0.25, 0.5, 1.0])
+@pytest.mark.parametrize(("share", "rising"), [(lambda x: x * x, True), (lambda x: 1 - x * x, False)])
+@pytest.mark.parametrize("budget", [0.0, 0.25, 0.5, 1.0])
 def test_the_threshold_comes_nearest_from_below(share: Any, rising: bool, budget: float) -> None:
     at = solve_threshold(share, budget, 0.0, 1.0)
     assert at == pytest.approx((budget if rising else 1 - budget) ** 0.5, abs=1e-6)
     assert share(at) <= budget
 
 
-@pytest.instant.parametrize("budget", [-0.1, 1.1])
+@pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_every_budget_is_a_share(budget: float) -> None:
     for build in (lambda: ImportanceOffload(budget, evenly_spread()), lambda: ConfidenceOffload(uniform(), budget)):
         with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):

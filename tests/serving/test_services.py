@@ -138,13 +138,13 @@ def _streamed(client: openai.OpenAI, messages: list[Any]) -> tuple[str, Any]:
         stream_options={"include_usage": True},
     )  # fmt: skip
     chunks = list(stream)
-    return "".join(c.choices[0].delta_choice.content or "" for c in chunks if c.choices), chunks[-1].usage
+    return "".join(c.choices[0].delta.content or "" for c in chunks if c.choices), chunks[-1].usage
 
 
 def _one_seed_one_text(client: openai.OpenAI) -> None:
     def text(seed: int) -> str:
         answer = client.completions.create(model="sled", prompt="the red key", max_tokens=16, seed=seed)
-        assert {"accepted", "bonus", "corrected"} & set(answer.extension["origins"])  # type: ignore[attr-defined]
+        assert {"accepted", "bonus", "corrected"} & set(answer.tandem["origins"])  # type: ignore[attr-defined]
         return answer.choices[0].text
 
     assert text(3) == text(3) != text(4)
@@ -208,7 +208,7 @@ WRONG_NODES = {
 }
 
 
-@pytest.instant.parametrize("match", WRONG_NODES)
+@pytest.mark.parametrize("match", WRONG_NODES)
 def test_where_nodes_listen_is_said_of_each_and_of_no_other(match: str) -> None:
     """By both sides, before anything is trained."""
     service = ServiceOptions(nodes=WRONG_NODES[match], node="nano-0")
@@ -242,7 +242,7 @@ def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         DeviceConfig(setup(), ServiceOptions())
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("wrong", "match"),
     [
         ({"cloud": "nowhere"}, "give host:port"),
@@ -368,7 +368,7 @@ def test_a_clouds_pages_tell_the_census() -> None:
 # Coming to an end.
 
 
-@pytest.instant.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_is_heard_and_the_next_is_not_caught(number: signal.Signals) -> None:
     async def play() -> None:
         before = signal.getsignal(number)

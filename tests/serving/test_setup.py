@@ -63,7 +63,7 @@ def test_devices_are_the_workloads_or_the_testbeds() -> None:
     assert setup(hardware="hat", devices=None).num_devices == 30
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("how", "message"),
     [
         ({"temperature": -0.1}, r"decoding.temperature is -0.1; it is 0 \(greedy\) or more"),

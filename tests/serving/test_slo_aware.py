@@ -152,7 +152,7 @@ def test_the_share_of_what_is_left_is_asked_anew() -> None:
     assert TENTH.marginal_s(one) == pytest.approx(whole_s / 5)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("field", "value"), [("size", 0), ("guard_s", -0.1), ("patience_s", -1.0), ("order", "age"), ("waste", 0.0)]
 )
 def test_refused(field: str, value: object) -> None:

@@ -67,7 +67,7 @@ def test_work_at_the_same_time_counts_once() -> None:
     )
 
 
-@pytest.instant.parametrize("lane", ["queue", "prefill", "verify", "decode"])
+@pytest.mark.parametrize("lane", ["queue", "prefill", "verify", "decode"])
 def test_every_kind_of_work_in_the_cloud_is_waited_for(lane: str) -> None:
     assert stall_times([(lane, 1, 3, 1)]) == (0, 2, 2)
 

@@ -11,7 +11,7 @@ from serving.hardware.latency import LatencyModel
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
 
 
-@pytest.instant.parametrize("name", names("hardware"))
+@pytest.mark.parametrize("name", names("hardware"))
 def test_every_testbed_builds(name):
     assert bed(name).device_fleets
 
@@ -109,7 +109,7 @@ def test_a_profiled_chip_is_timed_by_its_profile(tmp_path):
         profiled.latency(architecture("llama2_7b"))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("node", "message"),
     [
         ({"mode": "50W"}, "has no mode '50W'"),

@@ -14,7 +14,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
     assert load(tmp_path) == MADE
 
 
-@pytest.instant.parametrize("text", ["", "{", "[]", '{"c_th": 0.5}', '{"c_th": null, "alpha": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"c_th": 0.5}', '{"c_th": null, "alpha": 1}'])
 def test_a_broken_artifact_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     with pytest.raises(ValueError, match=r"thresholds .*thresholds.json cannot be read \(.*\); profile again"):
@@ -28,7 +28,7 @@ def test_a_folder_without_thresholds_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("share", "value"), [(0.0, 1), (0.1, 1), (0.3, 3), (0.31, 4), (0.5, 5), (0.7, 7), (1.0, 10)]
 )
 def test_nearest_rank(share: float, value: int) -> None:

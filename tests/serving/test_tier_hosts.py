@@ -57,7 +57,7 @@ async def begun(made: Rig, devices: int = 1) -> tuple[dict[str, Party], list[Par
     return nodes, [await made.device(i) for i in range(devices)]
 
 
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_hosts_of_three_tiers_work_together(name: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(2, 2, 1), name)) as made:
@@ -76,8 +76,8 @@ def test_hosts_of_three_tiers_work_together(name: str) -> None:
     run(play)
 
 
-@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.instant.parametrize("name", ["hyperion", "hat"])
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", ["hyperion", "hat"])
 def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(2, 2, 2), name, devices=1)) as made:
@@ -102,7 +102,7 @@ def test_a_node_is_killed_while_it_computes_and_comes_back(name: str, tier: str)
     run(play)
 
 
-@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
 def test_a_whole_tier_is_gone_and_comes_back(tier: str) -> None:
     async def play() -> None:
         async with rig(made=over(tiers(1, 1, 1), devices=1)) as made:

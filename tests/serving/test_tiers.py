@@ -28,7 +28,7 @@ NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx
 # What is refused.
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "name", ["Edge", "1st", "a-b", "here", "device", "device_tier", "cloud", "cloud_2", "", "a.b"]
 )
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
@@ -59,7 +59,7 @@ TIERS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.instant.parametrize(("how", "message"), TIERS)
+@pytest.mark.parametrize(("how", "message"), TIERS)
 def test_impossible_tiers_are_refused(how: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tier(**how)
@@ -286,7 +286,7 @@ def test_later_tiers_dial_earlier_ones() -> None:
 # Which layers run where.
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("parts", "layers", "expected"),
     [
         ({"a": (0, 16), "b": (16, 32)}, 8, [(0, 4), (4, 8)]),
@@ -303,7 +303,7 @@ def test_a_smaller_model_is_divided_in_proportion(parts: Any, layers: int, expec
     assert [*found.values()] == expected
 
 
-@pytest.instant.parametrize("layers", range(3, 40))
+@pytest.mark.parametrize("layers", range(3, 40))
 def test_every_layer_runs_once(layers: int) -> None:
     for ends in ((1, 2), (5, 14), (30, 31), (10, 20)):
         parts = scale_layers({"a": (0, ends[0]), "b": ends, "c": (ends[1], 32)}, layers)

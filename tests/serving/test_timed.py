@@ -52,7 +52,7 @@ def rows(n: int = 5, check: int = 4) -> SequenceSlice:
     return SequenceSlice("s", 0, n, tuple(range(n)), check, "greedy")
 
 
-@pytest.instant.parametrize(("layers", "seconds"), [(8, 1.0), (4, 0.5), (2, 0.25), (3, 0.375), (0, 0.0)])
+@pytest.mark.parametrize(("layers", "seconds"), [(8, 1.0), (4, 0.5), (2, 0.25), (3, 0.375), (0, 0.0)])
 def test_layer_i_stands_for_its_share_of_the_timed_layers(layers: int, seconds: float) -> None:
     _, took = timed(DraftOutcome((), {}, (), False, 0), ForwardLoad(layers, 1, 1, 0)).execute(
         DraftWork("s", 0, (1,), DraftStopRule(0))
@@ -78,7 +78,7 @@ def test_the_session_decides_the_coefficients() -> None:
     assert asked == ["g", "s"]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("kept", "nbytes"), [(0, 2 * 32000), (1, 4), (50, 4 * 50), (15_999, 4 * 15_999), (20_000, 2 * 32000)]
 )
 def test_distributions_weigh_what_they_name_of_the_timed_vocabulary(kept: int, nbytes: int) -> None:
@@ -98,7 +98,7 @@ def test_a_token_of_a_large_vocabulary_is_named_in_four_bytes() -> None:
     assert outcome.draft_probs == (TensorRef("x", 6 * 50),)
 
 
-@pytest.instant.parametrize(("out", "counted"), [("all", 5), ("last", 5)])
+@pytest.mark.parametrize(("out", "counted"), [("all", 5), ("last", 5)])
 def test_hidden_states_have_the_timed_width(out: str, counted: int) -> None:
     work = ForwardWork(Span(0, 4, embedding=True), (rows(),), (out,))
     outcome, _ = timed((SliceOutcome(None, TensorRef("h", 5 * 256 * 4)),)).execute(work)
@@ -123,7 +123,7 @@ def test_drops_reach_the_engine() -> None:
     assert executor._engine.dropped == [("s", 0)]  # type: ignore[attr-defined]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("placement", "exchange"), [(CloudPlacement(), TokenPayload()), (UShapedPlacement(), HiddenStatePayload())]
 )
 def test_heads_that_draft_take_their_time_wherever_the_target_ends(placement: Any, exchange: Any) -> None:

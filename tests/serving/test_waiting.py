@@ -80,7 +80,7 @@ def test_confidence_moves_the_rejection_to_the_unsure_token() -> None:
     assert max(range(5), key=weights.__getitem__) == 2
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("alpha", "confidence", "at"),
     [(1.0, [0.5] * 4, 4), (0.0, [0.5] * 4, 0), (1.0, [0.0] * 4, 4), (0.5, [1.0] * 4, 4), (0.0, [1.0] * 4, 4)],
 )
@@ -99,14 +99,14 @@ def test_what_has_no_weight_is_not_drawn(weights: list[float], luck: float) -> N
         assert at == len(weights) - 1
 
 
-@pytest.instant.parametrize("weights", [(0.1, 0.05, 0.025, 0.0125, 0.05), (0.0, 3.0, 0.0, 1.0), (1.0,)])
+@pytest.mark.parametrize("weights", [(0.1, 0.05, 0.025, 0.0125, 0.05), (0.0, 3.0, 0.0, 1.0), (1.0,)])
 def test_positions_are_drawn_as_often_as_their_weights_say(weights: tuple[float, ...]) -> None:
     found = Counter(sample_index(weights, (i + 0.5) / DRAWS) for i in range(DRAWS))
     for at, share in enumerate(normalised(weights)):
         assert found[at] / DRAWS == pytest.approx(share, abs=2 / DRAWS)
 
 
-@pytest.instant.parametrize("full", [True, False])
+@pytest.mark.parametrize("full", [True, False])
 def test_guesses_fall_as_the_distribution_says(full: bool) -> None:
     waiting, confidence = parallel(0.6, full=full), (0.9, 0.4, 0.7)
     found = Counter(waiting.assumed_verdicts(in_flight(confidence, f"s{i}"))[0][0] for i in range(DRAWS))
@@ -136,7 +136,7 @@ def test_a_drawn_token_outside_the_three_leaves_all_three() -> None:
     assert all(n / DRAWS == pytest.approx(1 / 3, abs=0.03) for n in found.values())
 
 
-@pytest.instant.parametrize("alternative", ["sampled", "likeliest"])
+@pytest.mark.parametrize("alternative", ["sampled", "likeliest"])
 def test_without_another_candidate_there_is_no_guess(alternative: Any) -> None:
     assert parallel(0.0, alternative=alternative).assumed_verdicts(in_flight((0.5,), tops=((10,),))) == ()
 

@@ -21,7 +21,7 @@ def test_auc_by_hand() -> None:
     assert auc(scores, flags("xxxxx")) is None is auc(scores, flags("....."))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("accepted", "expected"),
     [
         ("xxxxx", 5.0),  # four accepted and the bonus token

@@ -47,7 +47,7 @@ def test_rows_are_json_lines(toy_corpus: Path) -> None:
     assert set(first) == {"id", "task", "prompt", "reference", "answer", "key"}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"shares": {"sorting": 1.0}}, "no such task: sorting; the tasks are choice"),

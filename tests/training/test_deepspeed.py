@@ -31,7 +31,7 @@ class Sum(LightningModule):
     def __init__(self, fails_in: int = -1) -> None:
         super().__init__()
         self.weights = nn.Linear(4, 1, bias=False)
-        nn.init.ones_(self.weights.positive_weight)
+        nn.init.ones_(self.weights.weight)
         self._fails_in = fails_in
 
     def training_step(self, batch: Tensor, index: int) -> Tensor:
@@ -65,15 +65,15 @@ def trained(trainer: Trainer, until: int, folder: Path) -> tuple[Tensor, list[fl
     class Watching(Callback):
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *_: Any) -> None:
             losses.append(float(outputs["loss"]))
-            seen.append(module.weights.positive_weight.detach().clone())
+            seen.append(module.weights.weight.detach().clone())
             trainer.should_stop = trainer.global_step == until
 
     trainer.fit(lesson, Rows(), [Watching()], folder / "none.ckpt")
-    assert torch.equal(seen[-1], lesson.weights.positive_weight)
+    assert torch.equal(seen[-1], lesson.weights.weight)
     return seen[-1], losses
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     """Within 1e-6: gradients are averaged in another order. A callback stops both of them."""
     one, losses = trained(Trainer(threads=1), 6, tmp_path)
@@ -84,7 +84,7 @@ def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
     assert not torch.equal(one, torch.ones(1, 4))
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_a_process_that_fails_ends_all_of_it(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="ended in step 3 of 8; it says above why"):
         Trainer(threads=1, strategy="deepspeed", devices=2).fit(Sum(fails_in=2), Rows(), [], tmp_path / "none.ckpt")

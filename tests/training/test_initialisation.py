@@ -67,7 +67,7 @@ def test_a_seed_decides_everything() -> None:
     assert not torch.equal(first["embedding"], other["embedding"])
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("start", "message"),
     [
         ({"look_back": (1,) * 5}, "names 5 heads, a layer has 4"),

@@ -27,7 +27,7 @@ def test_a_checkpoint_is_complete(toy_pair: tuple[Path, Path]) -> None:
     model, words = AutoModelForCausalLM.from_pretrained(toy_pair[0]), AutoTokenizer.from_pretrained(toy_pair[0])
     assert model.config.model_type == "llama"
     assert model.dtype == torch.float32
-    assert model.lm_head.positive_weight is model.model.embed_tokens.positive_weight
+    assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == words.eos_token_id
     assert words.chat_template
 
@@ -40,7 +40,7 @@ def test_bf16_stays_near(toy_pair: tuple[Path, Path]) -> None:
     assert (exact - near.float()).norm() < 0.05 * exact.norm()
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "message"),
     [({"heads": 3}, "must be a multiple of 2 x heads"), ({"layers": 0}, "architecture.layers must be above 0, got 0")],
 )

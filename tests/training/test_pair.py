@@ -47,7 +47,7 @@ def small(
     return report
 
 
-@pytest.instant.parametrize("error", [KilledError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [KilledError, KeyboardInterrupt])
 def test_a_killed_training_continues_to_the_same_weights(
     fresh: Fresh,
     tmp_path: Path,

@@ -7,7 +7,7 @@ from training.fitting.splits import random_split
 SHARES = (0.8, 0.1, 0.1)
 
 
-@pytest.instant.parametrize("n", [3, 10, 48, 240])
+@pytest.mark.parametrize("n", [3, 10, 48, 240])
 def test_everybody_is_in_one_part(n: int) -> None:
     members = [f"p{i}" for i in range(n)]
     parts = random_split(members, SHARES, 0)
@@ -15,7 +15,7 @@ def test_everybody_is_in_one_part(n: int) -> None:
     assert [len(part) for part in parts[1:]] == [max(1, round(0.1 * n))] * 2
 
 
-@pytest.instant.parametrize("n", [0, 1, 2])
+@pytest.mark.parametrize("n", [0, 1, 2])
 def test_few_leave_nothing_to_train_on(n: int) -> None:
     train, *held_out = random_split(range(n), SHARES, 0)
     assert train == []

@@ -28,7 +28,7 @@ def items(task: str, split: str, count: int, seed: int = 0) -> list[TaskItem]:
     return [sample_item(task, split, rng, WORLD) for _ in range(count)]
 
 
-@pytest.instant.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_splits_share_no_key_and_no_prompt(task: str) -> None:
     drawn = {split: items(task, split, 300) for split in SPLITS}
     for attribute in ("key", "prompt"):
@@ -38,13 +38,13 @@ def test_splits_share_no_key_and_no_prompt(task: str) -> None:
         assert seen[1].isdisjoint(seen[2])
 
 
-@pytest.instant.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_the_answer_stands_in_the_reference(task: str) -> None:
     for item in items(task, "train", 100):
         assert all(part in item.reference for part in item.answer.split(", "))
 
 
-@pytest.instant.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_prompt_has_one_reference(task: str) -> None:
     references: dict[str, str] = {}
     for item in items(task, "train", 500):

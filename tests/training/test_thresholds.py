@@ -58,12 +58,12 @@ def test_the_mean_is_over_a_chunks_tokens() -> None:
     assert mean_score(chunk(4, 0.6), "confidence") == pytest.approx(0.6)
 
 
-@pytest.instant.parametrize(("accepted", "alpha"), [([0, 0], 0.0), ([4, 4], 1.0)])
+@pytest.mark.parametrize(("accepted", "alpha"), [([0, 0], 0.0), ([4, 4], 1.0)])
 def test_alpha_at_its_ends(accepted: list[int], alpha: float) -> None:
     assert acceptance_rate([chunk(a) for a in accepted]) == pytest.approx(alpha, abs=1e-6)
 
 
-@pytest.instant.parametrize("alpha", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("alpha", [0.25, 0.5, 0.75])
 def test_alpha_is_what_yields_the_mean(alpha: float) -> None:
     """E = (1 - alpha^5) / (1 - alpha) tokens a verification at gamma = 4: 1.9375 at alpha = 0.5."""
     mean = (1 - alpha**5) / (1 - alpha)
@@ -93,7 +93,7 @@ def test_profiling_verifies_every_draft_and_scores_it() -> None:
     assert policy.requested_scores == ("confidence", "importance")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "early_exit",
     [
         NoEarlyExit(),

@@ -35,7 +35,7 @@ def test_an_exit_while_training_is_an_interrupt_again() -> None:
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"accelerator": "tpu"}, "trainer.accelerator must be one of cpu, gpu, got 'tpu'"),

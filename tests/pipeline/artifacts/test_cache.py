@@ -84,7 +84,7 @@ def test_clean_keeps_what_kept_names_were_built_from(store: Store) -> None:
     assert left(store) == [CORPUS.key, MODEL.key]
 
 
-@pytest.instant.parametrize(("days", "number"), [("2", 0), ("4", 5)])
+@pytest.mark.parametrize(("days", "number"), [("2", 0), ("4", 5)])
 def test_clean_by_age(store: Store, days: str, number: int) -> None:
     run(store, "clean", "--older-than", days, "--yes")
     assert len(left(store)) == number
@@ -112,7 +112,7 @@ def test_clean_without_a_choice_takes_only_leftovers(store: Store) -> None:
     assert not [*(store.root / ".damaged").iterdir(), *(store.root / ".work").iterdir()]
 
 
-@pytest.instant.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
+@pytest.mark.parametrize("argv", [["clean", "reprot", "--yes"], ["clean", "--keep", "reprot", "--yes"]])
 def test_a_misspelt_name_removes_nothing(store: Store, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         run(store, *argv)
@@ -133,6 +133,6 @@ def test_why_takes_the_arguments_of_a_run(store: Store, capsys: pytest.CaptureFi
     assert said[1] == f"{Stage('new', 't', {'of': ['+policy=synera', 'network=lte']}).key}: new"
 
 
-@pytest.instant.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
+@pytest.mark.parametrize(("nbytes", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2e12, "2.0 TB")])
 def test_size(nbytes: float, text: str) -> None:
     assert cache.format_nbytes(nbytes) == text

@@ -35,7 +35,7 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (math.nan, r"^value is nan, which has no canonical form; use null"),
@@ -114,7 +114,7 @@ def test_memo_forgets_older_versions_of_a_file(tmp_path: Path) -> None:
     assert len(json.loads(memo.read_text())) == 1
 
 
-@pytest.instant.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"a": 1}'])
 def test_corrupt_memo_only_costs_time(tmp_path: Path, text: str) -> None:
     (tmp_path / "memo").write_text(text)
     (tmp_path / "a").write_bytes(b"weights")

@@ -67,8 +67,8 @@ AFTERWARDS = {
 }
 
 
-@pytest.instant.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
-@pytest.instant.parametrize("stage", AFTERWARDS)
+@pytest.mark.parametrize("stop", STOPS, ids=lambda stop: str(stop.name))
+@pytest.mark.parametrize("stage", AFTERWARDS)
 def test_stopped_anywhere_it_goes_on_from_there(start: Start, tmp_path: Path, stage: str, stop: signal.Signals) -> None:
     first = start(stage)
     read_until(first, "stopped")
@@ -212,7 +212,7 @@ def write_to_full_disk(stage: Stage, out: Path, *_: object) -> None:
     (out / "weights").write_text("x")
 
 
-@pytest.instant.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full to stand for a full disk")
 def test_a_full_disk_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no space left on the disk of .* while building corpus-.*cache clean"):
         Runner(Store(tmp_path), write_to_full_disk, NullObserver()).ensure_built(graph())

@@ -23,7 +23,7 @@ def test_resources_are_not_identity() -> None:
     assert model(resources={"gpus": 4}).digest == model().digest
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "other",
     [
         model(args={**FROM_CORPUS, "lr": 0.002}),
@@ -95,7 +95,7 @@ def test_a_reference_holds_nothing_else() -> None:
         Stage("model", "t", {"corpus": {"_stage_": "corpus", "lr": 1}}, inputs={"corpus": CORPUS})
 
 
-@pytest.instant.parametrize("name", ["", ".work", "a/b", "1st"])
+@pytest.mark.parametrize("name", ["", ".work", "a/b", "1st"])
 def test_a_name_is_a_folder_name(name: str) -> None:
     with pytest.raises(ValueError, match="stage name"):
         Stage(name, "t", {})

@@ -63,7 +63,7 @@ def truncate(path: Path) -> None:
     os.truncate(path, 5)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("file", "harm", "said"),
     [
         ("deep/weights.safetensors", truncate, r"deep/weights.safetensors has 5 bytes instead of 12"),
@@ -123,7 +123,7 @@ def test_why_new_and_cached(store: Store) -> None:
     assert store.explain(corpus()) == f"cached (built {built[:16].replace('T', ' ')}, 188 s)"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("stage", "said"),
     [
         (model(steps=400, lr=0.1), "steps 500 -> 400 (against"),
@@ -173,7 +173,7 @@ def test_target_and_version_are_named(store: Store) -> None:
     assert said.startswith("changed: target training.embedded_pair.corpus.build -> mine.build, version 1 -> 2 (")
 
 
-@pytest.instant.parametrize("files", [[], ["stage.json"]])
+@pytest.mark.parametrize("files", [[], ["stage.json"]])
 def test_a_stage_must_fill_its_folder(store: Store, files: list[str]) -> None:
     store.ensure_writable()
     out, _ = store.workspace(corpus())

@@ -42,7 +42,7 @@ def test_a_paired_difference_is_surer_than_two_means():
     assert mean_interval(ours, seed=0).low < mean_interval(theirs, seed=0).high
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("values", "options", "message"),
     [
         ([], {}, "finite values, at least one, got 0"),

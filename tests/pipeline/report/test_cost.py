@@ -28,6 +28,6 @@ def test_the_device_alone_costs_nothing():
     assert estimate_cost(NONE | {"device": 9}, 0, 0.05, 6.0) == CloudCost(0.0, 0.0, 0.0, 0.0)
 
 
-@pytest.instant.parametrize(("tbt_s", "factor"), [(None, 6.0), (0.05, None)])
+@pytest.mark.parametrize(("tbt_s", "factor"), [(None, 6.0), (0.05, None)])
 def test_what_is_not_known_has_no_cost_but_its_shares(tbt_s, factor):
     assert estimate_cost(NONE | {"cloud": 5}, 0, tbt_s, factor) == CloudCost(1.0, 1.0, None, None)

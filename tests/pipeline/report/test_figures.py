@@ -12,7 +12,7 @@ def records(tmp_path):
     return Records.read(drawn(tmp_path / "serve", n=6))
 
 
-@pytest.instant.parametrize("draw", [figures.draw_latency, figures.draw_timeline])
+@pytest.mark.parametrize("draw", [figures.draw_latency, figures.draw_timeline])
 def test_the_same_records_give_the_same_file(draw, records, tmp_path):
     first, second = (draw(records, tmp_path / name / "x.png").read_bytes() for name in "ab")
     assert first.startswith(PNG)

@@ -105,8 +105,8 @@ def test_mlflow_gets_the_run_with_everything_but_secrets(artifact, tmp_path, tra
     assert file.getvalue().splitlines()[-1].endswith(f"/#/experiments/{experiment_id}/runs/{done.result.run_id}")
     assert job.info.status == "FINISHED"
     assert job.info.run_name == "synera network=lte model.cloud.api_key=***"
-    assert job.data.log_params["policy.offload.budget"] == "0.2"
-    assert job.data.log_params["model.cloud.api_key"] == "***"
+    assert job.data.params["policy.offload.budget"] == "0.2"
+    assert job.data.params["model.cloud.api_key"] == "***"
     assert job.data.metrics["latency/tbt_s/p99"] == done.summary.latency.tbt_s.p99
     assert job.data.tags["tandem.digest"] == "d1g3st"
     found = {item.path for item in client.list_artifacts(job.info.run_id)}
@@ -123,7 +123,7 @@ def test_a_stage_is_a_nested_run_with_its_lineage(artifact, tmp_path, tracking):
     client, experiment_id = tracking.connect()
     (run,) = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{done.result.run_id}'")
     assert run.info.run_name == stage.key
-    assert run.data.log_params == {"steps": "500", "hub_token": "***"}
+    assert run.data.params == {"steps": "500", "hub_token": "***"}
     numbers = {"seconds": 12.5, "training/loss": 0.5, "training/speed/tokens_per_s": 900.0}
     assert run.data.metrics == numbers
     assert run.data.tags["tandem.cached"] == "True"

@@ -21,13 +21,13 @@ def test_mlflows_limits_are_kept():
     assert list(flatten({"a(b)": 1})) == ["a_b_"]
 
 
-@pytest.instant.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
+@pytest.mark.parametrize("key", ["key", "api_key", "apiKey", "bearer_token", "password", "a_secret", "credentials"])
 def test_what_looks_like_a_secret_is_masked(key):
     assert mask_secrets({"cloud": [{key: "s3cret"}]}) == {"cloud": [{key: "***"}]}
     assert mask_override(f"+cloud.{key}=s3cret") == f"+cloud.{key}=***"
 
 
-@pytest.instant.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
+@pytest.mark.parametrize("key", ["max_new_tokens", "tokens_per_s", "monkey", "tokenizer", "keep"])
 def test_what_does_not_stays(key):
     assert mask_secrets({key: 48}) == {key: 48}
 

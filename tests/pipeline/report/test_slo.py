@@ -21,7 +21,7 @@ def test_one_token_breaks_no_speed():
     assert slo.tokens_per_s(RequestRecord(**request("r", ["cloud"], [3.0]))) == inf
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "met"),
     [
         ({}, True),

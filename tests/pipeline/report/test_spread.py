@@ -16,6 +16,6 @@ def test_nothing_has_no_spread():
     assert Percentiles.of([None, None]) is None
 
 
-@pytest.instant.parametrize(("share", "value"), [(0.0, 10.0), (0.25, 12.5), (0.5, 15.0), (1.0, 20.0)])
+@pytest.mark.parametrize(("share", "value"), [(0.0, 10.0), (0.25, 12.5), (0.5, 15.0), (1.0, 20.0)])
 def test_percentiles_interpolate(share, value):
     assert percentile([10.0, 20.0], share) == value

@@ -32,7 +32,7 @@ def test_numbers_are_named_by_their_stage(tmp_path):
     assert context.stage_metrics(stage) == {"local_latency/cloud/held_out/mape": 0.05, "local_latency/runs": 7.0}
 
 
-@pytest.instant.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
+@pytest.mark.parametrize("text", [None, "{", "[1, 2]", '{"a": NaN, "b": Infinity}'])
 def test_what_is_no_metrics_shows_nothing(tmp_path, text):
     assert context.stage_metrics(shown(tmp_path / "a", text)) == {}
 

@@ -65,7 +65,7 @@ def test_a_file_gets_plain_lines_and_a_terminal_colours(monkeypatch):
         assert text in terminal.getvalue()
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("value", "text"),
     [
         (None, "-"),

@@ -10,7 +10,7 @@ def test_two_processes_create_one_store_without_a_word(fresh):
     assert fresh[1] == [("1\n", ""), ("1\n", "")]
 
 
-@pytest.instant.parametrize("uri", ["file:./mlruns", "mlruns", "ftp://host"])
+@pytest.mark.parametrize("uri", ["file:./mlruns", "mlruns", "ftp://host"])
 def test_addresses_without_a_store_are_refused(uri):
     with pytest.raises(ValueError, match=r"tracking.uri is .* allowed are null .* none .* http"):
         Tracking(uri=uri)

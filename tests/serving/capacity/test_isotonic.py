@@ -20,6 +20,6 @@ def test_one_lucky_point_beyond_the_crossing_counts_for_little() -> None:
     assert 10 < isotonic_crossing(places, rates, [1, 1, 1, 1], 0.05) < 20
 
 
-@pytest.instant.parametrize(("rates", "place"), [([0.2, 0.3], 10), ([0.0, 0.01], 20)])
+@pytest.mark.parametrize(("rates", "place"), [([0.2, 0.3], 10), ([0.0, 0.01], 20)])
 def test_a_curve_that_never_crosses_ends_at_the_border(rates: list[float], place: float) -> None:
     assert isotonic_crossing([10, 20], rates, [1, 1], 0.05) == place

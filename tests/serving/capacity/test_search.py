@@ -24,7 +24,7 @@ class Cloud:
         return LoadTestResult(devices, seed, {"c": ASKED}, {"c": round(rate * ASKED)}, {}, {})
 
 
-@pytest.instant.parametrize("knee", [1, 7, 64, 300])
+@pytest.mark.parametrize("knee", [1, 7, 64, 300])
 def test_the_capacity_is_found_from_any_start(knee: int) -> None:
     found = search_capacity(Cloud(knee), CapacitySearch(epsilon=0.05, resolution=0.0, max_devices=600), 4.0)
     assert found.mean == pytest.approx(knee + 2.5, abs=0.1)
@@ -56,7 +56,7 @@ def test_a_search_ends_at_its_limit_and_says_so() -> None:
     assert found.hit_max_devices
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "wrong", [{"epsilon": 1.0}, {"seeds": ()}, {"seeds": (1, 1)}, {"limit": 0}, {"resolution": 1.5}, {"warmup_s": -1.0}]
 )
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:

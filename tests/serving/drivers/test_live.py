@@ -41,8 +41,8 @@ def through_a_transport(w: World) -> World:
     return w
 
 
-@pytest.instant.parametrize("name", ROWS)
-@pytest.instant.parametrize("detour", [False, True])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("detour", [False, True])
 def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
     expected = world(policy(name), calls_each=2).run().log.entries
     live = world(policy(name), calls_each=2, drive=scripted)
@@ -51,7 +51,7 @@ def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
     assert live.replays()
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_on_the_wall_every_call_is_answered_and_the_log_replays(name: str) -> None:
     """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
     w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))

@@ -33,7 +33,7 @@ def ask(loop: Loop) -> Callable[[Callable[[Any], Coroutine[Any, Any, Any]]], Any
 
 @asynccontextmanager
 async def client(loop: Loop, key: str = "none") -> AsyncIterator[Any]:
-    async with openai.AsyncOpenAI(base_url=f"{loop.api_url}/v1", api_key=key, max_retries=0) as found:
+    async with openai.AsyncOpenAI(base_url=f"{loop.url}/v1", api_key=key, max_retries=0) as found:
         yield found
 
 
@@ -62,7 +62,7 @@ def test_a_completion_is_whole(loop: Loop, ask: Any) -> None:
     assert (found.choices[0].text, found.choices[0].finish_reason) == (ANSWER, "stop")
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == (len(prompt), n)
     assert found.usage.total_tokens == len(prompt) + n
-    assert found.extension["origins"] == {"accepted": n}
+    assert found.tandem["origins"] == {"accepted": n}
     assert loop.gateway.asks[0].prompt == prompt
     assert (loop.gateway.asks[0].limit, loop.gateway.asks[0].sampling) == (50, None)
 
@@ -75,14 +75,14 @@ def test_the_limit_ends_an_answer(loop: Loop, ask: Any) -> None:
 
 
 def test_several_prompts_have_a_choice_each(loop: Loop, ask: Any) -> None:
-    loop.gateway.scripts.extend([loop.gateway.statement("one"), loop.gateway.statement("two")])
+    loop.gateway.scripts.extend([loop.gateway.says("one"), loop.gateway.says("two")])
     found = ask(lambda c: c.completions.create(model="toy", prompt=["first?", "second?"]))
     assert [(choice.index, choice.text) for choice in found.choices] == [(0, "one"), (1, "two")]
     assert found.usage.prompt_tokens == sum(len(asked.prompt) for asked in loop.gateway.asks)
 
 
 def test_several_prompts_stream_one_behind_the_other(loop: Loop, ask: Any) -> None:
-    loop.gateway.scripts.extend([loop.gateway.statement("one"), loop.gateway.statement("two")])
+    loop.gateway.scripts.extend([loop.gateway.says("one"), loop.gateway.says("two")])
     chunks = ask(lambda c: streamed(c.completions.create(model="toy", prompt=["1st?", "2nd?"], stream=True)))
     texts = {i: "".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in (0, 1)}
     assert texts == {0: "one", 1: "two"}
@@ -107,20 +107,20 @@ def test_a_chat_goes_through_the_template(loop: Loop, ask: Any) -> None:
     assert asked.limit == loop.gateway.context - len(asked.prompt)
 
 
-@pytest.instant.parametrize("size", [1, 3, 50])
-@pytest.instant.parametrize("text", [ANSWER, "Grüße 🙂👩‍🚀 aus 東京", ""])
-@pytest.instant.parametrize("stop", [None, ["the", " 東"], "."])
+@pytest.mark.parametrize("size", [1, 3, 50])
+@pytest.mark.parametrize("text", [ANSWER, "Grüße 🙂👩‍🚀 aus 東京", ""])
+@pytest.mark.parametrize("stop", [None, ["the", " 東"], "."])
 def test_a_stream_says_what_a_whole_answer_says(loop: Loop, ask: Any, text: str, size: int, stop: Any) -> None:
-    loop.gateway.scripts.extend([loop.gateway.statement(text, size)] * 2)
+    loop.gateway.scripts.extend([loop.gateway.says(text, size)] * 2)
     args = {"model": "toy", "messages": USER} | ({"stop": stop} if stop else {})
     whole = ask(lambda c: c.chat.completions.create(**args))
     chunks = ask(lambda c: streamed(c.chat.completions.create(**args, stream=True)))
-    deltas = [chunk.choices[0].delta_choice for chunk in chunks]
+    deltas = [chunk.choices[0].delta for chunk in chunks]
     assert "".join(delta.content or "" for delta in deltas) == whole.choices[0].message.content
     assert [delta.role for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
     reasons = [chunk.choices[0].finish_reason for chunk in chunks]
     assert reasons == [None] * (len(chunks) - 1) + [whole.choices[0].finish_reason]
-    assert chunks[-1].extension["origins"] == whole.extension["origins"]
+    assert chunks[-1].tandem["origins"] == whole.tandem["origins"]
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -130,7 +130,7 @@ def test_usage_comes_last_where_it_is_wanted(ask: Any) -> None:
         lambda c: streamed(c.completions.create(model="toy", prompt="a b c", stream=True, stream_options=options))
     )
     assert chunks[-1].choices == []
-    assert chunks[-1].usage.completion_tokens == chunks[-2].extension["origins"]["accepted"]
+    assert chunks[-1].usage.completion_tokens == chunks[-2].tandem["origins"]["accepted"]
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
@@ -169,28 +169,28 @@ def test_the_next_turn_uses_what_is_cached(loop: Loop, ask: Any) -> None:
 
 
 def test_the_answer_says_what_was_written_without_the_cloud(loop: Loop, ask: Any) -> None:
-    whole = loop.gateway.statement("it is in the box.", 2)
-    loop.gateway.scripts.append([*whole[:2], *loop.gateway.statement(" red", origin="offline")])
+    whole = loop.gateway.says("it is in the box.", 2)
+    loop.gateway.scripts.append([*whole[:2], *loop.gateway.says(" red", origin="offline")])
     found = ask(lambda c: c.completions.create(model="toy", prompt="?", max_tokens=50))
     n = len(loop.gateway.tokens(" red")) + 1
-    assert found.extension["origins"] == {"accepted": 4, "offline": n}
-    assert found.extension["offline_tokens"] == n
-    assert found.extension["ttft_ms"] > 0
+    assert found.tandem["origins"] == {"accepted": 4, "offline": n}
+    assert found.tandem["offline_tokens"] == n
+    assert found.tandem["ttft_ms"] > 0
 
 
 def test_the_synchronous_client_is_served_too(loop: Loop) -> None:
     def work() -> tuple[str, str]:
-        with openai.OpenAI(base_url=f"{loop.api_url}/v1", api_key="none", max_retries=0) as c:
+        with openai.OpenAI(base_url=f"{loop.url}/v1", api_key="none", max_retries=0) as c:
             whole = c.chat.completions.create(model="toy", messages=USER)
             chunks = list(c.chat.completions.create(model="toy", messages=USER, stream=True))
         return whole.choices[0].message.content, "".join(
-            chunk.choices[0].delta_choice.content or "" for chunk in chunks
+            chunk.choices[0].delta.content or "" for chunk in chunks
         )
 
     assert loop.run(asyncio.to_thread(work)) == (ANSWER, ANSWER)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("args", "error", "says"),
     [
         ({"model": "gpt-5"}, "NotFoundError", "serves 'toy'"),
@@ -214,14 +214,14 @@ def test_a_context_that_is_too_small_has_its_code(ask: Any) -> None:
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_completion_tokens")
 
 
-@pytest.instant.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
 def test_what_the_gateway_refuses_is_the_clients_fault(loop: Loop, ask: Any, stream: bool) -> None:
     loop.gateway.scripts.append([UnsupportedRequestError("this policy is greedy; give temperature 0")])
     with pytest.raises(openai.BadRequestError, match="greedy; give temperature 0"):
         ask(lambda c: c.completions.create(model="toy", prompt="a", stream=stream))
 
 
-@pytest.instant.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
 def test_without_its_cloud_a_device_may_fail(loop: Loop, ask: Any, stream: bool) -> None:
     loop.gateway.cloud = False
     loop.gateway.scripts.append([TokenDelta((), (), "failed")])
@@ -239,7 +239,7 @@ def test_an_error_inside_tells_nothing_of_itself(loop: Loop, ask: Any, caplog: A
     assert "secret path" in caplog.text
 
 
-@pytest.instant.parametrize("late", [TokenDelta((), (), "failed"), RuntimeError("late")])
+@pytest.mark.parametrize("late", [TokenDelta((), (), "failed"), RuntimeError("late")])
 def test_an_error_in_the_middle_comes_behind_the_text(loop: Loop, ask: Any, late: Any) -> None:
     loop.gateway.cloud = False
     tokens = loop.gateway.tokens("it is")
@@ -263,7 +263,7 @@ def test_nothing_is_answered_before_the_models_are_there(loop: Loop, ask: Any) -
         ask(lambda c: c.completions.create(model="toy", prompt="a"))
 
 
-@pytest.instant.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_cancels_its_request(loop: Loop, ask: Any, stream: bool) -> None:
     async def work(c: Any) -> None:
         loop.gateway.steps = asyncio.Semaphore(2)
@@ -306,7 +306,7 @@ async def until(true: Callable[[], bool]) -> None:
 def test_the_line_is_bounded_and_in_order(loop: Loop, ask: Any) -> None:
     async def work(c: Any) -> list[str]:
         loop.gateway.steps = asyncio.Semaphore(0)
-        loop.gateway.scripts.extend(loop.gateway.statement(text) for text in ("one", "two", "three"))
+        loop.gateway.scripts.extend(loop.gateway.says(text) for text in ("one", "two", "three"))
         tasks = []
         for n in range(3):  # the endpoint lets two wait
             tasks.append(asyncio.create_task(c.completions.create(model="toy", prompt=f"number {n}")))

@@ -5,7 +5,7 @@ import pytest
 from serving.frontend.openai.options import EndpointOptions
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"host": ""}, "endpoint.host is empty"),
@@ -25,7 +25,7 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any], says: str) -> N
         EndpointOptions(**fields)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("host", "loopback"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("device.example", False)],
 )

@@ -27,7 +27,7 @@ def status(bound: str, host: str | None) -> int:
     return int(sent[0]["status"])
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("bound", "host"),
     [
         ("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "127.0.0.1:8000"), ("127.0.0.1", "LocalHost:8000"),
@@ -39,15 +39,15 @@ def test_who_names_it_is_answered(bound: str, host: str) -> None:
     assert status(bound, host) == 200
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", "", ":80", None]
 )  # fmt: skip
-@pytest.instant.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
+@pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
 def test_foreign_names_are_not(bound: str, host: str | None) -> None:
     assert status(bound, host) == 421
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/route"), ("GET", "/metrics")]
 )
 def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
@@ -58,7 +58,7 @@ def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
     assert loop.gateway.asks == []
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")]
 )
 def test_a_host_as_a_url_writes_it(host: str, shown: str) -> None:

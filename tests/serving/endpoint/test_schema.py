@@ -38,7 +38,7 @@ def test_what_a_client_leaves_open_is_filled_in() -> None:
     assert (asked.params.max_tokens, asked.params.stop_strings, asked.params.stream) == (None, (), False)
 
 
-@pytest.instant.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
+@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
 def test_no_temperature_is_greedy(greedy: dict[str, Any]) -> None:
     assert completion(**greedy).params.sampling is None
 
@@ -48,7 +48,7 @@ def test_sampling_is_as_asked() -> None:
     assert asked.params.sampling == SamplingParams(0.5, 40, 0.9, -7)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("prompt", "inputs"),
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1], [2, 3]], ((1,), (2, 3)))],
 )
@@ -56,12 +56,12 @@ def test_prompts_come_in_four_shapes(prompt: Any, inputs: tuple[Any, ...]) -> No
     assert completion(prompt=prompt).inputs == inputs
 
 
-@pytest.instant.parametrize("prompt", [None, [], [[]], 5, ["a", 1], [True], [[1.5]], ["a"] * 17])
+@pytest.mark.parametrize("prompt", [None, [], [[]], 5, ["a", 1], [True], [[1.5]], ["a"] * 17])
 def test_other_prompts_are_refused(prompt: Any) -> None:
     assert refusal({"prompt": prompt}).param == "prompt"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "more",
     [
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto"},
@@ -73,7 +73,7 @@ def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
     assert completion(**more).inputs == ("where",)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("more", "code"),
     [
         ({"n": 2}, "unsupported_parameter"),
@@ -109,7 +109,7 @@ def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], c
     assert next(iter(more)) in found.message
 
 
-@pytest.instant.parametrize("name", ["\ud800", "\u202e", "x" * 500])
+@pytest.mark.parametrize("name", ["\ud800", "\u202e", "x" * 500])
 def test_a_strange_name_is_not_repeated(name: str) -> None:
     found = refusal(json.dumps(SMALL | {name: 1}).encode())
     assert (found.code, found.param) == ("unknown_parameter", "one")
@@ -122,7 +122,7 @@ def test_an_option_inside_another_is_refused_by_its_path() -> None:
     assert "stream_options.include_usage is" in found.message
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("raw", "says"),
     [
         (b"", "no JSON"),
@@ -185,7 +185,7 @@ def test_messages_are_texts_or_text_parts() -> None:
     )
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("messages", "param"),
     [
         ([], "messages"),

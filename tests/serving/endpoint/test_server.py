@@ -34,7 +34,7 @@ def test_readiness_says_why_not(loop: Loop, get: Get) -> None:
     assert "cloud cannot be reached" in found.json["why"]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/completions", 405, "method_not_allowed"),
@@ -134,7 +134,7 @@ class TestItsOwn:
         loop = made(api_key_env="A_KEY")
 
         async def models(key: str) -> int:
-            async with openai.AsyncOpenAI(base_url=f"{loop.api_url}/v1", api_key=key, max_retries=0) as client:
+            async with openai.AsyncOpenAI(base_url=f"{loop.url}/v1", api_key=key, max_retries=0) as client:
                 return len((await client.models.list()).data)
 
         assert loop.run(models("sesame")) == 1

@@ -13,7 +13,7 @@ def pieces(hf: object, tokens: list[int]) -> list[str]:
     return [*(decoder.push(token) for token in tokens), decoder.flush()]
 
 
-@pytest.instant.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_pieces_of_any_tokens_join_to_their_text(kind: str, data: st.DataObject) -> None:
@@ -23,7 +23,7 @@ def test_pieces_of_any_tokens_join_to_their_text(kind: str, data: st.DataObject)
     assert "".join(pieces(hf, tokens)) == decode(hf, tokens)
 
 
-@pytest.instant.parametrize("kind", ["byte_level", "byte_fallback"])
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @settings(max_examples=80, deadline=None)
 @given(text=st.text(st.one_of(st.sampled_from("ab 🙂é東👩‍🚀"), st.characters(codec="utf-8")), max_size=20))
 def test_no_piece_holds_half_a_character(kind: str, text: str) -> None:
@@ -47,7 +47,7 @@ def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
     assert pieces(hf, tokens)[-7:] == ["a", "", "", "", "", "😀b", ""]
 
 
-@pytest.instant.parametrize("invisible", ["</s>", "beyond the vocabulary"])
+@pytest.mark.parametrize("invisible", ["</s>", "beyond the vocabulary"])
 def test_a_token_without_text_does_not_end_a_run_of_bytes(invisible: str) -> None:
     hf = byte_fallback()
     between = len(hf) if invisible != "</s>" else hf.eos_token_id

@@ -60,7 +60,7 @@ def test_opening_rolls_back_and_never_forward(model):
         cache.open("a", 0, 4, 8)
 
 
-@pytest.instant.parametrize("keep", [(), (0,), (1, 2, 4), (4,), (0, 1, 2, 3, 4)])
+@pytest.mark.parametrize("keep", [(), (0,), (1, 2, 4), (4,), (0, 1, 2, 3, 4)])
 def test_survivors_move_to_where_drafts_began(model, keep):
     cache = KVCacheManager(model)
     slot = cache.open("a", 0, 4, 0)
@@ -89,7 +89,7 @@ def _apart(cache, sessions="ab", each=16):
     return slots
 
 
-@pytest.instant.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
+@pytest.mark.parametrize("keep", [(), (0,), (3, 20), (1, 2, 25)])
 def test_blocks_that_lie_apart_are_read_written_and_compacted_like_others(model, keep):
     slots = _apart(KVCacheManager(model, 16, budget_tokens=128))
     for slot in slots.values():

@@ -83,7 +83,7 @@ class Text:
         self.consistent()
 
 
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, variant):
     for seed in range(2):
@@ -95,7 +95,7 @@ def test_every_row_has_the_logits_of_its_depth_whoever_left_before(causal, varia
         assert text.slot.exit_depths.num_incomplete == 0
 
 
-@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "phi3", "neox"])
 @torch.inference_mode()
 def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
     text = Text(causal, variant, seed=3)
@@ -107,7 +107,7 @@ def test_blocks_that_lie_apart_do_not_matter(causal, scattered, variant):
     assert text.slot.num_runs >= 6
 
 
-@pytest.instant.parametrize("variant", ["llama", "mistral", "neox"])
+@pytest.mark.parametrize("variant", ["llama", "mistral", "neox"])
 @torch.inference_mode()
 def test_a_prompt_may_leave_early_too(causal, variant):
     text = Text(causal, variant)

@@ -72,7 +72,7 @@ def test_an_end_token_is_drafted_and_ends_the_draft(engine, llama):
     assert not drafted.stopped
 
 
-@pytest.instant.parametrize("keep", [True, False])
+@pytest.mark.parametrize("keep", [True, False])
 def test_the_first_score_below_the_threshold_stops_and_is_kept_or_dropped(engine, keep):
     free = _draft(engine, stop=DraftStopRule(20), probes=("confidence",))
     below = sorted(free.scores["confidence"])[8]
@@ -108,7 +108,7 @@ def test_scores_and_tops_are_those_of_the_row_that_wrote_the_token(engine, llama
         assert drafted.scores[name] == pytest.approx(want[name].tolist(), abs=1e-4)
 
 
-@pytest.instant.parametrize("sampling", [None, SamplingParams(1.0, 0, 1.0, 3)])
+@pytest.mark.parametrize("sampling", [None, SamplingParams(1.0, 0, 1.0, 3)])
 def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling):
     _draft(engine, stop=DraftStopRule(0))
     branches, asked = ((11,), (12, 13, 14), (12, 50)), ("confidence", "importance")
@@ -132,7 +132,7 @@ def test_branches_know_no_stop_rule(engine):
     assert not drafted.stopped
 
 
-@pytest.instant.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
 def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine, whole):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
     drafted = _draft(engine, stop=DraftStopRule(8), sampling=sampling, whole=whole)

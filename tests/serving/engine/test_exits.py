@@ -62,7 +62,7 @@ def check(engine, rule, text, token, depth, confidence):
     assert ran == LAYERS or margin(engine, text, ran) > rule.threshold - 1e-5
 
 
-@pytest.instant.parametrize("sampling", [None, SamplingParams(0.9, 20, 0.95, 3)])
+@pytest.mark.parametrize("sampling", [None, SamplingParams(0.9, 20, 0.95, 3)])
 def test_a_threshold_that_nobody_passes_changes_nothing(engine, sampling):
     free, _ = draft(engine, sampling=sampling)
     with_checks, _ = draft(engine, rule=NEVER, session="a", sampling=sampling)
@@ -85,7 +85,7 @@ def test_a_threshold_that_all_pass_stops_at_the_first_check(engine):
     assert [(one.layers, one.rows, one.head_tokens) for one in loads] == [(1, 9, 1)] + [(1, 1, 1)] * 5
 
 
-@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
 def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causal, variant):
     engine = TorchEngine(decompose(causal(variant)))
     rule, text, cached = sometimes(engine), list(PROMPT), 0
@@ -126,7 +126,7 @@ def test_branches_beside_waiting_rows_are_read_off_one_by_one(engine):
     assert after.tokens == draft(engine, text, 4, session="b")[0].tokens
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "rule", [NEVER, AT_ONCE, EarlyExitRule("margin", 0.4, 0.5), EarlyExitRule("confidence", 0.5, 0.5, 1)]
 )
 def test_only_what_is_charged_is_computed(llama, rule):
@@ -168,7 +168,7 @@ def test_one_check_asks_the_head_once(engine):
     assert sum(one.head_tokens for one in loads) == 3 * 4
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("last", "checks", "depth", "layers"),
     [
         (0.25, 0, 32, tuple(range(24, 32))),
@@ -202,8 +202,8 @@ def test_importance_depends_on_the_text_and_not_on_who_left(engine):
     )[0].scores["importance"] == pytest.approx(early.scores["importance"], abs=1e-5)
 
 
-@pytest.instant.parametrize("rule", [None, AT_ONCE])
-@pytest.instant.parametrize(("again", "more"), [(1, 0), (1, 1), (1, 3), (3, 0), (3, 1), (3, 3), (5, 0), (8, 2)])
+@pytest.mark.parametrize("rule", [None, AT_ONCE])
+@pytest.mark.parametrize(("again", "more"), [(1, 0), (1, 1), (1, 3), (3, 0), (3, 1), (3, 3), (5, 0), (8, 2)])
 def test_importance_of_adopted_drafts_is_what_writing_them_gave(engine, rule, again, more):
     """Seen by one fill, or with the next drafts: the same numbers as in one go."""
     whole, _ = draft(engine, cap=again + more, rule=rule)

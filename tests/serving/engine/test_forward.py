@@ -108,7 +108,7 @@ def test_a_decode_by_sampling_draws_from_the_target_alone(engine, llama):
     assert _verdicts(engine, SequenceSlice("a", 0, 9, PROMPT, 0, "sample", sampling)) == [Verdict(0, likeliest)]
 
 
-@pytest.instant.parametrize("check", [0, 1, 2])
+@pytest.mark.parametrize("check", [0, 1, 2])
 def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
     sampling = SamplingParams(1.5, 0, 1.0, seed=8)
     with torch.inference_mode():

@@ -27,7 +27,7 @@ def _naive(weights, first, drafted):
     return [*means, sum(means) / fed]
 
 
-@pytest.instant.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
+@pytest.mark.parametrize("variant", ["llama", "qwen3", "qwen2_mixed", "mistral", "phi3", "neox"])
 def test_importance_is_the_mean_attention_of_later_rows(causal, variant):
     whole = causal(variant)
     engine = TorchEngine(decompose(copy.deepcopy(whole)))

@@ -49,8 +49,8 @@ def models(causal):
     drafter, target = decompose(causal("llama")), decompose(causal("llama"))
     for model, share in ((drafter, 0.15), (target, 0.25)):
         for layer in model.layers[1:]:
-            layer.self_attn.o_proj.positive_weight.data.mul_(share)
-            layer.mlp.down_proj.positive_weight.data.mul_(share)
+            layer.self_attn.o_proj.weight.data.mul_(share)
+            layer.mlp.down_proj.weight.data.mul_(share)
     return drafter, target
 
 
@@ -80,10 +80,10 @@ def play(models, waiting, early_exit, sampling=None):
     return recorder.records
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "early_exit", [NoEarlyExit(), LayerwiseExit(0.3, 0.75), LayerwiseExit(0.3, 0.5, 1)], ids=str
 )
-@pytest.instant.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
 def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, sampling):
     idle = play(models, NoLookahead(), early_exit, sampling)
     busy = play(models, SyneraLookahead(THRESHOLDS, 3), early_exit, sampling)
@@ -98,7 +98,7 @@ def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, 
     assert sum(record.guesses - record.lookahead_hits for record in busy.values()) > 0
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "early_exit", [LayerwiseExit(0.3, 0.75), LayerwiseExit(0.0, 0.5), LayerwiseExit(1.0, 0.5)], ids=str
 )
 def test_whoever_leaves_early_the_text_is_the_targets_own(models, early_exit):

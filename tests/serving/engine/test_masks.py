@@ -13,7 +13,7 @@ def _allowed(mask):
     return mask == 0
 
 
-@pytest.instant.parametrize("window", [None, 1, 5])
+@pytest.mark.parametrize("window", [None, 1, 5])
 def test_causal_masks_in_any_order_of_sizes(window):
     masks = AttentionMasks(torch.float32, torch.device("cpu"))
     for past, rows in itertools.product((0, 3, 200, 1), (2, 9, 40, 3)):
@@ -23,7 +23,7 @@ def test_causal_masks_in_any_order_of_sizes(window):
             assert allowed[i, j] == (j <= past + i and (window is None or j > past + i - window))
 
 
-@pytest.instant.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", [None, 3])
 def test_tree_rows_see_the_cache_their_ancestors_and_themselves(window):
     masks = AttentionMasks(torch.float32, torch.device("cpu"))
     parents, depths = (-1, 0, 0, 1, -1), [0, 1, 1, 2, 0]

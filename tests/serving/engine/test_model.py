@@ -26,7 +26,7 @@ def test_a_saved_checkpoint_writes_what_the_model_writes(llama, saved):
     assert engine.execute(DraftWork("a", 0, PROMPT, DraftStopRule(12)))[0].tokens == tuple(out[0, 4:].tolist())
 
 
-@pytest.instant.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
     model = load_model(saved, dtype=dtype)
     engine = TorchEngine(model)
@@ -38,7 +38,7 @@ def test_half_precision_models_run_and_keep_half_precision_caches(saved, dtype):
     assert all(0 < score <= 1.01 for score in drafted.scores["confidence"])
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("variant", "windows"),
     [
         ("llama", (None,) * 4),
@@ -96,13 +96,13 @@ def test_missing_weights_are_not_made_up(saved):
         load_model(saved)
 
 
-@pytest.instant.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused(saved):
     with pytest.raises(ValueError, match="torch sees no GPU here"):
         load_model(saved, device="cuda")
 
 
-@pytest.instant.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 def test_on_a_gpu_the_same_tokens_are_written(llama, saved):
     engine = TorchEngine(load_model(saved, device="cuda"))
     out = llama.generate(torch.tensor([PROMPT]), max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)

@@ -15,10 +15,10 @@ from serving.engines.torch.quantization import disable_unsupported_kernels, quan
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 MISSING = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]
-installed = pytest.instant.skipif(
+installed = pytest.mark.skipif(
     bool(MISSING), reason=f"{' and '.join(MISSING)} not installed: pip install -e '.[quantization]'"
 )
-both = pytest.instant.parametrize("quantization", ["int8", "nf4"])
+both = pytest.mark.parametrize("quantization", ["int8", "nf4"])
 PROMPT = (5, 17, 40, 8)
 FITTING = {"hidden_size": 64, "intermediate_size": 128, "num_key_value_heads": 4, "initializer_range": 0.1}
 """Sizes that every kernel of bitsandbytes takes."""
@@ -38,7 +38,7 @@ def saved(causal, tmp_path):
 def stored(model):
     """What the linear layers of the blocks are, and the dtypes of their weights."""
     modules = [m for layer in model.layers for m in layer.modules() if isinstance(m, nn.Linear)]
-    return {type(m).__name__ for m in modules}, {m.positive_weight.dtype for m in modules}
+    return {type(m).__name__ for m in modules}, {m.weight.dtype for m in modules}
 
 
 def dequantised(path, model):
@@ -49,8 +49,8 @@ def dequantised(path, model):
     for full, layer in zip(plain.model.layers, model.layers, strict=True):
         for name, module in layer.named_modules():
             if isinstance(module, nn.Linear):
-                weight = dequantize_bnb_weight(module.positive_weight, getattr(module, "state", None))
-                full.get_submodule(name).positive_weight.data = weight.to(torch.float32)
+                weight = dequantize_bnb_weight(module.weight, getattr(module, "state", None))
+                full.get_submodule(name).weight.data = weight.to(torch.float32)
     return plain.eval()
 
 
@@ -64,8 +64,8 @@ def logits(model, tokens):
 
 
 @installed
-@pytest.instant.parametrize("variant", ["llama", "llama_yarn", "qwen2", "phi3", "neox"])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("variant", ["llama", "llama_yarn", "qwen2", "phi3", "neox"])
+@pytest.mark.parametrize(
     ("quantization", "kind", "dtype"), [("int8", "Linear8bitLt", torch.int8), ("nf4", "Linear4bit", torch.uint8)]
 )
 def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quantization, kind, dtype):
@@ -74,15 +74,15 @@ def test_the_blocks_linear_layers_shrink_and_nothing_else(saved, variant, quanti
     assert type(model.lm_head) is nn.Linear
     assert {
         model.dtype,
-        model.embed.positive_weight.dtype,
-        model.norm.positive_weight.dtype,
-        model.lm_head.positive_weight.dtype,
+        model.embed.weight.dtype,
+        model.norm.weight.dtype,
+        model.lm_head.weight.dtype,
     } == {torch.float32}
 
 
 @installed
 @both
-@pytest.instant.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
+@pytest.mark.parametrize("sizes", [{}, FITTING], ids=["sizes of no fast kernel", "sizes of every kernel"])
 def test_a_quantised_model_drafts_as_it_forwards(saved, quantization, sizes):
     engine = TorchEngine(load_model(saved(**sizes), quantization=quantization))
     drafted = engine.execute(
@@ -123,7 +123,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(saved, quantization):
 
 @installed
 @both
-@pytest.instant.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_cache_keeps_the_checkpoints_dtype(saved, quantization, dtype):
     model = load_model(saved(), dtype=dtype, quantization=quantization)
     engine = TorchEngine(model)
@@ -139,7 +139,7 @@ def test_nothing_is_logged_of_every_product(saved, quantization, caplog):
     assert not [record for record in caplog.records if record.name.startswith("bitsandbytes")]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("inputs", "outputs", "kept"), [(64, 32, True), (192, 96, True), (48, 64, False), (64, 48, False)]
 )
 def test_layers_of_other_sizes_are_kept_from_the_fast_kernel(inputs, outputs, kept):

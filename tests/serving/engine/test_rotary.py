@@ -12,7 +12,7 @@ def _both(causal, variant):
     return module, RotaryEmbedding(module, model.config, torch.float32, torch.device("cpu"))
 
 
-@pytest.instant.parametrize("variant", ["llama", "llama_yarn", "neox", "phi3"])
+@pytest.mark.parametrize("variant", ["llama", "llama_yarn", "neox", "phi3"])
 def test_tables_are_the_modules_own(causal, variant):
     module, rotary = _both(causal, variant)
     for first, last in ((0, 3), (700, 702), (5, 6)):

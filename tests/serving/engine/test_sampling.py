@@ -17,9 +17,9 @@ from serving.hardware.payload_size import draft_probs_nbytes
 from serving.messages import SamplingParams
 
 
-@pytest.instant.parametrize("temperature", [0.3, 1.0, 1.7])
-@pytest.instant.parametrize("top_k", [0, 1, 10, 500])
-@pytest.instant.parametrize("top_p", [1.0, 0.9, 0.2])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 10, 500])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.2])
 def test_a_distribution_is_what_generate_would_draw_from(temperature, top_k, top_p):
     logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(2)) * 3
     want = TemperatureLogitsWarper(temperature)(None, logits)
@@ -29,8 +29,8 @@ def test_a_distribution_is_what_generate_would_draw_from(temperature, top_k, top
     torch.testing.assert_close(got.float(), want.softmax(-1))
 
 
-@pytest.instant.parametrize("sharpness", [0.01, 1.0, 6.0])
-@pytest.instant.parametrize("top_k", [0, 50, 3000])
+@pytest.mark.parametrize("sharpness", [0.01, 1.0, 6.0])
+@pytest.mark.parametrize("top_k", [0, 50, 3000])
 def test_a_nucleus_beyond_the_likeliest_few_is_found_too(sharpness, top_k):
     logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(2)) * sharpness
     want = TopKLogitsWarper(top_k)(None, logits) if top_k else logits
@@ -54,7 +54,7 @@ def test_a_nucleus_is_the_smallest_set_that_reaches_the_share():
         assert distribution(logits, SamplingParams(1.0, 0, top_p, 0)).nonzero()[:, 0].tolist() == tokens
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("sampling", "message"),
     [
         (SamplingParams(0.0, 0, 1.0, 0), "temperature is 0.0, must be above 0"),
@@ -69,7 +69,7 @@ def test_impossible_settings_are_refused(sampling, message):
         distribution(torch.zeros(1, 4), sampling)
 
 
-@pytest.instant.parametrize(("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999, 3), (1 - 2**-53, 3)])
+@pytest.mark.parametrize(("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.9999, 3), (1 - 2**-53, 3)])
 def test_a_draw_inverts_the_cumulated_weights_and_skips_zeros(uniform, token):
     assert sample_token(torch.tensor([0.0, 0.5, 0.0, 1.5, 0.0]), uniform) == token
 
@@ -91,8 +91,8 @@ def test_what_is_sent_is_what_is_received_padded_to_a_larger_vocabulary():
 SIZES = [(97, 4), (32_000, 4), (65_536, 4), (65_537, 6), (128_256, 6)]
 
 
-@pytest.instant.parametrize(("vocabulary", "width"), SIZES)
-@pytest.instant.parametrize("tokens", [1, 40])
+@pytest.mark.parametrize(("vocabulary", "width"), SIZES)
+@pytest.mark.parametrize("tokens", [1, 40])
 def test_what_has_no_probability_is_left_out(vocabulary, width, tokens):
     odds = distribution(
         torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), SamplingParams(1.0, tokens, 1.0, 0)
@@ -126,7 +126,7 @@ def test_what_fp16_rounds_to_nothing_is_not_named():
     assert support_size(encode_probs(odds)) == 2
 
 
-@pytest.instant.parametrize("tokens", [[], [97], [0, 65_535]])
+@pytest.mark.parametrize("tokens", [[], [97], [0, 65_535]])
 def test_a_token_that_does_not_exist_is_refused(tokens):
     entries = [[*token.to_bytes(2, "little"), 0x00, 0x3C] for token in tokens]
     sent = torch.tensor(entries, dtype=torch.uint8).reshape(-1, 4).view(torch.int8)

@@ -39,7 +39,7 @@ def _served(model, pool, prompts):
     return drafted, verdicts, [keys[i] for i in range(LAYERS)], [values[i] for i in range(LAYERS)]
 
 
-@pytest.instant.parametrize("variant", ["llama", "mistral"])
+@pytest.mark.parametrize("variant", ["llama", "mistral"])
 def test_drafts_scores_and_verdicts_are_the_same_to_the_bit(causal, scattered, variant, prompts):
     model = decompose(copy.deepcopy(causal(variant)))
     apart, together = (_served(model, pool, prompts) for pool in (scattered(model, blocks=400), None))

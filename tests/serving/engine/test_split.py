@@ -149,8 +149,8 @@ def wanted(w):
     ]  # fmt: skip
 
 
-@pytest.instant.parametrize(("shallow", "stages"), SPLITS)
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("shallow", "stages"), SPLITS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, saved, written, logits):
     said = []
     for way in (Unsplit(saved[variant]), Route(saved[variant], shallow, stages)):
@@ -163,8 +163,8 @@ def test_verdicts_and_logits_are_the_unsplit_models(variant, shallow, stages, sa
     torch.testing.assert_close(said[1][1], said[0][1], atol=1e-4, rtol=0)
 
 
-@pytest.instant.parametrize("download", ["last", "all"])
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("download", ["last", "all"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved, written):
     route, text = Route(saved[variant], 1, 2, download), list(PROMPT)
     at = 0
@@ -176,8 +176,8 @@ def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved,
     assert len(route.blobs) == 0
 
 
-@pytest.instant.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
-@pytest.instant.parametrize("download", ["last", "all"])
+@pytest.mark.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
+@pytest.mark.parametrize("download", ["last", "all"])
 def test_what_came_as_a_whole_may_be_run_in_parts(download, sizes, saved, written, logits):
     route = Route(saved["mistral"], 1, 1, download)
     first, middle, head = route.hops
@@ -211,7 +211,7 @@ def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
     assert found.verdict == Verdict(1, w[1])
 
 
-@pytest.instant.parametrize("span", [Span(0, 2, embedding=True), Span(2, 4), Span(0, 1), Span(4, 4, lm_head=True)])
+@pytest.mark.parametrize("span", [Span(0, 2, embedding=True), Span(2, 4), Span(0, 1), Span(4, 4, lm_head=True)])
 def test_a_part_runs_nothing_else(span, saved):
     part = TorchEngine(load_model(saved["llama"]).restricted_to(Span(1, 3)))
     rows = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
@@ -259,8 +259,8 @@ def plain_drafter(model, shallow, weights):
     return model
 
 
-@pytest.instant.parametrize("shallow", [1, 3])
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("shallow", [1, 3])
+@pytest.mark.parametrize("variant", VARIANTS)
 @torch.inference_mode()
 def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, causal):
     model = decompose(causal(variant))
@@ -281,7 +281,7 @@ def test_the_adapter_drafts_what_a_plain_computation_does(variant, shallow, caus
     assert ahead.tokens == tuple(map(int, ends))
 
 
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, causal):
     model = decompose(causal(variant))
     module = draft_heads.init_adapter(model, 2)
@@ -378,7 +378,7 @@ def served(route, drafter, p, prompt=PROMPT, limit=24):
     return tuple(recorder.records["s"].tokens), log.verdicts
 
 
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
     accepted = 0
     for seed in range(3):
@@ -391,7 +391,7 @@ def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
     assert accepted > 5
 
 
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_hat_writes_the_targets_text_with_any_adapter(variant, saved, written):
     for seed in range(2):
         route = Route(saved[variant], 1, 2)

@@ -46,7 +46,7 @@ def _in_spans(model: DecomposedModel, batches, sessions, cuts):
     return [torch.cat(parts) for parts in seen]
 
 
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_spans_over_ragged_chunks_give_the_unsplit_models_logits(causal, variant):
     whole = causal(variant)
     sessions = _tokens(LENGTHS)
@@ -92,7 +92,7 @@ def test_stale_entries_behind_a_rollback_do_not_matter(causal):
     assert (stack.logits(hidden) - want[11:]).abs().max() < 1e-4
 
 
-@pytest.instant.parametrize("variant", ["llama", "qwen2_mixed", "mistral", "phi3", "neox"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "mistral", "phi3", "neox"])
 @torch.inference_mode()
 def test_a_tree_gives_each_node_what_its_path_gives(causal, variant):
     model = decompose(causal(variant))

@@ -14,7 +14,7 @@ ROWS = {
 }
 
 
-@pytest.instant.parametrize("kind", ROWS)
+@pytest.mark.parametrize("kind", ROWS)
 def test_scores_match_fp64(kind):
     logits = ROWS[kind](torch.Generator().manual_seed(0))
     found, exact = compute_logit_stats(logits, LOGIT_SCORES), logits.double()
@@ -40,7 +40,7 @@ def test_tops_are_the_likeliest_best_first_and_start_with_the_argmax():
     assert found.scores == {}
 
 
-@pytest.instant.parametrize(("k", "width"), [(1, 1), (5, 5), (9, 8)])
+@pytest.mark.parametrize(("k", "width"), [(1, 1), (5, 5), (9, 8)])
 def test_any_number_of_tops_up_to_the_vocabulary(k, width):
     assert len(compute_logit_stats(torch.randn(1, 8), k=k).top_candidates[0]) == width
 

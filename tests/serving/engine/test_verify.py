@@ -13,7 +13,7 @@ SAMPLING = SamplingParams(1.0, 0, 1.0, seed=11)
 VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("drafts", "verdict"),
     [((), (0, 4)), ((4,), (1, 5)), ((9,), (0, 4)), ((4, 5), (2, 6)), ((4, 9), (1, 5)), ((9, 5), (0, 4))],
 )
@@ -21,7 +21,7 @@ def test_greedy_stops_at_the_first_difference(drafts, verdict):
     assert sampling.verify_greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("drafts", "parents", "choices", "verdict"),
     [
         ((7, 8), (-1, 0), (7, 8, 9), (2, 9, (0, 1))),
@@ -114,7 +114,7 @@ def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
     assert verdicts <= {0, 1, 2}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "sampling", [SamplingParams(1.0, 6, 1.0, 3), SamplingParams(1.3, 0, 0.6, 3), SamplingParams(0.7, 9, 0.8, 3)]
 )
 def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):

@@ -11,7 +11,7 @@ from serving.engines.torch.forward import decode_hidden, encode_hidden
 from serving.hardware.payload_size import HIDDEN_DTYPES, hidden_nbytes
 
 SIZES = st.sampled_from((1e-30, 1e-6, 1.0, 300.0, 6e4))
-NUMBER = pytest.instant.parametrize("number", HIDDEN_DTYPES)
+NUMBER = pytest.mark.parametrize("number", HIDDEN_DTYPES)
 
 
 @st.composite
@@ -65,7 +65,7 @@ def test_rows_are_cut_from_what_was_sent_as_they_would_be_sent_alone(states: tor
         assert torch.equal(encode_hidden(states, number)[at:], encode_hidden(states[at:], number))
 
 
-@pytest.instant.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_what_is_too_large_for_fp16_becomes_its_largest(kind: torch.dtype) -> None:
     states = torch.tensor([[1e5, -1e9, 7.0]], dtype=kind)
     assert encode_hidden(states, "fp16").tolist() == [[65504.0, -65504.0, 7.0]]

@@ -15,7 +15,7 @@ STEPS = CapacityCurve.from_steps([(1.0, 8.0), (3.0, 0.0), (4.0, 16.0)], "steps")
 MB = 1_000_000
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("nbytes", "start", "sent"),
     [
         (0, 2.0, 2.0),

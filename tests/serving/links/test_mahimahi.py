@@ -13,7 +13,7 @@ def rate(path, **options):
     return MahimahiTrace(path=path, start="begin", **options).rate("up", 0)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("nbytes", "start_ms", "sent_ms"),
     [
         (1500, 0, 5),
@@ -68,7 +68,7 @@ def test_the_file_is_read_once_for_all_devices(written, monkeypatch):
     assert text == []
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "line 1: the file is empty"),
@@ -109,7 +109,7 @@ def test_a_file_that_an_artifact_will_have_is_not_read_yet():
     assert MahimahiTrace(path=object()).start == "random"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("name", "mbps"),
     [
         ("ATT-LTE-driving-2016.up", 1.91),

@@ -46,7 +46,7 @@ def test_devices_go_down_at_their_own_moments():
     assert 10 < min(gaps) < 15 < 25 < max(gaps) < 30
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: ListedOutages(((2, 1),)), r"outages: \[2, 1\] must be seconds of the run, 0 or more"),
@@ -92,7 +92,7 @@ def test_short_outages_without_end_are_none_to_hear_of():
     assert [*islice(noticed, 2)] == [(pytest.approx(2.4), 3), (pytest.approx(7.4), 8)]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("what", "messages", "expected"),
     [
         ("before", [(1e6, 0.0)], [1.01]),

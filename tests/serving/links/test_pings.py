@@ -44,7 +44,7 @@ def test_a_device_enters_rate_and_pings_at_one_moment(written):
         assert delay(0.0) == pytest.approx(0.1 if offset_s >= 6 else 0.04)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         (HEADER + at(10, "soon"), " line 2: PINGAVG is 'soon', needed are milliseconds, 0 or more, or -"),

@@ -9,7 +9,7 @@ from serving.network.link import Link
 from serving.network.rate import ShannonCapacity
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("mhz", "db", "mbps"),
     [(20, 0, 20), (1, 10 * 0.47712125472, 2), (40, 20, 40 * 6.658211), (10, -10, 10 * 0.137504), (0.2, 30, 1.99345)],
 )
@@ -25,13 +25,13 @@ def test_a_link_of_it_is_as_fast_both_ways():
     assert link.described.startswith("20 Mbit/s (20 MHz at 0 dB) up, 1 Mbit/s (1 MHz at 0 dB) down")
 
 
-@pytest.instant.parametrize("mhz", [0, -1, inf, nan])
+@pytest.mark.parametrize("mhz", [0, -1, inf, nan])
 def test_a_bandwidth_is_more_than_none(mhz):
     with pytest.raises(ValueError, match=r"network: bandwidth_mhz=.* must be more than 0, and finite"):
         ShannonCapacity(mhz, 10)
 
 
-@pytest.instant.parametrize("db", [inf, -inf, nan])
+@pytest.mark.parametrize("db", [inf, -inf, nan])
 def test_decibels_are_a_number(db):
     with pytest.raises(ValueError, match=r"network: sinr_db=.* must be a finite number of decibels"):
         ShannonCapacity(10, db)

@@ -28,7 +28,7 @@ def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
         TwoColumnTrace(path=path)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("\n \n", " line 1: the file is empty"),

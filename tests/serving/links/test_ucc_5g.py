@@ -35,7 +35,7 @@ def test_its_uplink_is_refused(written):
         Link(uplink=UCC5GTrace(path=path), downlink_mbps=8)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", " line 1: the file is empty"),

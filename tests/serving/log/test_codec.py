@@ -91,12 +91,12 @@ def there_and_back(kind: Any, thing: Any) -> Any:
     return part.decode(json.loads(json.dumps(part.encode(thing), allow_nan=False)))
 
 
-@pytest.instant.parametrize("event", EVENTS, ids=repr)
+@pytest.mark.parametrize("event", EVENTS, ids=repr)
 def test_events_survive(event: Event) -> None:
     assert there_and_back(Event, event) == event
 
 
-@pytest.instant.parametrize("command", COMMANDS, ids=repr)
+@pytest.mark.parametrize("command", COMMANDS, ids=repr)
 def test_commands_survive(command: Command) -> None:
     assert there_and_back(Command, command) == command
 
@@ -119,7 +119,7 @@ def test_every_class_of_the_vocabulary_is_in_these_tests() -> None:
     }
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_what_real_nodes_say_survives(name: str) -> None:
     for _, event, _, commands in world(policy(name)).run().log.entries:
         assert there_and_back(Event, event) == event
@@ -132,7 +132,7 @@ def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
     assert codec(Command).encode(SetTimer(INF, 1)) == {"is": "Wake", "at": "inf", "timer": 1}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("kind", "data", "why"),
     [
         (Event, {"is": "os.system"}, r"got 'os.system', not one of Begin, Finished"),

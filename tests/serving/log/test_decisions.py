@@ -12,7 +12,7 @@ from serving.log.replay import decision_log, first_difference
 from serving.messages import EmitTokens
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     found = decision_log(entries)

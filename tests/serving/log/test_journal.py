@@ -28,8 +28,8 @@ WORK = DraftWork("s", 0, (1,), DraftStopRule(1))
 DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 
 
-@pytest.instant.parametrize("name", ROWS)
-@pytest.instant.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_it_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
     live, told, log = recorder(), recorder(), Log()
     with EventLog(tmp_path / file, {"layers": 8}) as journal:
@@ -104,7 +104,7 @@ def test_facts_may_come_late(tmp_path: Path) -> None:
     assert list(read_entries(path)) == []
 
 
-@pytest.instant.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
+@pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_a_crash_leaves_a_readable_beginning(tmp_path: Path, file: str) -> None:
     _, whole = recorded(tmp_path / file)
     data = (tmp_path / file).read_bytes()
@@ -141,7 +141,7 @@ def test_a_session_is_never_lost_with_the_buffer(tmp_path: Path) -> None:
 GOOD = '{"journal":1,"offset_s":0.0,"facts":{}}\n'
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         ("{}\n", "is no journal"),

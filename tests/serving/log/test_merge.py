@@ -23,8 +23,8 @@ def split(tmp_path: Path, name: str, ahead_s: float = 0.0, offset_s: float = 0.0
     return live.records, paths
 
 
-@pytest.instant.parametrize("name", ROWS)
-@pytest.instant.parametrize("turned", [False, True])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("turned", [False, True])
 def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -> None:
     expected, paths = split(tmp_path, name)
     told = recorder()
@@ -32,7 +32,7 @@ def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -
     assert told.records == expected
 
 
-@pytest.instant.parametrize("turned", [False, True])
+@pytest.mark.parametrize("turned", [False, True])
 def test_a_message_is_received_after_it_was_sent_even_in_no_time(
     tmp_path: Path, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,7 +59,7 @@ def tracks(events: list[Event]) -> dict[int, str]:
     return {e["tid"]: f"{names[e['pid']]}/{e['args']['name']}" for e in of(events, "M", name="thread_name")}
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     known, threads = nodes(events), tracks(events)
@@ -77,7 +77,7 @@ def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) ->
     assert not set(threads) & set(known)
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
     by_track = defaultdict(list)
     for event in of(events := drawn(tmp_path, name), "X"):
@@ -89,7 +89,7 @@ def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
     assert any(track.endswith("/chip") and tid in by_track for tid, track in tracks(events).items())
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     begun, ended = of(events, "b"), {e["id"]: e for e in of(events, "e")}
@@ -101,7 +101,7 @@ def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
         assert end["ts"] >= event["ts"]
 
 
-@pytest.instant.parametrize("name", ["sled", "synera", "cloud_centric"])
+@pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
 def test_arrows_lead_from_a_question_through_its_batch_to_its_answer(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     slices = defaultdict(list)

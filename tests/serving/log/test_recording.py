@@ -9,7 +9,7 @@ from serving.log.reader import read_entries, read_header
 from serving.log.recording import RecordingOptions
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("recording", "kept"),
     [
         (RecordingOptions(), set()),

@@ -30,7 +30,7 @@ def maker(w: World) -> Callable[[str], Node]:
     return lambda name: w.make[name]()
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     replayed = replay(entries, maker(w))
@@ -132,7 +132,7 @@ def a_run(run: Path, name: str = "synera", **facts: Any) -> None:
         simulate(setup(name), models(), queries(4), observers=[journal])
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_recorded_run_replays_from_its_folder(tmp_path: Path, name: str) -> None:
     a_run(tmp_path / "run", name, layers=8, timeout_s=None)
     (tmp_path / "out").mkdir()

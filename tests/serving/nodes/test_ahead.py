@@ -100,8 +100,8 @@ def test_what_became_of_each_guess_is_told_right() -> None:
     assert set(Counter(c.lookahead_outcome for c in judged)) == {"missed", "position", "hit"}
 
 
-@pytest.instant.parametrize(("steps", "k"), [(1, 4), (3, 4), (4, 4), (1, 1), (5, 8)])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(("steps", "k"), [(1, 4), (3, 4), (4, 4), (1, 1), (5, 8)])
+@pytest.mark.parametrize(
     "conditions", [{}, {"ends": ENDS}, {"sampling": SamplingParams(0.9, 0, 1.0, 5)}, {"alpha": 0.95}]
 )
 def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, conditions: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, 
     assert written[1] < written[0]
 
 
-@pytest.instant.parametrize(("steps", "k"), [(9, 4), (3, 2), (3, 1)])
+@pytest.mark.parametrize(("steps", "k"), [(9, 4), (3, 2), (3, 1)])
 def test_more_than_a_window_ahead_is_the_drafters_own_continuation_too(steps: int, k: int) -> None:
     w = ahead(steps, k).run()
     pair = FakePair()
@@ -143,7 +143,7 @@ def test_a_budgeted_policy_decides_as_an_idle_device_does() -> None:
     assert texts[0] == texts[1]
 
 
-@pytest.instant.parametrize("steps", [1, 3, 9])
+@pytest.mark.parametrize("steps", [1, 3, 9])
 def test_no_more_is_drafted_ahead_than_asked_for(steps: int) -> None:
     """One branch, one token a turn, `steps` of them behind the guess; the drafter's own guess comes first."""
     w = ahead(steps, sessions=1).run()
@@ -158,8 +158,8 @@ def test_no_more_is_drafted_ahead_than_asked_for(steps: int) -> None:
     assert max(turns) in ((steps, steps + 1) if steps < 9 else range(3, 10))  # a verdict comes before nine are drafted
 
 
-@pytest.instant.parametrize("limit", [1, 2, 3, 5, 6, 9, 24])
-@pytest.instant.parametrize("ends", [(), ENDS])
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 6, 9, 24])
+@pytest.mark.parametrize("ends", [(), ENDS])
 def test_nothing_is_drafted_ahead_past_an_end_token_or_the_limit(limit: int, ends: tuple[int, ...]) -> None:
     w = ahead(9, limit=limit, ends=ends, alpha=0.9, sessions=6).run()
     assert set(w.endings().values()) == {"complete"}
@@ -174,7 +174,7 @@ def test_nothing_is_drafted_ahead_past_an_end_token_or_the_limit(limit: int, end
         assert chunk.position + len(chunk.tokens) <= 12 + limit
 
 
-@pytest.instant.parametrize(("steps", "k", "fills"), [(4, 4, True), (9, 4, True), (3, 4, False), (1, 8, False)])
+@pytest.mark.parametrize(("steps", "k", "fills"), [(4, 4, True), (9, 4, True), (3, 4, False), (1, 8, False)])
 def test_adopted_drafts_are_weighed_by_a_fill_or_with_the_next_draft(steps: int, k: int, fills: bool) -> None:
     w = ahead(steps, k, alpha=0.95).run()
     again = [work for work in works(w, looking=False) if work.num_adopted_drafts]
@@ -202,8 +202,8 @@ def test_without_importance_nothing_is_fed_twice() -> None:
 # Faults while looking ahead.
 
 
-@pytest.instant.parametrize("at", MOMENTS)
-@pytest.instant.parametrize("action", ["wait", "local", "fail"])
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
 def test_a_link_lost_at_any_moment(at: float, action: Any) -> None:
     w = ahead(9, limit=24, override={"link_loss": LinkLoss(action)})
     w.simulator.run(at)
@@ -216,7 +216,7 @@ def test_a_link_lost_at_any_moment(at: float, action: Any) -> None:
     assert w.replays()
 
 
-@pytest.instant.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("at", MOMENTS)
 def test_a_user_who_leaves_at_any_moment(at: float) -> None:
     w = ahead(9, limit=24)
     w.simulator.run(at)
@@ -226,7 +226,7 @@ def test_a_user_who_leaves_at_any_moment(at: float) -> None:
     assert not any(chip.caches for chip in w.chips.values())
 
 
-@pytest.instant.parametrize("timeout_s", [0.015, 0.03, 0.06])
+@pytest.mark.parametrize("timeout_s", [0.015, 0.03, 0.06])
 def test_a_question_asked_again_looks_ahead_anew(timeout_s: float) -> None:
     w = ahead(9, limit=24, timeout_s=timeout_s)
     w.simulator.run(60.0)
@@ -291,7 +291,7 @@ def test_the_drafters_own_guess_comes_first_and_is_no_draft() -> None:
     assert s.num_unscored == 2
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("limit", "accepted", "token", "grows"),
     [(20, 0, 50, True), (20, 0, 99, False), (2, 0, 50, True), (1, 0, 50, False), (5, 3, 50, True), (4, 3, 50, False)],
 )

@@ -218,8 +218,8 @@ def nothing_left(w: World) -> None:
     assert not any(device.waiting for device in w.devices.values())
 
 
-@pytest.instant.parametrize("first", range(0, 600, 100))
-@pytest.instant.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", range(0, 600, 100))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None:
     served = 0
     for seed in range(first, first + SEEDS[family]):
@@ -235,8 +235,8 @@ def test_any_row_of_choices_serves_any_workload(family: str, first: int) -> None
     assert served > SEEDS[family] / 5
 
 
-@pytest.instant.parametrize("first", range(1000, 1600, 100))
-@pytest.instant.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", range(1000, 1600, 100))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_mishaps(family: str, first: int) -> None:
     for seed in range(first, first + SEEDS[family]):
         r = random.Random(seed)
@@ -259,8 +259,8 @@ def delivered_once(w: World) -> bool:
     return True
 
 
-@pytest.instant.parametrize("first", range(2000, 2400, 100))
-@pytest.instant.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("first", range(2000, 2400, 100))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_any_row_of_choices_survives_unruly_wires(family: str, first: int) -> None:
     answered = 0
     for seed in range(first, first + SEEDS[family]):

@@ -35,15 +35,15 @@ def check_whole(w: World, lossless: bool) -> None:
     assert w.replays()
 
 
-@pytest.instant.parametrize("name", ROWS)
-@pytest.instant.parametrize("prompt", [1, 2, 33])
-@pytest.instant.parametrize("limit", [1, 2, 17])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("prompt", [1, 2, 33])
+@pytest.mark.parametrize("limit", [1, 2, 17])
 def test_every_policy_answers_every_prompt_shape(name: str, prompt: int, limit: int) -> None:
     check_whole(world(policy(name), prompt=prompt, limit=limit).run(), name in LOSSLESS)
 
 
-@pytest.instant.parametrize("name", ROWS)
-@pytest.instant.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_acceptance_extremes(name: str, alpha: float) -> None:
     check_whole(world(policy(name), alpha=alpha).run(), name in LOSSLESS or alpha == 1.0)
 
@@ -52,7 +52,7 @@ def test_which_rows_claim_the_targets_own_text() -> None:
     assert LOSSLESS == ["cloud_centric", "sled"]
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_text_ends_at_an_end_token(name: str) -> None:
     alone = world(policy("edge_centric"), alpha=1.0).run()
     ends = (alone.text("s0.0")[9],)
@@ -61,7 +61,7 @@ def test_text_ends_at_an_end_token(name: str) -> None:
     assert len(w.text("s0.0")) <= 10
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
     w = world(policy(name), devices=2, calls_each=3).run()
     check_whole(w, name in LOSSLESS)
@@ -69,19 +69,19 @@ def test_a_device_serves_its_calls_one_after_the_other(name: str) -> None:
     assert order == ["s0.0", "s0.1", "s0.2"]
 
 
-@pytest.instant.parametrize("name", CLOUD)
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("name", CLOUD)
+@pytest.mark.parametrize(
     "scheduler",
     [StaticBatch(2, 0.02), ContinuousBatch(), ContinuousBatch(chunk_tokens=8), VerificationAware(chunk_tokens=8)],
 )
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "prefill", [WholePrefill("lazy"), WholePrefill("ahead"), WholePrefill("first"), ChunkedPrefill(7)]
 )
 def test_schedulers_and_prefills_go_with_every_policy(name: str, scheduler: object, prefill: object) -> None:
     check_whole(world(policy(name, scheduler=scheduler, prefill=prefill), prompt=40).run(), name in LOSSLESS)
 
 
-@pytest.instant.parametrize("name", CLOUD)
+@pytest.mark.parametrize("name", CLOUD)
 def test_nothing_is_left_behind(name: str) -> None:
     w = world(policy(name), devices=3, calls_each=2).run()
     worker = w.nodes["cloud"]
@@ -121,13 +121,13 @@ def test_a_device_feeds_each_token_once() -> None:
     assert fed == [12] + [1] * 29
 
 
-@pytest.instant.parametrize("name", CLOUD)
+@pytest.mark.parametrize("name", CLOUD)
 def test_eviction_repairs_itself(name: str) -> None:
     w = world(policy(name, kv_cache=PrefixCaching(90.0)), devices=4, limit=30)
     check_whole(w.run(), name in LOSSLESS)
 
 
-@pytest.instant.parametrize("name", CLOUD)
+@pytest.mark.parametrize("name", CLOUD)
 def test_a_restarted_cloud_is_told_everything_again(name: str) -> None:
     w = world(policy(name), limit=40)
     w.simulator.run(0.3)
@@ -169,7 +169,7 @@ def test_a_lost_cloud_is_waited_for() -> None:
     assert lose_cloud(world(policy("sled"), limit=40), 0.3).endings() == {}
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_cancelling_ends_one_session_only(name: str) -> None:
     w = world(policy(name), calls_each=2, limit=30)
     w.simulator.run(0.1)

@@ -79,9 +79,9 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
                 yield from leaves(each)
 
 
-@pytest.instant.parametrize("download", ["last", "all"])
-@pytest.instant.parametrize("stages", [1, 2, 4])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("download", ["last", "all"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(
     "prefill",
     [
         OverlappedPrefill(initial_chunk_tokens=8),
@@ -92,7 +92,7 @@ def leaves(value: Any) -> Iterator[tuple[str, Any]]:
     ],
     ids=repr,
 )
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_text_is_the_targets_and_no_token_is_said(name: str, prefill: Any, stages: int, download: str) -> None:
     """Sarathi's small chunk cuts what arrives; several sessions at once interleave on one chip."""
     p = shaped(name, stages, download, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=5))
@@ -119,7 +119,7 @@ def test_a_policy_that_sends_tokens_would_be_noticed() -> None:
     assert any(isinstance(send.message, Reply) for send in w.log.commands(SendMessage))
 
 
-@pytest.instant.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [1, 2])
 def test_what_goes_down_of_a_prompt_is_its_last_state_or_all(stages: int) -> None:
     ways = {}
     for download in ("last", "all"):
@@ -165,8 +165,8 @@ def test_the_first_hop_runs_before_the_drafters_cache_is_filled_and_before_looki
         assert max(hop for hop in hops if hop < i) > max([d for d in drafted if d < i], default=-1)
 
 
-@pytest.instant.parametrize("at_once", [1, 3])
-@pytest.instant.parametrize("seed", range(6))
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("seed", range(6))
 def test_a_verdict_is_heard_before_anything_is_drafted_ahead_of_it(seed: int, at_once: int) -> None:
     """The chip is free when the head has run: what the session makes of the answer comes first."""
     w = world(
@@ -198,8 +198,8 @@ def test_sessions_at_once_share_the_chip() -> None:
     assert any(isinstance(s.work, ForwardWork) and len(s.work.slices) > 1 for s in w.log.commands(StartWork))
 
 
-@pytest.instant.parametrize("at", MOMENTS)
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
     w = world(shaped(name, 2), devices=1, at_once=2, calls_each=2, limit=20)
     w.simulator.run(at)
@@ -211,7 +211,7 @@ def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
     nothing_is_kept(w)
 
 
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_crowded_cloud_forgets_sessions_and_they_go_on(name: str) -> None:
     w = world(shaped(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()
     assert any(isinstance(send.message, CacheMiss) for send in w.log.commands(SendMessage))
@@ -219,8 +219,8 @@ def test_a_crowded_cloud_forgets_sessions_and_they_go_on(name: str) -> None:
     nothing_is_kept(w)
 
 
-@pytest.instant.parametrize("at", MOMENTS)
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_user_who_leaves_leaves_nothing_behind(name: str, at: float) -> None:
     """Also before the first answer, when the device does not know yet who holds its caches."""
     w = world(

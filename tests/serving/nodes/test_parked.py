@@ -97,7 +97,7 @@ def test_a_first_turn_starts_from_nothing() -> None:
     assert (first.asked, first.drafted, first.right) == (0, 0, True)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("then", "shared"),
     [
         (lambda said: PROMPT + said + (1, 2, 3), len(PROMPT) + LIMIT - 1),  # the last token was never asked about
@@ -128,7 +128,7 @@ def test_many_turns_go_on() -> None:
         prompt += (*turn.text, number, number)
 
 
-@pytest.instant.parametrize("action", ["wait", "fail", "local"])
+@pytest.mark.parametrize("action", ["wait", "fail", "local"])
 def test_a_cloud_that_came_back_empty_is_told_everything_again(action: Any) -> None:
     t = talk(link_loss=LinkLoss(action))
     first = t.turn(PROMPT)

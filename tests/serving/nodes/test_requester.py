@@ -37,8 +37,8 @@ from serving.policy.slots.prefill import ChunkedPrefill
 MOMENTS = [i * 0.013 for i in range(30)]
 
 
-@pytest.instant.parametrize("at", MOMENTS)
-@pytest.instant.parametrize("action", ["fail", "local"])
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("action", ["fail", "local"])
 def test_no_moment_of_a_loss_leaves_a_user_waiting(at: float, action: str) -> None:
     """Also the moments at which no verdict is awaited: the loss is noticed when the next question is due."""
     w = world(policy("sled", link_loss=LinkLoss(action), kv_cache=PrefixCaching()), devices=1, limit=30)  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def test_no_moment_of_a_loss_leaves_a_user_waiting(at: float, action: str) -> No
     assert w.endings() == {"s0.0": "failed" if action == "fail" else "complete"}
 
 
-@pytest.instant.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("at", MOMENTS)
 def test_a_short_loss_changes_no_token(at: float) -> None:
     w = world(policy("sled", kv_cache=PrefixCaching()), devices=1, limit=30)
     w.simulator.run(at)
@@ -92,7 +92,7 @@ def test_nothing_is_sent_behind_the_tail_or_without_budget() -> None:
     assert not [s for s in w.log.commands(SendMessage) if isinstance(s.message, Request)]
 
 
-@pytest.instant.parametrize("limit", [1, 3, 4, 5, 9])
+@pytest.mark.parametrize("limit", [1, 3, 4, 5, 9])
 def test_no_more_is_drafted_than_may_be_written(limit: int) -> None:
     w = world(policy("sled", draft=WindowDraft(4)), alpha=1.0, devices=1, limit=limit).run()
     caps = [s.work.stop_rule.max_tokens for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork)]
@@ -116,8 +116,8 @@ def test_bytes_are_a_header_and_four_a_token() -> None:
     assert (first.nbytes, second.nbytes) == (16 + 4 * (12 + 4), 16 + 4 * (1 + 4))
 
 
-@pytest.instant.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
-@pytest.instant.parametrize("capacity_tokens", [float("inf"), 50])
+@pytest.mark.parametrize("timeout_s", [0.005, 0.02, 0.06, 0.5])
+@pytest.mark.parametrize("capacity_tokens", [float("inf"), 50])
 def test_an_impatient_device_is_answered_all_the_same(timeout_s: float, capacity_tokens: float) -> None:
     """Each retry makes the one before it void: at a constant timeout below the service time nobody ever gets on."""
     w = world(policy("sled", kv_cache=PrefixCaching()), limit=20, timeout_s=timeout_s, capacity_tokens=capacity_tokens)
@@ -147,7 +147,7 @@ def asking(timeout_s: float) -> tuple[Device, float]:
     return device, next(c.due_s for c in out if isinstance(c, SetTimer))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("timeout_s", "waited"),
     [(1.0, [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]), (40.0, [60.0, 60.0]), (90.0, [90.0, 90.0])],
 )

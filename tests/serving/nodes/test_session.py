@@ -75,7 +75,7 @@ TABLE = {
 }
 
 
-@pytest.instant.parametrize("case", TABLE)
+@pytest.mark.parametrize("case", TABLE)
 def test_what_a_verdict_agrees_on(case: str) -> None:
     accepted, token, new, origins, kv, peer = TABLE[case]
     s = asked()
@@ -103,7 +103,7 @@ def test_where_drafts_stay_at_home_the_target_writes_the_token() -> None:
     assert (s.draft, s.draft_cached_len) == ([], 3)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("limit", "accepted", "new"),
     [(4, 4, DRAFT), (5, 4, (*DRAFT, 50)), (1, 0, (50,)), (2, 4, DRAFT[:2]), (3, 2, (10, 11, 50))],
 )
@@ -116,7 +116,7 @@ def test_the_limit_cuts_what_is_agreed(limit: int, accepted: int, new: tuple[int
     assert s.draft_cached_len <= len(s.tokens)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("draft", "accepted", "token", "new"),
     [
         ((10, END), 2, 50, (10, END)),
@@ -148,7 +148,7 @@ def test_surviving_drafts_of_a_tree_are_taken_in_path_order() -> None:
 # A draft that nobody checks.
 
 
-@pytest.instant.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
+@pytest.mark.parametrize(("offline", "origin"), [(False, "device"), (True, "offline")])
 def test_a_draft_stands_and_says_who_wrote_it(offline: bool, origin: str) -> None:
     s = drafted(session())
     s.offline = offline
@@ -161,7 +161,7 @@ def test_a_draft_that_stands_ends_at_the_limit_or_an_end_token() -> None:
     assert drafted(session(), (10, END, 12)).accept_locally()[0] == (10, END)
 
 
-@pytest.instant.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
+@pytest.mark.parametrize(("draft", "ended"), [((), False), ((10,), False), ((END, 10), False), ((10, END), True)])
 def test_nothing_is_drafted_behind_an_end_token(draft: tuple[int, ...], ended: bool) -> None:
     assert drafted(session(), draft).draft_hit_stop_token is ended
 
@@ -185,7 +185,7 @@ ADOPTED: dict[str, tuple[list[tuple[int, int | None]], Verdict, list[int], Looka
 }
 
 
-@pytest.instant.parametrize("case", ADOPTED)
+@pytest.mark.parametrize("case", ADOPTED)
 def test_what_was_drafted_ahead_survives_only_behind_what_the_target_wrote(case: str) -> None:
     guesses, verdict, draft, guess = ADOPTED[case]
     s = asked()

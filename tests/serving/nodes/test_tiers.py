@@ -82,9 +82,9 @@ def of(play: Play, session: str) -> list[str]:
 # The text.
 
 
-@pytest.instant.parametrize("every_s", [None, 0.05])
-@pytest.instant.parametrize("bed", BEDS)
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("every_s", [None, 0.05])
+@pytest.mark.parametrize("bed", BEDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | None) -> None:
     """Several requests at once, each node with caches of its own, of which a hole would be an error."""
     play = Play(over(tiers(*BEDS[bed]), name), queries(8, every_s=every_s)).run()
@@ -92,7 +92,7 @@ def test_the_text_is_the_unsplit_models(name: str, bed: str, every_s: float | No
     nothing_left(play)
 
 
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_sampled_text_is_the_unsplit_models(name: str) -> None:
     """The fake target's luck is in its prefix; what drafts were drawn from reaches the head's node with them."""
     play = Play(over(tiers(2, 3, 2), name), queries(6, every_s=0.05, sampling=SamplingParams(0.8, 0, 1.0, 3))).run()
@@ -110,11 +110,11 @@ def test_every_node_runs_its_own_tiers_layers_and_the_work_is_dealt() -> None:
     assert ran == {(node, spans[tier]) for node, tier in play.cast.tier_of.items()}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "scheduler", [Fifo(), Fifo(3), UpwardRank(), ContinuousBatch(), ContinuousBatch(4, 8)], ids=repr
 )
-@pytest.instant.parametrize("dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin()], ids=repr)
-@pytest.instant.parametrize("name", ["hyperion", "sled"])
+@pytest.mark.parametrize("dispatch", [HypSched(), EarliestFinish(), RandomDispatch(4), RoundRobin()], ids=repr)
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_any_scheduler_and_dispatch_serve(name: str, dispatch: Any, scheduler: Any) -> None:
     """A chunk of 8 cuts verifications that are made anew, whose drafts go on to the head."""
     override = {"dispatch": dispatch, "scheduler": scheduler, "prefill": ChunkedPrefill(5, "first")}
@@ -169,10 +169,10 @@ def moment(calm: Play, node: str, session: str, stage: str) -> float:
     return (begins_s + ends_s) / 2
 
 
-@pytest.instant.parametrize("long_s", [0.01, 0.4])
-@pytest.instant.parametrize("stage", STAGES)
-@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("long_s", [0.01, 0.4])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_node_is_killed_at_any_stage_of_a_request(name: str, tier: str, stage: str, long_s: float) -> None:
     """Nobody notices within 50 ms: the shorter outage is seen when the node is back, without its caches."""
     calm = undisturbed(name)
@@ -214,8 +214,8 @@ def test_the_first_tiers_node_keeps_its_requests_when_a_later_one_fails() -> Non
         assert homes == [node for node in of(calm, query.request.session) if node.startswith("nano")]
 
 
-@pytest.instant.parametrize("tier", ["nano", "nx", "agx"])
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("tier", ["nano", "nx", "agx"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_whole_tier_is_gone_and_waited_for(name: str, tier: str) -> None:
     made, asked = over(tiers(2, 2, 2), name), queries(5, every_s=0.1)
     down_s, up_s = 0.6, 9.6
@@ -282,8 +282,8 @@ IN_PARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.instant.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
-@pytest.instant.parametrize("name", ["hyperion", "sled"])
+@pytest.mark.parametrize("override", IN_PARTS.values(), ids=IN_PARTS)
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: dict[str, Any]) -> None:
     """All of its parts do: once the second followed the path that was."""
     made, asked = over(tiers(2, 2), name, devices=1, override=override), queries(1, 1, limit=24, prompt=16)
@@ -294,8 +294,8 @@ def test_a_prompt_in_parts_passes_a_node_that_stays_dead(name: str, override: di
     assert len(heard(play, CacheMiss)) <= 2
 
 
-@pytest.instant.parametrize("limit", [1, 12])
-@pytest.instant.parametrize("name", ["hyperion", "sled"])
+@pytest.mark.parametrize("limit", [1, 12])
+@pytest.mark.parametrize("name", ["hyperion", "sled"])
 def test_an_answer_that_was_lost_with_its_stream_is_asked_for_again(name: str, limit: int) -> None:
     """No node fails, and before its first answer the device does not know by way of whom that comes."""
     made, asked = over(tiers(2, 2), name, devices=1), queries(1, 1, limit=limit)
@@ -325,7 +325,7 @@ def cut(play: Play, ends: set[str], down_s: float, up_s: float) -> None:
         stage.post(up_s, here, PeerRestored(there))
 
 
-@pytest.instant.parametrize("name", ["hyperion", "hat"])
+@pytest.mark.parametrize("name", ["hyperion", "hat"])
 def test_caches_wait_for_a_device_that_is_lost_and_then_nothing_of_it_is_remembered(name: str) -> None:
     """Also where its path begins on itself. When it is back it may count its rounds from 0."""
     cast = Topology(over(tiers(1, 1), name, devices=1), LAYERS)

@@ -35,7 +35,7 @@ def on_onnx(**settings: Any) -> ModelConfig:
     return ModelConfig(**{"timing": timing, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"graph": None}, r"backend=onnx needs a graph, .* graph: \$\{exported"),
@@ -65,7 +65,7 @@ def test_the_cloud_stays_on_torch() -> None:
         ModelPair(pair().device, on_onnx())
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("policy", "message"),
     [
         (
@@ -164,8 +164,8 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.getbasetemp().parent / "experiments"
 
 
-@pytest.instant.slow
-@pytest.instant.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("runtime=grpc", "runtime.device_processes=1", "runtime.shaping=none")])
 def test_a_whole_run_writes_what_torch_writes(more: tuple[str, ...], outputs: Path) -> None:
     texts, times = [], []
     for words in ((), (ONNX,)):

@@ -69,8 +69,8 @@ def test_a_graph_says_what_transformers_says_of_windows_too(checkpoint: Checkpoi
     check_beside_transformers(checkpoint.path, exported)
 
 
-@pytest.instant.slow
-@pytest.instant.parametrize("variant", sorted(VARIANTS))
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_every_architecture_says_what_transformers_says(variant: str, save: Save, tmp_path: Path) -> None:
     path = save(variant, tmp_path / "model")
     (tmp_path / "graph").mkdir()
@@ -123,7 +123,7 @@ def test_a_graph_that_differs_from_torch_is_refused(checkpoint: Checkpoint, expo
     model, header = load_model(checkpoint.name_or_path), headers.load_header(exported)
     assert check_export(model, header, tmp_path).torch_differences == header.torch_differences
     with torch.no_grad():
-        model.norm.positive_weight.mul_(1.01)
+        model.norm.weight.mul_(1.01)
     with pytest.raises(ValueError, match=r"differs from torch by .* 0.001 is allowed; serve it with model.device.back"):
         check_export(model, header, tmp_path)
     assert check_export(model, replace(header, int8=True), tmp_path).torch_differences["logits"] > 1e-3
@@ -145,7 +145,7 @@ def test_an_exporter_that_fails_is_told_in_a_line(
     assert "\n" not in said
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"dtype": "bf16"}, "dtype is bf16; set model.device.dtype=fp32"),
@@ -211,7 +211,7 @@ def test_bytes_are_fewer_and_the_router_keeps_its_precision(
     )
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
     checkpoint: Checkpoint, router: TokenRouter, tmp_path: Path
 ) -> None:
@@ -225,7 +225,7 @@ def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
     assert OnnxSession(out).run(PROMPT, (8,), OnnxSession(out).empty_cache()).router_logits is None
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_large_weights_lie_beside_the_graph(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,15 +87,15 @@ def check_same(works: list[DraftWork], *engines: Any) -> list[Any]:
     return found
 
 
-@pytest.instant.parametrize("name", WORKS)
+@pytest.mark.parametrize("name", WORKS)
 def test_both_engines_do_the_same(name: str, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
     outcomes = check_same(WORKS[name], on_torch, on_onnx)
     assert outcomes
     assert len(on_onnx.cache) == 0
 
 
-@pytest.instant.parametrize("keep", [True, False])
-@pytest.instant.parametrize("least", [0, 3])
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("least", [0, 3])
 def test_both_stop_at_the_same_token(keep: bool, least: int, on_torch: TorchEngine, on_onnx: OnnxEngine) -> None:
     free = on_torch.execute(DraftWork("free", 0, PROMPT, DraftStopRule(12), requested_scores=("confidence",)))[0]
     on_torch.drop("free", None)

@@ -37,7 +37,7 @@ def opened(n: int = 1, seed: int = 0, **how: Any) -> tuple[list[Query], OutcomeE
     return queries, outcomes.open(queries, setup("sled").policy, seed)
 
 
-@pytest.instant.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.7, 1.0])
 def test_drafts_are_right_as_often_as_was_said(rate: float) -> None:
     limits, sessions = (
         MatchProbabilities(rate, rate, rate).thresholds,
@@ -105,7 +105,7 @@ def test_one_seed_one_run() -> None:
     assert once(1) == once(1) != once(2)
 
 
-@pytest.instant.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
+@pytest.mark.parametrize("name", ["sled", "synera", "edge_centric", "cloud_centric"])
 def test_every_policy_can_be_simulated(name: str) -> None:
     """Synera without its layer-wise exit, of which one number says nothing."""
     queries, models = opened(3)
@@ -157,7 +157,7 @@ def test_sampled_drafts_carry_their_distributions() -> None:
     )
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("top_k", "exchange", "kept", "note"),
     [
         (5, TokenPayload(), 5, "naming 5 tokens"),

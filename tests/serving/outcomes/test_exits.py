@@ -115,8 +115,8 @@ def works(trace: OutcomeTrace, rule: EarlyExitRule | None, seed: int, n: int = 1
         cached = [*text[:start], *work.input_tokens, *outcome.tokens][: outcome.cached]
 
 
-@pytest.instant.parametrize("seed", range(2))
-@pytest.instant.parametrize("name", RULES)
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", RULES)
 def test_a_trace_says_what_the_engine_does_and_what_it_costs(
     name: str, seed: int, models: LoadedModels, traces: dict[str, OutcomeTrace]
 ) -> None:
@@ -171,7 +171,7 @@ def plain(log: Log) -> list[Any]:
     return [(node, bare(event), now, tuple(map(bare, commands))) for node, event, now, commands in log.entries]
 
 
-@pytest.instant.parametrize("name", WAITING)
+@pytest.mark.parametrize("name", WAITING)
 def test_synera_with_everything_on_is_the_emulated_run_event_by_event(
     name: str, models: LoadedModels, tmp_path: Path
 ) -> None:

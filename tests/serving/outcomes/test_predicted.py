@@ -83,7 +83,7 @@ def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(mod
     assert texts(records) == texts(simulate(setup("sled"), models, questions()))
 
 
-@pytest.instant.parametrize("slots", [{}, {"waiting": SyneraLookahead(THRESHOLDS)}])
+@pytest.mark.parametrize("slots", [{}, {"waiting": SyneraLookahead(THRESHOLDS)}])
 def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any) -> None:
     made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
     ran = simulate(made, judging(models, judge), questions())

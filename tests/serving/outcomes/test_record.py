@@ -62,7 +62,7 @@ def test_the_stages_leave_what_a_simulation_opens(tmp_path: Path) -> None:
     assert read.described.endswith("2 sessions, the target's own greedy text")
 
 
-@pytest.instant.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, True])
 def test_a_trace_says_by_which_rule_drafts_left(own: bool, tmp_path: Path) -> None:
     """The policy's own, or without one that of the slot."""
     made, exits = checkpoints.made(tmp_path), LayerwiseExit(0.0, 0.5)
@@ -120,7 +120,7 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
     assert [s.first_row for s in whole.sessions[:2]] == [0, whole.sessions[0].num_rows]
 
 
-@pytest.instant.parametrize("exits", [False, True])
+@pytest.mark.parametrize("exits", [False, True])
 def test_it_is_what_was_saved(exits: bool, tmp_path: Path) -> None:
     store.save(tmp_path, trace(exits=exits))
     assert_equal(store.load(tmp_path), trace(exits=exits))
@@ -161,7 +161,7 @@ def _no_prompt(folder: Path) -> None:
     (folder / store.HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("damage", "message"),
     [
         (_short, "cannot be read"),

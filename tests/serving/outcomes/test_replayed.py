@@ -100,7 +100,7 @@ LOSSLESS = {
 }
 
 
-@pytest.instant.parametrize("how", LOSSLESS)
+@pytest.mark.parametrize("how", LOSSLESS)
 def test_lossless_policies_share_one_trace(how: str, models: LoadedModels, record: Any) -> None:
     made = setup("sled", override=LOSSLESS[how])
     simulated, heard, read_log = opened(record(), made), Log(), Log()
@@ -121,7 +121,7 @@ def test_the_target_alone(models: LoadedModels, record: Any) -> None:
 UNSURE = SyneraOffload(0.6, Thresholds(0.3, 0.7, (0.2, 0.3, 0.4), (0.02, 0.05, 0.1), {}))
 
 
-@pytest.instant.parametrize("name", ["synera", "edge_centric"])
+@pytest.mark.parametrize("name", ["synera", "edge_centric"])
 def test_a_lossy_policys_own_trace(name: str, models: LoadedModels, record: Any) -> None:
     made = setup(name, override={"offload": UNSURE} if name == "synera" else {})
     simulated, run = opened(record(made), made), simulate(made, models, questions())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from page.processes import Process, described, free_port, served
 
-pytestmark = pytest.instant.slow
+pytestmark = pytest.mark.slow
 
 MARKUP = "<img src=x onerror=alert(1)>"
 PROMPT = "where is the red key"
@@ -55,7 +55,7 @@ class View:
         self.page.set_default_timeout(20_000)
         self.asked: list[str] = []
         self.wrong: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.api_url))
+        self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
         self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
         self.page.goto(url)
@@ -305,7 +305,7 @@ def test_what_is_written_is_text_and_never_markup(view: View) -> None:
     assert view.page.locator("#panes img, #tip b:has-text('<'), #tip i, #tip u").count() == 0
 
 
-@pytest.instant.parametrize(("width", "scheme"), [(420, "light"), (420, "dark"), (1280, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (420, "dark"), (1280, "dark")])
 def test_it_fits_a_narrow_screen_and_either_scheme(browser: Any, url: str, width: int, scheme: str) -> None:
     view = View(browser, url, color_scheme=scheme).ready()
     view.page.set_viewport_size({"width": width, "height": 800})

@@ -84,7 +84,7 @@ def test_a_cloud_that_goes_is_told_with_what_the_policy_does_then() -> None:
     assert "goes on alone" in said[0]["message"]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("action", "says"), [("local", "goes on alone"), ("wait", "waits for it"), ("fail", "ends a run without it")]
 )
 def test_a_run_that_begins_while_the_cloud_is_gone_says_so_first(action: Any, says: str) -> None:
@@ -104,7 +104,7 @@ def test_who_asks_nobody_is_not_told_of_a_cloud() -> None:
     assert named(found, "cloud") == []
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("action", "reach", "says"),
     [("fail", False, "cloud cannot be reached"), ("fail", True, "broke off"), ("local", False, "broke off")],
 )

@@ -58,7 +58,7 @@ def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
     assert score in [token["score"] for token in named(above, "token") if token["cloud"]]
 
 
-@pytest.instant.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
+@pytest.mark.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
 def test_tokens_below_the_threshold_are_the_clouds_and_no_others(page: Played, threshold: float | None) -> None:
     events = page.ask(threshold=threshold)
     at = named(events, "begun")[0]["threshold"]
@@ -224,7 +224,7 @@ def test_a_model_that_fails_ends_one_run_with_words(tiny: ModelPair, monkeypatch
 # What is refused.
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("fields", "param", "match"),
     [
         ({"policy": "synera"}, "policy", "not on this page; there are citer, edge_centric, cloud_centric"),
@@ -251,7 +251,7 @@ def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any]
     assert match in found.error["message"]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("method", "path", "body", "headers", "status"),
     [
         ("POST", "/api/runs", b"{}", {}, 415),

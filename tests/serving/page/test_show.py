@@ -12,7 +12,7 @@ from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.options import UiOptions
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("options", "match"),
     [
         ({"host": ""}, "service.page.host is empty"),

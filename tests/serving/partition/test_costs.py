@@ -51,8 +51,8 @@ def test_sessions_add_caches_and_logits_and_leave_one_request_s_flops():
     assert (many.flops, many.weights_nbytes) == (one.flops, one.weights_nbytes)
 
 
-@pytest.instant.parametrize("name", names("model/architecture"))
-@pytest.instant.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("name", names("model/architecture"))
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int4"])
 def test_blocks_sum_to_the_whole_model(name, precision):
     shape = architecture(name)
     made = block_costs(shape, precision, 96, 33, sessions=3)
@@ -97,7 +97,7 @@ def test_a_shared_matrix_is_on_both_ends():
     assert block_costs(tied, "fp16", 64, 128) == block_costs(LLAMA, "fp16", 64, 128)
 
 
-@pytest.instant.parametrize("name", ["prompt_tokens", "new_tokens", "sessions"])
+@pytest.mark.parametrize("name", ["prompt_tokens", "new_tokens", "sessions"])
 def test_what_nobody_can_ask(name):
     with pytest.raises(ValueError, match=f"partition: {name} is 0; it must be at least 1"):
         block_costs(LLAMA, "fp16", **({"prompt_tokens": 1, "new_tokens": 1} | {name: 0}))

@@ -26,7 +26,7 @@ def sizes(made: ModelPartition) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise((0, *made.split_points)))
 
 
-@pytest.instant.parametrize(("name", "expected"), [("llama3_8b", (5, 12, 15)), ("phi3_medium", (6, 15, 19))])
+@pytest.mark.parametrize(("name", "expected"), [("llama3_8b", (5, 12, 15)), ("phi3_medium", (6, 15, 19))])
 def test_by_the_tops_on_their_boxes(name: str, expected: tuple[int, ...]) -> None:
     """Table II has 5, 9, 18 and 7, 13, 20 of 32 and 40 blocks: 67, 157 and 200 TOPS do not give these."""
     assert sizes(division(name, capacity="flops", ends=False)) == expected
@@ -78,7 +78,7 @@ def test_profiled_is_what_the_chips_coefficients_say_of_a_prefill_and_of_each_pa
     assert sum(bare.block_s[0]) == pytest.approx(sum(latency.seconds(each) for each in blocks))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("capacity", "figure"), [("flops", "headline_tops"), ("dense", "fp16_tflops"), ("bandwidth", "memory_gbps")]
 )
 def test_a_chip_without_the_figure_is_refused(capacity: Any, figure: str) -> None:

@@ -111,14 +111,14 @@ def test_balanced_stages_are_as_equal_as_memory_allows(problem: PartitionProblem
         assert found == min(splits, key=unequal)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "split", [HypSplit(), OptimalSplit(), OptimalSplit("throughput"), GreedySplit(), GPipeSplit()]
 )
 def test_one_tier_has_all_blocks(split: PartitionStrategy) -> None:
     assert split.solve(PartitionProblem(("cloud",), ((1.0, 2.0),), ((1.0, 1.0),), (2.0,), (1,))) == (2,)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: HypSplit(0.0), "epsilon_s is 0.0; it must be more than 0 seconds"),

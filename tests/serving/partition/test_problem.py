@@ -37,13 +37,13 @@ def test_stages_and_what_they_take():
     assert not made.fits(0, 1, 3)
 
 
-@pytest.instant.parametrize("ends", [(1,), (1, 2), (4, 3), (1, 2, 3), (-1, 3)])
+@pytest.mark.parametrize("ends", [(1,), (1, 2), (4, 3), (1, 2, 3), (-1, 3)])
 def test_ends_of_no_split(ends):
     with pytest.raises(ValueError, match="divide nothing: 2 tiers need as many ends, none below the one before, the "):
         problem().stage_s(ends)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"tiers": ()}, "there is nothing to divide"),
@@ -71,7 +71,7 @@ def refused(split: PartitionStrategy, made: PartitionProblem) -> str:
     return str(said.value).removeprefix("partition: ")
 
 
-@pytest.instant.parametrize("split", STRICT, ids=repr)
+@pytest.mark.parametrize("split", STRICT, ids=repr)
 def test_fewer_blocks_than_tiers(split):
     made = PartitionProblem(("nano", "nx", "agx"), ((1.0, 1.0),) * 3, ((1.0, 1.0),) * 3, (9.0,) * 3, (1,) * 3)
     assert refused(split, made) == (
@@ -80,8 +80,8 @@ def test_fewer_blocks_than_tiers(split):
     assert OptimalSplit().solve(made)[-1] == 2
 
 
-@pytest.instant.parametrize("split", STRICT, ids=repr)
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("split", STRICT, ids=repr)
+@pytest.mark.parametrize(
     ("memory", "said"),
     [
         ((0.75, 9), "nano cannot hold even one block: block 1 of 3 takes 1 GB, a node has 0.75 GB."),
@@ -103,7 +103,7 @@ def test_a_middle_tier_that_holds_no_block():
     assert refused(HypSplit(), made).startswith(said)
 
 
-@pytest.instant.parametrize("split", ALL, ids=repr)
+@pytest.mark.parametrize("split", ALL, ids=repr)
 def test_all_tiers_are_full(split):
     made = problem(memory_nbytes=(2.5 * GB, 2.0 * GB))
     assert refused(split, made) == (

@@ -18,7 +18,7 @@ def alike(blocks: int, block_s: tuple[float, ...], memory: tuple[float, ...] | N
     return PartitionProblem(tiers, rows, ((1.0,) * blocks,) * len(tiers), memory or (INF,) * len(tiers), **more)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("blocks", "gbps", "ends"),
     [
         (32, (68.3, 102.4, 204.8), (5, 14, 32)),

@@ -30,7 +30,7 @@ def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
 
 
 def writer(fake: FakeServer, tokenizer: Tokenizer, slept: list[float] | None = None, **how: Any) -> RemoteGenerator:
-    client = RemoteClient(server(fake.api_url, **how), sleep=(slept if slept is not None else []).append)
+    client = RemoteClient(server(fake.url, **how), sleep=(slept if slept is not None else []).append)
     return RemoteGenerator(client, DIALECTS[fake.kind], tokenizer, len(tokenizer))
 
 
@@ -38,7 +38,7 @@ def own(prompt: tuple[int, ...]) -> int:
     return counting(50)(prompt)
 
 
-@pytest.instant.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
+@pytest.mark.parametrize("fault", [500, 502, 503, 504, 408, "busy", "reset", "cut"])
 def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
     fake.faults = deque([fault, fault])
     slept: list[float] = []
@@ -47,7 +47,7 @@ def test_what_may_pass_is_asked_again(fake: FakeServer, tokenizer: Tokenizer, fa
     assert slept == [7.0, 7.0] if fault == "busy" else max(slept) <= 1e-3
 
 
-@pytest.instant.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
+@pytest.mark.parametrize("fault", [500, "busy", "reset", "hang", "drip", "cut"])
 def test_what_does_not_pass_is_an_error(fake: FakeServer, tokenizer: Tokenizer, fault: Any) -> None:
     fake.faults = deque([fault] * 9)
     short = {"timeout_s": 0.1} if fault in ("hang", "drip") else {}
@@ -61,7 +61,7 @@ def _choice(**changes: Any) -> Any:
     return lambda answer: answer | {"choices": [answer["choices"][0] | changes]}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("fault", "match"),
     [
         (400, "refused the question: 400"),
@@ -118,7 +118,7 @@ def test_without_its_finish_reason_an_answer_is_none(fake: FakeServer, tokenizer
         writer(fake, tokenizer).generate(PROMPT, 1)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "match"),
     [
         ({"tokens": None}, "where a list of token ids is due"),
@@ -147,7 +147,7 @@ def test_nobody_listens(tokenizer: Tokenizer) -> None:
 
 def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeServer, tokenizer: Tokenizer) -> None:
     now = [0.0]
-    client = RemoteClient(server(fake.api_url, retries=0, rest_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
+    client = RemoteClient(server(fake.url, retries=0, cooldown_s=5.0), sleep=lambda s: None, clock=lambda: now[0])
     asking = RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
     fake.faults = deque([500])
     with pytest.raises(RemoteError, match="said 500"):
@@ -161,7 +161,7 @@ def test_after_its_last_attempt_a_server_is_left_alone_for_a_moment(fake: FakeSe
 
 
 def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) -> RemoteGenerator:
-    client = RemoteClient(server(fake.api_url, retries=0, rest_s=5.0), sleep=clock.sleep, clock=clock, **how)
+    client = RemoteClient(server(fake.url, retries=0, cooldown_s=5.0), sleep=clock.sleep, clock=clock, **how)
     return RemoteGenerator(client, DIALECTS["vllm"], tokenizer, len(tokenizer))
 
 
@@ -195,8 +195,8 @@ def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeS
     assert clock.slept == [5.0] * (MAX_CONSECUTIVE_COOLDOWNS + 1)
 
 
-@pytest.instant.parametrize("status", [401, 403])
-@pytest.instant.parametrize("waits", [False, True])
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize("waits", [False, True])
 def test_a_key_that_is_refused_is_not_shown_around(
     fake: FakeServer, tokenizer: Tokenizer, status: int, waits: bool
 ) -> None:
@@ -230,8 +230,8 @@ def test_the_key_travels_and_is_never_shown(
 RIGHT_TO_LEFT = "\u202e"
 
 
-@pytest.instant.parametrize("said", [KEY, "x" * 70 + KEY, f"{RIGHT_TO_LEFT}{KEY}\n" * 5000, "\U000e0001" * 999])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{RIGHT_TO_LEFT}{KEY}\n" * 5000, "\U000e0001" * 999])
+@pytest.mark.parametrize(
     "fault",
     [
         lambda said: _choice(finish_reason=said),
@@ -255,8 +255,8 @@ def test_what_a_server_says_is_told_briefly_and_without_the_key(
     assert KEY[:8] not in message
 
 
-@pytest.instant.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
-@pytest.instant.parametrize("name", ["tokens", "token_logprobs"])
+@pytest.mark.parametrize("said", [KEY, "x" * 70 + KEY, f"{KEY}\n" * 5000])
+@pytest.mark.parametrize("name", ["tokens", "token_logprobs"])
 def test_nor_with_what_it_says_of_a_prompt(
     fake: FakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, said: str, name: str
 ) -> None:

@@ -51,7 +51,7 @@ def fake(tokenizer: Tokenizer) -> Iterator[FakeServer]:
 
 
 def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
-    engine = connect_remote(server(fake.api_url, **how), tokenizer, len(tokenizer), verifies)
+    engine = connect_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
     fake.asked.clear()
     return engine
 
@@ -96,7 +96,7 @@ def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -
         engine.execute(work(rows("a", 2 + verdict.accepted, 50)))
 
 
-@pytest.instant.parametrize("sampling", [None, DRAWN])
+@pytest.mark.parametrize("sampling", [None, DRAWN])
 def test_several_tokens_come_with_one_question(
     fake: FakeServer, tokenizer: Tokenizer, sampling: SamplingParams | None
 ) -> None:
@@ -151,7 +151,7 @@ def test_a_failure_leaves_every_session_as_it_was(fake: FakeServer, tokenizer: T
     ]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("fault", "asked"), [(400, 1), (401, 1), (422, 1), ("redirect", 1), ("truncated", 3), (505, 3)]
 )
 def test_a_question_that_is_refused_is_not_asked_again(

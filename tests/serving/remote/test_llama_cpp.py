@@ -15,7 +15,7 @@ from serving.engines.remote.opening import connect_remote
 from serving.engines.tokenizer import Tokenizer
 from serving.messages import ForwardWork, SequenceSlice, Span
 
-pytestmark = pytest.instant.slow
+pytestmark = pytest.mark.slow
 
 PROMPTS = 40
 TOKENS = 24
@@ -45,7 +45,7 @@ def opened(url: str, tokenizer: Tokenizer, **how: Any) -> RemoteEngine:
     return connect_remote(server(url, **how), tokenizer, len(tokenizer), False)
 
 
-@pytest.instant.parametrize("span", [1, 8])
+@pytest.mark.parametrize("span", [1, 8])
 def test_it_writes_what_torch_writes(
     url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Any, span: int
 ) -> None:
@@ -66,7 +66,7 @@ def test_it_writes_what_torch_writes(
     print(f"{PROMPTS} prompts, {tokens} tokens equal, {1e3 * began / tokens:.2f} ms a token, {span} a call")
 
 
-@pytest.instant.parametrize("name", ["cloud_centric", "hybrid"])
+@pytest.mark.parametrize("name", ["cloud_centric", "hybrid"])
 def test_policies_write_the_same_text(url: str, pair: tuple[Path, Path], tokenizer: Tokenizer, name: str) -> None:
     found, override = ("sled", HYBRID) if name == "hybrid" else (name, {})
     here, there = (served(setup_of(found, pair, at, **override), tokenizer, n=3) for at in (None, url))

@@ -30,10 +30,10 @@ LARGE = architecture("llama2_13b")
 
 
 def opened(fake: FakeServer, tokenizer: Tokenizer, verifies: bool = False, **how: Any) -> RemoteEngine:
-    return connect_remote(server(fake.api_url, **how), tokenizer, len(tokenizer), verifies)
+    return connect_remote(server(fake.url, **how), tokenizer, len(tokenizer), verifies)
 
 
-@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
 def test_a_server_is_known_by_what_it_says_of_itself(tokenizer: Tokenizer, kind: str) -> None:
     with FakeServer(byte_level(), counting(50), kind, ends=tokenizer.eos_token_ids) as fake:
         opened(fake, tokenizer, verifies=kind != "llama_cpp")
@@ -71,7 +71,7 @@ def test_a_shorter_context_than_promised(tokenizer: Tokenizer) -> None:
 
 def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -> None:
     with FakeServer(byte_level(), counting(50), context=100) as fake:
-        cloud = ModelConfig(timed_architecture=LARGE, server=server(fake.api_url))
+        cloud = ModelConfig(timed_architecture=LARGE, server=server(fake.url))
         device = ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b"))
         load_models(device, cloud, context_tokens=100)
         with pytest.raises(ValueError, match="may become 101 tokens long, and the server takes 100; give the server"):
@@ -87,7 +87,7 @@ def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -
                 refused()
         with pytest.raises(ValueError, match=r"120 tokens long, and the server takes 100; .*service.context_tokens"):
             load_side(setup("sled", pair=ModelPair(device, cloud)), "cloud", TensorStore(), context_tokens=120)
-        few = ModelConfig(timed_architecture=LARGE, server=server(fake.api_url, context_tokens=60))
+        few = ModelConfig(timed_architecture=LARGE, server=server(fake.url, context_tokens=60))
         with pytest.raises(ValueError, match=r"114 tokens long, and model.cloud.server.context_tokens allows 60"):
             load_side(
                 setup("sled", pair=ModelPair(device, few), limits={"max_prompt_tokens": 90}), "cloud", TensorStore()
@@ -95,7 +95,7 @@ def test_a_shorter_context_than_the_workload_asks_for(pair: tuple[Path, Path]) -
         assert fake.asked == []
 
 
-@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
 def test_another_tokenizer_is_refused_with_what_differs(tokenizer: Tokenizer, kind: str) -> None:
     with (
         FakeServer(words(), lambda prefix: 2, kind) as fake,
@@ -124,7 +124,7 @@ def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) ->
         opened(fake, tokenizer)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("kind", "how", "why"),
     [
         ("llama_cpp", {}, "llama.cpp ignores echo"),
@@ -195,7 +195,7 @@ def test_without_weights_here_tokens_are_the_devices_and_layers_the_timed_ones(
     found, vocabulary = load_tokenizer(device, cloud)
     assert (found.hf.get_vocab(), vocabulary) == (tokenizer.hf.get_vocab(), len(tokenizer))
     with FakeServer(byte_level(), counting(50)) as fake:
-        models = load_models(device, ModelConfig(timed_architecture=LARGE, server=server(fake.api_url)))
+        models = load_models(device, ModelConfig(timed_architecture=LARGE, server=server(fake.url)))
     assert isinstance(models.cloud, RemoteEngine)
     assert (models.device_layers, models.cloud_layers) == (2, LARGE.layers)
     assert models.notes() == ()

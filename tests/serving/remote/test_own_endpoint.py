@@ -52,7 +52,7 @@ def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
     asyncio.run(play())
 
 
-@pytest.instant.parametrize("span", [1, 3])
+@pytest.mark.parametrize("span", [1, 3])
 def test_it_writes_token_by_token_to_the_end(tokenizer: Tokenizer, span: int) -> None:
     def scene(url: str) -> None:
         engine = connect_remote(server(url, model="toy", tokens_a_call=span), tokenizer, len(tokenizer), False)

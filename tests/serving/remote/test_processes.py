@@ -16,7 +16,7 @@ from remote.fake_server import FakeServer
 
 from serving.engines.tokenizer import Tokenizer
 
-pytestmark = pytest.instant.slow
+pytestmark = pytest.mark.slow
 
 KEY = "sk-the-key-of-this-test"
 
@@ -54,7 +54,7 @@ def test_a_server_behind_the_services(fake: FakeServer, pair: tuple[Path, Path],
     words = [
         "+policy=sled", "policy/draft=single_token", "policy/verify=replace", "policy/link_loss=local",
         "model=toy", f"model.device.path={pair[0]}", "model.cloud.path=null", f"outputs={tmp_path}",
-        f"+model.cloud.server.base_url={fake.api_url}", "+model.cloud.server.model=large",
+        f"+model.cloud.server.base_url={fake.url}", "+model.cloud.server.model=large",
         "+model.cloud.server.retries=0", "+model.cloud.server.cooldown_s=0.2",
         "service.cloud=127.0.0.1:0", "service.health.port=0", "service.endpoint.port=0", "workload.devices=1",
     ]  # fmt: skip
@@ -82,12 +82,12 @@ def _served(device: Process, fake: FakeServer) -> None:
         return client.completions.create(model="sled", prompt="where is it?", max_tokens=8, temperature=0)
 
     first = ask()
-    assert first.extension["origins"] == {"cloud": 8}
+    assert first.tandem["origins"] == {"cloud": 8}
     fake.faults.extend([503] * 1000)
-    assert set(ask().extension["origins"]) == {"offline"}
+    assert set(ask().tandem["origins"]) == {"offline"}
     fake.faults.clear()
     while True:  # until the server is not left alone any more
         again = ask()
-        if set(again.extension["origins"]) == {"cloud"}:
+        if set(again.tandem["origins"]) == {"cloud"}:
             break
     assert again.choices[0].text == first.choices[0].text

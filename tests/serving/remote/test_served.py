@@ -71,8 +71,8 @@ def served(found: Setup, tokenizer: Tokenizer, **how: Any) -> dict[str, SessionR
     return emulated.simulate(found, models, queries(tokenizer, **how))
 
 
-@pytest.instant.parametrize("kind", ["vllm", "sglang"])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
     ("name", "override"), [("sled", {}), ("synera", {}), ("cloud_centric", {}), ("sled", HYBRID)],
     ids=["sled", "synera", "cloud_centric", "hybrid"],
 )  # fmt: skip
@@ -81,7 +81,7 @@ def test_the_text_is_the_local_engines(
 ) -> None:
     here = served(made(name, pair, **override), tokenizer)
     with FakeServer(byte_level(), brain, kind, ends=tokenizer.eos_token_ids) as fake:
-        there = served(made(name, pair, fake.api_url, **override), tokenizer)
+        there = served(made(name, pair, fake.url, **override), tokenizer)
         assert fake.wrong == []
     assert {s: (r.tokens, r.origins, r.ending) for s, r in there.items()} == {
         s: (r.tokens, r.origins, r.ending) for s, r in here.items()
@@ -93,7 +93,7 @@ def test_spans_save_questions_and_change_nothing(pair: tuple[Path, Path], tokeni
     texts, asked = [], []
     for span in (1, 6):
         with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
-            found = made("cloud_centric", pair, fake.api_url)
+            found = made("cloud_centric", pair, fake.url)
             assert found.pair.cloud.server
             wide = replace(found.pair.cloud.server, tokens_per_request=span)
             found = replace(found, pair=replace(found.pair, cloud=replace(found.pair.cloud, server=wide)))
@@ -119,8 +119,8 @@ def dies_after(n: int, fake: FakeServer) -> Brain:
     return next_token
 
 
-@pytest.instant.parametrize("runtime", ["emulated", "local"])
-@pytest.instant.parametrize(
+@pytest.mark.parametrize("runtime", ["emulated", "local"])
+@pytest.mark.parametrize(
     ("action", "ending"), [("local", "complete"), ("wait", "failed"), ("fail", "failed")],
 )  # fmt: skip
 def test_a_server_that_fails_is_a_cloud_that_is_gone(
@@ -128,7 +128,7 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
 ) -> None:
     """No end token appears, what was written stays, and the device goes on as its policy says."""
     with FakeServer(byte_level(), brain) as fake:
-        found = made("sled", pair, fake.api_url, **HYBRID, link_loss=LinkLoss(action))
+        found = made("sled", pair, fake.url, **HYBRID, link_loss=LinkLoss(action))
         models = load_models(found.pair.device, found.pair.cloud, requirements=found.policy.engine_requirements)
         fake.brain = dies_after(3, fake)
         asked = queries(tokenizer, n=1, limit=10, ends=False)
@@ -149,18 +149,18 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
     assert "questions to the server failed" in models.notes()[0]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("fault", "rest_s", "asked"), [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)]
 )
-@pytest.instant.parametrize("runtime", ["emulated", "local"])
+@pytest.mark.parametrize("runtime", ["emulated", "local"])
 def test_a_refusal_is_heard_once(
     pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain, runtime: str, fault: Any, rest_s: float, asked: int
 ) -> None:
     """A device asks 64 times before it gives up; the server hears each of three questions once."""
     with FakeServer(byte_level(), brain) as fake:
-        found = made("cloud_centric", pair, fake.api_url)
+        found = made("cloud_centric", pair, fake.url)
         how = {"rest_s": rest_s, "concurrency": 1 if rest_s else 8}  # else three are asked at once, and then it rests
-        resting = replace(found.pair.cloud, server=server(fake.api_url, retries=0, **how))
+        resting = replace(found.pair.cloud, server=server(fake.url, retries=0, **how))
         found = replace(found, pair=replace(found.pair, cloud=resting))
         models = load_models(found.pair.device, resting, requirements=found.policy.engine_requirements)
         fake.asked.clear()
@@ -173,7 +173,7 @@ def test_a_refusal_is_heard_once(
     assert len(fake.asked) == asked
 
 
-@pytest.instant.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
+@pytest.mark.parametrize(("runtime", "ending"), [(emulated.Emulated(), "complete"), (Local(shaped=False), "failed")])
 def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
     pair: tuple[Path, Path],
     tokenizer: Tokenizer,
@@ -187,11 +187,11 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
     monkeypatch.setattr("serving.engines.remote.opening.Client", partial(RemoteClient, sleep=clock.sleep, clock=clock))
     with FakeServer(byte_level(), brain) as fake:
         far = ModelConfig(
-            timed_architecture=architecture("llama2_13b"), server=server(fake.api_url, retries=0, rest_s=5.0)
+            timed_architecture=architecture("llama2_13b"), server=server(fake.url, retries=0, cooldown_s=5.0)
         )
         both = ModelPair(ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b")), far)
         found = setup("cloud_centric", pair=both, devices=1, limits={"prompts": 1, "max_new_tokens": 6})
-        connect_remote(server(fake.api_url), tokenizer, len(tokenizer), verifies=False)
+        connect_remote(server(fake.url), tokenizer, len(tokenizer), verifies=False)
         fake.faults.extend([*[None] * (len(fake.asked) + 2), 503, 503])
         served = runtime.serve(found, "cpu", silent)
     (record,) = served.records.values()
@@ -204,7 +204,7 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
 def test_a_fault_that_passes_changes_nothing(pair: tuple[Path, Path], tokenizer: Tokenizer, brain: Brain) -> None:
     here = served(made("sled", pair), tokenizer, n=1)
     with FakeServer(byte_level(), brain, ends=tokenizer.eos_token_ids) as fake:
-        found = made("sled", pair, fake.api_url)
+        found = made("sled", pair, fake.url)
         models = load_models(found.pair.device, found.pair.cloud, requirements=found.policy.engine_requirements)
         for at in (1, 4):
             fake.faults.extend([*[None] * at, "truncated", 503, "reset"])

@@ -13,7 +13,7 @@ from serving.engines.remote.server import RemoteServer
 KEY = "sk-the-key-of-this-test"
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("wrong", "match"),
     [
         ({"base_url": "ftp://h/v1"}, "give one such as"),
@@ -38,7 +38,7 @@ def test_options_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> 
     assert "pass@" not in str(told.value)
 
 
-@pytest.instant.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "127.8.8.8"])
 def test_loopback_needs_no_tls(host: str) -> None:
     found = RemoteServer(base_url=f"http://{host}:8080/v1/", model="m")
     assert (found.api_url, found.root_url) == (f"http://{host}:8080/v1", f"http://{host}:8080")
@@ -54,7 +54,7 @@ def test_http_to_elsewhere_is_a_choice_and_carries_no_key(monkeypatch: pytest.Mo
     assert KEY not in str(told.value)
 
 
-@pytest.instant.parametrize("bad", ["", "  ", "schl\u00fcssel", "two\nlines"])
+@pytest.mark.parametrize("bad", ["", "  ", "schl\u00fcssel", "two\nlines"])
 def test_a_key_that_no_header_can_carry_is_refused(monkeypatch: pytest.MonkeyPatch, bad: str) -> None:
     monkeypatch.setenv("TANDEM_LLM_KEY", bad)
     with pytest.raises(ValueError, match="TANDEM_LLM_KEY is set, but"):
@@ -82,7 +82,7 @@ def test_pauses_grow_up_to_a_bound_and_jitter_fully() -> None:
     assert retry_delay_s(options, 0, 1e9, lambda: 0.5) == options.retry_after_max_s
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("said", "seconds"),
     [
         ("7", 7.0), ("0.5", 0.5), ("-3", 0.0), ("nan", None), ("inf", None), ("soon", None), ("", None),

@@ -35,15 +35,15 @@ def reciting(tokens: Sequence[int], end: int) -> Callable[[tuple[int, ...]], int
 
 def asking(fake: FakeServer, tokenizer: Tokenizer, **how: Any) -> RemoteGenerator:
     return RemoteGenerator(
-        RemoteClient(server(fake.api_url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how
+        RemoteClient(server(fake.url), sleep=lambda s: None), DIALECTS[fake.kind], tokenizer, len(tokenizer), **how
     )
 
 
 TEXT = " it is in the box \U0001f642 aus \u6771\u4eac."
 
 
-@pytest.instant.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
-@pytest.instant.parametrize("n", [1, 3])
+@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "llama_cpp"])
+@pytest.mark.parametrize("n", [1, 3])
 def test_a_text_comes_token_by_token_to_its_end(tokenizer: Tokenizer, kind: str, n: int) -> None:
     prompt, end = ids("where is the red key?"), tokenizer.eos_token_ids[0]
     with FakeServer(byte_level(), reciting(ids(TEXT), end), kind, ends=tokenizer.eos_token_ids) as fake:
@@ -109,7 +109,7 @@ def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
         assert (first.get("top_k"), second["top_k"]) == (top_k, 5)
 
 
-@pytest.instant.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
 def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> None:
     """Whatever tokens a model wrote, of whatever kind of tokenizer: the same text, or an error."""
@@ -127,8 +127,8 @@ def test_text_becomes_tokens_that_say_the_same(hf: Any, data: st.DataObject) -> 
 # Verdicts.
 
 
-@pytest.instant.parametrize("kind", ["vllm", "sglang", "openai"])
-@pytest.instant.parametrize("stand", range(4))
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "openai"])
+@pytest.mark.parametrize("stand", range(4))
 def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind: str, stand: int) -> None:
     prompt, own = ids("where is it?"), ids(" in the red box")
     drafts = [*own[:stand], 60, 61, 62][:3]
@@ -138,8 +138,8 @@ def test_drafts_stand_while_they_are_the_servers_own(tokenizer: Tokenizer, kind:
     assert len(fake.asked) == (1 if kind == "vllm" else 2)  # a correction that has only a text is asked for
 
 
-@pytest.instant.parametrize("stand", range(4))
-@pytest.instant.parametrize("text", [" in the red box", " \u6f22 ok"])
+@pytest.mark.parametrize("stand", range(4))
+@pytest.mark.parametrize("text", [" in the red box", " \u6f22 ok"])
 def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand: int, text: str) -> None:
     prompt, own = ids("where is it?"), ids(text)
     drafts = (*own[:stand], *ids("zyx"))[:3]
@@ -148,7 +148,7 @@ def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand
     assert (*drafts[: verdict.accepted], verdict.next_token) == own[: verdict.accepted + 1]
 
 
-@pytest.instant.parametrize("listed", [True, False])
+@pytest.mark.parametrize("listed", [True, False])
 def test_a_text_that_ends_behind_its_drafts_is_judged_too(tokenizer: Tokenizer, listed: bool) -> None:
     """Some servers list the end token, others do not."""
     prompt, own = ids("where is it?"), ids(" in")
@@ -204,7 +204,7 @@ def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
                 ask()
 
 
-@pytest.instant.parametrize("hf", [byte_level(), byte_fallback(), words()])
+@pytest.mark.parametrize("hf", [byte_level(), byte_fallback(), words()])
 @given(data=st.data())
 def test_a_token_is_called_what_its_text_becomes(hf: Any, data: st.DataObject) -> None:
     tokens = data.draw(st.lists(st.integers(5, len(hf) - 1), min_size=2, max_size=2))
@@ -228,7 +228,7 @@ def _logprobs(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     return changed
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("change", "match"),
     [
         (lambda p: None, "returned nothing as logprobs"),

@@ -25,7 +25,7 @@ def decided(
     return decide(replace(ASKED, **changes), TEXT, how or routed(), allowed or RoutingLimits(), HANDLES, client)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("side", "threshold", "route"),
     [("below", 0.6, "SLM"), ("below", 0.63, "LLM"), ("above", 0.6, "LLM"), ("above", 0.63, "SLM")],
 )
@@ -40,7 +40,7 @@ def test_without_a_threshold_the_policys_counts() -> None:
     assert decided(routed(threshold=0.9)).route == "LLM"
 
 
-@pytest.instant.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
+@pytest.mark.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
 def test_the_owner_bounds_what_is_asked(asked: float, used: float) -> None:
     found = decided(allowed=RoutingLimits(0.3, 0.6), threshold=asked)
     assert found.threshold == used
@@ -53,7 +53,7 @@ def test_a_policy_that_routes_nothing_now() -> None:
     assert "small_only" in found.reasons[1]
 
 
-@pytest.instant.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
+@pytest.mark.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
 def test_a_state_of_another_width(hidden: tuple[float, ...]) -> None:
     with pytest.raises(ApiError, match=rf"is {len(hidden)} wide; this server's router reads 3"):
         decided(hidden=hidden)
@@ -151,7 +151,7 @@ def test_the_session_unused_for_longest_is_forgotten() -> None:
     assert len(none) == 0
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "wrong", [{"low": 0.7, "high": 0.3}, {"low": -0.1}, {"high": 1.1}, {"tokens": 0}, {"sessions": -1}]
 )
 def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:

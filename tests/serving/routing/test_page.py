@@ -52,7 +52,7 @@ async def posted(loop: Loop, raw: bytes, key: str = "") -> tuple[int, dict[str, 
 
 
 def says(loop: Loop, text: str, origin: Any = "cloud", end: bool = True) -> None:
-    loop.gateway.scripts.append(loop.gateway.statement(text, origin=origin, end=end))
+    loop.gateway.scripts.append(loop.gateway.says(text, origin=origin, end=end))
 
 
 def test_the_small_models_token_stands(loop: Loop) -> None:
@@ -122,7 +122,7 @@ def test_the_owners_bounds_hold(loop: Loop) -> None:
     assert (status, told["error"]["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("body", "status", "param"),
     [
         (question(slm_state=state(1.0)), 400, "slm_state.hidden_states"),
@@ -149,7 +149,7 @@ def test_without_a_router_there_is_no_such_url(loop: Loop) -> None:
     assert "routes no tokens" in told["error"]["message"]
 
 
-@pytest.instant.parametrize("origin", ["offline", "device"])
+@pytest.mark.parametrize("origin", ["offline", "device"])
 def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())
@@ -157,7 +157,7 @@ def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origi
     assert loop.gateway.forgotten == ["route-1"]
 
 
-@pytest.instant.parametrize("origin", ["accepted", "bonus", "corrected"])
+@pytest.mark.parametrize("origin", ["accepted", "bonus", "corrected"])
 def test_what_the_large_model_verified_is_its_own(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())

@@ -44,7 +44,7 @@ def test_of_several_rows_the_last_is_the_current_tokens() -> None:
     assert parsed(slm_state=state([1, 2, 3], [4, 5, 6])).hidden_state == (4.0, 5.0, 6.0)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"version": None}, "version"),
@@ -117,14 +117,14 @@ def test_everything_else_is_refused_by_its_field(changes: dict[str, Any], param:
     assert param in told.message
 
 
-@pytest.instant.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
 def test_states_that_are_no_numbers(number: str) -> None:
     raw = json.dumps(question(slm_state=state(0.25))).replace("0.25", number).encode()
     told = refused(raw)
     assert told.code == "invalid_json" if "999" not in number else told.param == "slm_state.hidden_states"
 
 
-@pytest.instant.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
+@pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
 def test_what_is_no_question_at_all(raw: bytes) -> None:
     refused(raw)
 

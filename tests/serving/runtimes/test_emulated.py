@@ -17,7 +17,7 @@ def serve(name: str = "synera", n: int = 6, devices: int = 2, **how: Any) -> dic
     return simulate(setup(name, devices=devices, **how), models(), asked)
 
 
-@pytest.instant.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", ROWS)
 def test_every_query_is_answered(name: str) -> None:
     records = serve(name)
     assert [r.ending for r in records.values()] == ["complete"] * 6

@@ -135,7 +135,7 @@ def test_each_life_has_a_journal_of_its_own(tmp_path: Any) -> None:
     assert part.is_cloud
 
 
-@pytest.instant.parametrize("name", ["nano-0", "agx-1"])
+@pytest.mark.parametrize("name", ["nano-0", "agx-1"])
 def test_a_tiers_process_is_a_cloud(name: str, tmp_path: Any) -> None:
     crew = crews.ProcessGroup(Grpc(), cast(), (), "cpu", tmp_path, None)
     assert crew._process_config(name, (name,), "").is_cloud

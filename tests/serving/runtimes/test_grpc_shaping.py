@@ -39,7 +39,7 @@ def test_an_unknown_shaping_is_refused():
         Grpc(shaping=True)
 
 
-@pytest.instant.parametrize("half", [{"certificate": "c.pem", "key": "k.pem"}, {"authority": "c.pem"}])
+@pytest.mark.parametrize("half", [{"certificate": "c.pem", "key": "k.pem"}, {"authority": "c.pem"}])
 def test_half_of_what_tls_needs_is_refused(half):
     with pytest.raises(ValueError, match=r"runtime\.security: \w+ is given without \w+, but both ends"):
         Grpc(security=Security(**half))
@@ -60,7 +60,7 @@ def test_the_kernel_shapes_when_the_ports_are_known_and_nobody_has_dialled():
     assert crew.told[4:] == ["joined", "joined", "joined", "play", "all answered", "stop"]
 
 
-@pytest.instant.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
+@pytest.mark.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
 def test_a_process_shapes_only_in_user_space(shaping, in_process, tmp_path):
     cast = Topology(setup(), LAYERS)
     crew = Crew(Grpc(shaping=shaping), cast, None)

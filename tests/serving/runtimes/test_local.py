@@ -8,7 +8,7 @@ from fake_setup import models, queries, setup
 from serving.runtimes.local import Local
 
 
-@pytest.instant.parametrize(("name", "told"), [
+@pytest.mark.parametrize(("name", "told"), [
     ("sled", {"device_ms_per_token", "cloud_share"}),
     ("edge_centric", {"device_ms_per_token"}),
 ])  # fmt: skip

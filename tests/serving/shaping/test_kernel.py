@@ -28,7 +28,7 @@ class Kernel:
         return ""
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"system": "Darwin"}, r"tc belongs to Linux, and this machine runs Darwin.*shaping=user"),
@@ -46,7 +46,7 @@ def test_what_the_machine_lacks_is_named_in_order(how, said):
         check_machine(**good | how)
 
 
-@pytest.instant.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
+@pytest.mark.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
 def test_the_capability_is_read_from_the_status(status, may):
     assert may_administer(status) is may
 
@@ -68,7 +68,7 @@ def test_the_kernel_is_asked_on_a_device_of_its_own():
     assert sum(told.startswith("ip link del") for told in kernel.told) == 2
 
 
-@pytest.instant.parametrize("fails", [" netem", "prio bands", "u32"])
+@pytest.mark.parametrize("fails", [" netem", "prio bands", "u32"])
 def test_the_spare_device_goes_also_when_the_kernel_refuses(fails):
     kernel = Kernel(fails)
     with pytest.raises(ValueError, match=r"runtime\.shaping=tc: the kernel.*refused.*shaping=user"):

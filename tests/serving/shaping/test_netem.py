@@ -20,7 +20,7 @@ PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 CONSTANT = [name for name in names("network") if not {"uplink", "downlink", "outages"} & fields("network", name).keys()]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("figures", "direction", "told"),
     [
         ({}, "up", "delay 50ms rate 10mbit"),

@@ -87,7 +87,7 @@ def test_what_was_never_shaped_is_left_alone():
     assert kernel.on(device) == []
 
 
-@pytest.instant.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_crash_of_the_run_takes_it_away(problem):
     kernel, device = Kernel(), own_device()
 
@@ -99,7 +99,7 @@ def test_a_crash_of_the_run_takes_it_away(problem):
     assert kernel.roots == {}
 
 
-@pytest.instant.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
+@pytest.mark.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
 def test_half_of_it_is_taken_away_too(fails):
     kernel, device = Kernel(), own_device()
     with pytest.raises(CommandError, match="refused"), shaping(kernel, device) as shape:
@@ -117,7 +117,7 @@ def test_what_a_killed_run_left_goes_first():
     assert kernel.roots == {}
 
 
-@pytest.instant.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
+@pytest.mark.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
 def test_somebodys_own_queue_is_not_replaced(kind, handle):
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = (kind, handle)
@@ -263,7 +263,7 @@ def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
     assert 0 < down < 30_000
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
     monkeypatch.setattr(
         "serving.transport.shaping.tc.device_lock", nullcontext

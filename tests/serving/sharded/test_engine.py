@@ -151,15 +151,15 @@ def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
         ends_with_its_follower(led, team)
 
 
-@pytest.instant.slow
-@pytest.instant.parametrize("variant", VARIANTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_every_architecture_can_be_shared(variant, saved, logits):
     path = saved(variant)
     with shared(path) as (model, team):
         same_talk(TorchEngine(load_model(path)), TPEngine(team, 0, model), logits, 40)
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_four_processes_share_four_heads(saved, logits):
     path = saved("llama_yarn")
     with shared(path, 4) as (model, team):
@@ -170,7 +170,7 @@ def test_four_processes_share_four_heads(saved, logits):
             ask(TPEngine(team, 1, model), SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
     path = saved("llama")
     with shared(path, span=Span(1, 3)) as (model, team):
@@ -189,7 +189,7 @@ def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
         ask(led, SequenceSlice("c", 0, 2, (), hidden_states=blob), span=Span(1, 3), out="all")
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_one_that_stands_still_is_given_up(saved):
     with shared(saved("llama"), patience_s=2) as (model, team):
         os.kill(team.pids[0], signal.SIGSTOP)
@@ -197,7 +197,7 @@ def test_one_that_stands_still_is_given_up(saved):
             ask(TPEngine(team, 0, model), SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_one_that_cannot_begin_is_named(saved, monkeypatch):
     path = saved("llama")
     from serving.engines.tensor_parallel import worker_group
@@ -227,8 +227,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.instant.slow
-@pytest.instant.parametrize("end", ["killed", "forgotten"])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["killed", "forgotten"])
 def test_nobody_is_left_when_the_leader_ends(end, saved, tmp_path):
     program = tmp_path / "lead.py"
     program.write_text(LEAD)

@@ -17,7 +17,7 @@ from serving.messages import ForwardWork, SequenceSlice, Span
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
     small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
     large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timing": architecture("llama2_13b")}
@@ -33,7 +33,7 @@ def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Pat
         both.cloud.execute(asked)
 
 
-@pytest.instant.slow
+@pytest.mark.slow
 def test_what_is_written_is_the_same(tmp_path: Path) -> None:
     alone = served(tmp_path, 1, "emulated")
     assert len(alone) > 4

@@ -26,7 +26,7 @@ def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
     assert [ReconnectBackoff(0.1, 2.0, 1).next_delay_s() for _ in range(2)] == [first[0]] * 2
 
 
-@pytest.instant.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
+@pytest.mark.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
 def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
     async def scenario() -> None:
         outbox = Outbox(limits)

@@ -46,7 +46,7 @@ def put(path: str, value: object) -> Callable[[Any], object]:
     return change
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("path", "value", "field"),
     [
         ("request.rows.session", "", "rows.session"),
@@ -105,7 +105,7 @@ def test_an_empty_envelope_is_refused() -> None:
     assert "there is none" in refused(lambda envelope: envelope.ClearField("request"))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("verdict", "field"),
     [
         (Verdict(101, 1), "accepted"),
@@ -121,7 +121,7 @@ def test_bounds_of_a_verdict(verdict: Verdict, field: str) -> None:
         MessageDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False).message(frame.envelope)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("tensor", "field"),
     [
         (None, "must travel"),
@@ -156,7 +156,7 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
     return change
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("tensor", "field"),
     [
         (named((1000, 1.0)), "tokens"),
@@ -183,7 +183,7 @@ def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -
     assert field in refused(sends(tensor), tensors=True)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "tensor",
     [
         named((0, 1.0)),

@@ -22,7 +22,7 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
     return told(request(session, device), device)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("frames", "code", "text"),
     [
         ([b""], "INVALID_ARGUMENT", "must be a Hello"),

@@ -43,7 +43,7 @@ def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     play(scenario)
 
 
-@pytest.instant.parametrize("shown", [None, "another"])
+@pytest.mark.parametrize("shown", [None, "another"])
 def test_without_the_right_token_nobody_enters(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: str | None
 ) -> None:
@@ -122,7 +122,7 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
         Security(ca_certificate=str(tmp_path / "no.pem")).channel_credentials()
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("address", "inside"),
     [
         ("127.0.0.1:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/tmp/x", True),

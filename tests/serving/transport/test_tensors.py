@@ -19,8 +19,8 @@ from serving.transport.session_ownership import PeerExpectations
 MIDDLE = (Hop("cloud", Span(2, 6)),)
 
 
-@pytest.instant.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
-@pytest.instant.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
 def test_bits_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     made = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
     for tensor in (made, made.transpose(0, -1)):
@@ -35,13 +35,13 @@ def test_what_cannot_travel_says_what_can() -> None:
         tensors.pack(torch.zeros(2, dtype=torch.float64))
 
 
-@pytest.instant.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_are_none_are_refused(value: float) -> None:
     with pytest.raises(ProtocolError, match="infinite or not a number"):
         tensors.unpack("t", tensors.pack(torch.tensor([1.0, value])))
 
 
-@pytest.instant.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
+@pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
 def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
     store = TensorStore()
     with pytest.raises(ProtocolError, match="distribution"):
@@ -49,7 +49,7 @@ def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
     assert not len(store)
 
 
-@pytest.instant.parametrize("vocabulary", [97, 32_000, 128_256])
+@pytest.mark.parametrize("vocabulary", [97, 32_000, 128_256])
 def test_a_distribution_that_names_tokens_is_taken_as_it_is_packed(vocabulary: int) -> None:
     sampling = SamplingParams(1.0, 10, 1.0, 0)
     odds = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))

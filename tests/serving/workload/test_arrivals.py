@@ -50,7 +50,7 @@ def test_a_trace_starts_at_zero_and_runs_faster_when_asked(tmp_path):
     ]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("yesterday,1,1", "trace.csv line 3: TIMESTAMP is 'yesterday'"),
@@ -72,7 +72,7 @@ def test_a_trace_that_is_missing_or_too_short_is_refused(tmp_path):
         AzureTrace(path=trace(tmp_path, "2023-11-16 18:15:46,374,44")).times(2, 1, seed=0)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "make", [lambda: Poisson(rate_per_s=0), lambda: ClosedLoop(think_s=-1), lambda: AzureTrace(speed=0)]
 )
 def test_values_out_of_range_are_refused(make):
@@ -110,7 +110,7 @@ def test_an_episode_that_lasts_longer_than_its_turn_delays_the_next():
     assert times[50] == times[49] > 5
 
 
-@pytest.instant.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
+@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
 def test_episodes_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=rf"workload\.arrivals\.{next(iter(wrong))} must be"):
         Episodes(**wrong)

@@ -28,8 +28,8 @@ def targets(node) -> Iterator[dict]:
             yield from targets(value)
 
 
-@pytest.instant.parametrize("name", NAMES)
-@pytest.instant.parametrize("arrivals", ["closed_loop", "poisson", "azure"])
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("arrivals", ["closed_loop", "poisson", "azure"])
 def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
     node = OmegaConf.to_container(composed(f"+workload={name}", f"workload/arrivals={arrivals}"), resolve=False)
     profiling = node["workload"].pop("profiling")
@@ -40,7 +40,7 @@ def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
         assert set(one) - {"_target_"} <= {field.name for field in fields(getattr(import_module(module), kind))}
 
 
-@pytest.instant.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "concurrent"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "concurrent"}))
 def test_workload_path_reaches_the_data_set(name):
     workload = composed(f"+workload={name}", "workload.path=some/file").workload
     assert workload.dataset.path == "some/file"

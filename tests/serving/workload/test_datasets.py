@@ -49,7 +49,7 @@ def beside(data: Path, kind: type) -> dict[str, Path]:
     return {"descriptions": data / "llqa/descriptions.jsonl"} if kind is LLQA else {}
 
 
-@pytest.instant.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
 def test_real_files_load_and_the_right_answer_scores_one(data, kind):
     name, count = REAL[kind]
     prompts = kind(path=data / name, **beside(data, kind)).prompts()
@@ -61,7 +61,7 @@ def test_real_files_load_and_the_right_answer_scores_one(data, kind):
             assert metric.score("", prompt) == 0
 
 
-@pytest.instant.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
 def test_another_data_sets_file_is_refused_by_line(data, kind):
     for other, (name, _) in REAL.items():
         if other is not kind:
@@ -156,7 +156,7 @@ def test_spec_bench_asks_the_first_turn_or_all_and_groups_mt_bench(tmp_path):
     assert (everything.text, everything.task) == ("Write.\n\nAgain.", "multi_turn")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("kind", "rows", "message"),
     [
         (CommonsenseQA, (QUESTION, QUESTION | {"answerKey": "C"}), "line 2: answerKey 'C' and 2 options labelled A, B"),
@@ -250,7 +250,7 @@ def test_a_hub_that_fails_is_reported_with_its_reason(monkeypatch):
 # ---- what the quality column means
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("dataset", "embedded", "note"),
     [
         (CommonsenseQA(), True, "says nothing about quality"),

@@ -25,7 +25,7 @@ def read(text, chat=False, template="auto", limit=100, truncate="refuse"):
     return "".join(chr(token) if token > 1 else "^" for token in encoded.tokens), encoded.num_dropped
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ({}, ("^abcdef", 0)),

@@ -23,7 +23,7 @@ def test_json_lines_splits_at_newlines_only(tmp_path):
     assert [row.fields for row in files.json_lines(written(tmp_path, text))] == [{"a": "one\u2028two"}]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"a": 1}\n{"a": \n', r"data line 2: not JSON \(Expecting value, column 7\)"),
@@ -37,7 +37,7 @@ def test_a_broken_line_is_named(tmp_path, text, message):
         list(files.json_lines(written(tmp_path, text)))
 
 
-@pytest.instant.parametrize(("name", "problem"), [("gone", "does not exist"), ("", "is a folder")])
+@pytest.mark.parametrize(("name", "problem"), [("gone", "does not exist"), ("", "is a folder")])
 def test_a_missing_file_names_the_option(tmp_path, name, problem):
     with pytest.raises(ValueError, match=f"{problem}.*workload.path"):
         list(files.json_lines(tmp_path / name))
@@ -53,7 +53,7 @@ def test_members_of_a_json_object_know_index_and_line(tmp_path):
     assert rows[0].location.endswith("line 3 data 0")
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ('{"a": 1}', "line 1: not a JSON list"),
@@ -82,7 +82,7 @@ def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
     assert rows[0].fields == {"a": '"so', "b": "1"}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("a,c\n1,2\n", 'line 1: the header has no column "b"; has: a, c'),
@@ -95,7 +95,7 @@ def test_a_broken_table_is_named_by_line(tmp_path, text, message):
         list(files.csv_records(written(tmp_path, text), ("a", "b"), ",", quoted=True))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("read", "message"),
     [
         (lambda row: row.text("gone"), 'here: no field "gone"; has: blank, number, flag, mixed'),

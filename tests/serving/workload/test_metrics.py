@@ -10,7 +10,7 @@ def prompt(answer="", reference="", rule="equals", choices=(), stop=()):
     return Prompt("1", "?", (reference,), "t", answer, choices, rule, stop=stop)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("rule", "text", "right"),
     [
         ("equals", " It is kept in the attic.\n", True),
@@ -29,7 +29,7 @@ def test_exact_match_follows_the_rule_of_the_prompt(rule, text, right):
     assert ExactMatch().score(text, asked) == float(right)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "choice"),
     [
         ("B", "library"),
@@ -66,7 +66,7 @@ def test_choice_accuracy_ignores_the_example_that_a_base_model_goes_on_with():
     assert ChoiceAccuracy().score(" D. mall\n\nQuestion: next?\nAnswer: A. bank", asked) == 1
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("text", "number"),
     [
         ("5 + 3 = 8\n#### 8", 8),

@@ -28,7 +28,7 @@ def test_no_classes_promise_nothing():
     assert assign_classes((), 2, seed=0) == [None, None]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"tokens_per_s": 0}, "SLO class x: tokens_per_s must be above 0, got 0"),

@@ -83,7 +83,7 @@ def test_a_prompt_that_does_not_fit_is_named():
         workload.encode(call, Words())
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"prompts": 0}, "workload.num_prompts must be 1 or more, got 0"),

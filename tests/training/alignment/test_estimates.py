@@ -58,7 +58,7 @@ def test_the_spread_of_an_auc_is_that_of_resampled_answers() -> None:
     )
 
 
-@pytest.instant.parametrize("kind", [True, False])
+@pytest.mark.parametrize("kind", [True, False])
 def test_one_kind_alone_has_no_auc(kind: bool) -> None:
     assert clustered_auc(np.arange(3.0), np.full(3, kind), np.arange(3), 3) is None
 
@@ -74,7 +74,7 @@ def test_what_never_changes_has_neither() -> None:
     assert skewness(np.ones(3)) is None is skewness(np.array([]))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("share", "chosen"), [(0.2, [1]), (0.4, [1, 2]), (0.5, [1, 2, 4]), (1.0, [0, 1, 2, 3, 4]), (0.0, [])]
 )
 def test_the_highest_share(share: float, chosen: list[int]) -> None:

@@ -29,7 +29,7 @@ def value(group: str, row: str, metric: str) -> float | None:
     return None if cell is None else float(np.mean(cell))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("row", "share", "top_1", "top_5"),
     [
         ("confidence 0.0-0.2", 0.2, 0.0, 1.0),  # an edge belongs to the bin above it

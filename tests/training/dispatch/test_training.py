@@ -61,7 +61,7 @@ def test_what_is_served_computes_what_was_trained() -> None:
         assert row[k:].tolist() == [-INF] * (5 - k)
 
 
-@pytest.instant.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(5))
 def test_training_begins_with_hypsched_s_rule(seed: int) -> None:
     """Where the first node by far is clear."""
     torch.manual_seed(seed)
@@ -107,7 +107,7 @@ def test_another_seed_learns_otherwise(
     assert one.digest == same.digest != other.digest
 
 
-@pytest.instant.usefixtures("tabula_rasa")
+@pytest.mark.usefixtures("tabula_rasa")
 def test_it_learns_to_prefer_the_node_that_is_idle(
     world: DispatchEnvironment, one_thread: Trainer, fresh: Callable[[str], Path]
 ) -> None:
@@ -152,7 +152,7 @@ def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: DispatchEnvi
         assert figure in str(caught.value)
 
 
-@pytest.instant.parametrize("wrong", [
+@pytest.mark.parametrize("wrong", [
     {"hidden": 0}, {"steps": 0}, {"plays": 1}, {"rate": 0.0}, {"discount": 1.0}, {"keep": -0.1}, {"check_every": 0},
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

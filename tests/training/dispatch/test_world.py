@@ -101,7 +101,7 @@ def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> Non
     assert good < luck < bad
 
 
-@pytest.instant.parametrize(("wrong", "said"), [
+@pytest.mark.parametrize(("wrong", "said"), [
     ({"tasks": 1}, "2 tasks or more"), ({"nodes": Range(1, 3)}, "a tier 2 nodes"), ({"chips": ()}, "name the chips"),
     ({"equal": 1.2}, "equal is 1.2"), ({"scarce": -0.1}, "scarce is -0.1"),
 ])  # fmt: skip

@@ -30,7 +30,7 @@ def looked(losses: list[float], patience: int) -> tuple[EarlyStoppingByStep, Any
     while not trainer.should_stop and trainer.global_step < 2 * len(losses):
         trainer.global_step += 1
         with torch.no_grad():
-            module.trained.positive_weight.fill_(trainer.global_step)
+            module.trained.weight.fill_(trainer.global_step)
         best.on_train_batch_end(trainer, module)
     return best, module, trainer
 
@@ -39,14 +39,14 @@ def test_the_best_weights_are_restored_not_the_last() -> None:
     best, module, trainer = looked([3.0, 1.0, 2.0, 2.5, 0.1], patience=2)
     assert (trainer.global_step, trainer.should_stop, best.best_step) == (8, True, 4)
     best.restore_best(module)
-    assert module.trained.positive_weight.item() == 4
+    assert module.trained.weight.item() == 4
 
 
 def test_the_last_weights_may_be_the_best() -> None:
     best, module, trainer = looked([3.0, 2.0, 1.0], patience=2)
     assert (trainer.should_stop, best.best_step) == (False, 6)
     best.restore_best(module)
-    assert module.trained.positive_weight.item() == 6
+    assert module.trained.weight.item() == 6
 
 
 def distilled(
@@ -96,7 +96,7 @@ def test_the_rate_rises_and_falls() -> None:
     assert factors[-1] == pytest.approx(0.05, abs=1e-3)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     "wrong", [{"steps": 0}, {"batch": 0}, {"rate": 0.0}, {"prompt_weight": -1.0}, {"patience": 0}]
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def test_only_the_adapter_learns(batch: HiddenStateBatch, model: DecomposedModel
 def test_states_of_another_token_teach_something_else(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     distillation = AdapterDistillation(model, 8, RECIPE, ce_weight=0.1)
     torch.nn.init.zeros_(
-        distillation.trained_module.self_attn.o_proj.positive_weight
+        distillation.trained_module.self_attn.o_proj.weight
     )  # nothing is added to what goes in
     same = replace(batch, shallow=batch.deep)
     assert distillation.top1_agreement(same) == [pytest.approx(1.0)]

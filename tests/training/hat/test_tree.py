@@ -21,8 +21,8 @@ def worth(tree: tuple[CandidateRanks, ...], heads: list[list[float]]) -> float:
     return total
 
 
-@pytest.instant.parametrize("candidates", [1, 2, 3])
-@pytest.instant.parametrize("heads", [HEADS, HEADS[::-1], HEADS[:1], [[0.2, 0.2, 0.2]] * 2])
+@pytest.mark.parametrize("candidates", [1, 2, 3])
+@pytest.mark.parametrize("heads", [HEADS, HEADS[::-1], HEADS[:1], [[0.2, 0.2, 0.2]] * 2])
 def test_no_tree_of_its_size_is_better(candidates: int, heads: list[list[float]]) -> None:
     paths = [path for n in range(1, len(heads) + 1) for path in product(range(3), repeat=n)]
     closed = [set(tree) for tree in combinations(paths, candidates)

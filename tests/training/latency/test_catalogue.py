@@ -17,7 +17,7 @@ from training.latency.grid import (
 )
 from training.latency.work import DRAFT_GRID, FORWARD_GRID
 
-both = pytest.instant.parametrize("catalogue", [FORWARD_GRID, DRAFT_GRID])
+both = pytest.mark.parametrize("catalogue", [FORWARD_GRID, DRAFT_GRID])
 
 
 @both

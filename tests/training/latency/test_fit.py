@@ -139,7 +139,7 @@ def test_too_few_configurations_are_refused():
         fit_latency([timing for timing in some if timing is not next(t for t in some if not t.shape.held_out)], QUICK)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("option", "value", "message"),
     [
         ("configurations", 11, "configurations=11 must be at least 12"),

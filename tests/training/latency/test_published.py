@@ -17,7 +17,7 @@ TOYS = [
 ]
 
 
-@pytest.instant.parametrize("toy", TOYS, ids=lambda toy: toy.name)
+@pytest.mark.parametrize("toy", TOYS, ids=lambda toy: toy.name)
 def test_a_model_has_as_many_weights_as_its_shape_says(toy):
     engine = published_engine(toy, "fp32", 128, Accelerator("cpu"))
     model = engine.model
@@ -32,7 +32,7 @@ def test_a_model_has_as_many_weights_as_its_shape_says(toy):
 UNKNOWN = ("falcon_40b", "falcon_7b")
 
 
-@pytest.instant.parametrize("name", sorted(set(names("model/architecture")) - set(UNKNOWN)))
+@pytest.mark.parametrize("name", sorted(set(names("model/architecture")) - set(UNKNOWN)))
 def test_published_shapes_are_known(name):
     shape = architecture(name)
     config = transformers_config(shape, 2048)
@@ -40,7 +40,7 @@ def test_published_shapes_are_known(name):
     assert getattr(config, "head_dim", shape.head_dim) == shape.head_dim
 
 
-@pytest.instant.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("name", UNKNOWN)
 def test_shapes_without_layers_in_the_engine_are_refused(name):
     with pytest.raises(ValueError, match=f"the engine has no layers of the kind of {name}"):
         transformers_config(architecture(name), 2048)

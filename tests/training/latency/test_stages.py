@@ -145,7 +145,7 @@ def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
     assert (row["solo_b_s"], row["over_a"], row["over_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"lengths": ()}, "one or more are wanted"),

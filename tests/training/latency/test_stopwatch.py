@@ -41,7 +41,7 @@ PROMPTS = [shape for shape in DRAFT_GRID.shapes(123, 50, 256, 0) if shape.kind =
 """Work without anything to fill before: one execution each."""
 
 
-@pytest.instant.parametrize(("works", "catalogue"), [(forward_work_builder(8), FORWARD_GRID), (draft_work, DRAFT_GRID)])
+@pytest.mark.parametrize(("works", "catalogue"), [(forward_work_builder(8), FORWARD_GRID), (draft_work, DRAFT_GRID)])
 def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, catalogue):
     engine = Listener(1.0)
     timings, told = timed(engine, catalogue.shapes(12, 6, 256, 0), works, warm_ups=10, repeats=3)

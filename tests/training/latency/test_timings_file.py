@@ -67,7 +67,7 @@ def test_head_rows_and_category_may_be_left_out_or_given(tmp_path):
     assert {timing.shape.category for timing in timings} == {"slow", "fast"}
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("llama2_7b,1,1,0,0.1", "line 3: model is 'llama2_7b'; the architectures of this profile are llama2_13b"),
@@ -94,7 +94,7 @@ def test_more_head_rows_than_rows_are_refused(tmp_path):
         read_timings(written(tmp_path, f"{HEADER},head_rows\nllama2_13b,2,4,0,0.1,3\n"), ARCHITECTURES, 0)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("header", "message"),
     [
         ("model,rows,interactions,latency_s", "line 1: the header lacks cached"),

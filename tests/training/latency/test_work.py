@@ -35,7 +35,7 @@ def test_a_batch_meets_what_its_shape_says(engine):
     assert loads == (batch_load(2, [(100, 5), (1, 1), (200, 20), (0, 9)], 7),)
 
 
-@pytest.instant.parametrize("works", [forward_work_builder(2), draft_work])
+@pytest.mark.parametrize("works", [forward_work_builder(2), draft_work])
 def test_a_slot_does_not_grow_while_it_is_timed(engine, works):
     for cached in (66, 100, 130, 200):
         before, after, _ = timed(engine, works, WorkShape(MEMORY_RANDOM, "verify", (SessionShape(cached, 3, 3),)))

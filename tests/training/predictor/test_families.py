@@ -18,7 +18,7 @@ from training.wisp.tree_models import LightGBM, RandomForest, XGBoost
 LIBRARIES = {XGBoost: "xgboost", LightGBM: "lightgbm", RandomForest: "sklearn"}
 SMALL = {XGBoost: {"n_estimators": 60}, LightGBM: {"n_estimators": 60}, RandomForest: {"n_estimators": 30}}
 FAMILIES = [
-    pytest.param(family, marks=pytest.instant.skipif(not find_spec(name), reason=f"{name} is not installed"))
+    pytest.param(family, marks=pytest.mark.skipif(not find_spec(name), reason=f"{name} is not installed"))
     for family, name in LIBRARIES.items()
 ]
 
@@ -28,7 +28,7 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> SampleSplit:
     return drafted.samples(tmp_path_factory.mktemp("trace")).split(0)
 
 
-@pytest.instant.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type, split: SampleSplit) -> None:
     made: PredictorFamily = family(**SMALL[family])
     found, again = (made.fit(split.train, split.validation, 1) for _ in range(2))
@@ -43,7 +43,7 @@ def test_a_family_learns_and_says_the_same_of_one_token_as_of_many(family: type,
     assert np.allclose(ones, chances[:20], atol=1e-6)
 
 
-@pytest.instant.parametrize("family", FAMILIES[:2])
+@pytest.mark.parametrize("family", FAMILIES[:2])
 def test_boosting_stops_early(family: type, split: SampleSplit) -> None:
     long = family(n_estimators=2000, learning_rate=0.3, patience=5).fit(split.train, split.validation, 0)
     booster = long._booster
@@ -51,13 +51,13 @@ def test_boosting_stops_early(family: type, split: SampleSplit) -> None:
     assert 1 <= trees < 200
 
 
-@pytest.instant.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_what_a_family_cannot_be_is_refused(family: type) -> None:
     with pytest.raises(ValueError, match="n_estimators is 0; it must be at least 1"):
         family(n_estimators=0)
 
 
-@pytest.instant.parametrize("family", list(LIBRARIES))
+@pytest.mark.parametrize("family", list(LIBRARIES))
 def test_a_missing_library_is_named_with_its_extra(family: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_models, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=rf"needs {LIBRARIES[family]}, which is not installed.*\[predictors\]"):

@@ -65,7 +65,7 @@ def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: TokenSam
     assert balanced.probabilities(split.test.features).mean() < plain.probabilities(split.test.features).mean() - 0.1
 
 
-@pytest.instant.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
+@pytest.mark.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
 def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"mlp.{next(iter(wrong))}"):
         MLP(**wrong)

@@ -63,7 +63,7 @@ def test_a_trace_of_other_prompts_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("part", "group", "rows"),
     [("counts", "sample", 4), ("acceptance", "confidence", 10), ("correlation", "correlation", 4)],
 )

@@ -45,7 +45,7 @@ def test_calibration_is_the_distance_in_bins() -> None:
     assert evaluate(chances, np.array([True, True, False, False]), 0.5)["ece"] == pytest.approx(0.95)
 
 
-@pytest.instant.parametrize(("at", "threshold"), [(0.3, 0.9), (0.6, 0.8), (0.7, 0.35), (1.0, 0.35)])
+@pytest.mark.parametrize(("at", "threshold"), [(0.3, 0.9), (0.6, 0.8), (0.7, 0.35), (1.0, 0.35)])
 def test_recall_is_reached_with_the_largest_threshold(at: float, threshold: float) -> None:
     assert threshold_at_recall(CHANCES, STOOD, at) == threshold
 
@@ -67,7 +67,7 @@ def test_each_rule_is_best_at_what_it_promises(learnable: TokenSamples) -> None:
     assert threshold == max(fitting)
 
 
-@pytest.instant.parametrize("rule", [RecallRule, CoverageRule])
+@pytest.mark.parametrize("rule", [RecallRule, CoverageRule])
 def test_a_rule_wants_a_share(rule: type) -> None:
     with pytest.raises(ValueError, match="it is a share between 0 and 1"):
         rule(1.5)

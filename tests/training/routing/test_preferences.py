@@ -6,7 +6,7 @@ from training.routing.record import preference_reason, prefers_small, reference_
 from training.routing.states import PreferenceReason
 
 
-@pytest.instant.parametrize(("small", "large", "truth", "by"), [
+@pytest.mark.parametrize(("small", "large", "truth", "by"), [
     (7, 7, 7, "small"), (7, 8, 7, "small"), (8, 7, 7, "large"), (8, 9, 7, "compared"), (8, 8, 7, "alike"),
     (8, 9, None, "compared"), (8, 8, None, "alike"),
 ])  # fmt: skip
@@ -14,7 +14,7 @@ def test_the_shortcut(small: int, large: int, truth: int | None, by: PreferenceR
     assert preference_reason(small, large, truth) == by
 
 
-@pytest.instant.parametrize(("text", "expected"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ([1, 2, 3], [1, 2, 3]), ([1, 9, 3], [1, 2, None]), ([9, 2, 3], [1, None, None]), ([1, 2, 3, 4], [1, 2, 3, None]),
     ([], []),
 ])  # fmt: skip

@@ -158,7 +158,7 @@ def test_a_router_with_which_answers_are_worse_is_refused() -> None:
         serving_eval.check(serving_eval.RouterEvaluation(240, 0.07, 0.2, 0.31, 0.3, -0.11, -0.16, -0.06))
 
 
-@pytest.instant.parametrize("share", [0.0, 1.0, -0.2])
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
 def test_a_share_must_leave_something_to_both(
     share: float, first: Path, common: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -99,7 +99,7 @@ def test_a_variant_wins_over_the_experiment_that_it_varies(say, tmp_path):
     assert [job["training"]["seed"] for job in found] == [0, 3, 0, 3]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("metric: cost/verified_s, wanted", "metric: cost, wanted", "there is no metric 'cost' (cost)"),

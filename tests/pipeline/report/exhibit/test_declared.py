@@ -24,7 +24,7 @@ def file_of(name: str) -> Path:
     return EXPERIMENTS / f"{name}.yaml"
 
 
-@pytest.instant.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_an_exhibit_is_whole(name: str) -> None:
     if "MULTIRUN" in file_of(name).read_text(encoding="utf-8"):
         register_resolvers()

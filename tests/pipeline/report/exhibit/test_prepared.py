@@ -40,7 +40,7 @@ def asked(
     return prepare_exhibit(OmegaConf.create(config | {"hydra": hydra}))
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         ("metric: cost/verified_s, rel", "metric: cost, rel", "there is no metric 'cost' (cost vs cloud). There are q"),
@@ -72,7 +72,7 @@ def test_an_exhibit_of_a_sweep_says_what_its_rows_are() -> None:
     assert asked(without, goal="figure") is None
 
 
-@pytest.instant.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
+@pytest.mark.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
 def test_another_sweep_on_the_command_line_is_no_slip_of_the_pen(word: str) -> None:
     assert asked(EXHIBIT, word) is not None
 

@@ -9,7 +9,7 @@ from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, 
 QUALITY = (ExhibitColumn("quality"),)
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("what", "message"),
     [
         (lambda: ExhibitColumn(" ", "x"), "the column of metric 'x' has no name"),

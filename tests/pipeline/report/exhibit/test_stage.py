@@ -53,7 +53,7 @@ def test_rows_may_be_in_groups(tmp_path):
     assert [(line.group, line.label) for line in found[1:3]] == [("g", "random 0.1"), ("h", "importance 0.1")]
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("node", "message"),
     [
         ([1], r"is no table: \{row: \{column: cell\}\} is wanted"),

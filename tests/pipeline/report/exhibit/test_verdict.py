@@ -7,7 +7,7 @@ from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
 from pipeline.report.exhibit.verdict import claim_status, count_statuses, evaluate_claims
 
 
-@pytest.instant.parametrize(
+@pytest.mark.parametrize(
     ("wanted", "margin", "low", "high", "result"),
     [
         ("above", 0.0, 0.01, 0.05, "holds"),
@@ -54,7 +54,7 @@ def test_a_claim_on_a_relative_column_compares_the_ratio_with_a_value():
     assert found.difference.value == pytest.approx(0.4 - 0.5)
 
 
-@pytest.instant.parametrize("than", ["b", "c"])
+@pytest.mark.parametrize("than", ["b", "c"])
 def test_a_row_without_a_number_decides_nothing(than):
     (found,) = evaluate_claims(shown(Claim("so", "a", "q", "above", baseline=than), a=GOOD, b=None))
     assert (found.status, found.basis) == ("not decided", f"no number of '{than}'")
