@@ -39,7 +39,7 @@ Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
 cloud in place of a rejected draft, after a fully accepted one, or without any draft.
 """
 
-MEDUSA_TREE = "heads"
+MEDUSA_TREE = "medusa"
 """A probe: the target's own heads are to propose the next tree of drafts beside each verdict."""
 
 LookaheadOutcome = Literal["", "missed", "position", "hit"]

@@ -46,7 +46,7 @@ ROWS: dict[str, dict[str, Any]] = {
     "hyperion": {"draft": NoDraft(), "offload": FullOffload(), "scheduler": Fifo()},
     "sled": {"kv_cache": PrefixCaching()},
     "synera": {},
-    "hat": {"exchange": HiddenStatePayload()},
+    "hat": {"payload": HiddenStatePayload()},
 }
 """What is asked of the large model, which runs in tiers: its text, or verdicts."""
 
@@ -59,7 +59,7 @@ def tiers(*nodes: int, **how: Any) -> dict[str, Tier]:
 
 def division(found: Mapping[str, Tier], **how: Any) -> ModelPartition:
     given = {
-        "split": GPipeSplit(), "architecture": architecture("llama2_7b"), "tiers": found, "network": NETWORK,
+        "strategy": GPipeSplit(), "architecture": architecture("llama2_7b"), "tiers": found, "network": NETWORK,
         "prompt_tokens": 16, "new_tokens": 24,
     }  # fmt: skip
     return ModelPartition(**(given | how))

@@ -45,8 +45,8 @@ THRESHOLDS = Thresholds(0.6, 0.7, (0.5, 0.7, 0.9), (0.4, 0.6, 0.8), {}, (1.3, 1.
 MEDUSA = MedusaHeads(4, ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 0, 0)), num_parameters=1)
 
 _COMMON: dict[str, Any] = {
-    "draft": WindowDraft(4), "offload": AlwaysOffload(), "waiting": NoLookahead(), "early_exit": NoEarlyExit(), "verify": Lossless(),
-    "prefill": WholePrefill(), "exchange": TokenPayload(), "kv_cache": PrefixCaching(), "scheduler": ContinuousBatch(), "placement": CloudPlacement(),
+    "draft": WindowDraft(4), "offload": AlwaysOffload(), "lookahead": NoLookahead(), "early_exit": NoEarlyExit(), "verify": Lossless(),
+    "prefill": WholePrefill(), "payload": TokenPayload(), "kv_cache": PrefixCaching(), "scheduler": ContinuousBatch(), "placement": CloudPlacement(),
     "dispatch": RoundRobin(), "link_loss": LinkLoss("wait"),
 }  # fmt: skip
 ROWS: dict[str, dict[str, Any]] = {
@@ -54,13 +54,13 @@ ROWS: dict[str, dict[str, Any]] = {
         "draft": WindowDraft(1),
         "offload": NeverOffload(),
         "placement": DeviceOnlyPlacement(),
-        "exchange": NoPayload(),
+        "payload": NoPayload(),
     },
     "cloud_centric": {"draft": NoDraft(), "offload": FullOffload(), "scheduler": ContinuousBatch(chunk_tokens=16)},
     "sled": {"scheduler": StaticBatch(4, 0.01), "kv_cache": NoPrefixCaching()},
     "synera": {
         "offload": SyneraOffload(0.5, THRESHOLDS),
-        "waiting": SyneraLookahead(THRESHOLDS),
+        "lookahead": SyneraLookahead(THRESHOLDS),
         "early_exit": ProgressiveExit(),
         "scheduler": VerificationAware(),
         "link_loss": LinkLoss("local"),
@@ -68,15 +68,15 @@ ROWS: dict[str, dict[str, Any]] = {
 }
 SPLIT: dict[str, dict[str, Any]] = {
     "hat": {
-        "draft": WindowDraft(12, "confidence", 0.6), "waiting": HATLookahead(), "prefill": OverlappedPrefill(initial_chunk_tokens=8),
-        "placement": UShapedPlacement(), "exchange": HiddenStatePayload(),
+        "draft": WindowDraft(12, "confidence", 0.6), "lookahead": HATLookahead(), "prefill": OverlappedPrefill(initial_chunk_tokens=8),
+        "placement": UShapedPlacement(), "payload": HiddenStatePayload(),
     },
     "u_shape": {
-        "draft": NoDraft(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(), "exchange": HiddenStatePayload(),
+        "draft": NoDraft(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(), "payload": HiddenStatePayload(),
     },
     "u_medusa": {
         "draft": MedusaDraft(MEDUSA), "verify": TreeVerify(), "prefill": WholePrefill("first"), "placement": UShapedPlacement(),
-        "exchange": HiddenStatePayload(),
+        "payload": HiddenStatePayload(),
     },
 }  # fmt: skip
 

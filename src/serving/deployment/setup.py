@@ -99,7 +99,7 @@ class Setup:
                 f"model.cloud.server runs a whole model, and placement={type(self.policy.placement).__name__} splits "
                 "it; set policy/placement=cloud, or model.cloud.server=null"
             )
-        if self.policy.draft.source == "heads" or self.policy.verify.greedy_only:
+        if self.policy.draft.source == "medusa" or self.policy.verify.greedy_only:
             raise ValueError(
                 f"model.cloud.server judges no trees of drafts, as verify={type(self.policy.verify).__name__} asks; "
                 "choose another policy, or model.cloud.server=null"

@@ -27,7 +27,7 @@ class HopPath:
         self.name, self.hops = name, hops
         self._node_selector, self._prefill, self._payload = node_selector, policy.prefill, policy.payload
         self._acceptance = policy.draft.acceptance
-        self._requested_outputs = (MEDUSA_TREE,) if policy.draft.source == "heads" else ()
+        self._requested_outputs = (MEDUSA_TREE,) if policy.draft.source == "medusa" else ()
         self.starts_on_device = bool(hops) and hops[0].node == DEVICE_TIER
         """Is its first hop on the device itself?"""
         self._sends_timestamps = policy.monitors_link and not self.starts_on_device

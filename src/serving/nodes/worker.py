@@ -363,7 +363,7 @@ class Worker:
         """What a monitored request says of its way so far."""
         if not self.monitor:
             return {}
-        return {"sent_s": now, "condition": None if m.reply_to == self.name else self.monitor.path_stats(m)}
+        return {"sent_s": now, "path_stats": None if m.reply_to == self.name else self.monitor.path_stats(m)}
 
     def _bind_hop(self, m: Request, seq: SequenceSlice, hop_index: int) -> tuple[str, ...]:
         """The path with a node for a hop: the one that has had this session, else a fresh choice; where it is lost and

@@ -44,22 +44,22 @@ class Policy:
 
     def _rules(self) -> list[tuple[bool, str]]:
         hops = self.placement.hops(_PLACEHOLDER_LAYERS, _PLACEHOLDER_LAYERS)
-        drafts, reach, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
+        drafts, scope, tree = self.draft.source == "model", self.offload.scope, isinstance(self.verify, TreeVerify)
         offload, draft = type(self.offload).__name__, self.draft.source
         return [
-            (not hops and reach != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
+            (not hops and scope != "none", f"no target is placed anywhere, so offload must be never; it is {offload}"),
             (
-                reach == "none" and not drafts,
+                scope == "none" and not drafts,
                 f"offload=never leaves the text to the device, and draft={draft} writes none",
             ),
             (
-                reach == "some" and not drafts,
-                f"offload={offload} decides on a draft, and draft={draft} makes none; choose draft, always or handover",
+                scope == "some" and not drafts,
+                f"offload={offload} decides on a draft, and draft={draft} makes none; choose a drafter, or offload=always or full",
             ),
-            (reach == "handover" and drafts, "offload=handover would throw every draft away; choose draft=none"),
+            (scope == "full" and drafts, "offload=full would throw every draft away; choose draft=none"),
             (
                 self.lookahead.max_steps > 0 and not drafts,
-                f"waiting={type(self.lookahead).__name__} drafts ahead; draft={draft} cannot",
+                f"lookahead={type(self.lookahead).__name__} drafts ahead; draft={draft} cannot",
             ),
             (
                 self.early_exit.has_sequence_exit and not drafts,
@@ -74,23 +74,23 @@ class Policy:
                 "kv_cache=none computes a session anew from its tokens, and a later hop has only hidden states",
             ),
             (
-                reach == "handover" and any(hop.node == DEVICE_TIER for hop in hops),
-                "offload=handover needs a route that does not come back to the device",
+                scope == "full" and any(hop.node == DEVICE_TIER for hop in hops),
+                "offload=full needs a route that does not come back to the device",
             ),
             (
-                (draft == "heads") != tree,
-                f"draft={draft} and verify={type(self.verify).__name__} do not go together: heads draft trees, which "
-                "only verify=tree judges, and nobody else makes any",
+                (draft == "medusa") != tree,
+                f"draft={draft} and verify={type(self.verify).__name__} do not go together: Medusa heads draft trees, "
+                "which only verify=tree judges, and no other drafter makes any",
             ),
             (
                 any(hop.node == DEVICE_TIER for hop in hops) and not isinstance(self.payload, HiddenStatePayload),
-                "placement=u_shape sends hidden states alone; choose exchange=hidden",
+                "placement=u_shape sends hidden states alone; choose payload=hidden_states",
             ),
             (
                 isinstance(self.payload, HiddenStatePayload)
                 and bool(hops)
                 and not any(hop.node == DEVICE_TIER for hop in hops),
-                "exchange=hidden needs a placement that embeds on the device (u_shape); this one wants tokens",
+                "payload=hidden_states needs a placement that embeds on the device (u_shape); this one wants tokens",
             ),
         ]
 
@@ -124,7 +124,7 @@ class Policy:
     def lossless(self) -> bool:
         """Is every token the target's own? Then speed differs between policies, and text does not."""
         return (
-            self.offload.scope in ("all", "handover")
+            self.offload.scope in ("all", "full")
             and self.verify.sends_drafts
             and not self.early_exit.has_sequence_exit
         )

@@ -52,7 +52,7 @@ class Weighed:
 def ahead(steps: int = 3, k: int = 4, sessions: int = 3, **conditions: Any) -> World:
     override = {
         "offload": Weighed(),
-        "waiting": SyneraLookahead(THRESHOLDS, steps),
+        "lookahead": SyneraLookahead(THRESHOLDS, steps),
         "kv_cache": PrefixCaching(),
         "draft": WindowDraft(k),
     }
@@ -106,7 +106,7 @@ def test_what_became_of_each_guess_is_told_right() -> None:
 )
 def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, conditions: dict[str, Any]) -> None:
     """Adopted or not: the same places, tokens, scores (importance included) and verdicts; only sooner."""
-    idle = ahead(k=k, **conditions, override={"waiting": NoLookahead()}).run()
+    idle = ahead(k=k, **conditions, override={"lookahead": NoLookahead()}).run()
     busy = ahead(steps, k, **conditions).run()
     for call in idle.calls:
         mine = [[c for c in w.chunks() if c.session == call.session] for w in (idle, busy)]
@@ -138,7 +138,7 @@ def test_a_budgeted_policy_decides_as_an_idle_device_does() -> None:
     """Its luck is named by position: what was drafted ahead changes no decision."""
     texts = []
     for waiting in (NoLookahead(), SyneraLookahead(THRESHOLDS)):
-        w = world(policy("synera", waiting=waiting), limit=60).run()
+        w = world(policy("synera", lookahead=waiting), limit=60).run()
         texts.append([w.text(call.session) for call in w.calls])
     assert texts[0] == texts[1]
 
@@ -237,7 +237,7 @@ def test_a_question_asked_again_looks_ahead_anew(timeout_s: float) -> None:
 
 def test_a_look_ahead_that_a_verdict_overtakes_is_void() -> None:
     """Its outcome comes late: it is no part of the next draft, whose work is fed from where the look-ahead began."""
-    override = {"waiting": SyneraLookahead(THRESHOLDS, 9), "kv_cache": PrefixCaching()}
+    override = {"lookahead": SyneraLookahead(THRESHOLDS, 9), "kv_cache": PrefixCaching()}
     p = policy("sled", **override)  # type: ignore[arg-type]
     device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
     device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 40)), 0.0)

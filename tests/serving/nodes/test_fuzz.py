@@ -58,7 +58,7 @@ SLOTS: dict[str, list[Any]] = {
         HybridOffload(0.5, THRESHOLDS),
         EdgeFMOffload(0.5, THRESHOLDS),
     ],
-    "waiting": [
+    "lookahead": [
         NoLookahead(),
         SyneraLookahead(THRESHOLDS),
         SyneraLookahead(THRESHOLDS, 1, allow_full_acceptance=False, replacement="likeliest"),
@@ -66,7 +66,7 @@ SLOTS: dict[str, list[Any]] = {
     ],
     "early_exit": [NoEarlyExit(), SequencewiseExit(0.8), SequencewiseExit(0.0), ProgressiveExit()],
     "verify": [Lossless(), Lossless(), Replace()],
-    "exchange": [TokenPayload(), Distributions()],
+    "payload": [TokenPayload(), Distributions()],
     "prefill": [
         WholePrefill(),
         WholePrefill("ahead"),
@@ -94,8 +94,8 @@ SPLIT: dict[str, list[Any]] = SLOTS | {
         NoDraft(),
     ],
     "offload": [AlwaysOffload(), AlwaysOffload(), ConfidenceOffload(THRESHOLDS), SyneraOffload(0.5, THRESHOLDS)],
-    "waiting": [NoLookahead(), HATLookahead(), HATLookahead(2, 3), SyneraLookahead(THRESHOLDS)],
-    "exchange": [HiddenStatePayload()],
+    "lookahead": [NoLookahead(), HATLookahead(), HATLookahead(2, 3), SyneraLookahead(THRESHOLDS)],
+    "payload": [HiddenStatePayload()],
     "prefill": [
         WholePrefill(),
         WholePrefill("ahead"),
@@ -109,7 +109,7 @@ SPLIT: dict[str, list[Any]] = SLOTS | {
 }
 """Of a target whose first layers and head are on the device."""
 TREES = SPLIT | {
-    "draft": [MedusaDraft(MEDUSA)], "verify": [TreeVerify()], "offload": [AlwaysOffload()], "waiting": [NoLookahead()], "early_exit": [NoEarlyExit()],
+    "draft": [MedusaDraft(MEDUSA)], "verify": [TreeVerify()], "offload": [AlwaysOffload()], "lookahead": [NoLookahead()], "early_exit": [NoEarlyExit()],
     "link_loss": [LinkLoss("wait"), LinkLoss("fail")],
 }  # fmt: skip
 FAMILIES = {"whole": SLOTS, "split": SPLIT, "trees": TREES}

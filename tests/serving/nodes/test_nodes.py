@@ -86,9 +86,9 @@ def test_nothing_is_left_behind(name: str) -> None:
     w = world(policy(name), devices=3, calls_each=2).run()
     worker = w.nodes["cloud"]
     assert not worker.queue
-    assert not worker.ledger.lengths
-    assert not worker.text
-    assert not worker.held
+    assert not worker.kv_accounting.cached_lens
+    assert not worker.session_tokens
+    assert not worker.retained_requests
     assert not any(chip.caches for chip in w.chips.values())
 
 
@@ -192,5 +192,5 @@ def test_chunks_tell_what_became_of_every_draft() -> None:
     kept = [c for c in w.log.commands(DraftDecision) if c.accepted is None]
     assert judged
     assert kept
-    asked = [c for c in w.log.commands(SendMessage) if getattr(getattr(c.message, "rows", None), "check", 0)]
+    asked = [c for c in w.log.commands(SendMessage) if getattr(getattr(c.message, "slice", None), "num_drafts", 0)]
     assert len(asked) == len(judged)

@@ -9,7 +9,7 @@ from serving.policy.slots.routed_offload import RoutedOffload, RoutingMode
 
 _SUMMARIES = {
     "none": "the device writes everything",
-    "handover": "the cloud writes everything",
+    "full": "the cloud writes everything",
     "all": "the device drafts, and the cloud checks every draft",
     "some": "the device drafts, and the cloud is asked about some drafts",
 }
@@ -51,11 +51,11 @@ class PolicyCard:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "means": "a router decides for each token who writes it" if self.routed else self._summary,
+            "description": "a router decides for each token who writes it" if self.routed else self._summary,
             "modes": self.modes,
             "greedy": self.greedy,
             "router": _router_json(self.routed) if self.routed else None,
-            "no_slider": "" if self.routed else f"{self.name} has no router: {self._summary}, at any threshold.",
+            "no_slider_reason": "" if self.routed else f"{self.name} has no router: {self._summary}, at any threshold.",
         }
 
     @property

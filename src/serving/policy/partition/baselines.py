@@ -32,7 +32,7 @@ class GreedySplit:
 
     def __post_init__(self) -> None:
         if self.fill_order not in get_args(FillOrder):
-            raise ValueError(f"partition: fill is {self.fill_order!r}; use {' or '.join(get_args(FillOrder))}")
+            raise ValueError(f"partition: fill_order is {self.fill_order!r}; use {' or '.join(get_args(FillOrder))}")
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
         """O(T^2 N^2) in numpy: after each tier, what it took is fixed."""

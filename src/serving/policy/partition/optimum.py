@@ -50,7 +50,7 @@ class OptimalSplit:
             raise ValueError(f"partition: rate_per_s is {self.rate_per_s}; it must be more than 0, or null for any")
         if not 0 < self.max_utilisation <= 1:
             raise ValueError(
-                f"partition: busy is {self.max_utilisation}; it is a share of the time: above 0, at most 1"
+                f"partition: max_utilisation is {self.max_utilisation}; it is a share of the time: above 0, at most 1"
             )
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
@@ -75,9 +75,9 @@ class OptimalSplit:
         rows = zip(problem.tiers, problem.stage_s(best.split_points), problem.node_counts, strict=True)
         name, stage_s, count = max(rows, key=lambda row: row[1] / row[2])
         return (
-            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at busy={self.max_utilisation:g}. The best one "
+            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at max_utilisation={self.max_utilisation:g}. The best one "
             f"carries {self.max_utilisation / best.cost:.4g} requests a second: {name} then takes {stage_s:.4g} s a request on "
-            f"each of {count} nodes. Lower rate_per_s, raise busy, or give {name} more or faster nodes."
+            f"each of {count} nodes. Lower rate_per_s, raise max_utilisation, or give {name} more or faster nodes."
         )
 
 

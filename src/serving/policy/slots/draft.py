@@ -10,7 +10,7 @@ from serving.core.session import Session
 from serving.learned.medusa import MedusaHeads
 from serving.messages import DraftStopRule
 
-DraftSource = Literal["model", "heads", "none"]
+DraftSource = Literal["model", "medusa", "none"]
 DEFAULT_ACCEPTANCE = 0.5
 
 
@@ -77,7 +77,7 @@ class WindowDraft:
             )
         if bool(self.score) != (self.threshold > 0):
             raise ValueError(
-                f"policy.draft: score={self.score!r} and below={self.threshold} go together: name both or neither"
+                f"policy.draft: score={self.score!r} and threshold={self.threshold} go together: name both or neither"
             )
 
     @property
@@ -214,7 +214,7 @@ class MedusaDraft:
     """
 
     medusa: MedusaHeads
-    source: ClassVar[Literal["heads"]] = "heads"
+    source: ClassVar[Literal["medusa"]] = "medusa"
     requested_scores: ClassVar[tuple[str, ...]] = ()
     scorers: ClassVar[Scorers] = NO_SCORERS
     keep_last: ClassVar[bool] = True

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 from serving.core.scores import Scorers
 from serving.core.session import Session
 
-OffloadScope = Literal["none", "some", "all", "handover"]
+OffloadScope = Literal["none", "some", "all", "full"]
 
 
 class Offload(Protocol):
@@ -61,7 +61,7 @@ class NeverOffload:
 class FullOffload:
     """The route writes all of it (cloud-centric)."""
 
-    scope: ClassVar[Literal["handover"]] = "handover"
+    scope: ClassVar[Literal["full"]] = "full"
     requested_scores: ClassVar[tuple[str, ...]] = ()
 
     def tokens_to_offload(self, session: Session) -> int:

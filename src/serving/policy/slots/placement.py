@@ -86,7 +86,7 @@ class UShapedPlacement:
         if layers - kept < self.pipeline_stages:
             raise ValueError(
                 f"policy.placement: of {layers} layers {kept} stay on the device, which leaves less than one for each "
-                f"of stages={self.pipeline_stages}; set fewer stages, or shallow below {self.shallow_layers}"
+                f"of pipeline_stages={self.pipeline_stages}; set fewer pipeline_stages, or shallow_layers below {self.shallow_layers}"
             )
         return kept
 

@@ -29,7 +29,7 @@ class HybridOffload:
     def __post_init__(self) -> None:
         check_budget(self.budget)
         if isinstance(self.thresholds, Thresholds) and self.budget and self.thresholds.confidence:
-            object.__setattr__(self, "below", nearest_rank(self.thresholds.confidence, self.budget))
+            object.__setattr__(self, "threshold", nearest_rank(self.thresholds.confidence, self.budget))
 
     def tokens_to_offload(self, session: Session) -> int:
         return int(self.budget > 0.0 and mean_draft_score(session, "confidence") <= self.threshold)
@@ -55,8 +55,8 @@ class EdgeFMOffload:
         check_budget(self.budget)
         if isinstance(self.thresholds, Thresholds):
             openings = self.thresholds.first_chunk_perplexities
-            above = 0.0 if self.budget == 1.0 else nearest_rank(openings, 1.0 - self.budget) if openings else INF
-            object.__setattr__(self, "above", above)
+            threshold = 0.0 if self.budget == 1.0 else nearest_rank(openings, 1.0 - self.budget) if openings else INF
+            object.__setattr__(self, "threshold", threshold)
 
     def tokens_to_offload(self, session: Session) -> int:
         if session.num_generated:
