@@ -59,7 +59,7 @@ class Stage:
 async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[Stage]:
     cast = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
     tokenizer: Any = FakeTokenizer()
-    tokenizer.ends = ()
+    tokenizer.eos_token_ids = ()
     gateway = DeviceGateway("device-0", cast.setup.policy, tokenizer, 100, lambda: reach)
     node = cast.create_node("device-0")
     assert isinstance(node, Device)

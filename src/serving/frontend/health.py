@@ -117,7 +117,7 @@ class _StatsCollector(Collector):
         for name, what, value in (
             ("requests", "Requests heard from devices, parts of prompts among them.", c.requests),
             ("batches", "Batches that ran.", c.batches),
-            ("rows", "Rows in these batches.", c.tokens),
+            ("tokens", "Tokens in these batches.", c.tokens),
             ("busy_seconds", "Time spent in batches.", c.busy_s),
             ("errors", "Errors survived; the log says what.", c.errors),
             ("uplink_bytes", "Heard from devices, as the policy counts it.", c.uplink_nbytes),

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import pytest
 from endpoint.fake_gateway import FakeGateway, Loop
 
-from serving.frontend.openai.options import Endpoint
+from serving.frontend.openai.options import EndpointOptions
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @pytest.fixture(scope="session")
 def shared_loop(runner: asyncio.Runner) -> Iterator[Loop]:
-    loop = Loop(runner, Endpoint(port=0, api_key_env="", queue=2, connections=20))
+    loop = Loop(runner, EndpointOptions(port=0, api_key_env="", max_waiting=2, max_connections=20))
     yield loop
     loop.close()
 

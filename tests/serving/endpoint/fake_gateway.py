@@ -21,7 +21,7 @@ class FakeTokenizer:
 
     def __init__(self) -> None:
         self.hf = byte_level()
-        self.ends = (self.hf.eos_token_id,)
+        self.eos_token_ids = (self.hf.eos_token_id,)
 
     def __len__(self) -> int:
         return len(self.hf)
@@ -30,7 +30,7 @@ class FakeTokenizer:
 @dataclass
 class Ask:
     prompt: tuple[int, ...]
-    limit: int
+    max_new_tokens: int
     sampling: SamplingParams | None
     conversation: Conversation | None
     routing: RoutingOptions | None = None
@@ -70,7 +70,7 @@ class FakeGateway:
         self, text: str, size: int = 1, origin: Origin = "accepted", end: bool = True
     ) -> list[TokenDelta | Exception]:
         """The pieces of a text, `size` tokens each, an end token behind them."""
-        tokens = self.tokens(text) + (self.tokenizer.ends if end else ())
+        tokens = self.tokens(text) + (self.tokenizer.eos_token_ids if end else ())
         cuts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         pieces = [TokenDelta(cut, (origin,) * len(cut)) for cut in cuts]
         return [*pieces[:-1], TokenDelta(pieces[-1].tokens, pieces[-1].origins, "complete")]
@@ -78,12 +78,12 @@ class FakeGateway:
     async def generate(
         self,
         prompt: tuple[int, ...],
-        limit: int,
+        max_new_tokens: int,
         sampling: SamplingParams | None,
         conversation: Conversation | None,
         routing: RoutingOptions | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
-        asked = Ask(prompt, limit, sampling, conversation, routing)
+        asked = Ask(prompt, max_new_tokens, sampling, conversation, routing)
         self.asks.append(asked)
         self.news.set()
         script = self.scripts.popleft() if self.scripts else self.says("it is in the box.")
@@ -104,11 +104,11 @@ class FakeGateway:
             self.news.set()
 
     def _cut(self, piece: TokenDelta, asked: Ask) -> TokenDelta:
-        tokens = piece.tokens[: asked.limit - asked.written]
+        tokens = piece.tokens[: asked.max_new_tokens - asked.written]
         asked.written += len(tokens)
         if asked.conversation:
             self.held[asked.conversation.name] += tokens
-        ending = piece.ending or ("complete" if asked.written == asked.limit else "")
+        ending = piece.ending or ("complete" if asked.written == asked.max_new_tokens else "")
         return TokenDelta(tokens, piece.origins[: len(tokens)], ending)
 
     def _reuse(self, asked: Ask) -> int:

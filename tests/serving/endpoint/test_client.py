@@ -64,7 +64,7 @@ def test_a_completion_is_whole(loop: Loop, ask: Any) -> None:
     assert found.usage.total_tokens == len(prompt) + n
     assert found.tandem["origins"] == {"accepted": n}
     assert loop.gateway.asks[0].prompt == prompt
-    assert (loop.gateway.asks[0].limit, loop.gateway.asks[0].sampling) == (50, None)
+    assert (loop.gateway.asks[0].max_new_tokens, loop.gateway.asks[0].sampling) == (50, None)
 
 
 def test_the_limit_ends_an_answer(loop: Loop, ask: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_chat_goes_through_the_template(loop: Loop, ask: Any) -> None:
     text = loop.gateway.tokenizer.hf.decode(asked.prompt, clean_up_tokenization_spaces=False)
     assert text == "<s><|user|>where is the red key?<|assistant|>"
     assert asked.sampling == SamplingParams(0.7, 0, 1.0, 5)
-    assert asked.limit == loop.gateway.context - len(asked.prompt)
+    assert asked.max_new_tokens == loop.gateway.context_len - len(asked.prompt)
 
 
 @pytest.mark.parametrize("size", [1, 3, 50])
@@ -162,8 +162,8 @@ def test_the_next_turn_uses_what_is_cached(loop: Loop, ask: Any) -> None:
     found = ask(lambda c: c.chat.completions.create(model="toy", messages=second))
     one, two = loop.gateway.asks
     assert one.conversation.name == two.conversation.name
-    assert two.conversation.shared == len(one.prompt) + len(loop.gateway.tokens(said)) + 1
-    assert found.usage.prompt_tokens_details.cached_tokens == two.conversation.shared
+    assert two.conversation.shared_len == len(one.prompt) + len(loop.gateway.tokens(said)) + 1
+    assert found.usage.prompt_tokens_details.cached_tokens == two.conversation.shared_len
     other = ask(lambda c: c.chat.completions.create(model="toy", messages=[{"role": "user", "content": "two?"}]))
     assert other.usage.prompt_tokens_details.cached_tokens == 0
 
@@ -223,7 +223,7 @@ def test_what_the_gateway_refuses_is_the_clients_fault(loop: Loop, ask: Any, str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_without_its_cloud_a_device_may_fail(loop: Loop, ask: Any, stream: bool) -> None:
-    loop.gateway.cloud = False
+    loop.gateway.cloud_reachable = False
     loop.gateway.scripts.append([TokenDelta((), (), "failed")])
     with pytest.raises(openai.InternalServerError, match="cloud cannot be reached") as caught:
         ask(lambda c: c.completions.create(model="toy", prompt="failing", stream=stream))
@@ -241,7 +241,7 @@ def test_an_error_inside_tells_nothing_of_itself(loop: Loop, ask: Any, caplog: A
 
 @pytest.mark.parametrize("late", [TokenDelta((), (), "failed"), RuntimeError("late")])
 def test_an_error_in_the_middle_comes_behind_the_text(loop: Loop, ask: Any, late: Any) -> None:
-    loop.gateway.cloud = False
+    loop.gateway.cloud_reachable = False
     tokens = loop.gateway.tokens("it is")
     loop.gateway.scripts.append([TokenDelta(tokens, ("cloud",) * len(tokens)), late])
 
@@ -285,10 +285,10 @@ def test_one_that_leaves_the_line_was_never_asked_for(loop: Loop, ask: Any) -> N
         first = asyncio.create_task(c.completions.create(model="toy", prompt="first"))
         await loop.gateway.until(asks=1)
         second = asyncio.create_task(c.completions.create(model="toy", prompt="second"))
-        await until(lambda: loop.server.service.line.waiting == 1)
+        await until(lambda: loop.server.service.queue.waiting == 1)
         second.cancel()
         await asyncio.wait({second})
-        await until(lambda: loop.server.service.line.waiting == 0)
+        await until(lambda: loop.server.service.queue.waiting == 0)
         for _ in range(40):
             loop.gateway.steps.release()
         await first
@@ -310,7 +310,7 @@ def test_the_line_is_bounded_and_in_order(loop: Loop, ask: Any) -> None:
         tasks = []
         for n in range(3):  # the endpoint lets two wait
             tasks.append(asyncio.create_task(c.completions.create(model="toy", prompt=f"number {n}")))
-            await until(lambda n=n: loop.server.service.line.waiting == n and len(loop.gateway.asks) == 1)
+            await until(lambda n=n: loop.server.service.queue.waiting == n and len(loop.gateway.asks) == 1)
         with pytest.raises(openai.RateLimitError, match="2 wait already") as caught:
             await c.completions.create(model="toy", prompt="one more")
         assert (caught.value.code, caught.value.response.headers["retry-after"]) == ("queue_full", "1")

@@ -10,14 +10,14 @@ from serving.frontend.openai.options import EndpointOptions
     [
         ({"host": ""}, "endpoint.host is empty"),
         ({"port": 65536}, "endpoint.port is 65536"),
-        ({"temperature": 2.5}, "endpoint.temperature is 2.5"),
-        ({"queue": -1}, "endpoint.queue is -1; give at least 0"),
-        ({"conversations": -1}, "endpoint.conversations is -1"),
+        ({"default_temperature": 2.5}, "endpoint.default_temperature is 2.5"),
+        ({"max_waiting": -1}, "endpoint.max_waiting is -1; give at least 0"),
+        ({"cached_conversations": -1}, "endpoint.cached_conversations is -1"),
         ({"max_body_nbytes": 0}, "endpoint.max_body_nbytes is 0; give at least 1"),
-        ({"connections": 0}, "endpoint.connections is 0"),
+        ({"max_connections": 0}, "endpoint.max_connections is 0"),
         ({"retry_after_s": 0}, "endpoint.retry_after_s is 0"),
-        ({"body_s": float("nan")}, "endpoint.body_s is nan"),
-        ({"stall_s": -1}, "endpoint.stall_s is -1"),
+        ({"body_timeout_s": float("nan")}, "endpoint.body_timeout_s is nan"),
+        ({"stall_timeout_s": -1}, "endpoint.stall_timeout_s is -1"),
     ],
 )
 def test_values_out_of_range_are_refused(fields: dict[str, Any], says: str) -> None:

@@ -26,7 +26,7 @@ def test_health_says_that_it_lives(get: Get) -> None:
 
 def test_readiness_says_why_not(loop: Loop, get: Get) -> None:
     assert get(request("GET", "/readyz")).json == {"ready": True, "cloud": True, "why": None}
-    loop.gateway.cloud = False
+    loop.gateway.cloud_reachable = False
     assert get(request("GET", "/readyz")).status == 200
     loop.gateway.ready = False
     found = get(request("GET", "/readyz"))
@@ -86,9 +86,9 @@ def test_metrics_count_what_happened(loop: Loop, get: Get) -> None:
     after = metrics(get(request("GET", "/metrics")))
     grown = {name: after[name] - before.get(name, 0) for name in after}
     n = len(loop.gateway.tokens("it is in the box.")) + 1
-    assert grown['tandem_requests_total{outcome="stop",route="completions"}'] == 1
-    assert grown['tandem_requests_total{outcome="length",route="completions"}'] == 1
-    assert grown['tandem_requests_total{outcome="unsupported_parameter",route="completions"}'] == 1
+    assert grown['tandem_requests_total{endpoint="completions",outcome="stop"}'] == 1
+    assert grown['tandem_requests_total{endpoint="completions",outcome="length"}'] == 1
+    assert grown['tandem_requests_total{endpoint="completions",outcome="unsupported_parameter"}'] == 1
     assert grown['tandem_tokens_total{origin="accepted"}'] == n + 2
     assert grown["tandem_ttft_seconds_count"] == 2
     assert grown["tandem_tbt_seconds_count"] == n
@@ -142,13 +142,13 @@ class TestItsOwn:
             loop.run(models("sesam"))
 
     def test_a_body_that_does_not_arrive_is_given_up(self, made: Any) -> None:
-        loop = made(body_s=0.05)
+        loop = made(body_timeout_s=0.05)
         head = request("POST", "/v1/completions", JSON, "content-length: 100")
         found = loop.run(send(loop, head + b"{"))
         assert (found.status, found.error["code"]) == (408, "timeout")
 
     def test_who_connects_and_says_nothing_is_hung_up_on(self, made: Any, monkeypatch: Any) -> None:
-        monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.headers_s", 0.05)
+        monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.first_request_timeout_s", 0.05)
         loop = made()
 
         async def silent() -> bytes:
@@ -161,7 +161,7 @@ class TestItsOwn:
         assert loop.run(silent()) == b""
 
     def test_connections_are_bounded(self, made: Any) -> None:
-        loop = made(connections=2)
+        loop = made(max_connections=2)
 
         async def third() -> Answer:
             others = [await asyncio.open_connection("127.0.0.1", loop.server.port) for _ in range(2)]
@@ -180,7 +180,7 @@ class TestItsOwn:
             streaming = asyncio.create_task(send(loop, asking(stream=True, max_tokens=50)))
             await loop.gateway.until(asks=1)
             waiting = asyncio.create_task(send(loop, asking()))
-            while not loop.server.service.line.waiting:
+            while not loop.server.service.queue.waiting:
                 await asyncio.sleep(0)
             await loop.server.stop(grace_s=0)
             return [await streaming, await waiting]

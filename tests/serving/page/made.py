@@ -18,11 +18,11 @@ from serving.engines.models import ModelConfig, ModelPair
 from serving.frontend.service_options import ServiceOptions
 from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.device_pool import open_shared_models
-from serving.frontend.ui.measures import RunMeter
+from serving.frontend.ui.run_metrics import RunMeter
 from serving.frontend.ui.options import UiOptions
 from serving.frontend.ui.policy_card import PolicyCard
 from serving.frontend.ui.server import UiServer
-from serving.frontend.ui.stage import UiDeployment
+from serving.frontend.ui.ui_deployment import UiDeployment
 from serving.hardware.replica_packing import REPORTED_FACTORS, PackingEstimate
 from serving.learned.router import TokenRouter
 from serving.policy.policy import Policy

@@ -3,7 +3,7 @@
 from fake_setup import setup
 from page.made import PF, meter
 
-from serving.frontend.ui.measures import RunMeter
+from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord
 
 

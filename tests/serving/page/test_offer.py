@@ -12,7 +12,7 @@ from serving.engines.remote.server import RemoteServer
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.ui.device_pool import PrefixedTopology, engine_groups
 from serving.frontend.ui.policy_card import PolicyCard
-from serving.frontend.ui.question import parse_run_request
+from serving.frontend.ui.run_request import parse_run_request
 from serving.policy.engine_requirements import NO_REQUIREMENTS
 
 

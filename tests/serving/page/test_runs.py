@@ -289,7 +289,7 @@ def test_a_key_opens_runs_and_the_files_are_open(tiny: ModelPair, monkeypatch: p
 
 def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page: Played) -> None:
     from serving.frontend.openai.errors import ApiError
-    from serving.frontend.ui.question import RunRequest
+    from serving.frontend.ui.run_request import RunRequest
 
     runs = RunEndpoint(page.stage, page.server._running)
     offers = page.stage.show.policy_cards

@@ -56,7 +56,7 @@ def test_a_policy_that_routes_nothing_now() -> None:
 @pytest.mark.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
 def test_a_state_of_another_width(hidden: tuple[float, ...]) -> None:
     with pytest.raises(ApiError, match=rf"is {len(hidden)} wide; this server's router reads 3"):
-        decided(hidden=hidden)
+        decided(hidden_state=hidden)
 
 
 _PAST = st.builds(PastDecision, st.text(max_size=5), st.sampled_from(["SLM", "LLM"]))
@@ -71,9 +71,9 @@ def test_lies_about_the_past_change_nothing(
     history: Any, handle: str | None, token_index: int, current_token: str, threshold: float | None, first: float
 ) -> None:
     hidden = (first, 0.0, 0.0)
-    honest = decided(threshold=threshold, hidden=hidden)
+    honest = decided(threshold=threshold, hidden_state=hidden)
     lied = decided(
-        threshold=threshold, hidden=hidden, history=history, handle=handle, token_index=token_index,
+        threshold=threshold, hidden_state=hidden, history=history, state_handle=handle, token_index=token_index,
         current_token=current_token,
     )  # fmt: skip
     assert (lied.route, lied.score, lied.threshold) == (honest.route, honest.score, honest.threshold)
@@ -93,9 +93,9 @@ def test_a_handle_is_its_clients_its_sessions_and_its_texts() -> None:
     handle = HANDLES.issue("c", "s", TEXT[:2])
     assert handle != HANDLES.issue("c", "s", TEXT[:1])
     assert HANDLES.mismatch(handle, "c", "s", TEXT) == ""
-    assert not any("llm_state" in reason for reason in decided(handle=handle).reasons)
-    for how in ({"client": "another"}, {"session": "t"}):
-        assert any("llm_state was ignored" in reason for reason in decided(handle=handle, **how).reasons)
+    assert not any("llm_state" in reason for reason in decided(state_handle=handle).reasons)
+    for how in ({"client": "another"}, {"session_id": "t"}):
+        assert any("llm_state was ignored" in reason for reason in decided(state_handle=handle, **how).reasons)
     for why in (
         HANDLES.mismatch(handle, "c", "s", (5, 9, 7)),
         HANDLES.mismatch(handle, "c", "s", (5,)),
@@ -152,7 +152,7 @@ def test_the_session_unused_for_longest_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"low": 0.7, "high": 0.3}, {"low": -0.1}, {"high": 1.1}, {"tokens": 0}, {"sessions": -1}]
+    "wrong", [{"min_threshold": 0.7, "max_threshold": 0.3}, {"min_threshold": -0.1}, {"max_threshold": 1.1}, {"max_tokens": 0}, {"cached_sessions": -1}]
 )
 def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"service.endpoint.routing"):

@@ -35,7 +35,7 @@ def loop(runner: asyncio.Runner) -> Iterator[Loop]:
 def opened(runner: asyncio.Runner, **how: Any) -> Loop:
     end = EndpointOptions(
         port=0,
-        **{"api_key_env": "", "queue": 1, "routing": RoutingLimits(0.1, 0.9, max_tokens=8, cached_sessions=2), **how},
+        **{"api_key_env": "", "max_waiting": 1, "routing": RoutingLimits(0.1, 0.9, max_tokens=8, cached_sessions=2), **how},
     )
     return Loop(runner, end, FakeGateway(routed=routed()))
 
@@ -71,7 +71,7 @@ def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> 
     assert status == 200
     (call,) = loop.gateway.asks
     assert call.prompt == loop.gateway.tokens(question()["context"])
-    assert (call.limit, call.sampling, call.routing) == (2, None, RoutingOptions(large_only=True))
+    assert (call.max_new_tokens, call.sampling, call.routing) == (2, None, RoutingOptions(large_only=True))
     assert told["route"] == "LLM"
     assert told["llm_tokens"] == list(loop.gateway.tokens(" box now please"))[:2]
     assert told["llm_text"] == loop.gateway.tokenizer.hf.decode(told["llm_tokens"])
@@ -79,9 +79,9 @@ def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> 
 
 
 def test_one_token_where_nobody_says_how_many_and_an_end_is_said(loop: Loop) -> None:
-    loop.gateway.scripts.append([TokenDelta(loop.gateway.tokenizer.ends, ("cloud",), "complete")])
+    loop.gateway.scripts.append([TokenDelta(loop.gateway.tokenizer.eos_token_ids, ("cloud",), "complete")])
     _, told = ask(loop, question())
-    assert loop.gateway.asks[0].limit == 1
+    assert loop.gateway.asks[0].max_new_tokens == 1
     assert (told["llm_tokens"], told["llm_text"], told["finish_reason"]) == ([2], "", "stop")
 
 
@@ -93,14 +93,14 @@ def test_a_next_question_finds_its_cache_and_brings_its_handle(loop: Loop) -> No
     _, second = ask(loop, question(context=longer, llm_state=first["llm_state"]))
     assert not any("llm_state" in reason for reason in second["reasons"])
     one, two = (call.conversation for call in loop.gateway.asks)
-    assert one and two and (two.name, two.shared) == (one.name, len(loop.gateway.tokens(longer)) - 1)  # noqa: PT018
+    assert one and two and (two.name, two.shared_len) == (one.name, len(loop.gateway.tokens(longer)) - 1)  # noqa: PT018
     says(loop, " now", end=False)
     _, stranger = ask(
         loop, question(context=longer, llm_state=first["llm_state"], meta_data={"session_id": "t", "request_id": "r"})
     )
     assert any("llm_state was ignored" in reason for reason in stranger["reasons"])
     three = loop.gateway.asks[2].conversation
-    assert three and (three.name != one.name, three.shared) == (True, 0)  # noqa: PT018
+    assert three and (three.name != one.name, three.shared_len) == (True, 0)  # noqa: PT018
 
 
 def test_a_history_that_lies_changes_nothing(loop: Loop) -> None:
@@ -190,7 +190,7 @@ def test_the_line_is_the_endpoints(loop: Loop) -> None:
         first = asyncio.create_task(posted(loop, raw))
         await gateway.until(1)
         second = asyncio.create_task(posted(loop, raw))
-        while not loop.server.service.line.waiting:
+        while not loop.server.service.queue.waiting:
             await asyncio.sleep(0)
         third, _ = await posted(loop, raw)
         small, _ = await posted(loop, json.dumps(question(slm_state=SLM)).encode())
@@ -208,7 +208,7 @@ def test_metrics_count_routes(loop: Loop) -> None:
     ask(loop, question(version=3))
     text = loop.server.service.metrics.text().decode()
     for outcome in ("slm", "llm"):
-        assert f'tandem_requests_total{{outcome="{outcome}",route="route"}} 1.0' in text
+        assert f'tandem_requests_total{{endpoint="route",outcome="{outcome}"}} 1.0' in text
     assert 'tandem_tokens_total{origin="cloud"}' in text
 
 
@@ -222,7 +222,7 @@ def test_a_key_is_asked_for_and_names_the_client(runner: asyncio.Runner, monkeyp
         status, told = ask(keyed, question(), KEY)
         assert status == 200
         assert KEY not in json.dumps(told)
-        ((client, session),) = keyed.server.service.routes._idle
+        ((client, session),) = keyed.server.service.routing_sessions._idle
         assert session == "session123"
         assert len(client) == 64
         assert KEY not in client

@@ -23,7 +23,7 @@ def asked(scene: Callable[[Stage], Any], **how: Any) -> None:
 
 async def written(s: Stage, limit: int = 6) -> list[Any]:
     wish = RoutingOptions(large_only=True)
-    return [piece async for piece in s.gateway.ask(PROMPT, limit, None, None, wish)]
+    return [piece async for piece in s.gateway.generate(PROMPT, limit, None, None, wish)]
 
 
 def test_all_of_it_is_the_clouds() -> None:
@@ -57,7 +57,7 @@ def test_the_gateway_knows_how_tokens_are_routed() -> None:
     async def scene(s: Stage) -> None:
         found = s.gateway.routed
         assert found
-        assert found.router.inputs == 3
+        assert found.router.num_features == 3
         assert ROUTE in found.scorers
 
     asked(scene)

@@ -80,7 +80,7 @@ class EndpointMetrics:
 
     def __init__(self, gateway: Gateway, queue: AdmissionQueue, running: RunningRequests) -> None:
         self.registry = CollectorRegistry()
-        self._requests = self._counter("requests", "Requests by how they ended.", "route", "outcome")
+        self._requests = self._counter("requests", "Requests by how they ended.", "endpoint", "outcome")
         self._tokens = self._counter("tokens", "Answer tokens by who wrote them.", "origin")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the KV cache.")

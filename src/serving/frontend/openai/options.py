@@ -40,7 +40,7 @@ class ServerOptions:
             raise ValueError(f"{self.section}.host is empty; 127.0.0.1 is for this machine alone, 0.0.0.0 for all")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"{self.section}.port is {self.port}; it is 0 (any free port) to 65535")
-        self._check_minimum(queue=0, max_body_nbytes=1, connections=1)
+        self._check_minimum(max_waiting=0, max_body_nbytes=1, max_connections=1)
         for name in ("retry_after_s", "body_timeout_s", "stall_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{self.section}.{name} is {getattr(self, name)}; it is a time in seconds, above 0")
@@ -79,7 +79,7 @@ class RoutingLimits:
     """Raises ValueError for a value outside its range."""
 
     min_threshold: float = 0.0
-    """A client's threshold is moved into low..high."""
+    """A client's threshold is moved into min_threshold..max_threshold."""
     max_threshold: float = 1.0
     max_tokens: int = 16
     """That the large model writes for one question, at most."""
@@ -89,7 +89,8 @@ class RoutingLimits:
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_threshold <= self.max_threshold <= 1.0:
             raise ValueError(
-                f"service.endpoint.routing allows thresholds from {self.min_threshold} to {self.max_threshold}; give 0 <= low <= high <= 1"
+                f"service.endpoint.routing allows thresholds from {self.min_threshold} to {self.max_threshold}; "
+                "give 0 <= min_threshold <= max_threshold <= 1"
             )
         if self.max_tokens < 1:
             raise ValueError(f"service.endpoint.routing.max_tokens is {self.max_tokens}; give at least 1")
@@ -119,5 +120,5 @@ class EndpointOptions(ServerOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.default_temperature <= 2:
-            raise ValueError(f"{self.section}.temperature is {self.default_temperature}; it is 0 (greedy) to 2")
-        self._check_minimum(conversations=0)
+            raise ValueError(f"{self.section}.default_temperature is {self.default_temperature}; it is 0 (greedy) to 2")
+        self._check_minimum(cached_conversations=0)

@@ -35,10 +35,10 @@ from serving.frontend.openai.server import on_api_error, on_http_error
 from serving.frontend.openai.service import as_api_error
 from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.device_pool import DevicePool
-from serving.frontend.ui.measures import RunMeter
-from serving.frontend.ui.question import RunRequest, parse_run_request
+from serving.frontend.ui.run_metrics import RunMeter
+from serving.frontend.ui.run_request import RunRequest, parse_run_request
 from serving.frontend.ui.run import UiEvent, encode_sse
-from serving.frontend.ui.stage import UiDeployment
+from serving.frontend.ui.ui_deployment import UiDeployment
 from serving.hardware.fleet import Fleet
 from serving.workload.encoding import encode_prompt
 
@@ -112,18 +112,18 @@ def describe(config: UiConfig) -> dict[str, Any]:
         },
         "hardware": {"device": _chip_text(fleet), "cloud": _chip_text(setup.hardware.head_fleet)},
         "link": setup.network.described if page.shaped else "none: messages arrive at once",
-        "time": _time_text(config),
+        "time_text": _time_text(config),
         "devices": config.num_devices,
-        "cloud": _cloud_text(config),
+        "cloud_text": _cloud_text(config),
         "policies": [offer.as_json for offer in config.policy_cards.values()],
-        "left_out": config.excluded_policies,
+        "excluded_policies": config.excluded_policies,
         "limits": {
             "max_tokens": page.max_tokens,
-            "new_tokens": config.default_max_tokens,
+            "default_max_tokens": config.default_max_tokens,
             "context": min(config.context_lens.values()),
         },
         "examples": examples(config),
-        "measures": meter.metrics,
+        "metrics": meter.metrics,
     }
 
 

@@ -30,7 +30,7 @@ class UiConfig:
         if page.remote_cloud and not self.setup.uses_target:
             raise ValueError(
                 f"service.page.remote_cloud is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
-                "another policy, or leave remote out"
+                "another policy, or leave service.page.remote_cloud out"
             )
         if page.remote_cloud:
             security = self.service.security

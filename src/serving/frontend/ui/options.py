@@ -27,4 +27,4 @@ class UiOptions(ServerOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_minimum(runs=1, max_tokens=1)
+        self._check_minimum(max_runs=1, max_tokens=1)

@@ -10,8 +10,8 @@ from serving.core.scores import ROUTE
 from serving.frontend.device_gateway import RequestStreams, SessionUpdate, normalize_seed
 from serving.frontend.openai.detokenizer import IncrementalDetokenizer, decode
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.ui.measures import CLOUD_ORIGINS, RunMeter
-from serving.frontend.ui.question import RunRequest
+from serving.frontend.ui.run_metrics import CLOUD_ORIGINS, RunMeter
+from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.token_trace import DraftedToken, RunObserver
 from serving.messages import EmitTokens, GenerationRequest, Origin, PeerRestored
 
@@ -60,7 +60,7 @@ class UiRun:
         self.observer.start(self.session, self.device)
         try:
             self.reported_reachable = self.is_cloud_reachable()
-            yield [("begun", self._start_data()), *([] if self.reported_reachable else self._cloud_notice())]
+            yield [("started", self._start_data()), *([] if self.reported_reachable else self._cloud_notice())]
             while (
                 self.reported_reachable != self.is_cloud_reachable()
             ):  # it went or came before there was anybody to tell
@@ -88,7 +88,7 @@ class UiRun:
         ]
         found.append(("counters", self.meter.read(record, now)))
         if update.ending == "complete":
-            found.append(("done", {"ending": self._finish_reason(record.tokens), "tail": self._detokenizer.flush()}))
+            found.append(("done", {"finish_reason": self._finish_reason(record.tokens), "remaining_text": self._detokenizer.flush()}))
         elif update.ending:
             raise ApiError.failed(
                 not self.request.needs_cloud or (self.reported_reachable and self.is_cloud_reachable())
@@ -120,9 +120,9 @@ class UiRun:
             "token": self._token_text(token),
             "end": end,
             "origin": origin,
-            "cloud": origin in CLOUD_ORIGINS,
+            "by_cloud": origin in CLOUD_ORIGINS,
             "score": look.scores.get(ROUTE) if look else None,
-            "own": self._token_text(look.token) if look else None,
+            "device_token": self._token_text(look.token) if look else None,
             "alternatives": self._alternatives(look),
             "at_ms": round(at_ms, 3),
         }

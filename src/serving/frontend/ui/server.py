@@ -12,7 +12,7 @@ from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui.app import build_app
 from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.device_pool import open_device_models, open_shared_models
-from serving.frontend.ui.stage import UiDeployment
+from serving.frontend.ui.ui_deployment import UiDeployment
 from serving.runtimes.host import NodeHost
 
 log = logging.getLogger(__name__)

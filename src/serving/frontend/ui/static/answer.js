@@ -26,9 +26,9 @@ export class Answer {
     this.root = root;
     this.router = null;
     root.addEventListener("keydown", (event) => this.#key(event));
-    root.addEventListener("focusin", (event) => this.#look(event.target));
+    root.addEventListener("focusin", (event) => this.#showTip(event.target));
     root.addEventListener("focusout", () => hideTip());
-    root.addEventListener("mouseover", (event) => this.#look(event.target));
+    root.addEventListener("mouseover", (event) => this.#showTip(event.target));
     root.addEventListener("mouseout", () => { hiding = setTimeout(hideTip, 150); });
     this.clear();
   }
@@ -36,14 +36,14 @@ export class Answer {
   clear() {
     hideTip();
     this.root.replaceChildren();
-    this.held = [];
-    this.told = new WeakMap();
+    this.pending = [];
+    this.tokensOf = new WeakMap();
   }
 
-  // `begun` says with which threshold scores are compared, `router` on which side they are routed.
-  begin(begun, router) {
+  // `started` says with which threshold scores are compared, `router` on which side they are routed.
+  begin(started, router) {
     this.clear();
-    this.threshold = begun.threshold;
+    this.threshold = started.threshold;
     this.side = router?.side;
     this.root.classList.add("running");
   }
@@ -51,43 +51,43 @@ export class Answer {
   // Tokens without text (half a character) are shown with the next one that has some. An end token's text is what was
   // held until then: it is shown before the end.
   add(token) {
-    if (token.end && token.text) this.#rest(token.text);
-    this.held.push(token);
-    if (token.text || token.end) this.#show(token.end ? "end" : this.held.map((each) => each.text).join(""));
+    if (token.end && token.text) this.#flush(token.text);
+    this.pending.push(token);
+    if (token.text || token.end) this.#show(token.end ? "end" : this.pending.map((each) => each.text).join(""));
   }
 
   end(tail = "") {
     this.root.classList.remove("running");
-    this.#rest(tail);
+    this.#flush(tail);
   }
 
   get text() {
     return this.root.textContent;
   }
 
-  #rest(text) {
-    if (this.held.length) this.#show(text || "…");
+  #flush(text) {
+    if (this.pending.length) this.#show(text || "…");
     else if (text && this.root.lastChild) this.root.lastChild.textContent += text;
   }
 
   #show(text) {
-    const tokens = this.held;
+    const tokens = this.pending;
     const span = document.createElement("span");
     const last = tokens[tokens.length - 1];
-    const kind = tokens.some((token) => token.cloud) ? "cloud" : { accepted: "checked", offline: "offline" }[last.origin];
+    const kind = tokens.some((token) => token.by_cloud) ? "cloud" : { accepted: "checked", offline: "offline" }[last.origin];
     span.className = ["token", kind, last.end && "end"].filter(Boolean).join(" ");
     span.textContent = text;
     span.setAttribute("role", "option");
     span.setAttribute("aria-selected", "false");
-    span.setAttribute("aria-label", `${last.end ? "end of the answer" : text}, ${tokens.map((token) => this.#words(token)).join("; ")}`);
+    span.setAttribute("aria-label", `${last.end ? "end of the answer" : text}, ${tokens.map((token) => this.#describe(token)).join("; ")}`);
     span.tabIndex = this.root.children.length ? -1 : 0;
-    this.told.set(span, tokens);
+    this.tokensOf.set(span, tokens);
     this.root.append(span);
-    this.held = [];
+    this.pending = [];
     this.root.scrollTop = this.root.scrollHeight;
   }
 
-  #words(token) {
+  #describe(token) {
     return [ORIGINS[token.origin] ?? token.origin, token.score === null ? "" : `score ${short(token.score)}`].filter(Boolean).join(", ");
   }
 
@@ -103,11 +103,11 @@ export class Answer {
     all[to].focus();
   }
 
-  #look(span) {
-    const tokens = this.told.get(span);
+  #showTip(span) {
+    const tokens = this.tokensOf.get(span);
     if (!tokens) return;
     hideTip();
-    tip.replaceChildren(...tokens.flatMap((token) => this.#told(token)));
+    tip.replaceChildren(...tokens.flatMap((token) => this.#details(token)));
     tip.hidden = false;
     span.setAttribute("aria-describedby", "tip");
     const box = span.getBoundingClientRect();
@@ -117,11 +117,11 @@ export class Answer {
     tip.style.top = `${(below ? box.bottom + 4 : box.top - tip.offsetHeight - 4) + scrollY}px`;
   }
 
-  #told(token) {
+  #details(token) {
     const lines = [line(code(token.token), " ", ORIGINS[token.origin] ?? token.origin, `, after ${Math.round(token.at_ms)} ms`)];
     if (token.score !== null) lines.push(line("router’s score ", bold(token.score.toFixed(3)), this.#compared(token)));
     if (token.alternatives.length) {
-      lines.push(line("likeliest on the device", token.cloud ? ", which wrote " : "", token.cloud ? code(token.own) : "", ":"));
+      lines.push(line("likeliest on the device", token.by_cloud ? ", which wrote " : "", token.by_cloud ? code(token.device_token) : "", ":"));
       const list = document.createElement("ol");
       list.append(...token.alternatives.map((text) => item(code(text))));
       lines.push(list);

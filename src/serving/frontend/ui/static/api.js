@@ -5,7 +5,7 @@ export function useKey(given) {
   key = given;
 }
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(status, message) {
     super(message);
     this.status = status;
@@ -19,14 +19,14 @@ function headers() {
 async function checked(response) {
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new Refused(response.status, body.error?.message ?? `the server answered ${response.status}`);
+  throw new ApiError(response.status, body.error?.message ?? `the server answered ${response.status}`);
 }
 
 export async function about() {
   return (await checked(await fetch("api/about", { headers: headers() }))).json();
 }
 
-// Yields {name, data} up to the last event; throws Refused, AbortError, or TypeError where the server is gone.
+// Yields {name, data} up to the last event; throws ApiError, AbortError, or TypeError where the server is gone.
 export async function* run(question, signal) {
   const asked = {
     method: "POST",

@@ -1,5 +1,5 @@
 // Builds the page from what its server says of itself, and starts and stops runs.
-import { about, Refused, useKey } from "./api.js";
+import { about, ApiError, useKey } from "./api.js";
 import { hideTip } from "./answer.js";
 import { Pane } from "./pane.js";
 
@@ -8,18 +8,18 @@ const [ask, prompt, status, panes] = ["ask", "prompt", "status", "panes"].map(id
 let all = [];
 
 // One sentence of each speaker is kept: of the page, or of a run.
-const said = new Map();
-function say(text, who = "") {
-  if (!who) said.clear();
-  said.set(who, text);
-  status.textContent = [...said.values()].join(" ");
+const statusTexts = new Map();
+function setStatus(text, speaker = "") {
+  if (!speaker) statusTexts.clear();
+  statusTexts.set(speaker, text);
+  status.textContent = [...statusTexts.values()].join(" ");
 }
 
 async function begin() {
   try {
     build(await about());
   } catch (problem) {
-    if (!(problem instanceof Refused) || problem.status !== 401) return say(`The page’s server cannot be reached: ${problem.message}`);
+    if (!(problem instanceof ApiError) || problem.status !== 401) return setStatus(`The page’s server cannot be reached: ${problem.message}`);
     id("entry").hidden = false;
     id("key").focus();
   }
@@ -28,26 +28,26 @@ async function begin() {
 function build(found) {
   id("entry").hidden = true;
   facts(found);
-  meanings(found.measures);
+  meanings(found.metrics);
   examples(found.examples);
   id("tokens").max = found.limits.max_tokens;
-  id("tokens").value = found.limits.new_tokens;
+  id("tokens").value = found.limits.default_max_tokens;
   const second = found.policies[0].router ? found.policies[0].name : (found.policies[1] ?? found.policies[0]).name;
-  all = [new Pane("A", found, found.policies[0].name, say), new Pane("B", found, second, say)];
+  all = [new Pane("A", found, found.policies[0].name, setStatus), new Pane("B", found, second, setStatus)];
   panes.append(...all.map(({ root }) => root));
   id("pair").addEventListener("change", arrange);
   panes.addEventListener("again", start);
   arrange();
   buttons();
-  say([found.cloud, turns(found), left(found)].join(" "));
+  setStatus([found.cloud_text, deviceNote(found), excludedNote(found)].join(" "));
   prompt.focus();
 }
 
-function turns({ devices }) {
+function deviceNote({ devices }) {
   return devices > 1 ? "" : "There is one device: runs take turns.";
 }
 
-function left({ left_out: names }) {
+function excludedNote({ excluded_policies: names }) {
   return names.length ? `Left out, since each would need a cloud of its own: ${names.join(", ")}.` : "";
 }
 
@@ -57,7 +57,7 @@ function arrange() {
   all[1].root.hidden = !two;
 }
 
-function facts({ models, hardware, link, time }) {
+function facts({ models, hardware, link, time_text: time }) {
   const sides = ["device", "cloud"].map((side) => [side, `${models[side].stands_for} on ${hardware[side]}`, models[side].name]);
   for (const [name, text, more] of [...sides, ["link", link, time]]) {
     const box = document.createElement("div");
@@ -68,11 +68,11 @@ function facts({ models, hardware, link, time }) {
   }
 }
 
-function meanings(measures) {
-  for (const { label, means } of measures) {
+function meanings(metrics) {
+  for (const { label, description } of metrics) {
     id("meanings").lastElementChild.append(
       Object.assign(document.createElement("dt"), { textContent: label }),
-      Object.assign(document.createElement("dd"), { textContent: means }),
+      Object.assign(document.createElement("dd"), { textContent: description }),
     );
   }
 }
@@ -101,7 +101,7 @@ async function start() {
     temperature: id("temperature").valueAsNumber,
     seed: id("seed").valueAsNumber,
   };
-  say("");
+  setStatus("");
   const runs = all.filter(({ root }) => !root.hidden).map((pane) => pane.ask(asked).finally(buttons));
   buttons();
   await Promise.all(runs);

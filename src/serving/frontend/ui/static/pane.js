@@ -1,5 +1,5 @@
 // One run beside another: its policy, its mode, its threshold, its answer.
-import { Refused, run } from "./api.js";
+import { ApiError, run } from "./api.js";
 import { Answer } from "./answer.js";
 import { Counters } from "./counters.js";
 import { percent, short, Slider } from "./slider.js";
@@ -8,26 +8,26 @@ const MODES = ["joint", "small_only"];
 const LOST = "The page’s server cannot be reached any more. What was written is kept; start the server again, then try again.";
 
 export class Pane {
-  // `say(text, who)` tells the status line.
-  constructor(name, about, policy, say) {
+  // `setStatus(text, speaker)` tells the status line.
+  constructor(name, about, policy, setStatus) {
     this.name = name;
     this.about = about;
-    this.say = (text) => say(`Run ${name}: ${text}`, name);
+    this.say = (text) => setStatus(`Run ${name}: ${text}`, name);
     this.root = document.getElementById("pane").content.firstElementChild.cloneNode(true);
     const find = (what) => this.root.querySelector(what);
     this.root.setAttribute("aria-label", `Run ${name}`);
     find("h2").textContent = `Run ${name}`;
     this.policy = find(".policy");
     this.modes = find(".modes");
-    this.head = find(".head");
+    this.headline = find(".headline");
     this.hint = find(".hint");
     this.notice = find(".notice");
     this.again = find(".again");
     this.slider = new Slider(find(".slider"), name);
     this.answer = new Answer(find(".answer"));
     find(".answer").setAttribute("aria-label", `Answer of run ${name}, token by token`);
-    this.counters = new Counters(find(".counters"), about.measures);
-    this.policy.append(...about.policies.map(({ name, means }) => new Option(`${name}: ${means}`, name)));
+    this.counters = new Counters(find(".counters"), about.metrics);
+    this.policy.append(...about.policies.map(({ name, description }) => new Option(`${name}: ${description}`, name)));
     this.policy.value = policy;
     this.policy.addEventListener("change", () => this.#policy());
     this.modes.addEventListener("change", () => this.#slider());
@@ -44,7 +44,7 @@ export class Pane {
     return this.modes.querySelector("input:checked").value;
   }
 
-  get offer() {
+  get card() {
     return this.about.policies.find(({ name }) => name === this.policy.value);
   }
 
@@ -54,15 +54,15 @@ export class Pane {
 
   // Resolves when it is over, however it ended.
   async ask(prompt) {
-    const { router } = this.offer;
+    const { router } = this.card;
     const question = { ...prompt, policy: this.policy.value, mode: this.mode };
     if (router) question.threshold = this.slider.value;
     this.abort = new AbortController();
-    this.#fresh();
+    this.#reset();
     let over = false;
     try {
-      for await (const { name, data } of run(question, this.abort.signal)) over = this.#hear(name, data, router) || over;
-      if (!over) this.#broken(LOST, true);
+      for await (const { name, data } of run(question, this.abort.signal)) over = this.#onEvent(name, data, router) || over;
+      if (!over) this.#showError(LOST, true);
     } catch (problem) {
       this.#failed(problem);
     } finally {
@@ -72,32 +72,32 @@ export class Pane {
     }
   }
 
-  #fresh() {
+  #reset() {
     this.counts = null;
     this.answer.clear();
     this.counters.show({});
     this.notice.hidden = true;
     this.hint.hidden = false;
     this.hint.textContent = "Waiting for a device …";
-    this.head.textContent = "";
+    this.headline.textContent = "";
     this.say("running …");
   }
 
   // True for the last event.
-  #hear(name, data, router) {
-    if (name === "begun") this.#begin(data, router);
+  #onEvent(name, data, router) {
+    if (name === "started") this.#begin(data, router);
     else if (name === "token") this.#token(data);
     else if (name === "counters") this.counters.show((this.counts = data));
-    else if (name === "cloud") this.#tell(data.message);
+    else if (name === "cloud") this.#showNotice(data.message);
     else if (name === "done") this.#done(data);
-    else if (name === "error") this.#broken(plain(data.message), true);
+    else if (name === "error") this.#showError(plain(data.message), true);
     return name === "done" || name === "error";
   }
 
-  #begin(begun, router) {
-    const routed = begun.threshold === null ? "nothing is routed by score" : `scores ${router.side} ${short(begun.threshold)} go to the cloud`;
-    this.head.textContent = `${begun.policy}, ${begun.mode}: ${routed}; ${begun.prompt_tokens} tokens of prompt on ${begun.device}`;
-    this.answer.begin(begun, router);
+  #begin(started, router) {
+    const routed = started.threshold === null ? "nothing is routed by score" : `scores ${router.side} ${short(started.threshold)} go to the cloud`;
+    this.headline.textContent = `${started.policy}, ${started.mode}: ${routed}; ${started.prompt_tokens} tokens of prompt on ${started.device}`;
+    this.answer.begin(started, router);
     this.hint.textContent = "The device reads the prompt …";
   }
 
@@ -106,35 +106,35 @@ export class Pane {
     this.answer.add(token);
   }
 
-  #done({ ending, tail }) {
-    this.answer.end(tail);
-    const { tokens, routed } = this.counts;
-    const why = ending === "length" ? " It stopped at the limit." : "";
-    this.say(`${tokens} tokens, ${routed} of them (${percent(routed / tokens)}) by the cloud.${why}`);
+  #done({ finish_reason, remaining_text }) {
+    this.answer.end(remaining_text);
+    const { tokens, cloud_tokens } = this.counts;
+    const why = finish_reason === "length" ? " It stopped at the limit." : "";
+    this.say(`${tokens} tokens, ${cloud_tokens} of them (${percent(cloud_tokens / tokens)}) by the cloud.${why}`);
   }
 
   #failed(problem) {
     if (problem.name === "AbortError") this.say("stopped; what was written is kept.");
-    else if (problem instanceof Refused) this.#broken(plain(problem.message), problem.status >= 429);
-    else if (problem instanceof TypeError) this.#broken(LOST, true);
+    else if (problem instanceof ApiError) this.#showError(plain(problem.message), problem.status >= 429);
+    else if (problem instanceof TypeError) this.#showError(LOST, true);
     else throw problem;
   }
 
-  #tell(message) {
+  #showNotice(message) {
     this.notice.hidden = false;
     this.notice.firstElementChild.textContent = message;
     this.again.hidden = true;
     this.say(message);
   }
 
-  #broken(message, again) {
-    this.#tell(message);
+  #showError(message, again) {
+    this.#showNotice(message);
     this.again.hidden = !again;
     this.hint.textContent = "";
   }
 
   #policy() {
-    const known = this.offer.modes;
+    const known = this.card.modes;
     const kept = this.modes.querySelector("input:checked")?.value;
     for (const old of this.modes.querySelectorAll("label")) old.remove();
     for (const mode of MODES) {
@@ -149,7 +149,7 @@ export class Pane {
   }
 
   #slider() {
-    const { router, no_slider: why } = this.offer;
+    const { router, no_slider_reason: why } = this.card;
     const value = this.slider.router === router ? this.slider.value : null;
     const on = this.mode === "joint";
     this.slider.show(router, router && !on ? "In small_only the device writes everything, at any threshold." : why, on);

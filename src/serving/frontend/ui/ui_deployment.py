@@ -16,8 +16,8 @@ from serving.frontend.device_gateway import RequestStreams
 from serving.frontend.shutdown import FaultBarrier
 from serving.frontend.ui.config import UiConfig
 from serving.frontend.ui.device_pool import PrefixedTopology
-from serving.frontend.ui.measures import RunMeter
-from serving.frontend.ui.question import RunRequest
+from serving.frontend.ui.run_metrics import RunMeter
+from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.run import UiRun
 from serving.frontend.ui.token_trace import RunObserver
 from serving.nodes.device import Device
