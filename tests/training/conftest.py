@@ -9,8 +9,8 @@ import pytest
 
 from serving.progress import silent
 from training.embedded_pair import corpus, stages
-from training.embedded_pair.llama import Architecture
-from training.embedded_pair.lm_module import Recipe
+from training.embedded_pair.llama import LlamaSizes
+from training.embedded_pair.lm_module import LMRecipe
 from training.fitting.trainer import Trainer
 
 
@@ -48,8 +48,8 @@ def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.Tem
         work=work[0],
         progress=silent,
         corpus=toy_corpus,
-        architecture=Architecture(hidden_size=64, layers=8, heads=2, intermediate_size=128),
-        recipe=Recipe(steps=8, rows=4, warmup_steps=2),
+        architecture=LlamaSizes(hidden_size=64, layers=8, heads=2, intermediate_size=128),
+        recipe=LMRecipe(steps=8, batch_size=4, warmup_steps=2),
         trainer=one_thread,
     )
     stages.train(
@@ -58,8 +58,8 @@ def toy_pair(toy_corpus: Path, one_thread: Trainer, tmp_path_factory: pytest.Tem
         progress=silent,
         corpus=toy_corpus,
         teacher=large,
-        architecture=Architecture(hidden_size=32, layers=4, heads=2, intermediate_size=64),
-        recipe=Recipe(steps=6, rows=4, warmup_steps=2, distil_share=0.7),
+        architecture=LlamaSizes(hidden_size=32, layers=4, heads=2, intermediate_size=64),
+        recipe=LMRecipe(steps=6, batch_size=4, warmup_steps=2, distillation_weight=0.7),
         trainer=one_thread,
     )
     return large, small

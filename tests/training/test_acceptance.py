@@ -57,5 +57,5 @@ def test_drafts_are_those_of_one_forward_each(toy_corpus: Path, toy_pair: tuple[
             chances = small(torch.tensor([prompt + output])).logits[0, len(prompt) - 1 : -1].softmax(-1)
         assert drafts.accepted[number].tolist() == (chances.argmax(-1) == torch.tensor(output)).tolist()
         np.testing.assert_allclose(drafts.confidence[number], chances.amax(-1).numpy(), rtol=1e-3)
-        assert drafts.exits[number].shape == (4, len(output))
-        assert drafts.exits[number][-1].all()
+        assert drafts.exit_agreement[number].shape == (4, len(output))
+        assert drafts.exit_agreement[number][-1].all()

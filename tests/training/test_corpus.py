@@ -37,7 +37,7 @@ def test_held_out_splits_have_every_task_equally_and_no_prompt_twice(toy_corpus:
 
 
 def test_shares_decide_the_mixture(tmp_path: Path) -> None:
-    rows = corpus.load(build(tmp_path / "c", shares={"sort": 3, "facts": 1}), "train")
+    rows = corpus.load(build(tmp_path / "c", task_shares={"sort": 3, "facts": 1}), "train")
     assert {row["task"] for row in rows} == {"sort", "facts"}
     assert 0.65 < sum(row["task"] == "sort" for row in rows) / len(rows) < 0.85
 
@@ -50,8 +50,8 @@ def test_rows_are_json_lines(toy_corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"shares": {"sorting": 1.0}}, "no such task: sorting; the tasks are choice"),
-        ({"shares": {"sort": -1.0}}, "must be at least 0"),
+        ({"task_shares": {"sorting": 1.0}}, "no such task: sorting; the tasks are choice"),
+        ({"task_shares": {"sort": -1.0}}, "must be at least 0"),
         ({"validation_items_per_task": 200}, "task facts has fewer than 200 distinct validation prompts"),
     ],
 )

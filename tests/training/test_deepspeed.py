@@ -21,7 +21,7 @@ def test_without_a_gpu_it_is_refused_before_any_work(monkeypatch: pytest.MonkeyP
 
 
 def test_stages_of_zero_are_0_1_and_2() -> None:
-    with pytest.raises(ValueError, match=r"trainer\.zero must be one of 0, 1, 2, got 3"):
+    with pytest.raises(ValueError, match=r"trainer\.zero_stage must be one of 0, 1, 2, got 3"):
         Trainer(strategy="deepspeed", zero_stage=3)
 
 

@@ -70,12 +70,15 @@ def test_a_seed_decides_everything() -> None:
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ({"look_back": (1,) * 5}, "names 5 heads, a layer has 4"),
-        ({"look_back": (1,) * 3, "induction": 5.0}, "start.induction takes as many heads again as look_back names"),
-        ({"look_back": (0,)}, "look_back must be whole numbers of 1 or more"),
-        ({"look_back": (1,), "shared": 0.0}, "look_back needs start.shared above 0"),
-        ({"induction": 5.0}, "induction needs start.look_back"),
-        ({"copying": -1.0}, "scales must be 0 or more"),
+        ({"look_back_offsets": (1,) * 5}, "names 5 heads, a layer has 4"),
+        (
+            {"look_back_offsets": (1,) * 3, "induction_score": 5.0},
+            "init.induction_score takes as many heads again as look_back_offsets names",
+        ),
+        ({"look_back_offsets": (0,)}, "look_back_offsets must be whole numbers of 1 or more"),
+        ({"look_back_offsets": (1,), "shared_norm": 0.0}, "look_back_offsets needs init.shared_norm above 0"),
+        ({"induction_score": 5.0}, "induction_score needs init.look_back_offsets"),
+        ({"copy_scale": -1.0}, "scales must be 0 or more"),
     ],
 )
 def test_bad_starts(start: dict[str, object], message: str) -> None:

@@ -47,11 +47,11 @@ def measured(out: Path, corpus: Path, large: Path, small: Path, items: int) -> d
 def test_a_model_drafts_perfectly_for_itself(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
     report = measured(fresh("out"), toy_corpus, toy_pair[0], toy_pair[0], 2)
     drafting = report["drafting"]
-    assert drafting["acceptance"] == 1.0
+    assert drafting["acceptance_rate"] == 1.0
     assert drafting["auc"] is None
     assert len(drafting["exit_agreement_by_layer"]) == 8
     assert drafting["exit_agreement_by_layer"][-1] == 1.0
-    assert report["cost"]["weights_ratio"] == 1.0
+    assert report["cost"]["num_parameters_ratio"] == 1.0
 
 
 def test_generations_are_kept(fresh: Fresh, tmp_path: Path, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:
@@ -62,7 +62,7 @@ def test_generations_are_kept(fresh: Fresh, tmp_path: Path, toy_corpus: Path, to
     assert report["models"]["large"]["mean_exact_match"] == pytest.approx(
         sum(row["exact_match"] for row in rows if row["model"] == "large") / (2 * len(TASKS))
     )
-    assert report["cost"]["weights_ratio"] > 2
+    assert report["cost"]["num_parameters_ratio"] > 2
 
 
 def test_more_items_than_there_are(fresh: Fresh, toy_corpus: Path, toy_pair: tuple[Path, Path]) -> None:

@@ -19,7 +19,7 @@ def test_a_flat_rate_to_the_end() -> None:
     assert LMRecipe(steps=50, stable_share=1.0).lr_factor(49) == 1.0
 
 
-@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("rate", -1.0), ("distil_share", 1.5)])
+@pytest.mark.parametrize(("name", "value"), [("steps", 0), ("learning_rate", -1.0), ("distillation_weight", 1.5)])
 def test_impossible_recipes(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"recipe.{name} must be"):
         LMRecipe(**{"steps": 10, name: value})  # type: ignore[arg-type]

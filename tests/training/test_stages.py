@@ -17,8 +17,8 @@ SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
 
 
 def profiled(monkeypatch: pytest.MonkeyPatch, out: Path, **chunks: list[DraftDecision]) -> None:
-    asked = [SimpleNamespace(call=GenerationRequest(name, (1,), 4)) for name in chunks]
-    records = {name: SimpleNamespace(chunks=found) for name, found in chunks.items()}
+    asked = [SimpleNamespace(request=GenerationRequest(name, (1,), 4)) for name in chunks]
+    records = {name: SimpleNamespace(draft_decisions=found) for name, found in chunks.items()}
     monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr("serving.deployment.model_loading.make_queries", lambda *_: asked)
     monkeypatch.setattr("serving.outcomes.offline.run_untimed", lambda *_: records)

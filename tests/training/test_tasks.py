@@ -64,8 +64,8 @@ def test_a_world_knows_every_fact_and_differs_by_seed() -> None:
 def test_the_same_seed_gives_the_same_items_in_another_process() -> None:
     program = (
         "import random; from training.embedded_pair.tasks import *; "
-        "from training.embedded_pair.tasks import World; w = World.draw(3);"
-        "r = random.Random(5); print([draw(t, s, r, w) for t in TASKS for s in SPLITS])"
+        "w = SyntheticWorld.sample(3);"
+        "r = random.Random(5); print([sample_item(t, s, r, w) for t in TASKS for s in SPLITS])"
     )
     printed = [
         subprocess.run(

@@ -13,7 +13,7 @@ def test_round_trip(toy_corpus: Path) -> None:
 
 def test_every_digit_is_one_token(toy_corpus: Path) -> None:
     words = tokenizer.load(toy_corpus / "tokenizer")
-    assert words.tokenize_request("1984 07") == ["1", "9", "8", "4", "Ġ", "0", "7"]
+    assert words.tokenize("1984 07") == ["1", "9", "8", "4", "Ġ", "0", "7"]
 
 
 def test_the_chat_template_gives_the_training_format(toy_corpus: Path) -> None:

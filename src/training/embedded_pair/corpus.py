@@ -67,9 +67,9 @@ def load(corpus: Path, split: str) -> list[dict[str, str]]:
 def _checked_shares(shares: Mapping[str, float]) -> Mapping[str, float]:
     unknown = sorted(set(shares) - set(TASKS))
     if unknown:
-        raise ValueError(f"corpus shares name no such task: {', '.join(unknown)}; the tasks are {', '.join(TASKS)}")
+        raise ValueError(f"task_shares name no such task: {', '.join(unknown)}; the tasks are {', '.join(TASKS)}")
     if not shares or min(shares.values()) < 0 or sum(shares.values()) <= 0:
-        raise ValueError(f"corpus shares must be at least 0 with one above 0, got {dict(shares)}")
+        raise ValueError(f"task_shares must be at least 0 with one above 0, got {dict(shares)}")
     return shares
 
 

@@ -39,15 +39,15 @@ class InitConfig:
     (by as many places as a first-layer head looks back); 0: none."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "look_back", tuple(self.look_back_offsets))
+        object.__setattr__(self, "look_back_offsets", tuple(self.look_back_offsets))
         if min(self.look_back_offsets, default=1) < 1:
-            raise ValueError(f"start.look_back must be whole numbers of 1 or more, got {list(self.look_back_offsets)}")
+            raise ValueError(f"init.look_back_offsets must be whole numbers of 1 or more, got {list(self.look_back_offsets)}")
         if self.look_back_offsets and not self.shared_norm:
-            raise ValueError("start.look_back needs start.shared above 0: such heads see only what all tokens share")
+            raise ValueError("init.look_back_offsets needs init.shared_norm above 0: such heads see only what all tokens share")
         if self.induction_score and not (self.look_back_offsets and self.copy_scale):
-            raise ValueError("start.induction needs start.look_back and start.copying: it finds what they brought")
+            raise ValueError("init.induction_score needs init.look_back_offsets and init.copy_scale: it finds what they brought")
         if min(self.copy_scale, self.deep_copy_factor, self.shared_norm, self.sharpness, self.induction_score) < 0:
-            raise ValueError(f"start's scales must be 0 or more, got {self}")
+            raise ValueError(f"init's scales must be 0 or more, got {self}")
 
 
 COPYING_INIT = InitConfig()
@@ -75,10 +75,10 @@ def initialise(model: Llama, init: InitConfig, seed: int) -> None:
 def _check_heads(heads: int, init: InitConfig) -> None:
     named = len(init.look_back_offsets)
     if named > heads:
-        raise ValueError(f"start.look_back names {named} heads, a layer has {heads}; name fewer")
+        raise ValueError(f"init.look_back_offsets names {named} heads, a layer has {heads}; name fewer")
     if init.induction_score and 2 * named > heads:
         raise ValueError(
-            f"start.induction takes as many heads again as look_back names (={named}), a layer has {heads}; name fewer"
+            f"init.induction_score takes as many heads again as look_back_offsets names (={named}), a layer has {heads}; name fewer"
         )
 
 
@@ -137,7 +137,7 @@ def _init_induction_heads(model: Llama, init: InitConfig) -> None:
 
 
 def _induction_gain(init: InitConfig, head_dim: int, hidden_size: int) -> float:
-    """Scale of queries and keys at which a match scores about `start.induction`."""
+    """Scale of queries and keys at which a match scores about `init.induction_score`."""
     told = init.copy_scale * math.sqrt(hidden_size / (1 + init.shared_norm**2))
     norm = math.sqrt(
         hidden_size / (1 + init.shared_norm**2 + len(init.look_back_offsets) * told**2 * head_dim / hidden_size)

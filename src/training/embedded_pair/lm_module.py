@@ -56,7 +56,7 @@ class LMRecipe:
 
 
 class LMModule(LightningModule):
-    """Trains `model` by `recipe`; with a teacher, `recipe.distil_share` of the loss is its divergence from it."""
+    """Trains `model` by `recipe`; with a teacher, `recipe.distillation_weight` of the loss is its divergence from it."""
 
     def __init__(self, model: Llama, recipe: LMRecipe, dtype: torch.dtype, teacher: Llama | None = None) -> None:
         super().__init__()

@@ -160,13 +160,13 @@ def _drafting_report(drafts: DraftQuality, rows: Sequence[ReportRow], num_drafts
     return {
         "tokens": len(accepted),
         "content_tokens": int(content.sum()),
-        "acceptance": _mean_or_none(accepted),
-        "acceptance_content": _mean_or_none(accepted[content]),
-        "acceptance_content_by_task": {task: _content_acceptance(drafts, rows, task) for task in TASKS},
+        "acceptance_rate": _mean_or_none(accepted),
+        "content_acceptance_rate": _mean_or_none(accepted[content]),
+        "content_acceptance_rate_by_task": {task: _content_acceptance(drafts, rows, task) for task in TASKS},
         "auc": auc(doubt, ~accepted),
         "auc_content": auc(doubt[content], ~accepted[content]),
-        "drafted": num_drafts,
-        "tokens_a_round": tokens_per_round(drafts.accepted, num_drafts),
+        "num_drafts": num_drafts,
+        "tokens_per_round": tokens_per_round(drafts.accepted, num_drafts),
         "exit_agreement_by_layer": np.concatenate(drafts.exit_agreement, axis=1).mean(axis=1).tolist(),
     }
 
@@ -183,10 +183,10 @@ def _mean_or_none(true: NDArray[np.bool_]) -> float | None:
 def _decode_costs(models: Mapping[str, PreTrainedModel]) -> ReportRow:
     """Weights and one-thread milliseconds of a decoded token, and the large model's over the small one's."""
     costs: ReportRow = {
-        name: {"weights": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}
+        name: {"num_parameters": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}
         for name, model in models.items()
     }
-    return costs | {f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("weights", "decode_ms")}
+    return costs | {f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("num_parameters", "decode_ms")}
 
 
 def _write_parquet(path: Path, rows: Sequence[ReportRow]) -> None:
@@ -227,10 +227,10 @@ def _format_row(name: str, *figures: float) -> str:
 def _drafting_lines(found: Mapping[str, Any]) -> list[str]:
     layers = ", ".join(f"{share:.2f}" for share in found["exit_agreement_by_layer"])
     return [
-        f"greedy acceptance       {found['acceptance']:.3f} of all tokens, "
-        f"{found['acceptance_content']:.3f} of content tokens",
+        f"greedy acceptance       {found['acceptance_rate']:.3f} of all tokens, "
+        f"{found['content_acceptance_rate']:.3f} of content tokens",
         f"confidence AUC          {found['auc']:.3f} on all tokens, {found['auc_content']:.3f} on content tokens",
-        f"tokens a round          {found['tokens_a_round']:.2f} with {found['drafted']} drafted",
+        f"tokens a round          {found['tokens_per_round']:.2f} with {found['num_drafts']} drafted",
         f"exit agreement          {layers} after each layer of the small model",
     ]
 
@@ -239,6 +239,6 @@ def _cost_lines(report: Mapping[str, Any]) -> list[str]:
     cost = report["cost"]
     large_ms, small_ms = cost["large"]["decode_ms"], cost["small"]["decode_ms"]
     return [
-        f"forward cost            {cost['weights_ratio']:.1f} to 1 by weights, "
+        f"forward cost            {cost['num_parameters_ratio']:.1f} to 1 by parameters, "
         f"{cost['decode_ms_ratio']:.1f} to 1 measured ({large_ms:.2f} and {small_ms:.2f} ms a token)",
     ]

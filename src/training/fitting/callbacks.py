@@ -33,10 +33,10 @@ class StepHistory(Callback):
         self._progress(trainer.global_step, self._steps, note)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"losses": list(self.losses), "seconds": list(self.step_times_s)}
+        return {"losses": list(self.losses), "step_times_s": list(self.step_times_s)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses, self.step_times_s = list(state_dict["losses"]), list(state_dict["seconds"])
+        self.losses, self.step_times_s = list(state_dict["losses"]), list(state_dict["step_times_s"])
 
     def p10_step_s(self) -> float:
         """The 10th percentile of a step's seconds: what a step takes when nobody else uses the machine."""

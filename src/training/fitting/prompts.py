@@ -15,7 +15,7 @@ def training_workload(workload: Workload, prompt_factor: int) -> Workload:
     Raises ValueError for less than one.
     """
     if prompt_factor < 1:
-        raise ValueError(f"times is {prompt_factor}; a trace has at least as many prompts as workload.profiling")
+        raise ValueError(f"prompt_factor is {prompt_factor}; a trace has at least as many prompts as workload.profiling")
     if not isinstance(workload.dataset, TinyTasks):
         return workload
     return replace(

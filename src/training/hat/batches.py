@@ -134,7 +134,7 @@ class HATRecipe:
             if getattr(self, name) < 0:
                 raise ValueError(f"recipe.{name} must be 0 or more, got {getattr(self, name)}")
         if self.learning_rate <= 0:
-            raise ValueError(f"recipe.rate must be above 0, got {self.learning_rate}")
+            raise ValueError(f"recipe.learning_rate must be above 0, got {self.learning_rate}")
 
     def limit_epochs(self, texts: int) -> HATRecipe:
         """The same with so few steps that none of so many texts is learned from oftener than `MAX_EPOCHS` times."""

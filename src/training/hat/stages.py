@@ -95,7 +95,7 @@ def train_adapter(
     model = load_model(cloud.name_or_path, num_layers=found.shallow_layers + 1)
     recipe = recipe.limit_epochs(len(split.train))
     study = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight)
-    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"w_ce": ce_weight}
+    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"ce_weight": ce_weight}
     _save_weights(study.trained_module, out / adapter.WEIGHTS)
     header = adapter.Adapter(found.shallow_layers, report["parameters"], made_from=trace.made_from(hidden_trace))
     header.save(out)
@@ -140,7 +140,7 @@ def train_medusa(
     split = found.split(seed)
     recipe = recipe.limit_epochs(len(split.train))
     study = MedusaModule(load_model(cloud.name_or_path, num_layers=1), num_heads, recipe, head_decay)
-    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"decay": head_decay}
+    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"head_decay": head_decay}
     _save_weights(study.trained_module, out / medusa.WEIGHTS)
     accuracies = study.rank_accuracies(found, split.validation)
     header = medusa.MedusaHeads(
@@ -181,7 +181,7 @@ def _write_artifact(out: Path, header: Any, evaluation: serving_eval.DraftEvalua
     """The header with what was found when it was served, and metrics.json beside it."""
     report: Mapping[str, Any] = header.metrics
     replace(header, metrics={**report, **evaluation.metrics()}).save(out)
-    names = ("parameters", "steps", "best_step", "training_s", "quiet_step_s")
+    names = ("parameters", "steps", "best_step", "training_s", "p10_step_s")
     shown = {name: report[name] for name in names} | {"validation_loss": min(report["validation_losses"])}
     shown |= {f"test_agreement/{i}": share for i, share in enumerate(report["test_agreement"], start=1)}
     (out / "metrics.json").write_text(json.dumps(shown | evaluation.metrics(), indent=1), encoding="utf-8")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TRACE_FILE, HEADER_FILE = "hidden.safetensors", "hidden.json"
-TENSORS = ("shallow", "deep", "tokens", "ends", "prompts")
+TENSORS = ("shallow", "deep", "tokens", "text_ends", "prompt_lens")
 SPLIT_SHARES = (0.85, 0.075, 0.075)
 """Of the texts: training, validation, test."""
 
@@ -82,8 +82,8 @@ def write(folder: Path, trace: HiddenStateTrace, made_from: Mapping[str, str]) -
 
     save_file({name: getattr(trace, name).contiguous() for name in TENSORS}, folder / TRACE_FILE)
     header = {
-        "made_from": dict(made_from), "layers": trace.shallow_layers, "sequences": len(trace), "tokens": len(trace.tokens),
-        "names": trace.prompt_ids,
+        "made_from": dict(made_from), "shallow_layers": trace.shallow_layers, "sequences": len(trace), "tokens": len(trace.tokens),
+        "prompt_ids": trace.prompt_ids,
     }  # fmt: skip
     (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
@@ -98,8 +98,8 @@ def read(folder: Path) -> HiddenStateTrace:
         tensors = load_file(folder / TRACE_FILE)
         return HiddenStateTrace(
             **{name: tensors[name] for name in TENSORS},
-            prompt_ids=tuple(header["names"]),
-            shallow_layers=header["layers"],
+            prompt_ids=tuple(header["prompt_ids"]),
+            shallow_layers=header["shallow_layers"],
         )
     except (OSError, SafetensorError, KeyError) as problem:
         raise ValueError(

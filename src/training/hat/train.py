@@ -106,6 +106,6 @@ def train(
         "validation_losses": [round(loss, 5) for loss in best.losses],
         "test_agreement": agreement,
         "training_s": sum(diary.step_times_s),
-        "quiet_step_s": diary.p10_step_s(),
+        "p10_step_s": diary.p10_step_s(),
         "threads": threads,
     }

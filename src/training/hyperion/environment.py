@@ -46,7 +46,7 @@ class Range:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"world: a range goes from above 0 to as much or more, got {self.low} to {self.high}")
+            raise ValueError(f"environment: a range goes from above 0 to as much or more, got {self.low} to {self.high}")
 
     def uniform(self, quantile: float) -> float:
         return self.low + quantile * (self.high - self.low)
@@ -92,13 +92,13 @@ class DispatchEnvironment:
     def __post_init__(self) -> None:
         if self.tasks_per_episode < 2 or self.tiers.low < 1 or self.nodes_per_tier.low < 2 or self.new_tokens.low < 1:
             raise ValueError(
-                "world: an episode has 2 tasks or more, a testbed a tier, a tier 2 nodes, an answer a token"
+                "environment: an episode has 2 tasks or more, a testbed a tier, a tier 2 nodes, an answer a token"
             )
         if not self.chips:
-            raise ValueError("world.chips is empty; name the chips that nodes are made of")
+            raise ValueError("environment.chips is empty; name the chips that nodes are made of")
         for name in ("homogeneous_share", "low_memory_share"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"world.{name} is {getattr(self, name)}; it is a share: 0 to 1")
+                raise ValueError(f"environment.{name} is {getattr(self, name)}; it is a share: 0 to 1")
 
     def sample_episode(self, seed: int, name: str) -> Episode:
         """A testbed with its arrivals; the same seed and name draw the same."""

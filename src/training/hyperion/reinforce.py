@@ -130,7 +130,7 @@ class ReinforceRecipe:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"recipe.{name} must be 0 or more and below 1, got {getattr(self, name)}")
         if self.learning_rate <= 0 or self.entropy_weight < 0:
-            raise ValueError(f"recipe.rate must be above 0 and recipe.entropy 0 or more, got {self.learning_rate} and "
+            raise ValueError(f"recipe.learning_rate must be above 0 and recipe.entropy_weight 0 or more, got {self.learning_rate} and "
                              f"{self.entropy_weight}")  # fmt: skip
 
     def remaining_share(self, step: int) -> float:

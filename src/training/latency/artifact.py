@@ -71,9 +71,9 @@ def write_profile(
     """
     latencies = {each.architecture.name: asdict(each.latency) for each in profiles}
     _write_json(out / PROFILE_FILE, {"source": source, "latencies": latencies})
-    effort = asdict(profiles[0].options)
+    options = asdict(profiles[0].options)
     _write_json(
-        out / REPORT_FILE, {"machine": dict(machine), "effort": effort, **{m.name: model_report(m) for m in profiles}}
+        out / REPORT_FILE, {"machine": dict(machine), "options": options, **{m.name: model_report(m) for m in profiles}}
     )
     _write_json(
         out / METRICS_FILE, {f"{m.name}/{name}": value for m in profiles for name, value in model_metrics(m).items()}
@@ -88,18 +88,18 @@ def model_report(profile: ModelProfile) -> dict[str, Any]:
     """All of one model, for programs."""
     return {
         "architecture": profile.architecture.name,
-        "place": profile.measured_on,
+        "measured_on": profile.measured_on,
         **asdict(profile.fit),
         "ordinary_least_squares": asdict(profile.ordinary_fit),
-        "cut": profile.omitted,
+        "omitted": profile.omitted,
         "repeats": profile.repeats,
-        "warm_ups": profile.warmup_runs,
-        "quiet_share": profile.undisturbed_share,
-        "disturbed_configurations": profile.num_disturbed,
+        "warmup_runs": profile.warmup_runs,
+        "undisturbed_share": profile.undisturbed_share,
+        "num_disturbed": profile.num_disturbed,
         "steady_share": profile.steady_share,
         "first_run_share": profile.first_run_share,
         f"prefill_{QUOTED_TOKENS}_s": profile.prefill_s,
-        f"token_behind_{QUOTED_TOKENS}_s": profile.decode_s,
+        f"decode_behind_{QUOTED_TOKENS}_s": profile.decode_s,
         "measurements": [_timing_row(timing) for timing in profile.timings],
     }
 
@@ -119,8 +119,8 @@ def model_metrics(profile: ModelProfile) -> dict[str, float]:
         "ols/held_out/mape": plain.held_out.mape,
         **{f"held_out/mape_{slug(name)}": value for name, value in fit.held_out_mape.items()},
         f"prefill_{QUOTED_TOKENS}_s": profile.prefill_s,
-        f"token_behind_{QUOTED_TOKENS}_s": profile.decode_s,
-        "quiet_share": profile.undisturbed_share,
+        f"decode_behind_{QUOTED_TOKENS}_s": profile.decode_s,
+        "undisturbed_share": profile.undisturbed_share,
         "steady_share": profile.steady_share,
     }
     return {name: value for name, value in found.items() if value is not None}
@@ -131,7 +131,7 @@ def _timing_row(timing: Timing) -> dict[str, Any]:
         "use": "held out" if timing.shape.held_out else "fitted",
         "category": timing.shape.category,
         "kind": timing.shape.kind,
-        "parts": [part._asdict() for part in timing.shape.sessions],
+        "sessions": [part._asdict() for part in timing.shape.sessions],
         "terms": terms(timing.loads),
         **timing.statistics(),
         "runs": [run._asdict() for run in timing.runs],

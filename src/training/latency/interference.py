@@ -40,7 +40,7 @@ class InterferenceOptions:
     def __post_init__(self) -> None:
         if not self.long_tokens or min(self.long_tokens) < self.num_drafts:
             raise ValueError(
-                f"interference: lengths={list(self.long_tokens)}; one or more are wanted, none below drafts={self.num_drafts}."
+                f"interference: long_tokens={list(self.long_tokens)}; one or more are wanted, none below num_drafts={self.num_drafts}."
             )
         for name in ("cached_tokens", "num_drafts", "repeats"):
             if getattr(self, name) < 1:
@@ -74,12 +74,12 @@ def measured_rows(
     for place, length in enumerate(options.long_tokens):
         solo_a, solo_b, batched = (_seconds(timing.runs) for timing in timings[3 * place : 3 * place + 3])
         found[label(length)] = {
-            "length": length,
+            "a_tokens": length,
             "solo_a_s": solo_a,
             "solo_b_s": solo_b,
             "batched_s": batched,
-            "over_a": _ratios(batched, solo_a),
-            "over_b": _ratios(batched, solo_b),
+            "batched_over_solo_a": _ratios(batched, solo_a),
+            "batched_over_solo_b": _ratios(batched, solo_b),
             "predicted_s": None if latency is None else _predictor(latency, options, length)(BATCHED),
         }
     return found
@@ -92,12 +92,12 @@ def predicted_rows(options: InterferenceOptions, latency: LatencyModel) -> dict[
         of = _predictor(latency, options, length)
         solo_a, solo_b, batched = of(LONG_ALONE), of(SHORT_ALONE), of(BATCHED)
         found[label(length)] = {
-            "length": length,
+            "a_tokens": length,
             "solo_a_s": solo_a,
             "solo_b_s": solo_b,
             "batched_s": batched,
-            "over_a": batched / solo_a,
-            "over_b": batched / solo_b,
+            "batched_over_solo_a": batched / solo_a,
+            "batched_over_solo_b": batched / solo_b,
             "predicted_s": None,
         }
     return found

@@ -129,12 +129,12 @@ def _random_weights_target(
 def _check_names(architectures: Sequence[Architecture]) -> None:
     names = [architecture.name for architecture in architectures]
     if not names:
-        raise ValueError("latency profile: no architecture is named; set drafting, verifying or both.")
+        raise ValueError("latency profile: no architecture is named; set draft_architectures, target_architectures or both.")
     for name in names:
         if names.count(name) > 1:
             raise ValueError(
                 f"latency profile: two models are timed as {name}, so their measured times could not be told apart; "
-                "give each its own (model.device.timed_architecture, model.cloud.timed_architecture, or drafting and verifying)."
+                "give each its own (model.device.timed_architecture, model.cloud.timed_architecture, or draft_architectures and target_architectures)."
             )
 
 
@@ -151,7 +151,7 @@ def _profile_all(
         left_s = options.budget_s - (time.perf_counter() - began)
         ends = time.perf_counter() + left_s / (len(targets) - place)
         measured.append(_profile_model(subject, accelerator, options, ends, progress))
-    machine = {**accelerator.machine_info(), "dispatch_s": thread_handoff_s()}
+    machine = {**accelerator.machine_info(), "thread_handoff_s": thread_handoff_s()}
     write_profile(out, f"profile of this machine ({accelerator.name})", measured, machine, accelerator.memory_nbytes())
 
 

@@ -21,7 +21,7 @@ COMPONENTS = {
     "cached": ("b_read_s",),
     "constant": ("c_s", "wake_s"),
     "sessions": ("session_s",),
-    "head": ("head_row_s", "head_c_s"),
+    "lm_head": ("head_token_s", "head_c_s"),
 }
 """Coefficients by the part of a forward that they time."""
 
@@ -69,7 +69,7 @@ def read_profile(profile: Path) -> list[LoadedProfile]:
         report = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
         raise ValueError(f"{file} is no report of a profile ({problem}); give the artifact of such a stage.") from None
-    return [_loaded_profile(name, node) for name, node in report.items() if name not in ("machine", "effort")]
+    return [_loaded_profile(name, node) for name, node in report.items() if name not in ("machine", "options")]
 
 
 def components(terms: Array, coefficients: Array) -> dict[str, Array]:

@@ -32,11 +32,11 @@ _LIMITATIONS = (
 
 def profile_text(source: str, profiles: Sequence[ModelProfile], machine: Mapping[str, object]) -> str:
     """The whole text; lines of at most 120 columns."""
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "dispatch_s")
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items() if name != "thread_handoff_s")
     lines = [source, *wrap(facts, WIDTH)]
     for each in profiles:
         lines += ["", *_model_lines(each)]
-    hop_s = machine.get("dispatch_s")
+    hop_s = machine.get("thread_handoff_s")
     if isinstance(hop_s, float):  # else somebody else measured, who knows what is in it
         lines += ["", *wrap(_LIMITATIONS.format(ms=1e3 * hop_s), WIDTH)]
     return "\n".join([*lines, ""])

@@ -75,14 +75,14 @@ def _residuals(points: TimingPoints, b: Array) -> dict[str, Any]:
     return {
         "r2": found.r2,
         "mape": np.abs(relative).tolist(),
-        "within": (np.abs(relative) <= ERROR_BAND).astype(float).tolist(),
+        "within_10_percent": (np.abs(relative) <= ERROR_BAND).astype(float).tolist(),
         "bias_s": off.tolist(),
-        "bias": relative.tolist(),
-        "below": (off < 0).astype(float).tolist(),
-        "low": float(np.quantile(relative, 0.05)),
-        "high": float(np.quantile(relative, 0.95)),
-        "most_below_s": float(max(0.0, -off.min())),
-        "most_below": float(max(0.0, -relative.min())),
+        "relative_bias": relative.tolist(),
+        "underestimated_share": (off < 0).astype(float).tolist(),
+        "error_p5": float(np.quantile(relative, 0.05)),
+        "error_p95": float(np.quantile(relative, 0.95)),
+        "max_underestimate_s": float(max(0.0, -off.min())),
+        "max_underestimate": float(max(0.0, -relative.min())),
     }
 
 
@@ -115,8 +115,8 @@ def _component_shares(x: Array, b: Array) -> dict[str, Any]:
     largest = Counter(names[i] for i in np.argmax([parts[name] for name in names], axis=0).tolist())
     return {
         "configurations": len(whole),
-        **{name: (seconds / whole).tolist() for name, seconds in parts.items()},
-        "largest": ", ".join(f"{name} {count}" for name, count in largest.most_common()),
+        **{f"{name}_share": (seconds / whole).tolist() for name, seconds in parts.items()},
+        "largest_component": ", ".join(f"{name} {count}" for name, count in largest.most_common()),
     }
 
 
@@ -206,7 +206,7 @@ def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Arch
 def _measured_row(name: str, model: LoadedProfile) -> dict[str, Any]:
     low, high = model.report["intervals"][name]
     plain = model.report["ordinary_least_squares"]["coefficients"][name]
-    return {"value_s": model.report["coefficients"][name], "low_s": low, "high_s": high, "plain_s": plain or None}
+    return {"value_s": model.report["coefficients"][name], "low_s": low, "high_s": high, "least_squares_s": plain or None}
 
 
 def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: Architecture) -> dict[str, Any]:
@@ -226,8 +226,8 @@ def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: A
     }
     if seconds and name in flops and mode.fp16_tflops:
         row["tflops"] = flops[name] / seconds / 1e12
-        row["of_peak"] = row["tflops"] / mode.fp16_tflops
+        row["share_of_peak"] = row["tflops"] / mode.fp16_tflops
     if seconds and name in nbytes and mode.memory_gbps:
         row["gbps"] = nbytes[name] / seconds / 1e9
-        row["of_bandwidth"] = row["gbps"] / mode.memory_gbps
+        row["share_of_bandwidth"] = row["gbps"] / mode.memory_gbps
     return row

@@ -1,11 +1,11 @@
 """A CSV of somebody's own timings: a line a run, with what the run consisted of.
 
     model         name of an architecture of the library (conf/model/architecture)
-    rows          new tokens, summed over the batch: N_linear of WISP, Eq. 19
+    num_tokens    new tokens, summed over the batch: N_linear of WISP, Eq. 19
     interactions  (cached + new) x new, summed over the batch's sessions: N_interactions, WISP, Eq. 18
-    cached        cached tokens, summed over the batch: N_cached
+    cached_tokens cached tokens, summed over the batch: N_cached
     latency_s     seconds of the whole forward
-    head_rows     optional: rows that met the LM head; without it the head's time is part of the rest
+    head_tokens   optional: tokens that met the LM head; without it the head's time is part of the rest
     sessions      optional: whose rows these are, 1 without it; each further one has a coefficient of its own
     category      optional: what errors are reported by; without it compute-bound, memory-bound or mixed
 
@@ -28,8 +28,8 @@ from serving.hardware.latency import ForwardLoad
 from training.latency.grid import MIN_FITTED, MIN_HELD_OUT, WorkShape
 from training.latency.timing import TimedRun, Timing
 
-REQUIRED_COLUMNS = ("model", "rows", "interactions", "cached", "latency_s")
-OPTIONAL_COLUMNS = ("head_rows", "sessions", "category")
+REQUIRED_COLUMNS = ("model", "num_tokens", "interactions", "cached_tokens", "latency_s")
+OPTIONAL_COLUMNS = ("head_tokens", "sessions", "category")
 HELD_OUT_SHARE = 50 / 173
 """As in WISP, appendix C."""
 
@@ -86,10 +86,12 @@ def _parse_line(row: Mapping[str, str | None], architectures: Mapping[str, Archi
     model = (row["model"] or "").strip()
     if model not in architectures:
         raise ValueError(f"model is {model!r}; the architectures of this profile are {', '.join(architectures)}.")
-    rows, interactions, cached = (_parse_count(row, name) for name in ("rows", "interactions", "cached"))
-    head_rows, sessions = _parse_count(row, "head_rows", 0), _parse_count(row, "sessions", 1)
-    _check_counts(rows, interactions, head_rows, sessions)
-    load = ForwardLoad(architectures[model].layers, rows, interactions, cached, head_rows, extra_sessions=sessions - 1)
+    num_tokens, interactions, cached_tokens = (_parse_count(row, name) for name in ("num_tokens", "interactions", "cached_tokens"))
+    head_tokens, sessions = _parse_count(row, "head_tokens", 0), _parse_count(row, "sessions", 1)
+    _check_counts(num_tokens, interactions, head_tokens, sessions)
+    load = ForwardLoad(
+        architectures[model].layers, num_tokens, interactions, cached_tokens, head_tokens, extra_sessions=sessions - 1
+    )
     return _TimingLine(model, load, (row.get("category") or "").strip() or _regime(load), _parse_seconds(row))
 
 
@@ -102,15 +104,15 @@ def _parse_count(row: Mapping[str, str | None], name: str, default: int = 0) -> 
 
 def _check_counts(num_tokens: int, interactions: int, head_tokens: int, sessions: int) -> None:
     if num_tokens < 1:
-        raise ValueError("rows is 0; a forward has at least one new token.")
+        raise ValueError("num_tokens is 0; a forward has at least one new token.")
     if interactions < num_tokens:
         raise ValueError(
-            f"interactions is {interactions}, below rows={num_tokens}; each new token meets itself at least."
+            f"interactions is {interactions}, below num_tokens={num_tokens}; each new token meets itself at least."
         )
     if head_tokens > num_tokens:
-        raise ValueError(f"head_rows is {head_tokens}, above rows={num_tokens}.")
+        raise ValueError(f"head_tokens is {head_tokens}, above num_tokens={num_tokens}.")
     if not 1 <= sessions <= num_tokens:
-        raise ValueError(f"sessions is {sessions}; 1 to rows={num_tokens} is wanted, each session has a new token.")
+        raise ValueError(f"sessions is {sessions}; 1 to num_tokens={num_tokens} is wanted, each session has a new token.")
 
 
 def _parse_seconds(row: Mapping[str, str | None]) -> float:

@@ -79,7 +79,7 @@ def _recovery_rows(
         weights = _train_probe(states, trace.tokens, train, model.vocab_size, probe)
         rows[f"uploaded in {number}, linear probe"] = _recovered_shares(trace, test, lambda at: weights(states[at]))  # noqa: B023
         progress(i + 1, len(sent), f"probe on {number}")
-    rows["downloaded, the model's own head"] = {"next": _predicted_next_share(trace, model, test)}
+    rows["downloaded, the model's own head"] = {"next_token_accuracy": _predicted_next_share(trace, model, test)}
     return rows
 
 
@@ -142,7 +142,7 @@ def _recovered_shares(
     """Of the tokens of prompts and of answers the share that is guessed."""
     right = predict(token_indices) == trace.tokens[token_indices]
     prompt = _is_prompt(trace)[token_indices]
-    return {"prompts": float(right[prompt].float().mean()), "answers": float(right[~prompt].float().mean())}
+    return {"prompt_token_accuracy": float(right[prompt].float().mean()), "answer_token_accuracy": float(right[~prompt].float().mean())}
 
 
 def _is_prompt(trace: HiddenStateTrace) -> Tensor:

@@ -56,7 +56,7 @@ def build_router(
     scores = tuple(np.sort(network.probabilities(held_out.hidden)).tolist())
     found = TokenRouter(network.layers, network.mean, network.std, side=side, family=family, heldout_scores=scores)
     found = replace(found, threshold=min(1.0, max(0.0, found.threshold_for(routed_share))))
-    return replace(found, metrics={**training_metrics, "share": routed_share, "test": router_metrics(found, test)})
+    return replace(found, metrics={**training_metrics, "routed_share": routed_share, "test": router_metrics(found, test)})
 
 
 def router_metrics(router: TokenRouter, test: RoutingStates) -> dict[str, float | int | None]:
@@ -68,7 +68,7 @@ def router_metrics(router: TokenRouter, test: RoutingStates) -> dict[str, float 
         "states": len(test),
         "large_preferred": float(wanted.mean()),
         "auc": auc(-scores if router.side == "below" else scores, wanted),
-        "routed": float(routed.mean()),
+        "routed_share": float(routed.mean()),
         "precision": float(wanted[routed].mean()) if routed.any() else None,
         "recall": float(routed[wanted].mean()) if wanted.any() else None,
     }

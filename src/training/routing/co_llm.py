@@ -88,7 +88,7 @@ class JointModule(LightningModule):
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", mean)
-        self.register_buffer("deviation", std)
+        self.register_buffer("std", std)
 
     def loss(self, batch: TensorBatch) -> Tensor:
         tokens, mask, large = batch

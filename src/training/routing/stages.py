@@ -149,7 +149,7 @@ def train_co_llm(
 def _check_share(routed_share: float) -> None:
     if not 0 < routed_share < 1:
         raise ValueError(
-            f"share is {routed_share}; it is the share of tokens that the threshold routes: above 0, below 1"
+            f"routed_share is {routed_share}; it is the share of tokens that the threshold routes: above 0, below 1"
         )
 
 

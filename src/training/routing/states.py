@@ -91,8 +91,8 @@ class RoutingStates:
         return RoutingStates(**rows, **{name: getattr(self, name) for name in _TEXT_FIELDS}, prompt_ids=self.prompt_ids)
 
 
-_TEXT_FIELDS = ("tokens", "ends", "prompts")
-_STATE_FIELDS = tuple(field.name for field in fields(RoutingStates) if field.name not in (*_TEXT_FIELDS, "names"))
+_TEXT_FIELDS = ("tokens", "text_ends", "prompt_lens")
+_STATE_FIELDS = tuple(field.name for field in fields(RoutingStates) if field.name not in (*_TEXT_FIELDS, "prompt_ids"))
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ def concatenate(rounds: Sequence[RoutingStates]) -> RoutingStates:
     shifted: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in rounds]) for name in (*_STATE_FIELDS, *_TEXT_FIELDS)
     }
-    shifted["text"] = np.concatenate([each.text_index + at for each, at in zip(rounds, texts, strict=False)]).astype(
+    shifted["text_index"] = np.concatenate([each.text_index + at for each, at in zip(rounds, texts, strict=False)]).astype(
         np.int32
     )
-    shifted["ends"] = np.concatenate([each.text_ends + at for each, at in zip(rounds, tokens, strict=False)])
+    shifted["text_ends"] = np.concatenate([each.text_ends + at for each, at in zip(rounds, tokens, strict=False)])
     return RoutingStates(**shifted, prompt_ids=tuple(name for each in rounds for name in each.prompt_ids))
 
 
@@ -147,8 +147,8 @@ def write(folder: Path, states: RoutingStates, made_from: Mapping[str, str]) -> 
     header = {
         "made_from": dict(made_from),
         "states": len(states),
-        "by": reason_shares(states),
-        "names": states.prompt_ids,
+        "reasons": reason_shares(states),
+        "prompt_ids": states.prompt_ids,
     }
     (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
@@ -159,7 +159,7 @@ def read(folder: Path) -> RoutingStates:
 
     try:
         header = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
-        return RoutingStates(**load_file(folder / STATES_FILE), prompt_ids=tuple(header["names"]))
+        return RoutingStates(**load_file(folder / STATES_FILE), prompt_ids=tuple(header["prompt_ids"]))
     except Exception as problem:  # SafetensorError is no ValueError
         raise ValueError(f"the states of {folder / STATES_FILE} cannot be read ({problem!r}); train again") from None
 

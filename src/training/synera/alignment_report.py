@@ -85,7 +85,7 @@ def _hit_row(tokens: AlignedTokens, chosen: Flags, answers: int) -> MetricRow:
         "share": share(chosen, _all_true(tokens)),
         "top_1": share(chosen & tokens.top_1, chosen),
         "top_5": share(chosen & tokens.top_5, chosen),
-        "misses_held": share(chosen & ~tokens.top_1, ~tokens.top_1),
+        "share_of_misses": share(chosen & ~tokens.top_1, ~tokens.top_1),
     }
 
 
@@ -94,16 +94,16 @@ def _drafted_token_row(tokens: AlignedTokens, chosen: Flags, answers: int) -> Me
     return {
         "top_1": share(chosen & tokens.top_1, chosen),
         "content": share(chosen & tokens.content, chosen),
-        "importance_held": share(chosen * tokens.importance, tokens.importance),
-        "misses_held": share(chosen & ~tokens.top_1, ~tokens.top_1),
+        "share_of_importance": share(chosen * tokens.importance, tokens.importance),
+        "share_of_misses": share(chosen & ~tokens.top_1, ~tokens.top_1),
     }
 
 
 def _draft_row(drafts: VerifiedDrafts, chosen: Flags, answers: int) -> MetricRow:
     share = partial(clustered_ratio, cluster=drafts.answer, num_clusters=answers)
     return {
-        "cut": share(chosen & drafts.has_rejection, chosen),
-        "misses_held": share(chosen & drafts.has_rejection, drafts.has_rejection),
+        "rejected_share": share(chosen & drafts.has_rejection, chosen),
+        "share_of_misses": share(chosen & drafts.has_rejection, drafts.has_rejection),
     }
 
 
@@ -138,7 +138,7 @@ def _score_rows(judged: AlignedTokens, drafts: VerifiedDrafts, answers: int) -> 
 def _by_task(found: Alignment) -> dict[str, ClusterValues]:
     drafts, tasks = found.drafts, np.array(found.tasks)[found.drafts.answer]
     return {
-        f"task/{task}/importance_auc_cut": clustered_auc(
+        f"task/{task}/importance_auc_rejected": clustered_auc(
             drafts.importance[tasks == task],
             drafts.has_rejection[tasks == task],
             drafts.answer[tasks == task],

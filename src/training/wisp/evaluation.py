@@ -75,7 +75,7 @@ def evaluate(probabilities: Floats, accepted: Flags, threshold: float) -> dict[s
         "fpr": 1 - found.specificity,
         "balanced_accuracy": (found.recall + found.specificity) / 2,
         "confusion": asdict(found),
-        "ece": sum(row["tokens"] * abs(row["chance"] - row["accepted"]) for row in bins) / max(1, len(accepted)),
+        "ece": sum(row["tokens"] * abs(row["probability"] - row["accepted"]) for row in bins) / max(1, len(accepted)),
         "brier": float(np.mean((probabilities - accepted) ** 2)),
         "reliability": bins,
     }
@@ -89,7 +89,7 @@ def reliability_bins(probabilities: Floats, accepted: Flags) -> list[dict[str, f
             "from": i / BINS,
             "to": (i + 1) / BINS,
             "tokens": int((place == i).sum()),
-            "chance": float(probabilities[place == i].mean()),
+            "probability": float(probabilities[place == i].mean()),
             "accepted": float(accepted[place == i].mean()),
         }
         for i in range(BINS)

@@ -51,14 +51,14 @@ class MLP:
 
     def __post_init__(self) -> None:
         if not self.hidden_sizes or min(self.hidden_sizes) < 1:
-            raise ValueError(f"mlp.hidden is {self.hidden_sizes}; give one layer or more, each of 1 or more")
+            raise ValueError(f"mlp.hidden_sizes is {self.hidden_sizes}; give one layer or more, each of 1 or more")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"mlp.dropout is {self.dropout}; it is a share below 1")
         for name, least in (("batch_size", 2), ("epochs", 1), ("patience", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"mlp.{name} must be {least} or more, got {getattr(self, name)}")
         if self.learning_rate <= 0 or self.weight_decay < 0:
-            raise ValueError(f"mlp.rate must be above 0 and mlp.weight_decay 0 or more, got {self.learning_rate} and "
+            raise ValueError(f"mlp.learning_rate must be above 0 and mlp.weight_decay 0 or more, got {self.learning_rate} and "
                              f"{self.weight_decay}")  # fmt: skip
 
     def fit(
@@ -112,7 +112,7 @@ class MLP:
         return {
             "hyperparameters": asdict(self),
             "epochs": len(best.losses),
-            "best_epoch": best.epoch,
+            "best_epoch": best.best_epoch,
             "validation_losses": [round(loss, 5) for loss in best.losses],
         }
 

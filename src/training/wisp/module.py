@@ -111,7 +111,7 @@ class PredictorModule(LightningModule):
         super().__init__()
         self.network, self._learning_rate, self._weight_decay = network, learning_rate, weight_decay
         self.positive_weight: Tensor
-        self.register_buffer("weight", torch.tensor(positive_weight))
+        self.register_buffer("positive_weight", torch.tensor(positive_weight))
 
     def loss(self, batch: TensorBatch) -> Tensor:
         scores, accepted = batch

@@ -98,4 +98,4 @@ def _clamp(threshold: float) -> float:
 
 def _check_target(target: float, rule: str) -> None:
     if not 0 < target < 1:
-        raise ValueError(f"the rule {rule} has at={target}; it is a share between 0 and 1")
+        raise ValueError(f"the rule {rule} has target={target}; it is a share between 0 and 1")

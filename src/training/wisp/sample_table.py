@@ -44,7 +44,7 @@ def _by_decile(samples: TokenSamples, feature: int) -> dict[str, MetricRow]:
         f"tenth {part + 1}": {
             "value": float(values[place == part].mean()),
             "count": float((place == part).sum()),
-            "acceptance": _share(samples, samples.accepted & (place == part), place == part),
+            "acceptance_rate": _share(samples, samples.accepted & (place == part), place == part),
         }
         for part in np.unique(place).tolist()
     }

@@ -29,10 +29,10 @@ class DraftCounts:
             each[session_indices].sum(-1) for each in (self.rounds, self.drafted, self.accepted)
         )
         return {
-            "acceptance": accepted / drafted,
-            "tokens_a_round": accepted / rounds + 1,
-            "drafts_a_round": drafted / rounds,
-            "wasted_a_round": (drafted - accepted) / rounds,
+            "acceptance_rate": accepted / drafted,
+            "tokens_per_round": accepted / rounds + 1,
+            "drafts_per_round": drafted / rounds,
+            "wasted_per_round": (drafted - accepted) / rounds,
         }
 
 

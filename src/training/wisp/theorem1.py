@@ -101,7 +101,7 @@ def _row(windows: HeldOutWindows, point: OperatingPoint, nonempty_point: Operati
     return {
         "fpr": _ratio(windows, point.false_alarm.astype(np.float64), windows.rejected.astype(np.float64)),
         "waste": _ratio(windows, point.wasted_tokens.astype(np.float64), whole),
-        "waste_one": _ratio(windows, nonempty_point.wasted_tokens.astype(np.float64), whole),
+        "waste_at_least_one_token": _ratio(windows, nonempty_point.wasted_tokens.astype(np.float64), whole),
         "bound": windows.waste_bound(point),
     }
 
@@ -118,7 +118,7 @@ def _pair_rows(found: TheoremResult, reading: str) -> dict[str, MetricRow]:
     whole: MetricRow = {
         "points": float(len(points)),
         "spearman": spearman(alarms, waste),
-        "beyond_bound": float(beyond),
+        "bound_violations": float(beyond),
     }
     return {
         "FPR lower": {**own.count(own.lower_fpr), **whole},

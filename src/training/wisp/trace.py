@@ -19,7 +19,7 @@ HEADER_FILE = "tokens.json"
 ACCEPTED, REJECTED, AFTER_REJECTION = "accepted", "rejected", "after"
 """A token's standing. rejected: the first of its window that does not stand; after: it is behind that one."""
 POSITION_COLUMNS = ("session", "round", "position")
-COLUMNS = (*POSITION_COLUMNS, *LOGIT_SCORES, "standing")
+COLUMNS = (*POSITION_COLUMNS, *LOGIT_SCORES, "outcome")
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def write(folder: Path, tokens: TokenTrace, made_from: Mapping[str, str]) -> Non
 
     columns = {name: getattr(tokens, name) for name in POSITION_COLUMNS}
     columns |= {name: tokens.features[:, i] for i, name in enumerate(LOGIT_SCORES)}
-    table = pa.table({**columns, "standing": pa.array(tokens.outcome).dictionary_encode()})
+    table = pa.table({**columns, "outcome": pa.array(tokens.outcome).dictionary_encode()})
     parquet.write_table(table, folder / TRACE_FILE)
     header = {"made_from": dict(made_from), "tokens": len(tokens.session)}
     (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
@@ -104,7 +104,7 @@ def read(folder: Path) -> TokenTrace:
         raise ValueError(f"the tokens of {file} cannot be read ({problem}); profile again") from None
     return TokenTrace(
         column["session"].astype(np.str_), column["round"], column["position"],
-        np.stack([column[name] for name in LOGIT_SCORES], axis=1), column["standing"].astype(np.str_),
+        np.stack([column[name] for name in LOGIT_SCORES], axis=1), column["outcome"].astype(np.str_),
     )  # fmt: skip
 
 

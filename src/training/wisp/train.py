@@ -60,7 +60,7 @@ def _operating_point(predictor: RejectionPredictor, rule: ThresholdRule, split: 
         "rule": repr(rule),
         **{name: metrics[name] for name in ("threshold", "recall", "fpr", "balanced_accuracy")},
         "coverage": _coverage(predictor, test, threshold),
-        "acceptance": float((sent - windows.wasted_tokens(sent)).sum() / sent.sum()),
+        "acceptance_rate": float((sent - windows.wasted_tokens(sent)).sum() / sent.sum()),
     }
 
 
@@ -75,7 +75,7 @@ def evaluate_served(
     """The predictor with the acceptance that it was served with, and the figures without and with it.
 
     Raises ValueError, with the figures, where acceptance is not above that of full windows, or a round yields fewer
-    than `LEAST_TOKENS` of theirs.
+    than `MIN_TOKENS_RATIO` of theirs.
     """
 
     def noted(note: str) -> Progress:
@@ -86,14 +86,14 @@ def evaluate_served(
         RejectionAwareDraft(k, predictor), models, queries, early_exit, seed, noted("served with it")
     )
     served = compare(without, with_it, seed)
-    before, after = (served["acceptance"][side][0] for side in ("without", "with"))
+    before, after = (served["acceptance_rate"][side][0] for side in ("without", "with"))
     if after <= before:
         raise ValueError(
             f"the predictor is no better than none: {after:.1%} of the tokens drafted with it were accepted, "
             f"{before:.1%} without it, on {len(queries)} held-out prompts with windows of {k}; profile more prompts "
             "(workload.profiling.num_prompts), or change its rule"
         )
-    kept = served["tokens_a_round"]["ratio"][0]
+    kept = served["tokens_per_round"]["ratio"][0]
     if kept < MIN_TOKENS_RATIO:
         raise ValueError(
             f"the predictor stops too soon: a round yields {kept:.0%} of the tokens without it, and "

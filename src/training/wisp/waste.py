@@ -108,9 +108,9 @@ class PointPairs:
         wrong = premise & self.more_waste
         return {
             "pairs": float(premise.sum()),
-            "contradicting": float(wrong.sum()),
+            "contradictions": float(wrong.sum()),
             "share": float(wrong.sum() / max(1, premise.sum())),
-            "surely": float((wrong & self.significant).sum()),
+            "significant_contradictions": float((wrong & self.significant).sum()),
         }
 
 

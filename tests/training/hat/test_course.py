@@ -25,12 +25,12 @@ def looked(losses: list[float], patience: int) -> tuple[EarlyStoppingByStep, Any
     seen = iter(losses)
     held_out: Any = SimpleNamespace(to=lambda _: None)
     best = EarlyStoppingByStep(held_out, eval_steps=2, steps=2 * len(losses), patience=patience)
-    module: Any = SimpleNamespace(trained=torch.nn.Linear(1, 1), loss=lambda _: next(seen), device="cpu")
+    module: Any = SimpleNamespace(trained_module=torch.nn.Linear(1, 1), loss=lambda _: next(seen), device="cpu")
     trainer: Any = SimpleNamespace(global_step=0, should_stop=False)
     while not trainer.should_stop and trainer.global_step < 2 * len(losses):
         trainer.global_step += 1
         with torch.no_grad():
-            module.trained.weight.fill_(trainer.global_step)
+            module.trained_module.weight.fill_(trainer.global_step)
         best.on_train_batch_end(trainer, module)
     return best, module, trainer
 
@@ -39,14 +39,14 @@ def test_the_best_weights_are_restored_not_the_last() -> None:
     best, module, trainer = looked([3.0, 1.0, 2.0, 2.5, 0.1], patience=2)
     assert (trainer.global_step, trainer.should_stop, best.best_step) == (8, True, 4)
     best.restore_best(module)
-    assert module.trained.weight.item() == 4
+    assert module.trained_module.weight.item() == 4
 
 
 def test_the_last_weights_may_be_the_best() -> None:
     best, module, trainer = looked([3.0, 2.0, 1.0], patience=2)
     assert (trainer.should_stop, best.best_step) == (False, 6)
     best.restore_best(module)
-    assert module.trained.weight.item() == 6
+    assert module.trained_module.weight.item() == 6
 
 
 def distilled(
@@ -97,7 +97,7 @@ def test_the_rate_rises_and_falls() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": 0}, {"batch": 0}, {"rate": 0.0}, {"prompt_weight": -1.0}, {"patience": 0}]
+    "wrong", [{"steps": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"prompt_loss_weight": -1.0}, {"patience": 0}]
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"recipe.{next(iter(wrong))} must be"):

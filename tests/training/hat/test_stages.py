@@ -25,7 +25,7 @@ BRIEF = HATRecipe(steps=60, batch_size=8, learning_rate=4e-3, eval_steps=30)
 
 @pytest.fixture
 def options(hidden: Path, toy_cloud: Checkpoint, toy_workload: Workload, one_thread: Trainer) -> dict[str, Any]:
-    return {"progress": silent, "hidden": hidden, "cloud": toy_cloud, "workload": toy_workload, "trainer": one_thread,
+    return {"progress": silent, "hidden_trace": hidden, "cloud": toy_cloud, "workload": toy_workload, "trainer": one_thread,
             "decoding": Decoding(), "recipe": BRIEF}  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def test_an_adapter_is_served_and_changes_no_text(
     assert header.made_from["layers"] == "2 of 8"
     assert len(load_adapter_drafter(toy_model, 2, tmp_path / adapter.WEIGHTS).layers) == 3
     figures = json.loads((tmp_path / "metrics.json").read_text())
-    assert figures["served/same"] == 1.0
+    assert figures["served/exact_match"] == 1.0
     assert figures["served/acceptance_length"] == header.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
     assert figures["served/prompts"] == 12
 
@@ -57,7 +57,7 @@ def test_heads_are_served_and_change_no_text(
     )
     assert (len(tokens), parents) == (3, found.parents)
     figures = json.loads((tmp_path / "metrics.json").read_text())
-    assert figures["served/same"] == 1.0
+    assert figures["served/exact_match"] == 1.0
     assert figures["served/acceptance_length"] == found.acceptance_length > serving_eval.MIN_TOKENS_PER_ROUND
     assert {"test_agreement/1", "test_agreement/2"} <= set(figures)
 
@@ -65,7 +65,7 @@ def test_heads_are_served_and_change_no_text(
 def test_what_is_no_better_than_none_is_refused(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(serving_eval, "LEAST_TOKENS", 99.0)
+    monkeypatch.setattr(serving_eval, "MIN_TOKENS_PER_ROUND", 99.0)
     (tmp_path / "work").mkdir()
     with pytest.raises(ValueError, match=r"this adapter is no better than none: \d\.\d\d tokens a round on 12"):
         train_adapter(tmp_path, work=tmp_path / "work", **options | {"recipe": HATRecipe(steps=1)})

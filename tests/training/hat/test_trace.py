@@ -53,7 +53,7 @@ def test_every_text_is_in_one_part(found: trace.HiddenStateTrace) -> None:
     assert split != found.split(1)
     assert len(set(found.prompt_ids)) == 48
     few = replace(found, prompt_ids=found.prompt_ids[:2])
-    with pytest.raises(ValueError, match=r"2 texts cannot be split .* raise workload\.profiling\.prompts"):
+    with pytest.raises(ValueError, match=r"2 texts cannot be split .* raise workload\.profiling\.num_prompts"):
         few.split(0)
 
 
@@ -68,5 +68,5 @@ def test_a_damaged_trace_is_named(hidden: Path, tmp_path: Path) -> None:
 
 def test_it_is_taken_of_other_prompts_than_are_served(found: trace.HiddenStateTrace, toy_workload: Workload) -> None:
     assert not {asked.prompt.id for asked in toy_workload.requests(1)} & set(found.prompt_ids)
-    with pytest.raises(ValueError, match="times is 0"):
+    with pytest.raises(ValueError, match="prompt_factor is 0"):
         training_workload(toy_workload, 0)

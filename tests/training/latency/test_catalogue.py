@@ -31,10 +31,10 @@ def test_by_default_there_are_as_many_of_each_category_as_in_the_paper(catalogue
 @both
 def test_no_session_is_longer_than_the_longest_and_none_lacks_a_token(catalogue):
     for longest in (128, 256, 2048):
-        parts = [part for shape in catalogue.shapes(123, 50, longest, 0) for part in shape.parts]
-        assert max(part.cached + part.new for part in parts) <= longest
-        assert min(part.cached for part in parts) >= 0
-        assert min(part.new for part in parts) >= 1
+        parts = [part for shape in catalogue.shapes(123, 50, longest, 0) for part in shape.sessions]
+        assert max(part.cached_tokens + part.new_tokens for part in parts) <= longest
+        assert min(part.cached_tokens for part in parts) >= 0
+        assert min(part.new_tokens for part in parts) >= 1
 
 
 @both
@@ -42,8 +42,8 @@ def test_a_seed_gives_its_own_configurations_and_what_is_held_out_was_never_fitt
     shapes = catalogue.shapes(123, 50, 1024, 0)
     assert catalogue.shapes(123, 50, 1024, 0) == shapes
     assert catalogue.shapes(123, 50, 1024, 1) != shapes
-    known = {shape.parts for shape in shapes if not shape.held_out}
-    assert not {shape.parts for shape in shapes if shape.held_out and len(shape.parts) > 1} & known
+    known = {shape.sessions for shape in shapes if not shape.held_out}
+    assert not {shape.sessions for shape in shapes if shape.held_out and len(shape.sessions) > 1} & known
 
 
 @both

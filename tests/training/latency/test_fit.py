@@ -69,7 +69,7 @@ def test_the_same_seed_gives_the_same_intervals():
 
 def test_the_papers_fit_has_no_head_and_may_go_below_zero():
     found = fit_ordinary(made_up(0.02), QUICK)
-    assert (found.coefficients["head_row_s"], found.coefficients["head_c_s"]) == (0, 0)
+    assert (found.coefficients["head_token_s"], found.coefficients["head_c_s"]) == (0, 0)
     assert found.held_out.r2 > 0.98
     x = np.array([[1.0, 0, 0, 1, 0], [2.0, 0, 0, 1, 0], [3.0, 0, 0, 1, 0]])
     assert ordinary_least_squares(x, np.array([1.0, 3.0, 5.0])) == pytest.approx([2, 0, 0, -1, 0])
@@ -145,7 +145,7 @@ def test_too_few_configurations_are_refused():
         ("configurations", 11, "configurations=11 must be at least 12"),
         ("held_out", 5, "held_out=5 must be at least 6"),
         ("bootstraps", 10, "bootstraps=10 must be at least 100"),
-        ("longest", 64, "longest=64 must be at least 128"),
+        ("max_session_tokens", 64, "max_session_tokens=64 must be at least 128"),
         ("budget_s", 0.0, "budget_s=0.0 must be more than 0 seconds"),
     ],
 )

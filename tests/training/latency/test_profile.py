@@ -57,17 +57,17 @@ def test_serving_reads_the_coefficients(profile):
 def test_the_report_holds_all_that_was_measured(profile, told):
     report = json.loads((profile / "profile.json").read_text())
     assert (report["machine"]["threads"], report["machine"]["device"]) == (1, "cpu")
-    assert report["machine"]["dispatch_s"] > 0
-    assert report["effort"]["repeats"] == 2
+    assert report["machine"]["thread_handoff_s"] > 0
+    assert report["options"]["repeats"] == 2
     for side in ("device", "cloud"):
         rows = report[side]["measurements"]
         assert [row["use"] for row in rows].count("held out") == report[side]["held_out"]["configurations"] == 10
         assert {row["category"] for row in rows} == set(CATEGORIES)
         assert all(len(row["runs"]) == 2 and 0 < row["min_s"] <= row["median_s"] <= row["max_s"] for row in rows)
-        assert 0 <= report[side]["quiet_share"] <= 1
+        assert 0 <= report[side]["undisturbed_share"] <= 1
         assert set(report[side]["intervals"]) == set(COEFFICIENTS)
-        assert report[side]["ordinary_least_squares"]["coefficients"]["head_row_s"] == 0
-        assert report[side]["cut"] == ""
+        assert report[side]["ordinary_least_squares"]["coefficients"]["head_token_s"] == 0
+        assert report[side]["omitted"] == ""
     assert told[-1] == (60, 60, "cloud")
 
 
@@ -90,7 +90,7 @@ def test_people_read_what_it_is_worth(profile):
 
 def test_figures_and_metrics_are_there_to_be_logged(profile):
     metrics = json.loads((profile / "metrics.json").read_text())
-    assert {"cloud/held_out/mape", "device/token_behind_128_s", "cloud/a_s", "cloud/folds/r2"} <= set(metrics)
+    assert {"cloud/held_out/mape", "device/decode_behind_128_s", "cloud/a_s", "cloud/folds/r2"} <= set(metrics)
     assert all(isinstance(value, float) for value in metrics.values())
     drawn = sorted((profile / "figures").iterdir())
     assert [path.stem for path in drawn] == [
@@ -127,13 +127,13 @@ def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
     assert {name: found.layers for name, found in load_fitted_latencies(out).latencies.items()} == {"toy": 2, "deep": 4}
     report = json.loads((out / "profile.json").read_text())
     for name in ("toy", "deep"):
-        assert report[name]["cut"].endswith("of 30 configurations, 1 of 3 rounds of repeats, 1 of 10 warm-ups")
+        assert report[name]["omitted"].endswith("of 30 configurations, 1 of 3 rounds of repeats, 1 of 10 warm-ups")
         assert report[name]["fitted"]["configurations"] >= 12
     assert (out / "profile.txt").read_text().count("CUT by budget_s=1e-09") == 2
 
 
 def test_no_published_shape_at_all_is_refused(fresh):
-    with pytest.raises(ValueError, match="no architecture is named; set drafting, verifying or both"):
+    with pytest.raises(ValueError, match="no architecture is named; set draft_architectures, target_architectures or both"):
         profile_published(fresh("profile"), progress=silent)
 
 

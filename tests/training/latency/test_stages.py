@@ -57,11 +57,11 @@ def test_coefficients_stand_beside_the_papers_and_what_these_ask_of_a_chip(profi
     assert (
         found["a"]["cloud here"]["low_s"] <= found["a"]["cloud here"]["value_s"] <= found["a"]["cloud here"]["high_s"]
     )
-    peaks = {name: row["of_peak"] for name, row in found["a"].items() if "of_peak" in row}
+    peaks = {name: row["share_of_peak"] for name, row in found["a"].items() if "share_of_peak" in row}
     assert peaks == pytest.approx(
         {"WISP, section 4.4": 1.395, "WISP, Table 12": 6.04, "roofline of a100_80gb": 0.5}, 1e-2
     )
-    assert found["c"]["WISP, Table 12"]["of_bandwidth"] > 2
+    assert found["c"]["WISP, Table 12"]["share_of_bandwidth"] > 2
     assert found["b_read"]["WISP, section 4.4"]["gbps"] == pytest.approx(2 * 64 * 8 * 128 * 2 / 2.67e-6 / 1e9)
     assert "WISP, section 4.4" not in found["c"]
     assert set(found["session"]) == {"cloud here"}
@@ -71,13 +71,13 @@ def test_coefficients_stand_beside_the_papers_and_what_these_ask_of_a_chip(profi
 def test_residuals_have_a_number_a_configuration(profile, fresh):
     stages.residuals(out := fresh("residuals"), profile=profile)
     test = rows(out)["cloud"]["test set"]
-    assert len(test["bias"]) == len(test["within"]) == 50
-    assert test["mape"] == pytest.approx(np.abs(test["bias"]).tolist())
+    assert len(test["relative_bias"]) == len(test["within_10_percent"]) == 50
+    assert test["mape"] == pytest.approx(np.abs(test["relative_bias"]).tolist())
     assert np.mean(test["mape"]) == pytest.approx(
         json.loads((profile / "metrics.json").read_text())["cloud/held_out/mape"]
     )
-    assert test["low"] < 0 < test["high"]
-    assert test["most_below"] == pytest.approx(-min(test["bias"]))
+    assert test["error_p5"] < 0 < test["error_p95"]
+    assert test["max_underestimate"] == pytest.approx(-min(test["relative_bias"]))
     assert (out / "figures" / "cloud_fig9.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,14 +89,17 @@ def test_regimes_add_up(profile, fresh):
     assert counts == {"compute-bound": 40, "memory-bound": 63, "mixed": 20}
     for group in found.values():
         for row in group.values():
-            shares = [row[part] for part in ("linear", "interactions", "cached", "constant", "sessions", "head")]
+            shares = [
+                row[f"{part}_share"]
+                for part in ("linear", "interactions", "cached", "constant", "sessions", "lm_head")
+            ]
             assert np.sum(shares, axis=0) == pytest.approx(np.ones(row["configurations"]))
     paper = found["WISP, Table 12, qwen3_32b"]
     assert {kind: row["configurations"] for kind, row in paper.items()} == {"compute-bound": 25, "memory-bound": 48}
     assert "mae_s" not in paper["memory-bound"]
     whole = 33.14e-6 * 2000 + 34.5e-9 * 2000**2 + 14.86e-3
-    assert max(paper["compute-bound"]["interactions"]) == pytest.approx(34.5e-9 * 2000**2 / whole)
-    assert np.mean(paper["memory-bound"]["head"]) == np.mean(paper["memory-bound"]["sessions"]) == 0
+    assert max(paper["compute-bound"]["interactions_share"]) == pytest.approx(34.5e-9 * 2000**2 / whole)
+    assert np.mean(paper["memory-bound"]["lm_head_share"]) == np.mean(paper["memory-bound"]["sessions_share"]) == 0
 
 
 def test_the_parts_of_a_prediction_are_the_whole(profile):
@@ -128,7 +131,7 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
     assert told[-1] == (18, 18, "batches")
     ours, theirs = found["measured here"], found["llama2_70b on 2 x a100_80gb"]
     assert list(ours) == [label(16), label(200)]
-    assert all(len(ours[label(200)][name]) == 3 for name in ("solo_a_s", "solo_b_s", "batched_s", "over_a", "over_b"))
+    assert all(len(ours[label(200)][name]) == 3 for name in ("solo_a_s", "solo_b_s", "batched_s", "batched_over_solo_a", "batched_over_solo_b"))
     assert min(ours[label(200)]["solo_a_s"]) > min(ours[label(16)]["solo_a_s"])
     first, last = theirs[label(500)], theirs[label(4000)]
     assert first["solo_b_s"] == last["solo_b_s"] < first["solo_a_s"] < last["solo_a_s"] < last["batched_s"]
@@ -142,15 +145,15 @@ def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
     runs = ([TimedRun(2.0, 2.0)], [TimedRun(9.0, 1.0)], [TimedRun(3.0, 3.0)])
     timings = [Timing(shape, (), own) for shape, own in zip(here.shapes(), runs, strict=True)]
     row = measured_rows(here, timings, None)[label(16)]
-    assert (row["solo_b_s"], row["over_a"], row["over_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
+    assert (row["solo_b_s"], row["batched_over_solo_a"], row["batched_over_solo_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lengths": ()}, "one or more are wanted"),
-        ({"lengths": (4,)}, "none below drafts=5"),
-        ({"prefix": 0}, "prefix=0"),
+        ({"long_tokens": ()}, "one or more are wanted"),
+        ({"long_tokens": (4,)}, "none below num_drafts=5"),
+        ({"cached_tokens": 0}, "cached_tokens=0"),
     ],
 )
 def test_an_experiment_that_is_none_is_refused(options, message):

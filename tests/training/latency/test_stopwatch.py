@@ -48,8 +48,8 @@ def test_every_run_has_its_own_sessions_and_tokens_and_leaves_nothing(works, cat
     assert [len(timing.runs) for timing in timings] == [3] * 18
     assert told == list(range(1, 55))
     assert not engine.held
-    texts = [rows.tokens for work in engine.heard for rows in getattr(work, "rows", ())]
-    texts += [work.feed for work in engine.heard if not isinstance(work, ForwardWork)]
+    texts = [rows.tokens for work in engine.heard for rows in getattr(work, "slices", ())]
+    texts += [work.input_tokens for work in engine.heard if not isinstance(work, ForwardWork)]
     long = sorted(text for text in texts if len(text) > 8)
     assert long
     assert all(a != b for a, b in pairwise(long))

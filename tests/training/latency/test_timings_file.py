@@ -13,17 +13,17 @@ from training.latency.grid import ProfilingOptions
 from training.latency.timings_file import read_timings
 from training.stages import profile_from_csv
 
-HEADER = "model,rows,interactions,cached,latency_s"
+HEADER = "model,num_tokens,interactions,cached_tokens,latency_s"
 ARCHITECTURES = (architecture("llama2_13b"),)
 
 
 def text(configurations: int = 20, repeats: int = 2) -> str:
-    lines = [f"{HEADER},head_rows"]
+    lines = [f"{HEADER},head_tokens"]
     for i in range(configurations):
-        rows, cached, head_rows = 1 + i * 7 % 50, i * i % 13 * 10, 1 + i * 3 % 5 if i % 4 else 0
-        head_rows = min(rows, head_rows)
-        load = ForwardLoad(8, rows, (cached + rows) * rows, cached, head_rows)
-        lines += [f"llama2_13b,{rows},{load.interactions},{cached},{TRUE.seconds(load)},{head_rows}"] * repeats
+        num_tokens, cached, head_tokens = 1 + i * 7 % 50, i * i % 13 * 10, 1 + i * 3 % 5 if i % 4 else 0
+        head_tokens = min(num_tokens, head_tokens)
+        load = ForwardLoad(8, num_tokens, (cached + num_tokens) * num_tokens, cached, head_tokens)
+        lines += [f"llama2_13b,{num_tokens},{load.interactions},{cached},{TRUE.seconds(load)},{head_tokens}"] * repeats
     return "\n".join(lines) + "\n"
 
 
@@ -58,7 +58,7 @@ def test_its_profile_is_one_like_any_other(tmp_path, fresh):
     assert "quiet runs not known" in (out / "profile.txt").read_text()
 
 
-def test_head_rows_and_category_may_be_left_out_or_given(tmp_path):
+def test_head_tokens_and_category_may_be_left_out_or_given(tmp_path):
     lines = [f"llama2_13b,{i + 1},{(i + 1) ** 2},0,0.0{i + 10}" for i in range(20)]
     timings = read_timings(written(tmp_path, "\n".join([HEADER, *lines])), ARCHITECTURES, 0)["llama2_13b"]
     assert {(load.head_tokens, load.layers) for timing in timings for load in timing.loads} == {(0, 40)}
@@ -71,10 +71,10 @@ def test_head_rows_and_category_may_be_left_out_or_given(tmp_path):
     ("line", "message"),
     [
         ("llama2_7b,1,1,0,0.1", "line 3: model is 'llama2_7b'; the architectures of this profile are llama2_13b"),
-        ("llama2_13b,0,0,0,0.1", "line 3: rows is 0; a forward has at least one new token"),
-        ("llama2_13b,2.5,9,0,0.1", "line 3: rows is '2.5'; a whole number, 0 or more, is wanted"),
-        ("llama2_13b,2,9,-1,0.1", "line 3: cached is '-1'; a whole number"),
-        ("llama2_13b,9,3,0,0.1", "line 3: interactions is 3, below rows=9"),
+        ("llama2_13b,0,0,0,0.1", "line 3: num_tokens is 0; a forward has at least one new token"),
+        ("llama2_13b,2.5,9,0,0.1", "line 3: num_tokens is '2.5'; a whole number, 0 or more, is wanted"),
+        ("llama2_13b,2,9,-1,0.1", "line 3: cached_tokens is '-1'; a whole number"),
+        ("llama2_13b,9,3,0,0.1", "line 3: interactions is 3, below num_tokens=9"),
         ("llama2_13b,2,4,0,fast", "line 3: latency_s is 'fast'; seconds, more than 0, are wanted"),
         ("llama2_13b,2,4,0,nan", "line 3: latency_s is 'nan'; seconds"),
         ("llama2_13b,2,4,0,0", "line 3: latency_s is '0'; seconds"),
@@ -89,18 +89,18 @@ def test_a_malformed_line_is_refused_by_its_number(tmp_path, line, message):
         read_timings(written(tmp_path, content), ARCHITECTURES, 0)
 
 
-def test_more_head_rows_than_rows_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"line 2: head_rows is 3, above rows=2"):
-        read_timings(written(tmp_path, f"{HEADER},head_rows\nllama2_13b,2,4,0,0.1,3\n"), ARCHITECTURES, 0)
+def test_more_head_tokens_than_tokens_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"line 2: head_tokens is 3, above num_tokens=2"):
+        read_timings(written(tmp_path, f"{HEADER},head_tokens\nllama2_13b,2,4,0,0.1,3\n"), ARCHITECTURES, 0)
 
 
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("model,rows,interactions,latency_s", "line 1: the header lacks cached"),
-        (f"{HEADER},nonsense", "line 1: the header has nonsense; the columns are model, rows"),
-        (f"{HEADER},rows", "line 1: the header has a column twice"),
-        ("", "line 1: the header lacks model, rows, interactions, cached, latency_s"),
+        ("model,num_tokens,interactions,latency_s", "line 1: the header lacks cached_tokens"),
+        (f"{HEADER},nonsense", "line 1: the header has nonsense; the columns are model, num_tokens"),
+        (f"{HEADER},num_tokens", "line 1: the header has a column twice"),
+        ("", "line 1: the header lacks model, num_tokens, interactions, cached_tokens, latency_s"),
     ],
 )
 def test_a_header_of_another_kind_is_refused(tmp_path, header, message):
@@ -125,5 +125,5 @@ def test_sessions_are_counted_where_they_are_told(tmp_path):
     rows = [f"llama2_13b,{i + 2},{9 * i + 99},{i},0.01,{1 + i % 2}" for i in range(20)]
     timings = read_timings(written(tmp_path, "\n".join([f"{HEADER},sessions", *rows])), ARCHITECTURES, 0)["llama2_13b"]
     assert [timing.loads[0].extra_sessions for timing in timings] == [i % 2 for i in range(20)]
-    with pytest.raises(ValueError, match=r"line 2: sessions is 3; 1 to rows=2 is wanted"):
+    with pytest.raises(ValueError, match=r"line 2: sessions is 3; 1 to num_tokens=2 is wanted"):
         read_timings(written(tmp_path, f"{HEADER},sessions\nllama2_13b,2,9,0,0.01,3\n"), ARCHITECTURES, 0)

@@ -35,11 +35,11 @@ def checkpoints_(toy_pair: tuple[Path, Path]) -> dict[str, Checkpoint]:
 
 @pytest.fixture(scope="session")
 def workload(toy_corpus: Path) -> Workload:
-    return Workload(dataset=Unanswered(toy_corpus), prompts=48, max_prompt_tokens=192, max_new_tokens=8)
+    return Workload(dataset=Unanswered(toy_corpus), num_prompts=48, max_prompt_tokens=192, max_new_tokens=8)
 
 
 @pytest.fixture(scope="session")
 def answered(toy_corpus: Path) -> Workload:
     """With references."""
     tasks = TinyTasks(corpus=toy_corpus, split="validation")
-    return Workload(dataset=tasks, prompts=6, max_prompt_tokens=192, max_new_tokens=8)
+    return Workload(dataset=tasks, num_prompts=6, max_prompt_tokens=192, max_new_tokens=8)

@@ -64,7 +64,7 @@ def choices(path: Path, states: RoutingStates, text: int) -> list[int]:
 
 def test_the_first_trajectories_are_the_references(common: dict[str, Any], answered: Workload, tmp_path: Path) -> None:
     record_routes(tmp_path, max_comparisons=0, **common | {"workload": answered})
-    states, tokenizer = read(tmp_path), Tokenizer(common["cloud"].where)
+    states, tokenizer = read(tmp_path), Tokenizer(common["cloud"].name_or_path)
     known = {p.id: p.references[0] for p in replace(answered.dataset, split="train").prompts()}
     assert len(states.prompt_ids) == 6
     for text, name in enumerate(states.prompt_ids):
@@ -77,14 +77,14 @@ def test_without_references_the_large_models_answers_are_true(first: Path, commo
     states = read(first)
     for text in range(4):
         tokens, prompt = states.text_tokens(text)
-        assert tokens[prompt:] == choices(Path(common["cloud"].where), states, text)
+        assert tokens[prompt:] == choices(Path(common["cloud"].name_or_path), states, text)
 
 
 def test_preferences_are_those_of_the_models(first: Path, common: dict[str, Any]) -> None:
     states = read(first)
     for text in range(4):
         rows = np.flatnonzero(states.text_index == text)
-        small, large = (choices(Path(common[side].where), states, text) for side in ("device", "cloud"))
+        small, large = (choices(Path(common[side].name_or_path), states, text) for side in ("device", "cloud"))
         for row, a, b in zip(rows, small, large, strict=True):
             truth = states.reference_token[row]
             expected = "small" if a == truth else "large" if b == truth else "alike" if a == b else "compared"
@@ -107,7 +107,7 @@ def test_a_router_is_served_before_it_is_used(router: Path) -> None:
     found, shown = load(router), json.loads((router / "metrics.json").read_text())
     assert found.side == "below"
     assert shown["served/prompts"] == 5  # of 48: neither learned from, nor was the threshold
-    assert 0 <= shown["served/routed"] <= 1
+    assert 0 <= shown["served/routed_share"] <= 1
     assert shown["served/gain_low"] <= shown["served/gain"] <= shown["served/gain_high"]
     assert shown["threshold"] == found.threshold
 
@@ -126,7 +126,7 @@ def test_co_llm_trains_its_small_model_or_leaves_it(
         assert (out / "config.json").is_file() is joint
     before, after = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict()
-        for path in (common["device"].where, tmp_path / "True")
+        for path in (common["device"].name_or_path, tmp_path / "True")
     )
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -136,8 +136,8 @@ def test_a_small_model_sees_its_own_states_again(first: Path, common: dict[str, 
     from transformers import AutoModelForCausalLM
 
     states = read(first)
-    model = AutoModelForCausalLM.from_pretrained(common["device"].where, dtype=torch.float32).eval()
-    vocabulary = len(Tokenizer(common["device"].where))
+    model = AutoModelForCausalLM.from_pretrained(common["device"].name_or_path, dtype=torch.float32).eval()
+    vocabulary = len(Tokenizer(common["device"].name_or_path))
     again = reencode_states(model, states, vocabulary)
     assert np.allclose(again.hidden, states.hidden, atol=1e-4)
     assert np.allclose(again.small_logprobs, states.small_logprobs, atol=1e-4)

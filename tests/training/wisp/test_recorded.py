@@ -31,13 +31,13 @@ def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monke
     def play(policy: Policy, *_: Any) -> Any:
         played.append(policy)
         return {
-            "a": SimpleNamespace(chunks=[DraftDecision("a", 1, (1, 2), dict.fromkeys(LOGIT_SCORES, (0.5, 0.25)), 1)])
+            "a": SimpleNamespace(draft_decisions=[DraftDecision("a", 1, (1, 2), dict.fromkeys(LOGIT_SCORES, (0.5, 0.25)), 1)])
         }
 
     monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(
         "serving.deployment.model_loading.make_queries",
-        lambda *_: [SimpleNamespace(call=GenerationRequest("a", (1,), 4))],
+        lambda *_: [SimpleNamespace(request=GenerationRequest("a", (1,), 4))],
     )
     monkeypatch.setattr("serving.outcomes.offline.run_untimed", play)
     record_token_trace(tmp_path, **PAIR, **REST)
@@ -54,7 +54,7 @@ def test_a_trace_of_other_prompts_is_refused(
     monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))
     monkeypatch.setattr(
         "serving.deployment.model_loading.make_queries",
-        lambda *_: [SimpleNamespace(call=GenerationRequest("r00000", (1,), 4))],
+        lambda *_: [SimpleNamespace(request=GenerationRequest("r00000", (1,), 4))],
     )
     with pytest.raises(ValueError, match="made from other prompts than this workload's; profile again"):
         train_rejection_predictor(
@@ -72,7 +72,7 @@ def test_a_trace_is_described(tmp_path: Path, traced: Path, part: Any, group: st
     found = json.loads((tmp_path / "rows.json").read_text())
     assert len(found[group]) == rows
     if part == "acceptance":
-        first, last = (sum(found[group][f"tenth {i}"]["acceptance"]) for i in (1, 10))
+        first, last = (sum(found[group][f"tenth {i}"]["acceptance_rate"]) for i in (1, 10))
         assert last > first
 
 

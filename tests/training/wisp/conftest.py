@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from training.wisp import trace
-from training.wisp.samples import Samples
+from training.wisp.samples import TokenSamples
 
 
 @pytest.fixture(scope="package")
-def learnable() -> Samples:
+def learnable() -> TokenSamples:
     """120 sessions of two windows with four tokens each."""
     draw = np.random.default_rng(0)
     confidence = draw.random((240, 4))
@@ -16,10 +16,10 @@ def learnable() -> Samples:
     accepted = np.where(stands.all(1), 4, stands.argmin(1))
     position = np.tile(np.arange(4), 240)
     first = np.repeat(accepted, 4)
-    standing = np.select([position < first, position == first], [trace.ACCEPTED, trace.REJECTED], trace.AFTER)
+    outcome = np.select([position < first, position == first], [trace.ACCEPTED, trace.REJECTED], trace.AFTER_REJECTION)
     flat = confidence.ravel()
     features = np.stack([flat, flat**2, -np.log(flat), draw.random(960)], 1).astype(np.float32)
     names = np.repeat(np.array([f"r{i:05d}" for i in range(120)]), 8)
-    before = standing != trace.AFTER
-    tokens = trace.Tokens(names, np.repeat(np.tile([0, 1], 120), 4), position, features, standing)
-    return Samples(features[before], standing[before] == trace.ACCEPTED, names[before], tokens.windows())
+    before = outcome != trace.AFTER_REJECTION
+    tokens = trace.TokenTrace(names, np.repeat(np.tile([0, 1], 120), 4), position, features, outcome)
+    return TokenSamples(features[before], outcome[before] == trace.ACCEPTED, names[before], tokens.windows())

@@ -81,14 +81,14 @@ def test_rounds_are_paired_session_by_session() -> None:
     without = count_drafts([chunks((8, 4), (8, 8)), chunks((8, 0))])
     with_it = count_drafts([chunks((4, 4), (4, 4), (4, 4)), chunks((1, 0))])
     found = compare(without, with_it, seed=0)
-    assert found["acceptance"]["without"][0] == pytest.approx(12 / 24)
-    assert found["acceptance"]["with"][0] == pytest.approx(12 / 13)
-    assert found["tokens_a_round"]["ratio"][0] == pytest.approx((12 / 4 + 1) / (12 / 3 + 1))
-    assert found["wasted_a_round"]["with"][0] == pytest.approx(1 / 4)
-    value, low, high = found["acceptance"]["without"]
+    assert found["acceptance_rate"]["without"][0] == pytest.approx(12 / 24)
+    assert found["acceptance_rate"]["with"][0] == pytest.approx(12 / 13)
+    assert found["tokens_per_round"]["ratio"][0] == pytest.approx((12 / 4 + 1) / (12 / 3 + 1))
+    assert found["wasted_per_round"]["with"][0] == pytest.approx(1 / 4)
+    value, low, high = found["acceptance_rate"]["without"]
     assert (low, high) == (0.0, 0.75)
     assert low < value < high
-    assert compare(without, without, seed=0)["acceptance"]["ratio"] == [1.0, 1.0, 1.0]
+    assert compare(without, without, seed=0)["acceptance_rate"]["ratio"] == [1.0, 1.0, 1.0]
 
 
 def test_without_any_draft_there_is_nothing_to_compare() -> None:

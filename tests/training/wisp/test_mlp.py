@@ -65,7 +65,7 @@ def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: TokenSam
     assert balanced.probabilities(split.test.features).mean() < plain.probabilities(split.test.features).mean() - 0.1
 
 
-@pytest.mark.parametrize("wrong", [{"hidden": ()}, {"dropout": 1.0}, {"batch": 1}, {"patience": 0}, {"rate": 0.0}])
+@pytest.mark.parametrize("wrong", [{"hidden_sizes": ()}, {"dropout": 1.0}, {"batch_size": 1}, {"patience": 0}, {"learning_rate": 0.0}])
 def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"mlp.{next(iter(wrong))}"):
         MLP(**wrong)
@@ -79,10 +79,10 @@ def served(
     def play(policy: Any, models: Any, queries: Any, *_: Any) -> Any:
         drafted, accepted = (6, with_it) if isinstance(policy.draft, RejectionAwareDraft) else (8, 4)
         chunk = DraftDecision("s", 0, tuple(range(drafted)), {}, accepted)
-        return {query.call.session: SimpleNamespace(chunks=[chunk]) for query in queries}
+        return {query.request.session: SimpleNamespace(draft_decisions=[chunk]) for query in queries}
 
-    monkeypatch.setattr(train, "play", play)
-    asked: Any = [SimpleNamespace(call=SimpleNamespace(session=name)) for name in "ab"]
+    monkeypatch.setattr(train, "run_untimed", play)
+    asked: Any = [SimpleNamespace(request=SimpleNamespace(session=name)) for name in "ab"]
     models: Any = None
     return train.evaluate_served(found, models, asked, 8, NoEarlyExit(), 0, silent)
 
@@ -97,12 +97,15 @@ def test_an_artifact_says_how_it_was_served(
 ) -> None:
     better, figures = served(monkeypatch, trained, 5)
     assert better.acceptance == pytest.approx(5 / 6)
-    assert figures["acceptance"]["without"][0] == 0.5
+    assert figures["acceptance_rate"]["without"][0] == 0.5
     train.write(tmp_path, better)
     found = load(tmp_path)
-    assert found.threshold_rule == "Coverage(at=0.9)"
+    assert found.threshold_rule == "CoverageRule(target=0.9)"
     assert found.metrics["test"]["coverage"] > 0.7
-    assert {point["rule"] for point in found.metrics["operating_points"]} > {"Balanced()", "Coverage(at=0.92)"}
+    assert {point["rule"] for point in found.metrics["operating_points"]} > {
+        "BalancedAccuracyRule()",
+        "CoverageRule(target=0.92)",
+    }
 
 
 def test_a_predictor_that_is_worse_than_none_is_refused(

@@ -71,9 +71,9 @@ def test_a_pair_that_contradicts_the_theorem_is_found() -> None:
     assert found.lower_fpr.tolist() == [[False, True], [False, False]]
     assert found.count(found.lower_fpr_everywhere & found.different_predictors) == {
         "pairs": 1,
-        "contradicting": 1,
+        "contradictions": 1,
         "share": 1.0,
-        "surely": 0,
+        "significant_contradictions": 0,
     }
     assert found.more_waste[0, 1]
     wide = HeldOutWindows.from_windows(windows([0] * 40 * n), K)
@@ -81,7 +81,7 @@ def test_a_pair_that_contradicts_the_theorem_is_found() -> None:
         wide.operating_point(name, 0.8, np.tile(chances, 40), 0.5, allow_empty=True)
         for name, chances in (("a", fewer), ("b", more))
     ]
-    assert compare_pairs(wide, points, seed=0).count(compare_pairs(wide, points, seed=0).lower_fpr)["surely"] == 1
+    assert compare_pairs(wide, points, seed=0).count(compare_pairs(wide, points, seed=0).lower_fpr)["significant_contradictions"] == 1
 
 
 def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
@@ -89,7 +89,7 @@ def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
     careful = held.operating_point("a", 0.8, passed(*["0000"] * 80), 0.5, allow_empty=True)
     careless = held.operating_point("b", 0.8, passed(*["1111"] * 80), 0.5, allow_empty=True)
     found = compare_pairs(held, [careful, careless], seed=0)
-    assert found.count(found.lower_fpr) == {"pairs": 1, "contradicting": 0, "share": 0.0, "surely": 0}
+    assert found.count(found.lower_fpr) == {"pairs": 1, "contradictions": 0, "share": 0.0, "significant_contradictions": 0}
 
 
 def test_longer_windows_are_refused() -> None:
@@ -100,7 +100,7 @@ def test_longer_windows_are_refused() -> None:
 def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:
     tokens = drafted.write(tmp_path / "trace")
     families = {"small": MLP(hidden_sizes=(4,), epochs=3), "large": MLP(hidden_sizes=(32, 16), epochs=3)}
-    options = {"progress": lambda *_: None, "tokens": tokens, "trainer": Trainer(threads=1)}
+    options = {"progress": lambda *_: None, "token_trace": tokens, "trainer": Trainer(threads=1)}
     stages.measure_waste(tmp_path, families=families, recalls=(0.6, 0.9), **options)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert set(rows) == {"small", "large", "pairs", "pairs, one token at least"}
@@ -108,11 +108,11 @@ def test_the_experiment_compares_trained_predictors(tmp_path: Path) -> None:
         low, high = rows[own]["recall 0.6"], rows[own]["recall 0.9"]
         assert np.mean(low["fpr"]) < np.mean(high["fpr"])
         assert np.mean(low["waste"]) < np.mean(high["waste"]) < high["bound"]
-        assert np.mean(low["waste"]) < np.mean(low["waste_one"])
+        assert np.mean(low["waste"]) < np.mean(low["waste_at_least_one_token"])
     said = rows["pairs"]["FPR lower"]
     assert said["points"] == 4
     assert 4 <= said["pairs"] <= 6, "pairs that are alike count for neither"
-    assert said["beyond_bound"] == 0
+    assert said["bound_violations"] == 0
     assert said["spearman"] > 0.5
     with pytest.raises(ValueError, match="compares predictors, got 1"):
         stages.measure_waste(tmp_path, families={"one": MLP()}, **options)

@@ -37,8 +37,8 @@ TOY = ReinforceRecipe(
 @pytest.fixture
 def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training that begins without a rule."""
-    monkeypatch.setattr(network, "SURENESS", 0.0)
-    monkeypatch.setattr(network, "LACKING", 0.0)
+    monkeypatch.setattr(network, "COMPLETION_WEIGHT", 0.0)
+    monkeypatch.setattr(network, "MEMORY_WEIGHT", 0.0)
 
 
 def test_what_is_served_computes_what_was_trained() -> None:
@@ -153,7 +153,8 @@ def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: DispatchEnvi
 
 
 @pytest.mark.parametrize("wrong", [
-    {"hidden": 0}, {"steps": 0}, {"plays": 1}, {"rate": 0.0}, {"discount": 1.0}, {"keep": -0.1}, {"check_every": 0},
+    {"hidden_size": 0}, {"steps": 0}, {"rollouts_per_episode": 1}, {"learning_rate": 0.0}, {"discount": 1.0},
+    {"ema_decay": -0.1}, {"eval_steps": 0},
 ])  # fmt: skip
 def test_options_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"recipe.{next(iter(wrong))} must be"):

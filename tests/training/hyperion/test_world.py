@@ -86,7 +86,7 @@ def test_a_choice_is_worth_its_task_and_what_follows(
         drawing.actions = {query.request.session: [DispatchAction([], [], 0)] for query in episode.queries}
         return next(plays)
 
-    monkeypatch.setattr(type(episode), "latencies", lambda _, drawing: played(drawing))
+    monkeypatch.setattr(type(episode), "normalised_latencies", lambda _, drawing: played(drawing))
     found = [each.advantage for each in rollouts(episode, soonest(), 2, 0.5)]
     assert found == [1.0, 1.0, 1.0, -1.0, -1.0, -1.0]
 
@@ -102,8 +102,9 @@ def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> Non
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
-    ({"tasks": 1}, "2 tasks or more"), ({"nodes": Range(1, 3)}, "a tier 2 nodes"), ({"chips": ()}, "name the chips"),
-    ({"equal": 1.2}, "equal is 1.2"), ({"scarce": -0.1}, "scarce is -0.1"),
+    ({"tasks_per_episode": 1}, "2 tasks or more"), ({"nodes_per_tier": Range(1, 3)}, "a tier 2 nodes"), ({"chips": ()}, "name the chips"),
+    ({"homogeneous_share": 1.2}, "homogeneous_share is 1.2"),
+    ({"low_memory_share": -0.1}, "low_memory_share is -0.1"),
 ])  # fmt: skip
 def test_a_world_that_cannot_be_is_refused(world: DispatchEnvironment, wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):

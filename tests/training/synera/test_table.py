@@ -52,15 +52,15 @@ def test_content_tokens_are_binned_among_themselves() -> None:
 
 def test_the_most_important_of_the_drafted_tokens() -> None:
     """Nine have a draft, with 2.0 of importance: a fifth of them are two, with 0.6 and 0.3."""
-    assert value(DRAFTED, "most important fifth", "importance_held") == pytest.approx(0.45)
-    assert value(DRAFTED, "most important fifth", "misses_held") == pytest.approx(1 / 3)
-    assert value(DRAFTED, "least confident fifth", "misses_held") == pytest.approx(2 / 3)
+    assert value(DRAFTED, "most important fifth", "share_of_importance") == pytest.approx(0.45)
+    assert value(DRAFTED, "most important fifth", "share_of_misses") == pytest.approx(1 / 3)
+    assert value(DRAFTED, "least confident fifth", "share_of_misses") == pytest.approx(2 / 3)
 
 
 def test_how_often_the_most_important_drafts_are_cut() -> None:
-    assert value(DRAFT, "all", "cut") == pytest.approx(0.6)
-    assert value(DRAFT, "most important fifth", "cut") == pytest.approx(1.0)
-    assert value(DRAFT, "most important fifth", "misses_held") == pytest.approx(1 / 3)
+    assert value(DRAFT, "all", "rejected_share") == pytest.approx(0.6)
+    assert value(DRAFT, "most important fifth", "rejected_share") == pytest.approx(1.0)
+    assert value(DRAFT, "most important fifth", "share_of_misses") == pytest.approx(1 / 3)
 
 
 def test_what_the_scores_tell() -> None:
@@ -76,7 +76,7 @@ def test_metrics_are_the_rows_without_what_is_unknown() -> None:
     assert found["token/all/top_1"] == pytest.approx(0.7)
     assert "token/confidence 0.6-0.8/top_1" not in found
     assert (found["tokens"], found["drafts"], found["answers"]) == (10, 5, 2)
-    assert found["task/sort/importance_auc_cut"] == 0.0
+    assert found["task/sort/importance_auc_rejected"] == 0.0
     assert all(isinstance(number, int | float) for number in found.values())
     assert not any(mark in name for name in found for mark in "%,()")  # MLflow refuses them
 

@@ -44,7 +44,7 @@ def test_all_families_are_read_on_one_test_part(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     tokens = drafted.write(tmp_path / "trace")
     families = (MLP(hidden_sizes=(16,), epochs=5, learning_rate=0.01), RandomForest(n_estimators=20))
-    options = {"progress": lambda *_: None, "tokens": tokens, "families": families, "trainer": Trainer(threads=1)}
+    options = {"progress": lambda *_: None, "token_trace": tokens, "families": families, "trainer": Trainer(threads=1)}
     stages.compare_at_recall(tmp_path, recalls=[0.75, 0.8], **options)
     rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert set(rows) == {"recall 0.75", "recall 0.8"}

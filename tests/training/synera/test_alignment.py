@@ -79,7 +79,7 @@ def test_tokens_are_judged_as_one_forward_pass_of_transformers_judges_them(toy: 
     tokens = toy.found.tokens
     assert np.bincount(tokens.answer).tolist() == [len(output) for output in outputs]
     np.testing.assert_array_equal(tokens.top_1, np.concatenate(known.accepted))
-    np.testing.assert_array_equal(tokens.content, np.concatenate(known.content))
+    np.testing.assert_array_equal(tokens.content, np.concatenate(known.is_content))
     # `draft` counts the padding of the vocabulary in, the engine does not
     np.testing.assert_allclose(tokens.confidence, np.concatenate(known.confidence), rtol=1e-2)
 
