@@ -191,7 +191,7 @@ def overheard(model: DecomposedModel, name: str, number: Any = "fp32", **overrid
 
 def packed(tokens: tuple[int, ...]) -> bytes:
     """As protobuf packs them, without tag and length."""
-    return bytes(pb.Rows(tokens=tokens).SerializeToString()[2:])
+    return bytes(pb.SequenceSlice(tokens=tokens).SerializeToString()[2:])
 
 
 def traces(heard: Overheard, tokens: tuple[int, ...]) -> Iterator[bytes]:
@@ -221,12 +221,12 @@ def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: Decom
     said = heard.envelopes
     assert {envelope.WhichOneof("message") for envelope in said} == {"request", "release"}
     for envelope in said:
-        rows = envelope.request.rows
-        assert not [*rows.tokens, *rows.odds, *envelope.request.ends]
+        piece = envelope.request.slice
+        assert not [*piece.tokens, *piece.draft_probs, *envelope.request.stop_tokens]
     assert list(traces(heard, (*PROMPT, *heard.text))) == []
     assert b"w130" not in b"".join(heard.up)
     for to, rows in (("cloud", len(PROMPT)), ("device", 1)):  # and yet all of it was computed
-        states = [e.request.rows.blob.tensor.shape[0] for e in said if e.to == to and e.HasField("request")]
+        states = [e.request.slice.hidden_states.tensor.shape[0] for e in said if e.to == to and e.HasField("request")]
         assert sum(states) >= rows + len(heard.text) // 5
     if number == "fp32":
         assert tuple(heard.text) == own_text(model)
@@ -235,7 +235,7 @@ def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: Decom
 def test_where_tokens_travel_they_are_noticed(model: DecomposedModel) -> None:
     heard = overheard(model, "sled", kv_cache=PrefixCaching(), draft=WindowDraft(2))
     said = heard.envelopes
-    assert any(envelope.request.rows.tokens for envelope in said)
+    assert any(envelope.request.slice.tokens for envelope in said)
     assert any(envelope.request.ends for envelope in said)
     assert any(envelope.HasField("reply") for envelope in said)
     assert packed(PROMPT[:8]) in b"".join(heard.up)

@@ -109,7 +109,7 @@ class TransportClient:
     async def start(self) -> None:
         """Makes the first attempt. A listener that is not there yet is no error: attempts go on in the background.
 
-        Raises RefusedError where trying again would not help: a wrong token, another version, another configuration;
+        Raises ProtocolError where trying again would not help: a wrong token, another version, another configuration;
         ValueError for a token without TLS beyond this machine, or files that are missing.
         """
         self._security.check_token_is_protected(self._address, self._security.ca_certificate is not None)
@@ -193,7 +193,7 @@ class TransportClient:
                 data = await call.read()
         except TimeoutError:
             raise ProtocolError(
-                "DEADLINE_EXCEEDED", f"no answer in limits.connect_s={limits.connect_timeout_s:g} s."
+                "DEADLINE_EXCEEDED", f"no answer in limits.connect_timeout_s={limits.connect_timeout_s:g} s."
             ) from None
         return self._hello.check_peer(data if isinstance(data, bytes) else b"", limits)
 

@@ -31,7 +31,7 @@ class ReceivedTensors:
         self._nbytes = 0
 
     def add(self, packed: list[tuple[TensorRef, pb.Tensor]]) -> None:
-        """Raises RefusedError for a tensor that cannot be; then none of them is kept."""
+        """Raises ProtocolError for a tensor that cannot be; then none of them is kept."""
         if self._tensor_store is None:
             return
         for blob, tensor in [(blob, _unpack(blob, wire)) for blob, wire in packed]:
@@ -94,7 +94,7 @@ class ConnectionTable:
         Args:
             proven: did the new host show the token? Else it replaces only what connects from the same place.
 
-        Raises RefusedError (ALREADY_EXISTS) when it may not, (RESOURCE_EXHAUSTED) when there are too many hosts.
+        Raises ProtocolError (ALREADY_EXISTS) when it may not, (RESOURCE_EXHAUSTED) when there are too many hosts.
         """
         found = {id(other): other for node in connection.hello.nodes if (other := self._by_node.get(node))}
         for other in found.values():
@@ -156,7 +156,7 @@ class FrameReceiver:
         self._local_nodes, self._remote_nodes = frozenset(local_nodes), frozenset(remote_nodes)
 
     async def receive(self, data: bytes) -> None:
-        """Returns when the driver has taken it. Raises RefusedError for anything out of bounds."""
+        """Returns when the driver has taken it. Raises ProtocolError for anything out of bounds."""
         frame = errors.parse_frame(data)
         match frame.WhichOneof("kind"):
             case "envelope":

@@ -1,17 +1,16 @@
-"""Who a host is, and whether two hosts belong to one run."""
+"""The Hello: names a host's nodes and checks that two hosts belong to one run."""
 
 import secrets
 from dataclasses import dataclass, field
 from importlib import metadata
 
 from serving.transport import errors
+from serving.transport import tandem_pb2 as pb
 from serving.transport.encode import encode_frame
 from serving.transport.errors import ProtocolError
 from serving.transport.limits import Limits
-from serving.transport.tandem_pb2 import Frame
-from serving.transport.tandem_pb2 import Hello as Wire
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 def _version() -> str:
@@ -23,32 +22,33 @@ def _version() -> str:
 
 @dataclass(frozen=True)
 class Hello:
-    """The first thing a host says.
-
-    Raises ValueError for nodes without names, or twice the same.
-    """
+    """The first frame of a host. Raises ValueError for no nodes or a duplicate name."""
 
     nodes: tuple[str, ...]
     config_digest: str = ""
-    """Of the run's configuration: hosts of different runs do not talk."""
+    """Digest of the run's configuration; hosts with different digests refuse each other."""
     sends_tensors: bool = False
-    """Do tensors travel with their blobs?"""
+    """True if tensor data travels with each `TensorRef`."""
     boot_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    """New whenever the process starts again."""
+    """New at each start of the process."""
     protocol: int = PROTOCOL
     version: str = field(default_factory=_version)
 
     def __post_init__(self) -> None:
         if not self.nodes or len(set(self.nodes)) < len(self.nodes):
-            raise ValueError(f"transport: a host has nodes with different names, at least one; got {self.nodes}.")
+            raise ValueError(f"transport: a host needs at least one node, all with different names; got {self.nodes}.")
 
     @property
     def encoded(self) -> bytes:
-        wire = Wire(
-            protocol=self.protocol, version=self.version, nodes=self.nodes, digest=self.config_digest, tensors=self.sends_tensors,
-            boot=self.boot_id,
-        )  # fmt: skip
-        return encode_frame(Frame(hello=wire))
+        wire = pb.Hello(
+            protocol=self.protocol,
+            version=self.version,
+            nodes=self.nodes,
+            config_digest=self.config_digest,
+            sends_tensors=self.sends_tensors,
+            boot_id=self.boot_id,
+        )
+        return encode_frame(pb.Frame(hello=wire))
 
     @property
     def summary(self) -> str:
@@ -58,9 +58,10 @@ class Hello:
         )
 
     def check_peer(self, data: bytes, limits: Limits) -> "Hello":
-        """Reads the other side's first frame.
+        """Decodes the other side's first frame.
 
-        Raises RefusedError: INVALID_ARGUMENT for what is no Hello, FAILED_PRECONDITION for a host of another run.
+        Raises ProtocolError: INVALID_ARGUMENT for a frame that is no Hello, FAILED_PRECONDITION for a host of another
+        run.
         """
         first = errors.parse_frame(data)
         if first.WhichOneof("kind") != "hello":
@@ -76,15 +77,16 @@ class Hello:
             )
         both = set(self.nodes) & set(other.nodes)
         if both:
-            raise ProtocolError("INVALID_ARGUMENT", f"hello.nodes: both sides say that {min(both)} lives there.")
+            raise ProtocolError("INVALID_ARGUMENT", f"hello.nodes: both sides have a node {min(both)}.")
         return other
 
 
-def _decode(wire: Wire, limits: Limits) -> Hello:
+def _decode(wire: pb.Hello, limits: Limits) -> Hello:
     errors.length("hello.nodes", wire.nodes, 1, limits.nodes_per_host)
     nodes = tuple(errors.name("hello.nodes", node) for node in wire.nodes)
     if len(set(nodes)) < len(nodes):
         raise ProtocolError("INVALID_ARGUMENT", "hello.nodes: a node is named twice.")
-    digest = errors.name("hello.digest", wire.digest, 128) if wire.digest else ""
-    boot = errors.name("hello.boot", wire.boot)
-    return Hello(nodes, digest, wire.tensors, boot, wire.protocol, errors.version("hello.version", wire.version))
+    digest = errors.name("hello.config_digest", wire.config_digest, 128) if wire.config_digest else ""
+    boot_id = errors.name("hello.boot_id", wire.boot_id)
+    version = errors.version("hello.version", wire.version)
+    return Hello(nodes, digest, wire.sends_tensors, boot_id, wire.protocol, version)

@@ -38,7 +38,7 @@ class Security:
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.private_key):
-            given, missing = ("certificate", "key") if self.certificate else ("key", "certificate")
+            given, missing = ("certificate", "private_key") if self.certificate else ("private_key", "certificate")
             raise ValueError(f"security: {given} is given without {missing}; TLS needs both.")
         if not self.token_env:
             raise ValueError("security.token_env is empty; name the environment variable of the token.")
@@ -54,7 +54,7 @@ class Security:
         return ((AUTHORIZATION_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
     def authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Raises RefusedError (UNAUTHENTICATED) where the server has a token and the stream does not show it."""
+        """Raises ProtocolError (UNAUTHENTICATED) where the server has a token and the stream does not show it."""
         if not self.token:
             return
         shown = next((value for name, value in metadata if name == AUTHORIZATION_HEADER), None)
@@ -73,8 +73,8 @@ class Security:
         if self.token and not tls and not is_loopback(address):
             raise ValueError(
                 f"transport: {self.token_env} is set, but {address} is beyond this machine and the connection has no "
-                "TLS, so that anyone on the way could read the token. Give security.certificate and security.key to "
-                f"the server and security.authority to the client, or unset {self.token_env} for a network you trust."
+                "TLS, so that anyone on the way could read the token. Give security.certificate and security.private_key to "
+                f"the server and security.ca_certificate to the client, or unset {self.token_env} for a network you trust."
             )
 
     def server_credentials(self) -> "grpc.ServerCredentials | None":
@@ -82,7 +82,7 @@ class Security:
 
         if not (self.certificate and self.private_key):
             return None
-        pair = (_read("key", self.private_key), _read("certificate", self.certificate))
+        pair = (_read("private_key", self.private_key), _read("certificate", self.certificate))
         return grpc.ssl_server_credentials([pair])
 
     def channel_credentials(self) -> "grpc.ChannelCredentials | None":
@@ -90,7 +90,7 @@ class Security:
 
         if not self.ca_certificate:
             return None
-        return grpc.ssl_channel_credentials(_read("authority", self.ca_certificate))
+        return grpc.ssl_channel_credentials(_read("ca_certificate", self.ca_certificate))
 
 
 def is_loopback(address: str) -> bool:

@@ -131,7 +131,7 @@ class TransportServer:
                 data = await context.read()
         except TimeoutError:
             raise ProtocolError(
-                "DEADLINE_EXCEEDED", f"no Hello within limits.hello_s={limits.handshake_timeout_s:g} s."
+                "DEADLINE_EXCEEDED", f"no Hello within limits.handshake_timeout_s={limits.handshake_timeout_s:g} s."
             ) from None
         hello = self._hello.check_peer(data if isinstance(data, bytes) else b"", limits)
         guest = Connection(
@@ -146,7 +146,7 @@ class TransportServer:
             async with asyncio.timeout(limits.handshake_timeout_s):
                 await context.write(self._hello.encoded)
         except TimeoutError:
-            text = f"our Hello did not leave within limits.hello_s={limits.handshake_timeout_s:g} s."
+            text = f"our Hello did not leave within limits.handshake_timeout_s={limits.handshake_timeout_s:g} s."
             raise ProtocolError("DEADLINE_EXCEEDED", text) from None
 
     def _add_connection(self, connection: Connection) -> None:

@@ -40,7 +40,7 @@ class SessionOwners:
         """May it be heard, and who must hear a release before it?
 
         A release of a session that its sender has not opened here is not heard: it could only harm. Raises
-        RefusedError for a session that another host opened.
+        ProtocolError for a session that another host opened.
         """
         if isinstance(message, LoadReport):
             return True, []

@@ -88,7 +88,7 @@ class Outbox:
         return data
 
 
-METHOD = "/tandem.v1.Link/Talk"
+METHOD = "/tandem.v1.MessageTransport/Connect"
 ADMITTED_METADATA = ("tandem", "v1")
 """Metadata with which a server says that the token is right, before anything is written."""
 
@@ -105,7 +105,7 @@ async def run_stream(
     Args:
         written: called when all is said; this side is over when it returns.
 
-    Raises RefusedError from `receive` or from the outbox, and whatever gRPC raises when the connection breaks.
+    Raises ProtocolError from `receive` or from the outbox, and whatever gRPC raises when the connection breaks.
     """
 
     async def listen() -> None:

@@ -17,20 +17,20 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., envelope: _Optional[_Union[Envelope, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "version", "nodes", "digest", "tensors", "boot")
+    __slots__ = ("protocol", "version", "nodes", "config_digest", "sends_tensors", "boot_id")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    DIGEST_FIELD_NUMBER: _ClassVar[int]
-    TENSORS_FIELD_NUMBER: _ClassVar[int]
-    BOOT_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SENDS_TENSORS_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     version: str
     nodes: _containers.RepeatedScalarFieldContainer[str]
-    digest: str
-    tensors: bool
-    boot: str
-    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., digest: _Optional[str] = ..., tensors: bool = ..., boot: _Optional[str] = ...) -> None: ...
+    config_digest: str
+    sends_tensors: bool
+    boot_id: str
+    def __init__(self, protocol: _Optional[int] = ..., version: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., config_digest: _Optional[str] = ..., sends_tensors: bool = ..., boot_id: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason",)
@@ -39,34 +39,34 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("sender", "to", "request", "reply", "miss", "release", "backlog")
+    __slots__ = ("sender", "to", "request", "reply", "cache_miss", "release", "load_report")
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TO_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
-    MISS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_MISS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
-    BACKLOG_FIELD_NUMBER: _ClassVar[int]
+    LOAD_REPORT_FIELD_NUMBER: _ClassVar[int]
     sender: str
     to: str
     request: Request
     reply: Reply
-    miss: Miss
+    cache_miss: CacheMiss
     release: Release
-    backlog: Backlog
-    def __init__(self, sender: _Optional[str] = ..., to: _Optional[str] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., miss: _Optional[_Union[Miss, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., backlog: _Optional[_Union[Backlog, _Mapping]] = ...) -> None: ...
+    load_report: LoadReport
+    def __init__(self, sender: _Optional[str] = ..., to: _Optional[str] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., reply: _Optional[_Union[Reply, _Mapping]] = ..., cache_miss: _Optional[_Union[CacheMiss, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., load_report: _Optional[_Union[LoadReport, _Mapping]] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("first", "last", "embed", "head")
-    FIRST_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    EMBED_FIELD_NUMBER: _ClassVar[int]
-    HEAD_FIELD_NUMBER: _ClassVar[int]
-    first: int
-    last: int
-    embed: bool
-    head: bool
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., embed: bool = ..., head: bool = ...) -> None: ...
+    __slots__ = ("start_layer", "end_layer", "embedding", "lm_head")
+    START_LAYER_FIELD_NUMBER: _ClassVar[int]
+    END_LAYER_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_FIELD_NUMBER: _ClassVar[int]
+    LM_HEAD_FIELD_NUMBER: _ClassVar[int]
+    start_layer: int
+    end_layer: int
+    embedding: bool
+    lm_head: bool
+    def __init__(self, start_layer: _Optional[int] = ..., end_layer: _Optional[int] = ..., embedding: bool = ..., lm_head: bool = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dtype", "shape", "data")
@@ -78,7 +78,7 @@ class Tensor(_message.Message):
     data: bytes
     def __init__(self, dtype: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
-class Blob(_message.Message):
+class TensorRef(_message.Message):
     __slots__ = ("id", "nbytes", "tensor")
     ID_FIELD_NUMBER: _ClassVar[int]
     NBYTES_FIELD_NUMBER: _ClassVar[int]
@@ -88,7 +88,7 @@ class Blob(_message.Message):
     tensor: Tensor
     def __init__(self, id: _Optional[str] = ..., nbytes: _Optional[int] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
 
-class Sampling(_message.Message):
+class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
@@ -106,91 +106,91 @@ class Indices(_message.Message):
     values: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, values: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class Rows(_message.Message):
-    __slots__ = ("session", "start", "n", "tokens", "check", "rule", "sampling", "parents", "keep", "blob", "odds")
+class SequenceSlice(_message.Message):
+    __slots__ = ("session", "start", "num_tokens", "tokens", "num_drafts", "rule", "sampling", "parents", "kept_tree_nodes", "hidden_states", "draft_probs")
     SESSION_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
-    N_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CHECK_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
-    BLOB_FIELD_NUMBER: _ClassVar[int]
-    ODDS_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_STATES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_PROBS_FIELD_NUMBER: _ClassVar[int]
     session: str
     start: int
-    n: int
+    num_tokens: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    check: int
+    num_drafts: int
     rule: str
-    sampling: Sampling
+    sampling: SamplingParams
     parents: Indices
-    keep: Indices
-    blob: Blob
-    odds: _containers.RepeatedCompositeFieldContainer[Blob]
-    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., n: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., check: _Optional[int] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., parents: _Optional[_Union[Indices, _Mapping]] = ..., keep: _Optional[_Union[Indices, _Mapping]] = ..., blob: _Optional[_Union[Blob, _Mapping]] = ..., odds: _Optional[_Iterable[_Union[Blob, _Mapping]]] = ...) -> None: ...
+    kept_tree_nodes: Indices
+    hidden_states: TensorRef
+    draft_probs: _containers.RepeatedCompositeFieldContainer[TensorRef]
+    def __init__(self, session: _Optional[str] = ..., start: _Optional[int] = ..., num_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[int] = ..., rule: _Optional[str] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., parents: _Optional[_Union[Indices, _Mapping]] = ..., kept_tree_nodes: _Optional[_Union[Indices, _Mapping]] = ..., hidden_states: _Optional[_Union[TensorRef, _Mapping]] = ..., draft_probs: _Optional[_Iterable[_Union[TensorRef, _Mapping]]] = ...) -> None: ...
 
-class Condition(_message.Message):
-    __slots__ = ("tokens", "base_s", "row_s", "nodes", "uplink_mbps")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
+class PathStats(_message.Message):
+    __slots__ = ("mean_batch_tokens", "base_s", "per_token_s", "num_nodes", "uplink_mbps")
+    MEAN_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     BASE_S_FIELD_NUMBER: _ClassVar[int]
-    ROW_S_FIELD_NUMBER: _ClassVar[int]
-    NODES_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     UPLINK_MBPS_FIELD_NUMBER: _ClassVar[int]
-    tokens: float
+    mean_batch_tokens: float
     base_s: float
-    row_s: float
-    nodes: int
+    per_token_s: float
+    num_nodes: int
     uplink_mbps: float
-    def __init__(self, tokens: _Optional[float] = ..., base_s: _Optional[float] = ..., row_s: _Optional[float] = ..., nodes: _Optional[int] = ..., uplink_mbps: _Optional[float] = ...) -> None: ...
+    def __init__(self, mean_batch_tokens: _Optional[float] = ..., base_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., num_nodes: _Optional[int] = ..., uplink_mbps: _Optional[float] = ...) -> None: ...
 
 class Hop(_message.Message):
-    __slots__ = ("node", "span", "out")
+    __slots__ = ("node", "span", "hidden_export")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SPAN_FIELD_NUMBER: _ClassVar[int]
-    OUT_FIELD_NUMBER: _ClassVar[int]
+    HIDDEN_EXPORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     span: Span
-    out: str
-    def __init__(self, node: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., out: _Optional[str] = ...) -> None: ...
+    hidden_export: str
+    def __init__(self, node: _Optional[str] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., hidden_export: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("round", "rows", "route", "hop", "path", "reply_to", "budget", "value", "probes", "ends", "slack_s", "rate", "spent_s", "sent_s", "condition")
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    ROUTE_FIELD_NUMBER: _ClassVar[int]
-    HOP_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("attempt", "slice", "hops", "hop_index", "path", "reply_to", "budget", "expected_tokens", "requested_outputs", "stop_tokens", "slack_s", "slo_tokens_per_s", "upstream_s", "sent_s", "path_stats")
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
+    HOPS_FIELD_NUMBER: _ClassVar[int]
+    HOP_INDEX_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     REPLY_TO_FIELD_NUMBER: _ClassVar[int]
     BUDGET_FIELD_NUMBER: _ClassVar[int]
-    VALUE_FIELD_NUMBER: _ClassVar[int]
-    PROBES_FIELD_NUMBER: _ClassVar[int]
-    ENDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_OUTPUTS_FIELD_NUMBER: _ClassVar[int]
+    STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SLACK_S_FIELD_NUMBER: _ClassVar[int]
-    RATE_FIELD_NUMBER: _ClassVar[int]
-    SPENT_S_FIELD_NUMBER: _ClassVar[int]
+    SLO_TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    UPSTREAM_S_FIELD_NUMBER: _ClassVar[int]
     SENT_S_FIELD_NUMBER: _ClassVar[int]
-    CONDITION_FIELD_NUMBER: _ClassVar[int]
-    round: int
-    rows: Rows
-    route: _containers.RepeatedCompositeFieldContainer[Hop]
-    hop: int
+    PATH_STATS_FIELD_NUMBER: _ClassVar[int]
+    attempt: int
+    slice: SequenceSlice
+    hops: _containers.RepeatedCompositeFieldContainer[Hop]
+    hop_index: int
     path: _containers.RepeatedScalarFieldContainer[str]
     reply_to: str
     budget: int
-    value: float
-    probes: _containers.RepeatedScalarFieldContainer[str]
-    ends: _containers.RepeatedScalarFieldContainer[int]
+    expected_tokens: float
+    requested_outputs: _containers.RepeatedScalarFieldContainer[str]
+    stop_tokens: _containers.RepeatedScalarFieldContainer[int]
     slack_s: float
-    rate: float
-    spent_s: float
+    slo_tokens_per_s: float
+    upstream_s: float
     sent_s: float
-    condition: Condition
-    def __init__(self, round: _Optional[int] = ..., rows: _Optional[_Union[Rows, _Mapping]] = ..., route: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., value: _Optional[float] = ..., probes: _Optional[_Iterable[str]] = ..., ends: _Optional[_Iterable[int]] = ..., slack_s: _Optional[float] = ..., rate: _Optional[float] = ..., spent_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
+    path_stats: PathStats
+    def __init__(self, attempt: _Optional[int] = ..., slice: _Optional[_Union[SequenceSlice, _Mapping]] = ..., hops: _Optional[_Iterable[_Union[Hop, _Mapping]]] = ..., hop_index: _Optional[int] = ..., path: _Optional[_Iterable[str]] = ..., reply_to: _Optional[str] = ..., budget: _Optional[int] = ..., expected_tokens: _Optional[float] = ..., requested_outputs: _Optional[_Iterable[str]] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., slack_s: _Optional[float] = ..., slo_tokens_per_s: _Optional[float] = ..., upstream_s: _Optional[float] = ..., sent_s: _Optional[float] = ..., path_stats: _Optional[_Union[PathStats, _Mapping]] = ...) -> None: ...
 
-class Proposal(_message.Message):
+class DraftTree(_message.Message):
     __slots__ = ("tokens", "parents")
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
@@ -199,46 +199,46 @@ class Proposal(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("accepted", "token", "keep", "proposal")
+    __slots__ = ("accepted", "next_token", "kept_tree_nodes", "next_tree")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    KEEP_FIELD_NUMBER: _ClassVar[int]
-    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    KEPT_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TREE_FIELD_NUMBER: _ClassVar[int]
     accepted: int
-    token: int
-    keep: Indices
-    proposal: Proposal
-    def __init__(self, accepted: _Optional[int] = ..., token: _Optional[int] = ..., keep: _Optional[_Union[Indices, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
+    next_token: int
+    kept_tree_nodes: Indices
+    next_tree: DraftTree
+    def __init__(self, accepted: _Optional[int] = ..., next_token: _Optional[int] = ..., kept_tree_nodes: _Optional[_Union[Indices, _Mapping]] = ..., next_tree: _Optional[_Union[DraftTree, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("session", "round", "at", "verdict", "path", "left", "spent_s", "condition")
+    __slots__ = ("session", "attempt", "committed_len", "verdict", "path", "remaining_budget", "path_latency_s", "path_stats")
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
-    AT_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_LEN_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
-    LEFT_FIELD_NUMBER: _ClassVar[int]
-    SPENT_S_FIELD_NUMBER: _ClassVar[int]
-    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    PATH_LATENCY_S_FIELD_NUMBER: _ClassVar[int]
+    PATH_STATS_FIELD_NUMBER: _ClassVar[int]
     session: str
-    round: int
-    at: int
+    attempt: int
+    committed_len: int
     verdict: Verdict
     path: _containers.RepeatedScalarFieldContainer[str]
-    left: int
-    spent_s: float
-    condition: Condition
-    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., at: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., left: _Optional[int] = ..., spent_s: _Optional[float] = ..., condition: _Optional[_Union[Condition, _Mapping]] = ...) -> None: ...
+    remaining_budget: int
+    path_latency_s: float
+    path_stats: PathStats
+    def __init__(self, session: _Optional[str] = ..., attempt: _Optional[int] = ..., committed_len: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., path: _Optional[_Iterable[str]] = ..., remaining_budget: _Optional[int] = ..., path_latency_s: _Optional[float] = ..., path_stats: _Optional[_Union[PathStats, _Mapping]] = ...) -> None: ...
 
-class Miss(_message.Message):
-    __slots__ = ("session", "round", "node")
+class CacheMiss(_message.Message):
+    __slots__ = ("session", "attempt", "node")
     SESSION_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     session: str
-    round: int
+    attempt: int
     node: str
-    def __init__(self, session: _Optional[str] = ..., round: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., attempt: _Optional[int] = ..., node: _Optional[str] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("session",)
@@ -246,16 +246,16 @@ class Release(_message.Message):
     session: str
     def __init__(self, session: _Optional[str] = ...) -> None: ...
 
-class Backlog(_message.Message):
-    __slots__ = ("node", "queued_s", "row_s", "free", "step_s")
+class LoadReport(_message.Message):
+    __slots__ = ("node", "queued_s", "per_token_s", "free_tokens", "pass_s")
     NODE_FIELD_NUMBER: _ClassVar[int]
     QUEUED_S_FIELD_NUMBER: _ClassVar[int]
-    ROW_S_FIELD_NUMBER: _ClassVar[int]
-    FREE_FIELD_NUMBER: _ClassVar[int]
-    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PASS_S_FIELD_NUMBER: _ClassVar[int]
     node: str
     queued_s: float
-    row_s: float
-    free: float
-    step_s: float
-    def __init__(self, node: _Optional[str] = ..., queued_s: _Optional[float] = ..., row_s: _Optional[float] = ..., free: _Optional[float] = ..., step_s: _Optional[float] = ...) -> None: ...
+    per_token_s: float
+    free_tokens: float
+    pass_s: float
+    def __init__(self, node: _Optional[str] = ..., queued_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., free_tokens: _Optional[float] = ..., pass_s: _Optional[float] = ...) -> None: ...

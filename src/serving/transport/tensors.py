@@ -35,7 +35,7 @@ def pack(tensor: "torch.Tensor") -> pb.Tensor:
 
 
 def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
-    """Raises RefusedError when type, shape and bytes do not fit together, or a value is not finite."""
+    """Raises ProtocolError when type, shape and bytes do not fit together, or a value is not finite."""
     import torch
 
     name, shape = check(field, wire)
@@ -61,7 +61,7 @@ def check_sparse_probs(field: str, wire: pb.Tensor, vocab_size: int | None) -> N
     (tokens, 4 or 6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them
     above it.
 
-    Raises RefusedError when it does not fit `check`, or is none.
+    Raises ProtocolError when it does not fit `check`, or is none.
     """
     import numpy as np
 
@@ -85,7 +85,7 @@ def check_int8_hidden(field: str, wire: pb.Tensor) -> None:
     """Of hidden states in int8, as `serving.engines.torch.forward.encode_hidden` packs them: each row ends with its
     fp32 scale, which is finite and not below 0.
 
-    Raises RefusedError when it does not fit `check`, or is none.
+    Raises ProtocolError when it does not fit `check`, or is none.
     """
     import numpy as np
 

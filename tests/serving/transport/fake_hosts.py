@@ -1,4 +1,4 @@
-"""Hosts for tests: ears that remember, a run that leaves no task behind, a client that says raw bytes."""
+"""Hosts for tests: sink that remember, a run that leaves no task behind, a client that says raw bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,36 +18,36 @@ FAST = Limits(backoff_s=0.01, backoff_max_s=0.05)
 ROUTE = (Hop("cloud", Span(0, 8, True, True)),)
 
 
-class FakeEars:
+class FakeSink:
     """Remembers what it heard; while `open` is not set it takes nothing."""
 
     def __init__(self) -> None:
         self.begun = 0
         self.open = asyncio.Event()
         self.open.set()
-        self._heard: asyncio.Queue[tuple[str, str, Message]] = asyncio.Queue()
+        self._received: asyncio.Queue[tuple[str, str, Message]] = asyncio.Queue()
         self._news: asyncio.Queue[tuple[str, tuple[str, ...]]] = asyncio.Queue()
 
     async def receive(self, sender: str, to: str, message: Message) -> None:
         self.begun += 1
         await self.open.wait()
-        self._heard.put_nowait((sender, to, message))
+        self._received.put_nowait((sender, to, message))
 
     def peers_lost(self, nodes: tuple[str, ...]) -> None:
         self._news.put_nowait(("lost", nodes))
 
     def peers_restored(self, nodes: tuple[str, ...]) -> None:
-        self._news.put_nowait(("joined", nodes))
+        self._news.put_nowait(("restored", nodes))
 
-    async def hear(self) -> tuple[str, str, Message]:
-        return await soon(self._heard.get())
+    async def received(self) -> tuple[str, str, Message]:
+        return await soon(self._received.get())
 
     async def news(self) -> tuple[str, tuple[str, ...]]:
         return await soon(self._news.get())
 
     @property
     def quiet(self) -> bool:
-        return self._heard.empty() and self._news.empty()
+        return self._received.empty() and self._news.empty()
 
 
 async def soon(awaitable: Awaitable[Any]) -> Any:
@@ -74,7 +74,7 @@ def left() -> list[str]:
     return [task for task in tasks if "_AioCall._handle_status_once_received" not in task]
 
 
-def play(scenario: Callable[[], Awaitable[None]]) -> None:
+def run_scenario(scenario: Callable[[], Awaitable[None]]) -> None:
     """Runs a scenario, and fails when it leaves tasks behind."""
 
     async def checked() -> None:
@@ -88,25 +88,25 @@ def play(scenario: Callable[[], Awaitable[None]]) -> None:
 
 
 @asynccontextmanager
-async def listening(ears: FakeEars, *nodes: str, **how: Any) -> AsyncIterator[tuple[TransportServer, str]]:
+async def listening(sink: FakeSink, *nodes: str, **how: Any) -> AsyncIterator[tuple[TransportServer, str]]:
     how.setdefault("limits", FAST)
-    listener = TransportServer(nodes or ("cloud-0",), ears, **how)
-    address = await listener.start()
+    server = TransportServer(nodes or ("cloud-0",), sink, **how)
+    address = await server.start()
     try:
-        yield listener, address
+        yield server, address
     finally:
-        await listener.stop(0.2)
+        await server.stop(0.2)
 
 
 @asynccontextmanager
-async def dialling(ears: FakeEars, address: str, *nodes: str, **how: Any) -> AsyncIterator[TransportClient]:
+async def dialling(sink: FakeSink, address: str, *nodes: str, **how: Any) -> AsyncIterator[TransportClient]:
     how.setdefault("limits", FAST)
-    dialler = TransportClient(nodes or ("device-0",), ears, how.pop("blobs", None), address, **how)
-    await dialler.start()
+    client = TransportClient(nodes or ("device-0",), sink, how.pop("tensor_store", None), address, **how)
+    await client.start()
     try:
-        yield dialler
+        yield client
     finally:
-        await dialler.stop(0.2)
+        await client.stop(0.2)
 
 
 @asynccontextmanager
@@ -167,13 +167,13 @@ def request(session: str = "s", device: str = "device-0", cloud: str = "cloud-0"
     return Request(0, rows, ROUTE, 0, (cloud,), device)
 
 
-async def serves(ears: FakeEars, address: str, name: str = "good-0") -> None:
+async def serves(sink: FakeSink, address: str, name: str = "good-0") -> None:
     """A well-behaved device gets through."""
-    there = FakeEars()
-    async with dialling(there, address, name) as dialler:
+    there = FakeSink()
+    async with dialling(there, address, name) as client:
         question = request(f"of {name}".replace(" ", "-"), name)
-        dialler.send(name, "cloud-0", question)
-        while (await ears.hear())[2] != question:
+        client.send(name, "cloud-0", question)
+        while (await sink.received())[2] != question:
             pass
-        dialler.send(name, "cloud-0", Release(question.slice.session))
-        assert isinstance((await ears.hear())[2], Release)
+        client.send(name, "cloud-0", Release(question.slice.session))
+        assert isinstance((await sink.received())[2], Release)

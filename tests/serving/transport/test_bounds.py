@@ -11,7 +11,7 @@ from serving.transport.limits import Limits
 from serving.transport.session_ownership import SessionOwners
 from serving.transport.stream import Outbox
 
-from fake_hosts import play, request, soon  # isort: skip
+from fake_hosts import run_scenario, request, soon  # isort: skip
 
 
 def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
@@ -39,7 +39,7 @@ def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
         with pytest.raises(ProtocolError, match="too slow: 3 messages of 12 bytes"):
             await soon(fault)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_an_outbox_keeps_order_and_ends_with_the_last_word() -> None:
@@ -50,7 +50,7 @@ def test_an_outbox_keeps_order_and_ends_with_the_last_word() -> None:
         outbox.put(b"too late")
         assert [await outbox.take() for _ in range(3)] == [b"1", b"bye", None]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def admit(owners: SessionOwners, session: str, device: str, to: str = "cloud-0") -> list[tuple[str, Release]]:

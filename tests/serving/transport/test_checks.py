@@ -49,52 +49,56 @@ def put(path: str, value: object) -> Callable[[Any], object]:
 @pytest.mark.parametrize(
     ("path", "value", "field"),
     [
-        ("request.rows.session", "", "rows.session"),
-        ("request.rows.session", "x" * 65, "rows.session"),
-        ("request.rows.session", "a b", "rows.session"),
-        ("request.rows.session", "a\n", "rows.session"),
-        ("request.rows.tokens", [1, 2, 1000], "rows.tokens"),
-        ("request.rows.tokens", [1, 2, -1], "rows.tokens"),
-        ("request.rows.tokens", [1, 2], "rows.tokens"),
-        ("request.rows.n", 0, "rows.n"),
-        ("request.rows.start", 98, "rows.n"),
-        ("request.rows.start", 2**32 - 1, "rows.start"),
-        ("request.rows.check", 3, "rows.check"),
-        ("request.rows.rule", "maybe", "rows.rule"),
-        ("request.rows.rule", "sample", "rows.sampling"),
-        ("request.rows.rule", "", "rows.check"),
-        ("request.rows.sampling.temperature", float("nan"), "temperature"),
-        ("request.rows.sampling.temperature", float("inf"), "temperature"),
-        ("request.rows.sampling.top_p", 0.5, "temperature and top_p must be above 0"),
-        ("request.rows.parents.values", [0], "rows.parents"),
-        ("request.rows.parents.values", [-1, 0], "rows.parents"),
-        ("request.rows.keep.values", [1, 1], "rows.keep"),
-        ("request.rows.keep.values", [-1], "rows.keep"),
-        ("request.rows.blob.id", "a b", "rows.blob"),
-        ("request.rows.blob.tensor.dtype", "fp32", "rows.blob"),
-        ("request.rows.odds", [pb.Blob(id="a")] * 2, "rows.odds"),
-        ("request.hop", 1, "request.hop"),
+        ("request.slice.session", "", "slice.session"),
+        ("request.slice.session", "x" * 65, "slice.session"),
+        ("request.slice.session", "a b", "slice.session"),
+        ("request.slice.session", "a\n", "slice.session"),
+        ("request.slice.tokens", [1, 2, 1000], "slice.tokens"),
+        ("request.slice.tokens", [1, 2, -1], "slice.tokens"),
+        ("request.slice.tokens", [1, 2], "slice.tokens"),
+        ("request.slice.num_tokens", 0, "slice.num_tokens"),
+        ("request.slice.start", 98, "slice.num_tokens"),
+        ("request.slice.start", 2**32 - 1, "slice.start"),
+        ("request.slice.num_drafts", 3, "slice.num_drafts"),
+        ("request.slice.rule", "maybe", "slice.rule"),
+        ("request.slice.rule", "sample", "slice.sampling"),
+        ("request.slice.rule", "", "slice.num_drafts"),
+        ("request.slice.sampling.temperature", float("nan"), "temperature"),
+        ("request.slice.sampling.temperature", float("inf"), "temperature"),
+        ("request.slice.sampling.top_p", 0.5, "temperature and top_p must be above 0"),
+        ("request.slice.parents.values", [0], "slice.parents"),
+        ("request.slice.parents.values", [-1, 0], "slice.parents"),
+        ("request.slice.kept_tree_nodes.values", [1, 1], "slice.kept_tree_nodes"),
+        ("request.slice.kept_tree_nodes.values", [-1], "slice.kept_tree_nodes"),
+        ("request.slice.hidden_states.id", "a b", "slice.hidden_states"),
+        ("request.slice.hidden_states.tensor.dtype", "fp32", "slice.hidden_states"),
+        ("request.slice.draft_probs", [pb.TensorRef(id="a")] * 2, "slice.draft_probs"),
+        ("request.hop_index", 1, "request.hop_index"),
         ("request.path", [], "request.path"),
         ("request.path", ["cloud-0"] * 17, "request.path"),
         ("request.path", ["cloud-1"], "request.path"),
-        ("request.route", [], "request.route"),
-        ("request.route", [pb.Hop(node="cloud", out="last")] * 17, "request.route"),
-        ("request.route", [pb.Hop(node="cloud", out="last")], "route of this run's policy"),
-        ("request.route", [pb.Hop(node="cloud", out="some")], "route.out"),
-        ("request.route", [pb.Hop(node="cloud", out="last", span=pb.Span(first=3, last=2))], "span.first"),
+        ("request.hops", [], "request.hops"),
+        ("request.hops", [pb.Hop(node="cloud", hidden_export="last")] * 17, "request.hops"),
+        ("request.hops", [pb.Hop(node="cloud", hidden_export="last")], "hops of this run's policy"),
+        ("request.hops", [pb.Hop(node="cloud", hidden_export="some")], "hops.hidden_export"),
+        (
+            "request.hops",
+            [pb.Hop(node="cloud", hidden_export="last", span=pb.Span(start_layer=3, end_layer=2))],
+            "span.start_layer",
+        ),
         ("request.reply_to", "", "reply_to"),
         ("request.budget", 0, "request.budget"),
         ("request.budget", 101, "request.budget"),
         ("request.slack_s", float("nan"), "request.slack_s"),
-        ("request.value", float("inf"), "request.value"),
-        ("request.value", -1.0, "request.value"),
-        ("request.probes", ["heads"] * 17, "request.probes"),
-        ("request.ends", [1] * 257, "request.ends"),
-        ("request.ends", [5000], "request.ends"),
-        ("request.round", 2**31, "request.round"),
+        ("request.expected_tokens", float("inf"), "request.expected_tokens"),
+        ("request.expected_tokens", -1.0, "request.expected_tokens"),
+        ("request.requested_outputs", ["heads"] * 17, "request.requested_outputs"),
+        ("request.stop_tokens", [1] * 257, "request.stop_tokens"),
+        ("request.stop_tokens", [5000], "request.stop_tokens"),
+        ("request.attempt", 2**31, "request.attempt"),
         ("release.session", "", "release.session"),
-        ("miss.round", 1, "miss.session"),
-        ("backlog.node", "cloud-0", "backlog.node"),
+        ("cache_miss.attempt", 1, "cache_miss.session"),
+        ("load_report.node", "cloud-0", "load_report.node"),
     ],
 )
 def test_a_violation_is_named(path: str, value: object, field: str) -> None:
@@ -102,17 +106,17 @@ def test_a_violation_is_named(path: str, value: object, field: str) -> None:
 
 
 def test_an_empty_envelope_is_refused() -> None:
-    assert "there is none" in refused(lambda envelope: envelope.ClearField("request"))
+    assert "is missing" in refused(lambda envelope: envelope.ClearField("request"))
 
 
 @pytest.mark.parametrize(
     ("verdict", "field"),
     [
         (Verdict(101, 1), "accepted"),
-        (Verdict(0, 1000), "verdict.token"),
-        (Verdict(0, 1, (3, 3)), "verdict.keep"),
+        (Verdict(0, 1000), "verdict.next_token"),
+        (Verdict(0, 1, (3, 3)), "verdict.kept_tree_nodes"),
         (Verdict(0, 1, None, ((1, 2), (-1,))), "number of parents"),
-        (Verdict(0, 1, None, ((1, 2), (-1, 1))), "proposal.parents"),
+        (Verdict(0, 1, None, ((1, 2), (-1, 1))), "next_tree.parents"),
     ],
 )
 def test_bounds_of_a_verdict(verdict: Verdict, field: str) -> None:
@@ -137,7 +141,7 @@ def test_bounds_of_a_verdict(verdict: Verdict, field: str) -> None:
 )
 def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: str) -> None:
     def change(envelope: pb.Envelope) -> None:
-        envelope.request.rows.blob.CopyFrom(pb.Blob(id="h", nbytes=24, tensor=tensor))
+        envelope.request.slice.hidden_states.CopyFrom(pb.TensorRef(id="h", nbytes=24, tensor=tensor))
 
     assert field in refused(change, tensors=True)
 
@@ -150,8 +154,8 @@ def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
 
 def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
     def change(envelope: pb.Envelope) -> None:
-        del envelope.request.rows.odds[:]
-        envelope.request.rows.odds.append(pb.Blob(id="odds/s/1", nbytes=4, tensor=tensor))
+        del envelope.request.slice.draft_probs[:]
+        envelope.request.slice.draft_probs.append(pb.TensorRef(id="odds/s/1", nbytes=4, tensor=tensor))
 
     return change
 
@@ -175,7 +179,7 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
         (pb.Tensor(dtype="int8", shape=[2, 4], data=b"\0\0\0\x3c"), "4 bytes"),
         (pb.Tensor(dtype="int8", shape=[0, 4], data=b""), "shape"),
         (pb.Tensor(dtype="fp16", shape=[1, 2], data=b"\0" * 4), "dimensions"),
-        (pb.Tensor(dtype="fp16", shape=[1001], data=b"\0" * 2002), "rows.odds: tokens"),
+        (pb.Tensor(dtype="fp16", shape=[1001], data=b"\0" * 2002), "slice.draft_probs: tokens"),
         (pb.Tensor(dtype="fp64", shape=[1], data=b"\0" * 8), "dtype"),
     ],
 )
@@ -213,7 +217,7 @@ def test_a_vocabulary_that_is_not_known_bounds_nothing_but_the_number() -> None:
 
 def test_a_hop_that_does_not_embed_needs_hidden_states() -> None:
     def change(envelope: pb.Envelope) -> None:
-        envelope.request.route[0].span.embed = False
+        envelope.request.hops[0].span.embedding = False
 
     assert "hidden states" in refused(change, known=PeerExpectations())
 
@@ -242,6 +246,6 @@ def test_two_hosts_cannot_hold_one_node() -> None:
 
 def test_the_route_is_free_where_it_is_not_known() -> None:
     other = request()
-    other = type(other)(0, other.rows, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
+    other = type(other)(0, other.slice, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", other, None))
     assert MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(frame.envelope) == (other, [])

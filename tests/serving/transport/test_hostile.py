@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import grpc.aio
 import pytest
-from fake_hosts import FAST, FakeEars, ending, hello, listening, play, raw, request, serves, soon
+from fake_hosts import FAST, FakeSink, ending, hello, listening, raw, request, run_scenario, serves, soon
 
 from serving.messages import LoadReport, Message, Release, Reply, Verdict
 from serving.transport import encode
@@ -36,13 +36,13 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
         ([hello(), asked(device="device-0")], "INVALID_ARGUMENT", "envelope.sender"),
         ([hello(), told(request("s", "other-0"))], "INVALID_ARGUMENT", "reply_to"),
         ([hello(), told(Release("s"), to="cloud-1")], "INVALID_ARGUMENT", "envelope.to"),
-        ([hello(), told(LoadReport("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "backlog.node"),
+        ([hello(), told(LoadReport("cloud-0", 0, 0, 0, 0))], "INVALID_ARGUMENT", "load_report.node"),
         ([hello(), told(request("s", "evil-0", n=4000))], "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
 def test_a_violation_closes_that_stream_only(frames: list[bytes], code: str, text: str) -> None:
     async def scenario() -> None:
-        cloud = FakeEars()
+        cloud = FakeSink()
         limits = replace(FAST, message_nbytes=2048)
         async with listening(cloud, limits=limits) as (_, address):
             async with raw(address, *frames) as call:
@@ -51,54 +51,57 @@ def test_a_violation_closes_that_stream_only(frames: list[bytes], code: str, tex
                 assert text in details
             await serves(cloud, address)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_stream_that_says_nothing_is_closed() -> None:
     async def scenario() -> None:
-        cloud = FakeEars()
-        async with listening(cloud, limits=replace(FAST, hello_s=0.1)) as (_, address), raw(address) as call:
+        cloud = FakeSink()
+        async with (
+            listening(cloud, limits=replace(FAST, handshake_timeout_s=0.1)) as (_, address),
+            raw(address) as call,
+        ):
             code, text = await ending(call)
             assert code == "DEADLINE_EXCEEDED"
-            assert "hello_s=0.1" in text
+            assert "handshake_timeout_s=0.1" in text
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_another_hosts_session_cannot_be_spoken_of() -> None:
     async def scenario() -> None:
-        cloud = FakeEars()
+        cloud = FakeSink()
         async with listening(cloud) as (_, address), raw(address, hello("good-0"), asked("mine", "good-0")):
-            await cloud.hear()
+            await cloud.received()
             for message in (request("mine", "evil-0"), Release("mine"), Reply("mine", 0, 0, Verdict(0, 1), (), 0)):
                 async with raw(address, hello(), told(message)) as call:
                     assert "opened by another host" in (await ending(call))[1]
-            assert cloud._heard.empty()
+            assert cloud._received.empty()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_release_of_what_was_never_asked_is_not_heard() -> None:
     async def scenario() -> None:
-        cloud = FakeEars()
+        cloud = FakeSink()
         frames = hello(), told(Release("later")), asked("own"), told(Release("own"))
         async with listening(cloud) as (_, address), raw(address, *frames):
-            assert (await cloud.hear())[2] == request("own", "evil-0")
-            assert (await cloud.hear())[2] == Release("own")
+            assert (await cloud.received())[2] == request("own", "evil-0")
+            assert (await cloud.received())[2] == Release("own")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_sessions_of_one_host_are_bounded() -> None:
     async def scenario() -> None:
-        cloud = FakeEars()
+        cloud = FakeSink()
         frames = hello(), *(asked(f"s{i}") for i in range(4))
-        async with listening(cloud, limits=replace(FAST, sessions=2)) as (_, address), raw(address, *frames):
-            heard = [(await cloud.hear())[2] for _ in range(6)]
+        async with listening(cloud, limits=replace(FAST, sessions_per_node=2)) as (_, address), raw(address, *frames):
+            heard = [(await cloud.received())[2] for _ in range(6)]
         asks = [request(f"s{i}", "evil-0") for i in range(4)]
         assert heard == [asks[0], asks[1], Release("s0"), asks[2], Release("s1"), asks[3]]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def _mutated(r: random.Random, data: bytes) -> bytes:
@@ -141,20 +144,20 @@ def test_random_bytes_and_broken_messages_leave_the_server_serving() -> None:
             return (await ending(call))[0]
 
     async def scenario() -> None:
-        cloud, r = FakeEars(), random.Random(1)
-        async with listening(cloud) as (listener, address):
+        cloud, r = FakeSink(), random.Random(1)
+        async with listening(cloud) as (server, address):
             codes = {await one(address, _attack(r, i)) for i in range(300)}
             await serves(cloud, address)
             known = {"OK", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "INTERNAL"}
             assert {"OK", "INVALID_ARGUMENT"} <= codes <= known  # INTERNAL may hide the others (grpc #36066)
-            assert not listener._connections.connections
+            assert not server._connections.connections
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_what_is_no_http_at_all_leaves_the_server_serving() -> None:
     async def scenario() -> None:
-        cloud, r = FakeEars(), random.Random(2)
+        cloud, r = FakeSink(), random.Random(2)
         async with listening(cloud) as (_, address):
             host, _, port = address.rpartition(":")
             for garbage in (b"GET / HTTP/1.1\r\n\r\n", r.randbytes(10_000), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" * 50):
@@ -167,11 +170,11 @@ def test_what_is_no_http_at_all_leaves_the_server_serving() -> None:
                     await soon(writer.wait_closed())
             await serves(cloud, address)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_limits_that_leave_no_room_are_refused() -> None:
-    with pytest.raises(ValueError, match="hello_s=0"):
+    with pytest.raises(ValueError, match="handshake_timeout_s=0"):
         Limits(handshake_timeout_s=0)
     with pytest.raises(ValueError, match="holds less than one message"):
         Limits(outbox_nbytes=10)

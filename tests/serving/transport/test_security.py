@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from certificates import certified
-from fake_hosts import FakeEars, dialling, listening, play, raw, request
+from fake_hosts import FakeSink, dialling, listening, raw, request, run_scenario
 
 from serving.transport.connection import Connection, ConnectionTable, ReceivedTensors
 from serving.transport.errors import ProtocolError
@@ -25,13 +25,13 @@ def files(tmp_path: Path) -> tuple[str, str]:
 
 
 async def exchange(server: Security, client: Security) -> None:
-    cloud = FakeEars()
+    cloud = FakeSink()
     async with (
         listening(cloud, security=server) as (_, address),
-        dialling(FakeEars(), address, security=client) as dialler,
+        dialling(FakeSink(), address, security=client) as client,
     ):
-        dialler.send("device-0", "cloud-0", request())
-        assert (await cloud.hear())[2] == request()
+        client.send("device-0", "cloud-0", request())
+        assert (await cloud.received())[2] == request()
 
 
 def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         await exchange(Security(), Security())
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("shown", [None, "another"])
@@ -59,7 +59,7 @@ def test_without_the_right_token_nobody_enters(
 
     with caplog.at_level(logging.DEBUG):
         for _ in range(5):  # a race in gRPC may hide the reason (grpc #36066)
-            play(scenario)
+            run_scenario(scenario)
     assert SECRET not in caplog.text
     assert "another" not in caplog.text
 
@@ -68,12 +68,12 @@ def test_a_stream_without_a_token_is_not_even_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
 
     async def scenario() -> None:
-        cloud = FakeEars()
+        cloud = FakeSink()
         async with listening(cloud) as (_, address), raw(address) as call:
             assert (await call.code()).name == "UNAUTHENTICATED"
-            assert cloud.undisturbed
+            assert cloud.quiet
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str]) -> None:
@@ -83,19 +83,19 @@ def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str
     async def scenario() -> None:
         await exchange(Security(certificate, key), Security(ca_certificate=certificate))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_plain_text_meets_no_tls_server(files: tuple[str, str]) -> None:
     async def scenario() -> None:
         async with (
-            listening(FakeEars(), security=Security(*files)) as (_, address),
-            dialling(FakeEars(), address) as dialler,
+            listening(FakeSink(), security=Security(*files)) as (_, address),
+            dialling(FakeSink(), address) as client,
         ):
-            assert dialler.last_error
-            assert dialler.last_error.code == "UNAVAILABLE"
+            assert client.last_error
+            assert client.last_error.code == "UNAVAILABLE"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,22 +103,22 @@ def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPat
 
     async def scenario() -> None:
         with pytest.raises(ValueError, match=r"192\.0\.2\.7:1 is beyond this machine.*TLS") as caught:
-            async with dialling(FakeEars(), "192.0.2.7:1"):
+            async with dialling(FakeSink(), "192.0.2.7:1"):
                 pass
         assert SECRET not in str(caught.value)
         with pytest.raises(ValueError, match="beyond this machine"):
-            await TransportServer(("a",), FakeEars(), address="0.0.0.0:0").start()
+            await TransportServer(("a",), FakeSink(), address="0.0.0.0:0").start()
 
-    play(scenario)
+    run_scenario(scenario)
     assert SECRET not in repr(Security())
 
 
 def test_half_of_tls_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="certificate is given without key"):
+    with pytest.raises(ValueError, match="certificate is given without private_key"):
         Security(certificate="a")
     with pytest.raises(ValueError, match="token_env is empty"):
         Security(token_env="")
-    with pytest.raises(ValueError, match=r"authority=.*cannot be read: No such file"):
+    with pytest.raises(ValueError, match=r"ca_certificate=.*cannot be read: No such file"):
         Security(ca_certificate=str(tmp_path / "no.pem")).channel_credentials()
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fake_hosts import FAST, FakeEars, dialling, ending, hello, listening, play, raw, request
+from fake_hosts import FAST, FakeSink, dialling, ending, hello, listening, raw, request, run_scenario
 
 from serving.engines.torch.sampling import decode_probs, distribution, encode_probs
 from serving.engines.torch.tensor_store import TensorStore
@@ -59,77 +59,79 @@ def test_a_distribution_that_names_tokens_is_taken_as_it_is_packed(vocabulary: i
     assert torch.equal(tensors.unpack("t", wire), odds)
 
 
-def hidden(blob: TensorRef, n: int) -> Request:
-    rows = replace(request(n=n).rows, tokens=(), check=0, blob=blob)
+def hidden(ref: TensorRef, n: int) -> Request:
+    rows = replace(request(n=n).slice, tokens=(), num_drafts=0, hidden_states=ref)
     return Request(0, rows, MIDDLE, 0, ("cloud-0",), "device-0")
 
 
 def test_hidden_states_and_odds_reach_the_other_store() -> None:
     async def scenario() -> None:
-        cloud, here, there = FakeEars(), TensorStore(), TensorStore()
+        cloud, here, there = FakeSink(), TensorStore(), TensorStore()
         states, odds = torch.randn(3, 8).half(), torch.rand(10).half()
         sent, judged = here.put(states, "hidden/2/s", 48), here.put(odds, "odds/s", 20)
         async with (
-            listening(cloud, blobs=there) as (_, address),
-            dialling(FakeEars(), address, blobs=here) as dialler,
+            listening(cloud, tensor_store=there) as (_, address),
+            dialling(FakeSink(), address, tensor_store=here) as client,
         ):
-            dialler.send("device-0", "cloud-0", hidden(sent, 3))
-            found = (await cloud.hear())[2]
+            client.send("device-0", "cloud-0", hidden(sent, 3))
+            found = (await cloud.received())[2]
             assert isinstance(found, Request)
             assert found.slice.hidden_states == TensorRef(f"@device-0/{sent.id}", 48)
             assert torch.equal(there.take(found.slice.hidden_states), states)
             with pytest.raises(KeyError):
                 here.get(sent)  # nobody asks for them again
             for _ in range(2):  # odds are asked for again when the question is
-                rows = replace(request().rows, rule="sample", odds=(judged,), sampling=SamplingParams(1.0, 0, 1.0, 0))
-                dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
-                found = (await cloud.hear())[2]
+                rows = replace(
+                    request().slice, rule="sample", draft_probs=(judged,), sampling=SamplingParams(1.0, 0, 1.0, 0)
+                )
+                client.send("device-0", "cloud-0", replace(request(), slice=rows))
+                found = (await cloud.received())[2]
                 assert isinstance(found, Request)
                 assert torch.equal(there.get(found.slice.draft_probs[0]), odds)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_named_odds_reach_the_other_store_and_are_judged_alike() -> None:
     async def scenario() -> None:
-        cloud, here, there = FakeEars(), TensorStore(), TensorStore()
+        cloud, here, there = FakeSink(), TensorStore(), TensorStore()
         sampling = SamplingParams(1.0, 5, 1.0, 0)
         odds = encode_probs(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
         sent = here.put(odds, "odds/s", odds.nbytes)
         async with (
-            listening(cloud, blobs=there, known=PeerExpectations(vocab_size=1000)) as (_, address),
-            dialling(FakeEars(), address, blobs=here) as dialler,
+            listening(cloud, tensor_store=there, expectations=PeerExpectations(vocab_size=1000)) as (_, address),
+            dialling(FakeSink(), address, tensor_store=here) as client,
         ):
-            rows = replace(request().rows, rule="sample", odds=(sent,), sampling=sampling)
-            dialler.send("device-0", "cloud-0", replace(request(), rows=rows))
-            found = (await cloud.hear())[2]
+            rows = replace(request().slice, rule="sample", draft_probs=(sent,), sampling=sampling)
+            client.send("device-0", "cloud-0", replace(request(), slice=rows))
+            found = (await cloud.received())[2]
             assert isinstance(found, Request)
             arrived = there.get(found.slice.draft_probs[0])
             assert arrived.shape == (5, 4)
             assert torch.equal(decode_probs(arrived, 1000), decode_probs(odds, 1000))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_what_no_host_takes_is_forgotten() -> None:
     async def scenario() -> None:
         here = TensorStore()
         async with (
-            listening(FakeEars(), blobs=TensorStore()) as (_, address),
-            dialling(FakeEars(), address, blobs=here) as dialler,
+            listening(FakeSink(), tensor_store=TensorStore()) as (_, address),
+            dialling(FakeSink(), address, tensor_store=here) as client,
         ):
-            dialler.send("device-0", "cloud-9", hidden(here.put(torch.ones(3, 8), "h", 48), 3))
+            client.send("device-0", "cloud-9", hidden(here.put(torch.ones(3, 8), "h", 48), 3))
             assert not len(here)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
     async def scenario() -> None:
-        cloud, store = FakeEars(), TensorStore()
+        cloud, store = FakeSink(), TensorStore()
         own = store.put(torch.ones(4), "own", 8)
         limits = replace(FAST, message_nbytes=100_000, tensors_nbytes=100_000, linger_s=0.05)
-        async with listening(cloud, blobs=store, limits=limits) as (_, address):
+        async with listening(cloud, tensor_store=store, limits=limits) as (_, address):
             packs = (lambda blob: tensors.pack(torch.ones(1, 10_000)),) * 2
             frames = [
                 encode.encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs)
@@ -137,19 +139,19 @@ def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
             ]
             async with raw(address, Hello(("device-0",), sends_tensors=True).encoded, *frames):
                 for _ in range(20):
-                    await cloud.hear()
+                    await cloud.received()
                 assert own.id in store._tensors
                 assert len(store) == 3
         assert len(store) == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_hosts_must_agree_whether_tensors_travel() -> None:
     async def scenario() -> None:
-        async with listening(FakeEars(), blobs=TensorStore()) as (_, address), raw(address, hello("d")) as call:
+        async with listening(FakeSink(), tensor_store=TensorStore()) as (_, address), raw(address, hello("d")) as call:
             code, text = await ending(call)
             assert code == "FAILED_PRECONDITION"
             assert "without tensors" in text
 
-    play(scenario)
+    run_scenario(scenario)

@@ -64,7 +64,7 @@ def requests(draw: st.DrawFn) -> Request:
     hop = draw(st.integers(0, len(route) - 1))
     path = draw(st.lists(names, min_size=hop + 1, max_size=len(route)).map(tuple))
     return Request(
-        draw(ints), draw(rows(route[hop].span.embed)), route, hop, path, draw(names), draw(st.integers(1, 99)),
+        draw(ints), draw(rows(route[hop].span.embedding)), route, hop, path, draw(names), draw(st.integers(1, 99)),
         draw(st.floats(-1e9, 1e9) | st.just(INF)), draw(st.floats(0, 1000)),
         draw(st.lists(names, max_size=3).map(tuple)), draw(tokens), draw(st.floats(0, 1e6)), draw(st.floats(0, 1e9)),
     )  # fmt: skip
