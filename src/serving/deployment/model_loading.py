@@ -152,7 +152,7 @@ class _EngineFactory:
     """Where engines are made that belong together."""
 
     tensor_store: "TensorStore"
-    vocabulary: int
+    vocab_size: int
     requirements: EngineRequirements
 
     def remote_engine(
@@ -163,7 +163,7 @@ class _EngineFactory:
 
         assert cloud.server
         verifies = self.requirements.verifies_drafts
-        return connect_remote(cloud.server, tokenizer, self.vocabulary, verifies, context_tokens, wait_for_server)
+        return connect_remote(cloud.server, tokenizer, self.vocab_size, verifies, context_tokens, wait_for_server)
 
     def medusa_heads(self, target: "TorchModel") -> "MedusaProposer | None":
         """What proposes drafts beside the target's own head, on whatever end has that."""
@@ -172,7 +172,7 @@ class _EngineFactory:
 
         medusa = self.requirements.medusa
         return (
-            load_medusa_heads(target, medusa, self.vocabulary)
+            load_medusa_heads(target, medusa, self.vocab_size)
             if medusa and not isinstance(target.lm_head, MissingLayer)
             else None
         )
@@ -202,7 +202,7 @@ class _EngineFactory:
 
         _use_one_thread()
         engine = OnnxEngine(
-            folder, tensor_store=self.tensor_store, vocab_size=self.vocabulary, scorers=self.requirements.scorers
+            folder, tensor_store=self.tensor_store, vocab_size=self.vocab_size, scorers=self.requirements.scorers
         )
         found = engine.header.layers, engine.header.vocab_size
         if found != _model_shape(device):
@@ -235,7 +235,7 @@ class _EngineFactory:
         )
         try:
             heads = self.medusa_heads(model)
-            return [TPEngine(team, i, model, heads=heads, **self._engine_options()) for i in range(count)], team.close
+            return [TPEngine(team, i, model, proposer=heads, **self._engine_options()) for i in range(count)], team.close
         except BaseException:
             team.close()
             raise

@@ -185,12 +185,12 @@ def _check_tensor_parallel(model: ModelConfig) -> None:
         raise ValueError(f"model.cloud.tensor_parallel is {model.tensor_parallel}; it is a number of processes, 1 or more")
     if model.server:
         raise ValueError(
-            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set ways=1, or "
+            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set model.cloud.tensor_parallel=1, or "
             "server=null"
         )
     if model.quantization != "none":
         raise ValueError(
-            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set ways=1, or "
+            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set model.cloud.tensor_parallel=1, or "
             "quantization=none"
         )
     if isinstance(model.path, Path):

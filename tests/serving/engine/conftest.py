@@ -23,15 +23,15 @@ def causal() -> Callable[..., Any]:
 @pytest.fixture(scope="session")
 def scattered() -> Callable[..., Any]:
     """A pool in which every other block is taken: scattered(model, block_tokens=2, blocks=120)."""
-    from serving.engines.torch.kv_pool import Budget, Pool
+    from serving.engines.torch.kv_pool import BlockBudget, KVPool
 
-    def make(model: Any, block_tokens: int = 2, blocks: int = 120) -> Pool:
-        pool = Pool(model, 4, block_tokens, Budget(blocks))
+    def make(model: Any, block_tokens: int = 2, blocks: int = 120) -> KVPool:
+        pool = KVPool(model, 4, block_tokens, BlockBudget(blocks))
         tables: list[Any] = [[] for _ in range(blocks)]
         for table in tables:
             pool.extend(table, 1)
         for table in tables[::2]:
-            pool.cut(table, 1)
+            pool.free_last(table, 1)
         return pool
 
     return make

@@ -86,8 +86,8 @@ class Chip:
             if kinds[rows.session] == "superseded":
                 self.loose.add(rows.session)
                 continue
-            self.kept.update({rows.session: verdict.keep} if verdict.keep is not None else {})
-            self.ledger.finish_forward(rows, WHOLE, rows.check - verdict.accepted if verdict.keep is None else 0)
+            self.kept.update({rows.session: verdict.kept_tree_nodes} if verdict.kept_tree_nodes is not None else {})
+            self.ledger.finish_forward(rows, WHOLE, rows.num_drafts - verdict.accepted if verdict.kept_tree_nodes is None else 0)
 
     def drop(self, keys):
         for session, first in keys:

@@ -17,7 +17,7 @@ def _fill(slot, length):
     """Token t is stored as the number t in every layer's keys, and as -t in its values."""
     slot.reserve(length)
     numbers = torch.arange(slot.length, length, dtype=torch.float32)[:, None].expand(1, 2, -1, 8)
-    keys, values = slot.targets(slot.length, length)
+    keys, values = slot.write_targets(slot.length, length)
     for layer in range(4):
         keys[layer].copy_(numbers)
         values[layer].copy_(-numbers)
@@ -85,7 +85,7 @@ def _apart(cache, sessions="ab", each=16):
     for length in range(each, 4 * each + 1, each):
         for slot in slots.values():
             _fill(slot, length)
-    assert all(slot.runs > 1 for slot in slots.values())
+    assert all(slot.num_runs > 1 for slot in slots.values())
     return slots
 
 
@@ -98,7 +98,7 @@ def test_blocks_that_lie_apart_are_read_written_and_compacted_like_others(model,
         slot.keep_drafts(keep)
         assert _stored(slot) == (*range(30), *(30 + i for i in keep))
         slot.truncate(20, "a")
-        assert (slot.blocks, _stored(slot)) == (2, tuple(range(20)))
+        assert (slot.num_blocks, _stored(slot)) == (2, tuple(range(20)))
 
 
 def test_a_roll_back_frees_blocks_and_another_session_takes_them(model):

@@ -31,34 +31,34 @@ def _greedy(causal, prompt, n):
 
 
 def _draft(engine, **settings):
-    work = DraftWork(**{"session": "a", "start": 0, "feed": PROMPT, "stop": DraftStopRule(4), **settings})
+    work = DraftWork(**{"session": "a", "start": 0, "input_tokens": PROMPT, "stop_rule": DraftStopRule(4), **settings})
     return engine.execute(work)[0]
 
 
 def test_a_draft_is_the_models_own_continuation(engine, llama):
-    drafted = _draft(engine, stop=DraftStopRule(20))
+    drafted = _draft(engine, stop_rule=DraftStopRule(20))
     assert drafted.tokens == _greedy(llama, PROMPT, 20)
-    assert drafted.cached == len(PROMPT) + 19
+    assert drafted.cached_len == len(PROMPT) + 19
     assert not drafted.stopped
 
 
 def test_after_a_rollback_another_continuation_is_right_too(engine, llama):
-    _draft(engine, stop=DraftStopRule(20))
-    drafted = _draft(engine, start=len(PROMPT), feed=(44, 3), stop=DraftStopRule(10))
+    _draft(engine, stop_rule=DraftStopRule(20))
+    drafted = _draft(engine, start=len(PROMPT), input_tokens=(44, 3), stop_rule=DraftStopRule(10))
     assert drafted.tokens == _greedy(llama, (*PROMPT, 44, 3), 10)
 
 
 def test_feeding_without_a_cap_only_fills_the_cache(engine):
-    drafted = _draft(engine, stop=DraftStopRule(0), probes=("confidence", "importance"))
-    assert (drafted.tokens, drafted.top_candidates, drafted.cached) == ((), (), len(PROMPT))
+    drafted = _draft(engine, stop_rule=DraftStopRule(0), requested_scores=("confidence", "importance"))
+    assert (drafted.tokens, drafted.top_candidates, drafted.cached_len) == ((), (), len(PROMPT))
     assert drafted.scores == {"confidence": (), "importance": ()}
-    assert _draft(engine, start=4, feed=(), stop=DraftStopRule(0)).cached == 4
+    assert _draft(engine, start=4, input_tokens=(), stop_rule=DraftStopRule(0)).cached_len == 4
 
 
 def test_a_fill_tells_the_importance_of_drafts_that_were_written_before(engine):
-    drafted = _draft(engine, stop=DraftStopRule(4), probes=("importance",))
+    drafted = _draft(engine, stop_rule=DraftStopRule(4), requested_scores=("importance",))
     adopted = _draft(
-        engine, start=len(PROMPT), feed=drafted.tokens[:3], stop=DraftStopRule(0), probes=("importance",), again=4
+        engine, start=len(PROMPT), input_tokens=drafted.tokens[:3], stop_rule=DraftStopRule(0), requested_scores=("importance",), num_adopted_drafts=4
     )
     assert adopted.tokens == ()
     assert adopted.scores["importance"] == pytest.approx(drafted.scores["importance"], abs=1e-5)
@@ -66,7 +66,7 @@ def test_a_fill_tells_the_importance_of_drafts_that_were_written_before(engine):
 
 def test_an_end_token_is_drafted_and_ends_the_draft(engine, llama):
     end = _greedy(llama, PROMPT, 3)[2]
-    drafted = _draft(engine, stop=DraftStopRule(20), ends=(end,))
+    drafted = _draft(engine, stop_rule=DraftStopRule(20), stop_tokens=(end,))
     assert drafted.tokens[-1] == end
     assert drafted.tokens.index(end) == len(drafted.tokens) - 1
     assert not drafted.stopped
@@ -74,34 +74,34 @@ def test_an_end_token_is_drafted_and_ends_the_draft(engine, llama):
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_the_first_score_below_the_threshold_stops_and_is_kept_or_dropped(engine, keep):
-    free = _draft(engine, stop=DraftStopRule(20), probes=("confidence",))
+    free = _draft(engine, stop_rule=DraftStopRule(20), requested_scores=("confidence",))
     below = sorted(free.scores["confidence"])[8]
     first = next(i for i, score in enumerate(free.scores["confidence"]) if score < below)
-    drafted = _draft(engine, stop=DraftStopRule(20, "confidence", below, keep))
+    drafted = _draft(engine, stop_rule=DraftStopRule(20, "confidence", below, keep))
     assert drafted.stopped
     assert drafted.tokens == free.tokens[: first + keep]
     assert drafted.scores == {}
-    assert drafted.cached == len(PROMPT) + first
+    assert drafted.cached_len == len(PROMPT) + first
 
 
 def test_a_first_token_below_the_threshold_may_leave_an_empty_draft(engine):
     drafted = _draft(
-        engine, stop=DraftStopRule(4, "confidence", 1.1, keep_last=False), probes=("importance", "confidence")
+        engine, stop_rule=DraftStopRule(4, "confidence", 1.1, keep_last=False), requested_scores=("importance", "confidence")
     )
-    assert (drafted.tokens, drafted.stopped, drafted.cached) == ((), True, len(PROMPT))
+    assert (drafted.tokens, drafted.stopped, drafted.cached_len) == ((), True, len(PROMPT))
     assert drafted.scores == {"confidence": (), "importance": ()}
 
 
 def test_scores_and_tops_are_those_of_the_row_that_wrote_the_token(engine, llama):
     names = ("confidence", "margin", "entropy", "logit_std")
-    drafted = _draft(engine, stop=DraftStopRule(6), probes=names)
+    drafted = _draft(engine, stop_rule=DraftStopRule(6), requested_scores=names)
     rows = _logits(llama, (*PROMPT, *drafted.tokens))[len(PROMPT) - 1 : -1].double()
     best = rows.softmax(-1).topk(3)
     assert drafted.top_candidates == tuple(map(tuple, best.indices.tolist()))
     want = {
         "confidence": best.values[:, 0],
         "margin": best.values[:, 0] - best.values[:, 1],
-        "entropy": torch.distributions.Categorical(logits=rows).entropy_weight(),
+        "entropy": torch.distributions.Categorical(logits=rows).entropy(),
         "logit_std": rows.std(-1),
     }
     for name in names:
@@ -110,23 +110,23 @@ def test_scores_and_tops_are_those_of_the_row_that_wrote_the_token(engine, llama
 
 @pytest.mark.parametrize("sampling", [None, SamplingParams(1.0, 0, 1.0, 3)])
 def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling):
-    _draft(engine, stop=DraftStopRule(0))
+    _draft(engine, stop_rule=DraftStopRule(0))
     branches, asked = ((11,), (12, 13, 14), (12, 50)), ("confidence", "importance")
     drafted = _draft(
-        engine, start=7, feed=(), branches=branches, stop=DraftStopRule(1), probes=asked, sampling=sampling
+        engine, start=7, input_tokens=(), branches=branches, stop_rule=DraftStopRule(1), requested_scores=asked, sampling=sampling
     )
-    alone = [_draft(engine, start=7, feed=b, stop=DraftStopRule(1), probes=asked, sampling=sampling) for b in branches]
+    alone = [_draft(engine, start=7, input_tokens=b, stop_rule=DraftStopRule(1), requested_scores=asked, sampling=sampling) for b in branches]
     assert drafted.tokens == tuple(one.tokens[0] for one in alone)
     assert drafted.top_candidates == tuple(one.top_candidates[0] for one in alone)
-    assert drafted.cached == 7
+    assert drafted.cached_len == 7
     assert [*drafted.scores] == ["confidence"]  # importance is what later rows pay, and there are none
     assert drafted.scores["confidence"] == pytest.approx([one.scores["confidence"][0] for one in alone], abs=1e-5)
-    assert len(drafted.odds) == len(drafted.kept) == (3 if sampling else 0)
+    assert len(drafted.draft_probs) == len(drafted.probs_support) == (3 if sampling else 0)
 
 
 def test_branches_know_no_stop_rule(engine):
     drafted = _draft(
-        engine, feed=(), branches=((11,), (12, 13)), stop=DraftStopRule(1, "confidence", 1.1, keep_last=False)
+        engine, input_tokens=(), branches=((11,), (12, 13)), stop_rule=DraftStopRule(1, "confidence", 1.1, keep_last=False)
     )
     assert len(drafted.tokens) == 2
     assert not drafted.stopped
@@ -135,11 +135,11 @@ def test_branches_know_no_stop_rule(engine):
 @pytest.mark.parametrize("whole", [False, True])
 def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine, whole):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
-    drafted = _draft(engine, stop=DraftStopRule(8), sampling=sampling, whole=whole)
-    again = _draft(engine, stop=DraftStopRule(3), sampling=sampling)
+    drafted = _draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole)
+    again = _draft(engine, stop_rule=DraftStopRule(3), sampling=sampling)
     assert again.tokens == drafted.tokens[:3]  # luck is named by position, not by how often it was asked
-    for i, (token, blob) in enumerate(zip(drafted.tokens, drafted.odds, strict=True)):
-        odds = expand_probs(engine.blobs.get(blob), VOCABULARY)
+    for i, (token, blob) in enumerate(zip(drafted.tokens, drafted.draft_probs, strict=True)):
+        odds = expand_probs(engine.tensor_store.get(blob), VOCABULARY)
         assert token == sample_token(odds, uniform(key(4, "a"), len(PROMPT) + i, "draft"))
         assert odds.dtype == torch.float16
         assert odds[token] > 0
@@ -148,36 +148,36 @@ def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine,
 
 def test_a_distribution_names_what_could_have_been_drawn_unless_all_is_wanted(engine):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
-    few, all_ = (_draft(engine, stop=DraftStopRule(8), sampling=sampling, whole=whole) for whole in (False, True))
+    few, all_ = (_draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole) for whole in (False, True))
     assert few.tokens == all_.tokens
-    assert [blob.nbytes for blob in few.odds] == [4 * kept for kept in few.kept]
-    assert all(0 < kept <= 20 for kept in few.kept)
-    assert ([blob.nbytes for blob in all_.odds], all_.kept) == ([2 * VOCABULARY] * 8, (0,) * 8)
-    for short, long in zip(few.odds, all_.odds, strict=True):
-        assert torch.equal(expand_probs(engine.blobs.get(short), VOCABULARY), engine.blobs.get(long))
+    assert [blob.nbytes for blob in few.draft_probs] == [4 * kept for kept in few.probs_support]
+    assert all(0 < kept <= 20 for kept in few.probs_support)
+    assert ([blob.nbytes for blob in all_.draft_probs], all_.probs_support) == ([2 * VOCABULARY] * 8, (0,) * 8)
+    for short, long in zip(few.draft_probs, all_.draft_probs, strict=True):
+        assert torch.equal(expand_probs(engine.tensor_store.get(short), VOCABULARY), engine.tensor_store.get(long))
 
 
 def test_greedy_drafts_come_with_a_distribution_only_if_it_is_wanted(engine, llama):
-    plain, whole = (_draft(engine, stop=DraftStopRule(5), whole=wanted) for wanted in (False, True))
-    assert (plain.odds, plain.kept) == ((), ())
+    plain, whole = (_draft(engine, stop_rule=DraftStopRule(5), full_draft_probs=wanted) for wanted in (False, True))
+    assert (plain.draft_probs, plain.probs_support) == ((), ())
     assert whole.tokens == plain.tokens
-    assert whole.kept == (0,) * 5
+    assert whole.probs_support == (0,) * 5
     rows = _logits(llama, (*PROMPT, *whole.tokens))[len(PROMPT) - 1 : -1].softmax(-1)
-    for row, blob in zip(rows, whole.odds, strict=True):
-        torch.testing.assert_close(engine.blobs.get(blob).float(), row, atol=1e-3, rtol=1e-3)
+    for row, blob in zip(rows, whole.draft_probs, strict=True):
+        torch.testing.assert_close(engine.tensor_store.get(blob).float(), row, atol=1e-3, rtol=1e-3)
 
 
 def test_a_distribution_weighs_what_its_tensor_weighs(engine):
     for top_k in (1, 20, 48, 49, 60):
-        drafted = _draft(engine, stop=DraftStopRule(3), sampling=SamplingParams(1.0, top_k, 1.0, seed=4))
-        assert drafted.kept == (top_k if top_k <= 48 else 0,) * 3
-        assert [blob.nbytes for blob in drafted.odds] == [engine.blobs.get(blob).nbytes for blob in drafted.odds]
+        drafted = _draft(engine, stop_rule=DraftStopRule(3), sampling=SamplingParams(1.0, top_k, 1.0, seed=4))
+        assert drafted.probs_support == (top_k if top_k <= 48 else 0,) * 3
+        assert [blob.nbytes for blob in drafted.draft_probs] == [engine.tensor_store.get(blob).nbytes for blob in drafted.draft_probs]
 
 
 def test_other_sessions_and_seeds_have_other_luck(engine):
     def written(session, seed):
         return _draft(
-            engine, session=session, stop=DraftStopRule(12), sampling=SamplingParams(1.0, 0, 1.0, seed)
+            engine, session=session, stop_rule=DraftStopRule(12), sampling=SamplingParams(1.0, 0, 1.0, seed)
         ).tokens
 
     assert len({written("a", 1), written("b", 1), written("a", 2)}) == 3
@@ -185,12 +185,12 @@ def test_other_sessions_and_seeds_have_other_luck(engine):
 
 def test_work_that_says_too_little_is_refused(engine):
     with pytest.raises(ValueError, match="asks for 4 tokens with nothing to feed"):
-        _draft(engine, feed=())
+        _draft(engine, input_tokens=())
     with pytest.raises(ValueError, match="a branch without tokens"):
-        _draft(engine, feed=(), branches=((),))
+        _draft(engine, input_tokens=(), branches=((),))
     with pytest.raises(ValueError, match="score 'boldness' is not known; choose among confidence"):
-        _draft(engine, probes=("boldness",))
+        _draft(engine, requested_scores=("boldness",))
     with pytest.raises(ValueError, match="score 'importance' is not known"):
-        _draft(engine, stop=DraftStopRule(4, "importance", 0.5))
+        _draft(engine, stop_rule=DraftStopRule(4, "importance", 0.5))
     with pytest.raises(ValueError, match="score 'boldness' is not known"):
-        _draft(engine, exit=EarlyExitRule("boldness", 0.7, 0.25))
+        _draft(engine, early_exit=EarlyExitRule("boldness", 0.7, 0.25))

@@ -43,7 +43,7 @@ def _speculate(drafter, target, sessions, limit, k=4):
             text, start = texts[name], min(cached[name], len(texts[name]) - 1)
             drafted, passes = drafter.execute(DraftWork(name, start, tuple(text[start:]), DraftStopRule(k)))
             loads += [("draft", load) for load in passes]
-            cached[name] = drafted.cached
+            cached[name] = drafted.cached_len
             new = (*text[sent[name] :], *drafted.tokens)
             rows.append(SequenceSlice(name, sent[name], len(new), new, len(drafted.tokens), "greedy"))
         results, passes = target.execute(ForwardWork(WHOLE, tuple(rows), ("last",) * len(rows)))
@@ -52,7 +52,7 @@ def _speculate(drafter, target, sessions, limit, k=4):
             verdict, text = result.verdict, texts[row.session]
             accepted += verdict.accepted
             agreed = len(text) + verdict.accepted
-            text += [*row.tokens[row.num_tokens - row.num_drafts :][: verdict.accepted], verdict.token]
+            text += [*row.tokens[row.num_tokens - row.num_drafts :][: verdict.accepted], verdict.next_token]
             cached[row.session], sent[row.session] = min(cached[row.session], agreed), agreed
     return {name: tuple(text[len(sessions[name]) :][:limit]) for name, text in texts.items()}, accepted, loads
 
@@ -74,9 +74,9 @@ def test_no_prefix_is_ever_recomputed(llama, small, prompts):
     engines = {name: TorchEngine(decompose(model)) for name, model in models.items()}
     written, _, loads = _speculate(engines["draft"], engines["verify"], sessions, 20)
     for name in models:
-        assert seen[name] == [load.rows for part, load in loads if part == name]
+        assert seen[name] == [load.num_tokens for part, load in loads if part == name]
     first = sum(map(len, sessions.values())) + 4 * len(sessions)  # prompts and their first drafts
-    later = [load.rows for part, load in loads if part == "verify"][1:]
+    later = [load.num_tokens for part, load in loads if part == "verify"][1:]
     assert seen["verify"][0] == first
     assert all(rows in (5, 10) for rows in later)  # per session the last token agreed and four drafts
     assert sum(seen["draft"]) <= sum(map(len, sessions.values())) + 2 * (
@@ -98,12 +98,12 @@ def test_sampling_through_two_engines_writes_the_targets_distribution(causal):
             drafted, _ = drafter.execute(DraftWork(session, 0, prompt, DraftStopRule(2), sampling=sampling))
             rows.append(
                 SequenceSlice(
-                    session, 0, 5, (*prompt, *drafted.tokens), 2, "sample", sampling, draft_probs=drafted.odds
+                    session, 0, 5, (*prompt, *drafted.tokens), 2, "sample", sampling, draft_probs=drafted.draft_probs
                 )
             )
         results, _ = target.execute(ForwardWork(whole, tuple(rows), ("last",) * batch))
         for row, result in zip(rows, results, strict=True):
-            counts[row.tokens[3] if result.verdict.accepted else result.verdict.token] += 1
+            counts[row.tokens[3] if result.verdict.accepted else result.verdict.next_token] += 1
             accepted += result.verdict.accepted
             drafter.drop(row.session, None)
             target.drop(row.session, 0)

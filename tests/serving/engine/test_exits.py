@@ -40,7 +40,7 @@ def sometimes(engine):
 @torch.inference_mode()
 def reading(engine, text, depth):
     """The probabilities of the next token after `depth` layers, without any cache."""
-    stack = ModelRunner(engine.model, engine.model.vocabulary)
+    stack = ModelRunner(engine.model, engine.model.vocab_size)
     slot = SequenceCache(engine.model, 0, LAYERS)
     hidden = stack.run(stack.embed(text), [RunnerInput(slot, len(text))], 0, depth)
     return stack.logits(hidden[-1:])[0].softmax(-1)
@@ -57,7 +57,7 @@ def check(engine, rule, text, token, depth, confidence):
     odds = reading(engine, text, ran)
     assert token == int(odds.argmax())
     assert confidence == pytest.approx(float(odds.max()), abs=1e-4)
-    before = [margin(engine, text, layer) for layer in rule.layers(LAYERS) if layer < ran]
+    before = [margin(engine, text, layer) for layer in rule.check_layers(LAYERS) if layer < ran]
     assert all(value <= rule.threshold + 1e-5 for value in before)
     assert ran == LAYERS or margin(engine, text, ran) > rule.threshold - 1e-5
 
@@ -66,23 +66,23 @@ def check(engine, rule, text, token, depth, confidence):
 def test_a_threshold_that_nobody_passes_changes_nothing(engine, sampling):
     free, _ = draft(engine, sampling=sampling)
     with_checks, _ = draft(engine, rule=NEVER, session="a", sampling=sampling)
-    assert (with_checks.tokens, with_checks.top_candidates, with_checks.cached) == (
+    assert (with_checks.tokens, with_checks.top_candidates, with_checks.cached_len) == (
         free.tokens,
         free.top_candidates,
-        free.cached,
+        free.cached_len,
     )
     for name in ("confidence", "margin"):
         assert with_checks.scores[name] == pytest.approx(free.scores[name], abs=1e-5)
-    assert (free.depths, with_checks.depths) == ((), (1.0,) * 6)
+    assert (free.exit_depths, with_checks.exit_depths) == ((), (1.0,) * 6)
 
 
 def test_a_threshold_that_all_pass_stops_at_the_first_check(engine):
     drafted, loads = draft(engine, rule=AT_ONCE)
-    assert drafted.depths == (0.25,) * 6
+    assert drafted.exit_depths == (0.25,) * 6
     for at in range(6):
         text = (*PROMPT, *drafted.tokens[:at])
         check(engine, AT_ONCE, text, drafted.tokens[at], 0.25, drafted.scores["confidence"][at])
-    assert [(one.layers, one.rows, one.head_tokens) for one in loads] == [(1, 9, 1)] + [(1, 1, 1)] * 5
+    assert [(one.layers, one.num_tokens, one.head_tokens) for one in loads] == [(1, 9, 1)] + [(1, 1, 1)] * 5
 
 
 @pytest.mark.parametrize("variant", ["llama", "qwen2_mixed", "qwen3", "mistral", "phi3", "neox"])
@@ -95,12 +95,12 @@ def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causa
         drafted, _ = draft(engine, text[cached:], cap, rule, start=cached)
         for at, token in enumerate(drafted.tokens):
             check(
-                engine, rule, [*text, *drafted.tokens[:at]], token, drafted.depths[at], drafted.scores["confidence"][at]
+                engine, rule, [*text, *drafted.tokens[:at]], token, drafted.exit_depths[at], drafted.scores["confidence"][at]
             )
-        seen |= set(drafted.depths)
+        seen |= set(drafted.exit_depths)
         length = len(text)
         text += [*drafted.tokens[:kept], *more]
-        cached = min(drafted.cached, length + kept, len(text) - 1) - turn % 2  # one token fed anew
+        cached = min(drafted.cached_len, length + kept, len(text) - 1) - turn % 2  # one token fed anew
     assert len(seen) > 1
     assert 1.0 in seen
 
@@ -109,18 +109,18 @@ def test_branches_beside_waiting_rows_are_read_off_one_by_one(engine):
     rule = sometimes(engine)
     drafted, _ = draft(engine, cap=4, rule=AT_ONCE)
     text = (*PROMPT, *drafted.tokens)
-    start = drafted.cached - 1
-    assert engine.cache.open("a", None, LAYERS, start).depths.short == start
+    start = drafted.cached_len - 1
+    assert engine.cache.open("a", None, LAYERS, start).exit_depths.num_incomplete == start
     branches = tuple((*text[start:], *own) for own in ((), (11,), (12, 13, 14), (12, 50), (60,), (61, 62)))
     ahead, loads = draft(engine, (), 1, rule, start=start, branches=branches)
     for own, token, depth, confidence in zip(
-        branches, ahead.tokens, ahead.depths, ahead.scores["confidence"], strict=True
+        branches, ahead.tokens, ahead.exit_depths, ahead.scores["confidence"], strict=True
     ):
         check(engine, rule, (*text[:start], *own), token, depth, confidence)
-    assert len(set(ahead.depths)) > 1
-    assert ahead.cached == start
-    deepest = max(round(depth * LAYERS) for depth in ahead.depths)
-    checks = len([layer for layer in (*rule.layers(LAYERS), LAYERS) if layer <= deepest])
+    assert len(set(ahead.exit_depths)) > 1
+    assert ahead.cached_len == start
+    deepest = max(round(depth * LAYERS) for depth in ahead.exit_depths)
+    checks = len([layer for layer in (*rule.check_layers(LAYERS), LAYERS) if layer <= deepest])
     assert sum(one.head_tokens for one in loads) == checks * len(branches)
     after, _ = draft(engine, text[start:], 4, NEVER, start=start)
     assert after.tokens == draft(engine, text, 4, session="b")[0].tokens
@@ -144,7 +144,7 @@ def test_only_what_is_charged_is_computed(llama, rule):
         DraftWork("a", 14, (7,), DraftStopRule(2), early_exit=rule),
     ]
     loads = [load for work in works for load in engine.execute(work)[1]]
-    assert sum(one.layers * one.rows for one in loads) == sum(ran)
+    assert sum(one.layers * one.num_tokens for one in loads) == sum(ran)
     assert sum(one.head_tokens for one in loads) == asked[0]
     assert ran == sorted(ran, reverse=True)
     assert engine.cache.length("a", None) == 16
@@ -188,7 +188,7 @@ def test_where_the_head_is_asked(last, checks, depth, layers):
 def test_importance_depends_on_the_text_and_not_on_who_left(engine):
     """It is that of the layers that always run: here the first, below every check."""
     early, _ = draft(engine, cap=5, rule=AT_ONCE)
-    seen, _ = draft(engine, (*PROMPT, *early.tokens[:-1]), 0, NEVER, "b", again=5)
+    seen, _ = draft(engine, (*PROMPT, *early.tokens[:-1]), 0, NEVER, "b", num_adopted_drafts=5)
     assert seen.scores["importance"] == pytest.approx(early.scores["importance"], abs=1e-5)
     assert TorchEngine(engine.model, importance_layers=frozenset({0})).execute(
         DraftWork(
@@ -209,7 +209,7 @@ def test_importance_of_adopted_drafts_is_what_writing_them_gave(engine, rule, ag
     whole, _ = draft(engine, cap=again + more, rule=rule)
     written = whole.tokens[:again]
     feed = (*PROMPT, *(written if more else written[:-1]))
-    got, _ = draft(engine, feed, more, rule, "b", again=again)
+    got, _ = draft(engine, feed, more, rule, "b", num_adopted_drafts=again)
     assert got.tokens == whole.tokens[again:]
     assert got.scores["importance"] == pytest.approx(whole.scores["importance"], abs=1e-5)
     assert [len(got.scores[name]) for name in SCORES] == [more, more, again + more]
@@ -219,7 +219,7 @@ def test_the_cache_before_adopted_drafts_does_not_matter(engine):
     whole, _ = draft(engine, cap=5)
     for cached in accumulate((3, 4, 2)):
         draft(engine, PROMPT[:cached], 0, session="b")
-        got, _ = draft(engine, (*PROMPT[cached:], *whole.tokens[:3]), 2, session="b", start=cached, again=3)
+        got, _ = draft(engine, (*PROMPT[cached:], *whole.tokens[:3]), 2, session="b", start=cached, num_adopted_drafts=3)
         assert got.scores["importance"] == pytest.approx(whole.scores["importance"], abs=1e-5)
         engine.drop("b", None)
 
@@ -235,6 +235,6 @@ def test_adopted_drafts_behind_which_a_score_says_stop(engine):
             num_adopted_drafts=2,
         )
     )
-    alone, _ = draft(engine, (*PROMPT, 11), 0, session="b", again=2)
+    alone, _ = draft(engine, (*PROMPT, 11), 0, session="b", num_adopted_drafts=2)
     assert got.tokens == ()
     assert got.scores["importance"] == pytest.approx(alone.scores["importance"], abs=1e-5)

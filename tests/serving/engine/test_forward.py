@@ -67,11 +67,11 @@ def test_three_engines_of_one_process_pass_hidden_states_by_id(llama, written):
             rows = SequenceSlice(
                 rows.session,
                 rows.start,
-                rows.n,
-                rows.tokens[-rows.check :] if rows.check else (),
-                rows.check,
+                rows.num_tokens,
+                rows.tokens[-rows.num_drafts :] if rows.num_drafts else (),
+                rows.num_drafts,
                 rows.rule,
-                hidden_states=result.blob,
+                hidden_states=result.hidden_states,
             )
         return result.verdict
 
@@ -85,8 +85,8 @@ def test_three_engines_of_one_process_pass_hidden_states_by_id(llama, written):
 def test_exports_weigh_two_bytes_a_number_for_the_rows_asked_for(engine):
     rows = (SequenceSlice("a", 0, 9, PROMPT, 2), SequenceSlice("b", 0, 9, PROMPT, 2))
     results, _ = engine.execute(ForwardWork(Span(0, 2, embedding=True), rows, ("all", "last")))
-    assert [result.blob.nbytes for result in results] == [9 * 32 * 2, 3 * 32 * 2]
-    every, last = (engine.blobs.get(result.blob) for result in results)
+    assert [result.hidden_states.nbytes for result in results] == [9 * 32 * 2, 3 * 32 * 2]
+    every, last = (engine.tensor_store.get(result.hidden_states) for result in results)
     torch.testing.assert_close(every[-3:], last)
 
 
@@ -113,7 +113,7 @@ def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
     sampling = SamplingParams(1.5, 0, 1.0, seed=8)
     with torch.inference_mode():
         rows = distribution(llama(torch.tensor([PROMPT])).logits[0, -check - 1 :], sampling)
-    own = tuple(engine.blobs.put(encode_probs(row), "test", 2 * 97) for row in rows[:-1])
+    own = tuple(engine.tensor_store.put(encode_probs(row), "test", 2 * 97) for row in rows[:-1])
     (verdict,) = _verdicts(engine, SequenceSlice("a", 0, 9, PROMPT, check, "sample", sampling, draft_probs=own))
     assert verdict == Verdict(
         check, sample_token(rows[-1], uniform(key(8, "a"), 9, "residual"))
@@ -130,7 +130,7 @@ def test_rows_without_what_they_need_are_refused(engine):
         _verdicts(engine, SequenceSlice("a", 0, 3, (5, 6)))
     with pytest.raises(ValueError, match="no hidden states for layers 1 to 4"):
         _verdicts(engine, SequenceSlice("a", 0, 3, ()), span=Span(1, 4))
-    short = engine.blobs.put(torch.zeros(2, 32), "test", 0)
+    short = engine.tensor_store.put(torch.zeros(2, 32), "test", 0)
     with pytest.raises(ValueError, match="has 3 rows but hidden states of 2"):
         _verdicts(engine, SequenceSlice("a", 0, 3, (), hidden_states=short), span=Span(1, 4))
     with pytest.raises(ValueError, match="without saying how tokens are drawn"):

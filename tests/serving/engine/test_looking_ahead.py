@@ -54,10 +54,10 @@ def models(causal):
     return drafter, target
 
 
-def play(models, waiting, early_exit, sampling=None):
+def play(models, lookahead, early_exit, sampling=None):
     p = policy(
         "sled",
-        waiting=waiting,
+        lookahead=lookahead,
         early_exit=early_exit,
         kv_cache=PrefixCaching(),
         offload=Weighed(),
@@ -90,12 +90,12 @@ def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, 
     for name, record in idle.items():
         assert busy[name].tokens == record.tokens
         assert len(record.tokens) == LIMIT
-        for mine, other in itertools.zip_longest(busy[name].chunks, record.chunks):
-            assert (mine.at, mine.tokens, mine.accepted) == (other.at, other.tokens, other.accepted)
+        for mine, other in itertools.zip_longest(busy[name].draft_decisions, record.draft_decisions):
+            assert (mine.position, mine.tokens, mine.accepted) == (other.position, other.tokens, other.accepted)
             for score, values in other.scores.items():
                 assert mine.scores[score] == pytest.approx(values, abs=1e-4)
     assert sum(record.lookahead_hits for record in busy.values()) > 0
-    assert sum(record.guesses - record.lookahead_hits for record in busy.values()) > 0
+    assert sum(record.lookahead_attempts - record.lookahead_hits for record in busy.values()) > 0
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def logits(model, tokens):
     work = ForwardWork(Span(0, len(model.layers), True, False), (SequenceSlice("a", 0, len(tokens), tokens),), ("all",))
     result = engine.execute(work)[0][0]
     with torch.inference_mode():
-        return model.head(model.norm(engine.tensor_store.take(result.blob))).float()
+        return model.lm_head(model.norm(engine.tensor_store.take(result.hidden_states))).float()
 
 
 @installed

@@ -19,7 +19,7 @@ def test_tables_are_the_modules_own(causal, variant):
         want = module(torch.empty(0), position_ids=torch.arange(first, last)[None])
         torch.testing.assert_close(rotary.for_range(first, last), want)
     want = module(torch.empty(0), position_ids=torch.tensor([[9, 3, 3, 80]]))
-    torch.testing.assert_close(rotary.at([9, 3, 3, 80], 81), want)
+    torch.testing.assert_close(rotary.for_positions([9, 3, 3, 80], 81), want)
 
 
 def test_longrope_changes_sides_with_the_length_of_each_sequence(causal):

@@ -78,19 +78,19 @@ def logits(monkeypatch):
 class Route:
     """Hops over engines of their own, as nodes pass hidden states on."""
 
-    def __init__(self, path, shallow, stages, download="last", number="fp32", heads=None):
+    def __init__(self, path, shallow, stages, download="last", hidden_dtype="fp32", heads=None):
         self.hops = UShapedPlacement(shallow, stages, download).hops(4, 4)
-        self.blobs, whole = TensorStore(), load_model(path)
-        options = {"blobs": self.blobs, "number": number}
+        self.tensor_store, whole = TensorStore(), load_model(path)
+        options = {"tensor_store": self.tensor_store, "hidden_dtype": hidden_dtype}
         self.device = TorchEngine(load_model(path, num_layers=shallow), **options, proposer=heads)
         self.clouds = [TorchEngine(whole.restricted_to(h.span), **options) for h in self.hops if h.node != DEVICE_TIER]
 
     def ask(self, *asked, probes=()):
         """Of a batch that keeps together the verdicts, by session."""
-        tokens = {rows.session: rows.tokens[len(rows.tokens) - rows.check :] for rows in asked}
+        tokens = {rows.session: rows.tokens[len(rows.tokens) - rows.num_drafts :] for rows in asked}
         for hop, engine in zip(self.hops, (self.device, *self.clouds, self.device), strict=True):
             if hop.span.lm_head:
-                asked = [replace(rows, tokens=tokens[rows.session]) for rows in asked if rows.blob]
+                asked = [replace(rows, tokens=tokens[rows.session]) for rows in asked if rows.hidden_states]
             if not asked:
                 return {}
             out = [
@@ -102,7 +102,7 @@ class Route:
             )
             if hop.span.lm_head:
                 return told(asked, results)
-            asked = [replace(rows, tokens=(), blob=result.blob) for rows, result in zip(asked, results, strict=True)]
+            asked = [replace(rows, tokens=(), hidden_states=result.hidden_states) for rows, result in zip(asked, results, strict=True)]
         raise AssertionError("a route ends with a head")
 
 
@@ -171,9 +171,9 @@ def test_the_text_is_the_unsplit_models_token_by_token(variant, download, saved,
     while len(text) < len(PROMPT) + 24:
         verdict = route.ask(SequenceSlice("a", at, len(text) - at, tuple(text[at:]), 0, "greedy"))["a"]
         at = len(text)
-        text.append(verdict.token)
+        text.append(verdict.next_token)
     assert tuple(text[len(PROMPT) :]) == written[variant]
-    assert len(route.blobs) == 0
+    assert len(route.tensor_store) == 0
 
 
 @pytest.mark.parametrize("sizes", [(23,), (1, 22), (7, 7, 9), (20, 2, 1)])
@@ -183,17 +183,17 @@ def test_what_came_as_a_whole_may_be_run_in_parts(download, sizes, saved, writte
     first, middle, head = route.hops
     rows = SequenceSlice("a", 0, 23, PROMPT, 0, "greedy")
     (whole,), _ = route.device.execute(ForwardWork(first.span, (rows,), ("all",)))
-    rows, at = replace(rows, tokens=(), hidden_states=whole.blob), 0
+    rows, at = replace(rows, tokens=(), hidden_states=whole.hidden_states), 0
     for size in sizes:
-        assert len(route.blobs) == 1  # until its last row has run
+        assert len(route.tensor_store) == 1  # until its last row has run
         part, at = rows.narrow(at, at + size), at + size
         out = download if download == "all" or part.rule else ""
         (deep,), _ = route.clouds[0].execute(ForwardWork(middle.span, (part,), (out,)))
-        if deep.blob:
-            asked = (replace(part, hidden_states=deep.blob, hidden_offset=0),)
+        if deep.hidden_states:
+            asked = (replace(part, hidden_states=deep.hidden_states, hidden_offset=0),)
             (found,), _ = route.device.execute(ForwardWork(head.span, asked, ("last",)))
     assert found.verdict == Verdict(0, written["mistral"][0])
-    assert len(route.blobs) == 0
+    assert len(route.tensor_store) == 0
     split = logits[-1]
     Unsplit(saved["mistral"]).ask(SequenceSlice("a", 0, 23, PROMPT, 0, "greedy"))
     torch.testing.assert_close(split, logits[-1], atol=1e-4, rtol=0)
@@ -203,10 +203,10 @@ def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
     route, w = Route(saved["qwen3"], 1, 1), written["qwen3"]
     rows = SequenceSlice("a", 0, 25, (*PROMPT, w[0], other(w[1])), 2, "greedy")
     (whole,), _ = route.device.execute(ForwardWork(route.hops[0].span, (rows,), ("all",)))
-    rows = replace(rows, tokens=(), hidden_states=whole.blob)
+    rows = replace(rows, tokens=(), hidden_states=whole.hidden_states)
     for part in (rows.narrow(0, 20), rows.narrow(20, 25)):
         (deep,), _ = route.clouds[0].execute(ForwardWork(route.hops[1].span, (part,), ("last" if part.rule else "",)))
-    asked = replace(rows, tokens=(w[0], other(w[1])), hidden_states=deep.blob, hidden_offset=0)
+    asked = replace(rows, tokens=(w[0], other(w[1])), hidden_states=deep.hidden_states, hidden_offset=0)
     (found,), _ = route.device.execute(ForwardWork(route.hops[2].span, (asked,), ("last",)))
     assert found.verdict == Verdict(1, w[1])
 
@@ -215,7 +215,7 @@ def test_drafts_are_judged_where_the_blob_was_cut_before_them(saved, written):
 def test_a_part_runs_nothing_else(span, saved):
     part = TorchEngine(load_model(saved["llama"]).restricted_to(Span(1, 3)))
     rows = SequenceSlice("a", 0, 2, (5, 6), 0, "greedy")
-    if not span.embed:
+    if not span.embedding:
         rows = replace(rows, tokens=(), hidden_states=part.tensor_store.put(torch.zeros(2, 32), "test", 0))
     with pytest.raises(RuntimeError, match="is not held here; its placement has it run elsewhere"):
         part.execute(ForwardWork(span, (rows,), ("all",)))
@@ -297,7 +297,7 @@ def test_a_blank_adapter_is_the_attention_of_the_layer_it_stands_for(variant, ca
 
 
 def proposer(model, seed, medusa=TREE):
-    return MedusaProposer(random_weights(init_medusa_heads(model, medusa.count), seed), medusa, 97)
+    return MedusaProposer(random_weights(init_medusa_heads(model, medusa.num_heads), seed), medusa, 97)
 
 
 def test_heads_propose_their_likeliest_tokens_along_the_tree(saved):
@@ -334,8 +334,8 @@ def test_a_proposal_grows_from_the_last_row_that_stands(saved, written):
         )
         plain = SequenceSlice("p", 0, n + len(known), (*PROMPT, *known), 0, "tree")
         (anew,) = Route(saved["llama"], 1, 2, heads=proposer(model, 1)).ask(plain, probes=(MEDUSA_TREE,)).values()
-        assert verdict.token == anew.token == w[len(known)]
-        assert verdict.proposal == anew.proposal
+        assert verdict.next_token == anew.next_token == w[len(known)]
+        assert verdict.next_tree == anew.next_tree
 
 
 class Half:
@@ -370,11 +370,11 @@ def served(route, drafter, p, prompt=PROMPT, limit=24):
     simulator = Simulator([recorder, log])
     tiers = {hop.node: (hop.node,) for hop in route.hops if hop.node != DEVICE_TIER}
     simulator.add("d", Device("d", p, route.hops, tiers, 0), ComputeResource(Half(drafter, route.device)))
-    for tier, engine in zip(tiers, route.cloud_processes, strict=True):
+    for tier, engine in zip(tiers, route.clouds, strict=True):
         simulator.add(tier, Worker(tier, p, tiers), ComputeResource(Half(engine, engine)))
     simulator.post(0.0, "d", RequestArrived(GenerationRequest("s", prompt, limit)))
     simulator.run()
-    assert not any(len(engine.cache) for engine in (route.device, drafter, *route.cloud_processes))
+    assert not any(len(engine.cache) for engine in (route.device, drafter, *route.clouds))
     return tuple(recorder.records["s"].tokens), log.verdicts
 
 
@@ -386,7 +386,7 @@ def test_trees_of_any_heads_leave_the_text_as_it_is(variant, saved, written):
         p = policy("u_medusa", draft=MedusaDraft(TREE), placement=UShapedPlacement(1, 2), prefill=InParts(5, "first"))
         text, verdicts = served(route, route.device, p)
         assert text == written[variant]
-        assert len(route.blobs) == 0
+        assert len(route.tensor_store) == 0
         accepted += sum(verdict.accepted for verdict in verdicts)
     assert accepted > 5
 

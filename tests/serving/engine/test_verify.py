@@ -5,8 +5,15 @@ import torch
 from scipy.stats import chisquare
 
 from serving.core.keyed_random import key, uniform
-from serving.engines.torch import sampling
-from serving.engines.torch.sampling import decode_probs, distribution, encode_probs, sample_token
+from serving.engines.torch.sampling import (
+    decode_probs,
+    distribution,
+    encode_probs,
+    sample_token,
+    verify_greedy,
+    verify_sampled,
+    verify_tree,
+)
 from serving.messages import SamplingParams, Verdict
 
 SAMPLING = SamplingParams(1.0, 0, 1.0, seed=11)
@@ -18,7 +25,7 @@ VOCABULARY, CONTEXTS, DRAFTS, ROUNDS = 32, 4, 3, 9000
     [((), (0, 4)), ((4,), (1, 5)), ((9,), (0, 4)), ((4, 5), (2, 6)), ((4, 9), (1, 5)), ((9, 5), (0, 4))],
 )
 def test_greedy_stops_at_the_first_difference(drafts, verdict):
-    assert sampling.verify_greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
+    assert verify_greedy((4, 5, 6)[: len(drafts) + 1], drafts) == Verdict(*verdict)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +38,7 @@ def test_greedy_stops_at_the_first_difference(drafts, verdict):
     ],
 )
 def test_tree_follows_the_targets_choices(drafts, parents, choices, verdict):
-    assert sampling.verify_tree(choices, drafts, parents) == Verdict(*verdict)
+    assert verify_tree(choices, drafts, parents) == Verdict(*verdict)
 
 
 def _tables():
@@ -53,7 +60,7 @@ def _write(verifier, rounds=ROUNDS):
             contexts.append(drafts[-1] % CONTEXTS)
         odds = [sent[c] for c in contexts[:-1]]
         verdict = verifier(target[contexts], drafts, odds, SAMPLING, session, 0)
-        for context, token in zip(contexts, [*drafts[: verdict.accepted], verdict.token], strict=False):
+        for context, token in zip(contexts, [*drafts[: verdict.accepted], verdict.next_token], strict=False):
             counts[context, token] += 1
     return counts
 
@@ -84,7 +91,7 @@ def _wisp_equation_3(logits, drafts, odds, sampling, session, first):
 
 
 def test_speculative_sampling_writes_the_targets_distribution():
-    counts = _write(sampling.verify_sampled)
+    counts = _write(verify_sampled)
     assert counts.sum() >= 20_000
     assert ROUNDS * 1.5 < counts.sum() < ROUNDS * (DRAFTS + 1) * 0.9  # drafts are both accepted and rejected
     assert 0.01 < _p_value(counts) < 0.999
@@ -99,7 +106,7 @@ def test_a_draft_never_outside_the_targets_support():
     logits[0, 2] = -1e9
     odds = encode_probs(torch.tensor([0.0, 0.0, 1.0, 0.0]))
     for session in map(str, range(50)):
-        verdict = sampling.verify_sampled(logits, (2,), [odds], SAMPLING, session, 0)
+        verdict = verify_sampled(logits, (2,), [odds], SAMPLING, session, 0)
         assert verdict.accepted == 0
         assert verdict.next_token != 2
 
@@ -107,7 +114,7 @@ def test_a_draft_never_outside_the_targets_support():
 def test_a_drafter_with_a_larger_vocabulary_is_judged_too():
     odds = encode_probs(torch.tensor([0.0, 0.5, 0.0, 0.5]))
     verdicts = {
-        sampling.verify_sampled(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).next_token
+        verify_sampled(torch.zeros(2, 3), (t,), [odds], SAMPLING, str(s), 0).next_token
         for s in range(20)
         for t in (1, 3)
     }
@@ -126,7 +133,7 @@ def test_what_is_left_out_of_a_distribution_changes_no_verdict(sampling):
     verdicts = []
     for session in map(str, range(60)):
         drafts = [sample_token(row, uniform(key(3, session), i, "draft")) for i, row in enumerate(whole)]
-        verdict, other = (sampling.sample(target, drafts, each, sampling, session, 0) for each in (sent, whole))
+        verdict, other = (verify_sampled(target, drafts, each, sampling, session, 0) for each in (sent, whole))
         assert verdict == other
         verdicts.append(verdict.accepted)
     assert {0, DRAFTS} < set(verdicts)
@@ -139,7 +146,7 @@ def test_a_padded_target_judges_by_either_form_alike():
     for session in map(str, range(20)):
         token = sample_token(encode_probs(odds, full=True), uniform(key(3, session), 0, "draft"))
         verdicts = [
-            sampling.sample(target, (token,), [encode_probs(odds, w)], sampling, session, 0) for w in (True, False)
+            verify_sampled(target, (token,), [encode_probs(odds, w)], sampling, session, 0) for w in (True, False)
         ]
         assert verdicts[0] == verdicts[1]
 
@@ -147,4 +154,4 @@ def test_a_padded_target_judges_by_either_form_alike():
 def test_a_token_beyond_the_targets_vocabulary_cannot_be_judged():
     odds = encode_probs(torch.nn.functional.one_hot(torch.tensor(70), 97).double())
     with pytest.raises(ValueError, match="names tokens 70 to 70 of a vocabulary of 64"):
-        sampling.verify_sampled(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)
+        verify_sampled(torch.zeros(2, 64), (70,), [odds], SAMPLING, "s", 0)

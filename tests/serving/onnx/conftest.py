@@ -14,8 +14,8 @@ from variants import VOCABULARY, build
 
 from serving.engines.models import Checkpoint
 from serving.engines.onnx.export import export
-from serving.engines.onnx.header import HEADER
-from serving.learned.router import Router
+from serving.engines.onnx.header import HEADER_FILE
+from serving.learned.router import TokenRouter
 
 WORDS = " ".join(f"w{i}" for i in range(VOCABULARY - 2))
 
@@ -34,14 +34,14 @@ def saved(variant: str, folder: Path, **settings: object) -> Path:
     return folder
 
 
-def made_router(hidden: int = 32, seed: int = 0) -> Router:
+def made_router(hidden: int = 32, seed: int = 0) -> TokenRouter:
     draw = np.random.default_rng(seed)
 
     def layer(inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:
         return draw.normal(size=(outputs, inputs)).astype("f4") / 4, draw.normal(size=outputs).astype("f4")
 
     mean, deviation = draw.normal(size=hidden).astype("f4"), draw.uniform(0.5, 2, hidden).astype("f4")
-    return Router((layer(hidden, 8), layer(8, 1)), mean, deviation)
+    return TokenRouter((layer(hidden, 8), layer(8, 1)), mean, deviation)
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +50,7 @@ def save() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def router() -> Router:
+def router() -> TokenRouter:
     return made_router()
 
 
@@ -75,7 +75,7 @@ def exported(checkpoint: Checkpoint, router: Router, shared: Path) -> Path:
     """Its graph, which scores, too."""
     folder = shared / "exported"
     with FileLock(shared / "exported.lock"):
-        if not (folder / HEADER).exists():
+        if not (folder / HEADER_FILE).exists():
             folder.mkdir(exist_ok=True)
             export(checkpoint, folder, router, "one")
     return folder

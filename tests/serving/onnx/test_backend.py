@@ -31,14 +31,14 @@ TOY = (
 
 
 def on_onnx(**settings: Any) -> ModelConfig:
-    timing = architecture("tinyllama_1_1b")
-    return ModelConfig(**{"timing": timing, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
+    timed = architecture("tinyllama_1_1b")
+    return ModelConfig(**{"timed_architecture": timed, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"graph": None}, r"backend=onnx needs a graph, .* graph: \$\{exported"),
+        ({"graph": None}, r"backend=onnx needs a graph, .* graph: \$\{device_graph"),
         ({"dtype": "bf16"}, "backend=onnx computes in fp32, and dtype is bf16"),
         ({"adapter": Path("a/b")}, "this device drafts with an adapter"),
     ],
@@ -87,7 +87,7 @@ def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, 
 
 def test_early_exit_is_refused_by_its_slot() -> None:
     synera = setup("synera").policy
-    with pytest.raises(ValueError, match=r"policy.early_exit=Progressive leaves .* choose policy/early_exit=none or t"):
+    with pytest.raises(ValueError, match=r"policy.early_exit=LayerwiseExit leaves .* choose policy/early_exit=none or t"):
         setup("sled", pair=ModelPair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
 
 
@@ -99,7 +99,7 @@ def test_opened_models_draft_on_onnxruntime_with_the_policys_router(
     provision = EngineRequirements({ROUTE: router})
     graph, torchs = (load_models(one, cloud, requirements=provision) for one in (device, checkpoint))
     assert isinstance(graph.device, OnnxEngine)
-    assert graph.device.tensor_store is graph.cloud.blobs  # type: ignore[attr-defined]
+    assert graph.device.tensor_store is graph.cloud.tensor_store  # type: ignore[attr-defined]
     assert (graph.device_layers, graph.cloud_layers) == (2, 3)
     work = DraftWork("a", 0, (5, 17, 40), DraftStopRule(8), requested_scores=(ROUTE,))
     (ours, loads), (theirs, others) = (models.device.execute(work) for models in (graph, torchs))

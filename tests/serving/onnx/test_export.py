@@ -106,7 +106,7 @@ def test_the_header_says_what_was_exported_and_how_near_it_is(exported: Path, ro
     assert header.torch_differences["greedy"] == 1.0
 
 
-def test_a_graph_whose_route_was_a_chance_is_exported_again(exported: Path, tmp_path: Path) -> None:
+def test_a_graph_whose_router_output_was_a_probability_is_exported_again(exported: Path, tmp_path: Path) -> None:
     first = json.loads((exported / HEADER_FILE).read_text()) | {"version": 1}
     (tmp_path / HEADER_FILE).write_text(json.dumps(first))
     with pytest.raises(ValueError, match=r"of version 1, this code reads 2.*force=\[device_graph\]"):
@@ -135,7 +135,7 @@ def test_an_exporter_that_fails_is_told_in_a_line(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("step 1 of 3 failed:\nlong story") from NotImplementedError("no rule for aten::riddle\nmore")
 
-    monkeypatch.setattr(torch.onnx_graph, "export", fail)
+    monkeypatch.setattr(torch.onnx, "export", fail)
     with pytest.raises(ValueError, match="cannot be exported") as refused:
         export(checkpoint, tmp_path)
     said = str(refused.value)
@@ -229,7 +229,7 @@ def test_the_stage_leaves_graphs_a_header_and_what_the_check_found(
 def test_large_weights_lie_beside_the_graph(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "INLINE_NBYTES", 1000)
+    monkeypatch.setattr(exporting, "MAX_INLINE_NBYTES", 1000)
     for int8 in (False, True):
         out = tmp_path / str(int8)
         out.mkdir()

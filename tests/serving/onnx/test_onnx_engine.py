@@ -74,9 +74,9 @@ def check_same(works: list[DraftWork], *engines: Any) -> list[Any]:
     for work in works:
         (one, its), (other, loads) = (engine.execute(work) for engine in engines)
         assert loads == its
-        for name in ("tokens", "tops", "stopped", "cached", "kept", "depths"):
+        for name in ("tokens", "top_candidates", "stopped", "cached_len", "probs_support", "exit_depths"):
             assert getattr(other, name) == getattr(one, name)
-        assert [blob.nbytes for blob in other.odds] == [blob.nbytes for blob in one.odds]
+        assert [blob.nbytes for blob in other.draft_probs] == [blob.nbytes for blob in one.draft_probs]
         assert other.scores.keys() == one.scores.keys()
         for name, values in one.scores.items():
             assert other.scores[name] == pytest.approx(values, abs=1e-4)
@@ -144,8 +144,8 @@ def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
 ) -> None:
     """Graphs are asked where they are of this router, else numpy."""
     asked = []
-    chance = TokenRouter.probability
-    monkeypatch.setattr(TokenRouter, "chance", lambda self, features: asked.append(self) or chance(self, features))
+    probability = TokenRouter.probability
+    monkeypatch.setattr(TokenRouter, "probability", lambda self, features: asked.append(self) or probability(self, features))
     work, scorers = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,)), {ROUTE: router}
     engines = [OnnxEngine(folder, scorers=scorers) for folder in (exported, apart)]
     one, two = (engine.execute(work)[0].scores[ROUTE] for engine in engines)
@@ -173,7 +173,7 @@ def test_a_score_next_to_one_is_not_one(
     sure = replace(router, layers=(*router.layers[:-1], (weight, bias + 24)))
     for name in (MODEL_FILE, ROUTER_FILE):
         model = onnx.load(str(exported / name))
-        (last,) = (each for each in model.graph.initializer if each.name.endswith("steps.1.bias"))
+        (last,) = (each for each in model.graph.initializer if each.name.endswith("linears.1.bias"))
         last.CopyFrom(onnx.numpy_helper.from_array(bias + 24, last.name))
         onnx.save(model, str(tmp_path / name))
     replace(headers.load_header(exported), router_digest=sure.digest).save(tmp_path)

@@ -46,7 +46,7 @@ def test_files_that_are_not_written_to_are_read_once(tmp_path: Path, monkeypatch
 
 @pytest.mark.parametrize(("at", "told"), [(0, True), (1, True), (4, False), (8, True), (9, True)])
 def test_of_large_files_the_ends_are_read(at: int, told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(header, "WHOLE_NBYTES", 9)
+    monkeypatch.setattr(header, "MAX_FULL_HASH_NBYTES", 9)
     monkeypatch.setattr(header, "_MIB", 2)
     changed = bytearray(b"0123456789")
     changed[at] = 99

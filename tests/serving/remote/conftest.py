@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from endpoint.tokenizers_made import byte_level
 
-from serving.engines.remote.client import Client
-from serving.engines.remote.server import Server
+from serving.engines.remote.client import RemoteClient
+from serving.engines.remote.server import RemoteServer
 from serving.engines.tokenizer import Tokenizer
 
 
@@ -33,14 +33,14 @@ def save(path: Path, layers: int, seed: int) -> Path:
 @pytest.fixture(autouse=True)
 def _closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Clients are closed when their test is over; a program's end with it."""
-    opened: list[Client] = []
-    begin = Client.__init__
+    opened: list[RemoteClient] = []
+    begin = RemoteClient.__init__
 
-    def begun(self: Client, *args: Any, **how: Any) -> None:
+    def begun(self: RemoteClient, *args: Any, **how: Any) -> None:
         begin(self, *args, **how)
         opened.append(self)
 
-    monkeypatch.setattr(Client, "__init__", begun)
+    monkeypatch.setattr(RemoteClient, "__init__", begun)
     yield
     for client in opened:
         client.close()
@@ -100,7 +100,7 @@ class Clock:
         self.now_s += seconds
 
 
-def server(url: str, **how: Any) -> Server:
+def server(url: str, **how: Any) -> RemoteServer:
     """Impatient, so that tests need not wait."""
-    fast = {"model": "large", "timeout_s": 5.0, "backoff_s": 1e-4, "backoff_max_s": 1e-3, "rest_s": 0.0}
-    return Server(**{"base_url": url, **fast, **how})
+    fast = {"model": "large", "timeout_s": 5.0, "backoff_s": 1e-4, "backoff_max_s": 1e-3, "cooldown_s": 0.0}
+    return RemoteServer(**{"base_url": url, **fast, **how})

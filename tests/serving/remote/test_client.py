@@ -103,7 +103,7 @@ def test_what_will_not_get_better_is_an_error_at_once(
     fake.faults = deque([fault])
     slept: list[float] = []
     with pytest.raises(RemoteError, match=match) as told:
-        writer(fake, tokenizer, slept, max_answer_nbytes=100_000).generate(PROMPT, 1)
+        writer(fake, tokenizer, slept, max_response_nbytes=100_000).generate(PROMPT, 1)
     assert not told.value.transient
     assert (len(fake.asked), slept) == (1, [])
 
@@ -167,7 +167,7 @@ def resting(fake: FakeServer, tokenizer: Tokenizer, clock: Clock, **how: Any) ->
 
 def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Tokenizer) -> None:
     clock = Clock()
-    asking = resting(fake, tokenizer, clock, waits=True)
+    asking = resting(fake, tokenizer, clock, wait_for_cooldown=True)
     fake.faults = deque([500, 500])
     for _ in range(2):
         with pytest.raises(RemoteError, match="said 500"):
@@ -178,14 +178,14 @@ def test_on_virtual_time_a_rest_is_waited_out(fake: FakeServer, tokenizer: Token
 
 def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(fake: FakeServer, tokenizer: Tokenizer) -> None:
     clock = Clock()
-    asking = resting(fake, tokenizer, clock, waits=True)
+    asking = resting(fake, tokenizer, clock, wait_for_cooldown=True)
     fake.faults = deque([500] * 99)
     for _ in range(40):
         with pytest.raises(RemoteError):
             asking.generate(PROMPT, 1)
     assert clock.slept == [5.0] * MAX_CONSECUTIVE_COOLDOWNS
     assert (len(fake.asked), asking.client.num_failures) == (MAX_CONSECUTIVE_COOLDOWNS + 1, 40)
-    clock.sent_s += 5.0
+    clock.now_s += 5.0
     fake.faults.clear()
     asking.generate(PROMPT, 1)  # it is back: the next rest is waited out again
     fake.faults = deque([500])
@@ -202,14 +202,14 @@ def test_a_key_that_is_refused_is_not_shown_around(
 ) -> None:
     """Whatever is asked: no question is answered with it, so that none is held back, either."""
     clock = Clock()
-    asking = resting(fake, tokenizer, clock, waits=waits)
+    asking = resting(fake, tokenizer, clock, wait_for_cooldown=waits)
     fake.faults = deque([status])
     for prompt in ((40,), (41,), (42,)):
         with pytest.raises(RemoteError, match="is the key in TANDEM_LLM_KEY right") as told:
             asking.generate(prompt, 1)
         assert told.value.transient == (prompt != (40,))
     assert (len(fake.asked), clock.slept, asking.client.num_failures) == (1, [], 3)
-    clock.sent_s = 5.0
+    clock.now_s = 5.0
     assert asking.generate(PROMPT, 1) == (own(PROMPT),)
 
 
@@ -295,4 +295,4 @@ def test_certificates_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
             writer(fake, tokenizer).generate(PROMPT, 1)
         assert not told.value.transient
         assert fake.asked == []
-        assert writer(fake, tokenizer, authority=files[0]).generate(PROMPT, 1) == (own(PROMPT),)
+        assert writer(fake, tokenizer, ca_certificate=files[0]).generate(PROMPT, 1) == (own(PROMPT),)

@@ -67,10 +67,10 @@ def test_the_outcomes_are_the_torch_engines(pair: tuple[Path, Path], tokenizer: 
             own.append(brain((40, 41, 42, *own)))
         script = [
             (rows("a", 0, 40, 41, rule=""), rows("b", 0, 70, 71)),
-            (rows("a", 2, 42), rows("b", 2, 60, 61, check=1)),
-            (rows("a", 3, own[0], own[1], own[2], 60, check=3), rows("c", 0, 9)),
-            (rows("a", 5, own[2], own[3], check=1),),
-            (rows("a", 2, 80, 81, 82, check=2), rows("b", 1, 40)),
+            (rows("a", 2, 42), rows("b", 2, 60, 61, num_drafts=1)),
+            (rows("a", 3, own[0], own[1], own[2], 60, num_drafts=3), rows("c", 0, 9)),
+            (rows("a", 5, own[2], own[3], num_drafts=1),),
+            (rows("a", 2, 80, 81, 82, num_drafts=2), rows("b", 1, 40)),
         ]
         for asked in script:
             theirs, here = engine.execute(work(*asked)), torch_engine.execute(work(*asked))
@@ -90,7 +90,7 @@ def test_a_hole_is_one_as_in_a_cache(fake: FakeServer, tokenizer: Tokenizer) -> 
 
 def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -> None:
     engine = opened(fake, tokenizer, verifies=True)
-    (verdict,) = verdicts(engine, rows("a", 0, 40, 41, 42, 43, check=3))
+    (verdict,) = verdicts(engine, rows("a", 0, 40, 41, 42, 43, num_drafts=3))
     assert verdict is not None
     with pytest.raises(CacheHoleError):
         engine.execute(work(rows("a", 2 + verdict.accepted, 50)))
@@ -100,7 +100,7 @@ def test_rejected_drafts_are_forgotten(fake: FakeServer, tokenizer: Tokenizer) -
 def test_several_tokens_come_with_one_question(
     fake: FakeServer, tokenizer: Tokenizer, sampling: SamplingParams | None
 ) -> None:
-    engine, text, how = opened(fake, tokenizer, tokens_a_call=4), [40, 41], {"sampling": sampling}
+    engine, text, how = opened(fake, tokenizer, tokens_per_request=4), [40, 41], {"sampling": sampling}
     (verdict,) = verdicts(engine, rows("a", 0, *text, **how))
     for _ in range(7):
         assert verdict is not None
@@ -111,7 +111,7 @@ def test_several_tokens_come_with_one_question(
 
 
 def test_what_came_ahead_counts_only_behind_the_same_text(fake: FakeServer, tokenizer: Tokenizer) -> None:
-    engine = opened(fake, tokenizer, tokens_a_call=4)
+    engine = opened(fake, tokenizer, tokens_per_request=4)
     (first,) = verdicts(engine, rows("a", 0, 40, 41))
     assert first is not None
     for start, tokens in ((2, (first.next_token,)), (2, (77,)), (0, (40, 41))):
@@ -170,7 +170,7 @@ def test_a_question_that_is_refused_is_not_asked_again(
     fake.faults.clear()
     brain = counting(50)
     assert verdicts(engine, rows("b", 0, 40, 41)) == [Verdict(0, brain((40, 41)))]
-    assert verdicts(engine, rows("a", 0, 40, 41, 60, check=2))[0] is not None
+    assert verdicts(engine, rows("a", 0, 40, 41, 60, num_drafts=2))[0] is not None
     assert verdicts(engine, rows("a", 0, 40, 42)) == [Verdict(0, brain((40, 42)))]
 
 
@@ -178,14 +178,14 @@ def test_no_more_is_asked_than_the_context_holds(tokenizer: Tokenizer) -> None:
     """Tokens asked ahead, and the one behind a judged draft, end where it ends."""
     brain = counting(50)
     with FakeServer(byte_level(), brain, context=64) as fake:
-        engine = opened(fake, tokenizer, verifies=True, tokens_a_call=8)
+        engine = opened(fake, tokenizer, verifies=True, tokens_per_request=8)
         text = tuple(range(40, 100))
         own = [brain(text)]
         for _ in range(3):
             own.append(brain((*text, *own)))
         assert verdicts(engine, rows("a", 0, *text)) == [Verdict(0, own[0])]
-        assert verdicts(engine, rows("b", 0, *text, *own, check=4)) == [Verdict(3, own[3])]
-        assert verdicts(engine, rows("c", 0, *text, *own[:3], 39, check=1)) == [Verdict(0, own[3])]
+        assert verdicts(engine, rows("b", 0, *text, *own, num_drafts=4)) == [Verdict(3, own[3])]
+        assert verdicts(engine, rows("c", 0, *text, *own[:3], 39, num_drafts=1)) == [Verdict(0, own[3])]
         assert [body["max_tokens"] for body in fake.asked] == [4, 1, 1]
         assert fake.wrong == []
 
@@ -196,8 +196,8 @@ def test_work_that_no_server_does_is_refused(fake: FakeServer, tokenizer: Tokeni
         engine.execute(DraftWork("a", 0, (40,), DraftStopRule(1)))
     for wrong, match in (
         ((rows("a", 0, 40), rows("a", 1, 41)), "rows twice"),
-        ((rows("a", 0, 40, 41, check=1, rule="tree", parents=(-1,)),), "a tree, which no server"),
-        ((rows("a", 0, 40, 41, check=1, rule="sample", sampling=DRAWN),), "judged as 'sample'"),
+        ((rows("a", 0, 40, 41, num_drafts=1, rule="tree", parents=(-1,)),), "a tree, which no server"),
+        ((rows("a", 0, 40, 41, num_drafts=1, rule="sample", sampling=DRAWN),), "judged as 'sample'"),
         ((SequenceSlice("a", 0, 2, (), 0, "greedy"),), "hidden states"),
     ):
         with pytest.raises(ValueError, match=match):

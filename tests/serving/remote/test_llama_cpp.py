@@ -51,7 +51,7 @@ def test_it_writes_what_torch_writes(
 ) -> None:
     import random
 
-    engine, rng, began, tokens = opened(url, tokenizer, tokens_a_call=span), random.Random(7), 0.0, 0
+    engine, rng, began, tokens = opened(url, tokenizer, tokens_per_request=span), random.Random(7), 0.0, 0
     for number in range(PROMPTS):
         text = tuple(rng.randrange(3, len(tokenizer)) for _ in range(rng.randrange(2, 40)))
         prompt, start = text, 0

@@ -114,7 +114,7 @@ def test_a_server_that_adds_tokens_is_refused(tokenizer: Tokenizer) -> None:
 
 def test_the_same_words_under_other_numbers_are_refused(tokenizer: Tokenizer) -> None:
     class Swapped(FakeServer):
-        def detokenize_request(self, body: dict[str, Any]) -> dict[str, Any]:
+        def detokenize(self, body: dict[str, Any]) -> dict[str, Any]:
             return super().detokenize({"tokens": [{41: 42, 42: 41}.get(t, t) for t in body["tokens"]]})
 
     with (

@@ -34,7 +34,7 @@ class Writing(FakeGateway):
         text = list(prompt)
         for n in range(1, limit + 1):
             ended = len(text) >= 12
-            text.append(self.tokenizer.ends[0] if ended else BRAIN(tuple(text)))
+            text.append(self.tokenizer.eos_token_ids[0] if ended else BRAIN(tuple(text)))
             yield TokenDelta((text[-1],), ("cloud",), "complete" if ended or n == limit else "")
             if ended:
                 return
@@ -55,7 +55,7 @@ def played(scene: Any, tokenizer: Tokenizer, **how: Any) -> None:
 @pytest.mark.parametrize("span", [1, 3])
 def test_it_writes_token_by_token_to_the_end(tokenizer: Tokenizer, span: int) -> None:
     def scene(url: str) -> None:
-        engine = connect_remote(server(url, model="toy", tokens_a_call=span), tokenizer, len(tokenizer), False)
+        engine = connect_remote(server(url, model="toy", tokens_per_request=span), tokenizer, len(tokenizer), False)
         text, prompt = (40, 41, 42), (40, 41, 42)
         start = 0
         while text[-1] not in tokenizer.eos_token_ids:

@@ -24,11 +24,11 @@ KEY = "sk-the-key-of-this-test"
         ({"base_url": "http://10.0.0.1/v1"}, "in the clear"),
         ({"model": ""}, "model is empty"),
         ({"dialect": "klingon"}, "one of auto, llama_cpp"),
-        ({"tokens_a_call": 0}, "at least 1"),
+        ({"tokens_per_request": 0}, "at least 1"),
         ({"retries": -1}, "at least 0"),
         ({"timeout_s": 0.0}, "above 0"),
         ({"timeout_s": float("inf")}, "above 0"),
-        ({"rest_s": -1.0}, "0 or more"),
+        ({"cooldown_s": -1.0}, "0 or more"),
         ({"context_tokens": 1}, "at least 2"),
     ],
 )
@@ -70,7 +70,7 @@ def test_the_key_is_nowhere_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_authority_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="authority"):
+    with pytest.raises(ValueError, match="ca_certificate"):
         RemoteClient(RemoteServer(base_url="https://h/v1", model="m", ca_certificate=tmp_path / "none.pem"))
 
 

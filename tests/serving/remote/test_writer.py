@@ -94,7 +94,7 @@ def test_prompts_as_text_where_ids_are_refused(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), reciting(ids(" box"), 2), "openai", refuses_ids=True) as fake:
         with pytest.raises(RemoteError, match="must be a text"):
             asking(fake, tokenizer).generate(ids("the red"), 1)
-        assert decode(byte_level(), asking(fake, tokenizer, as_text=True).generate(ids("the red"), 2)).startswith(" b")
+        assert decode(byte_level(), asking(fake, tokenizer, prompts_as_text=True).generate(ids("the red"), 2)).startswith(" b")
 
 
 def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:
@@ -144,7 +144,7 @@ def test_drafts_that_travel_as_text_are_judged_alike(tokenizer: Tokenizer, stand
     prompt, own = ids("where is it?"), ids(text)
     drafts = (*own[:stand], *ids("zyx"))[:3]
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
-        verdict = asking(fake, tokenizer, as_text=True).verify(prompt, drafts)
+        verdict = asking(fake, tokenizer, prompts_as_text=True).verify(prompt, drafts)
     assert (*drafts[: verdict.accepted], verdict.next_token) == own[: verdict.accepted + 1]
 
 
@@ -155,7 +155,7 @@ def test_a_text_that_ends_behind_its_drafts_is_judged_too(tokenizer: Tokenizer, 
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
         if not listed:
             fake.faults.append(_logprobs(lambda p: {k: v[:-1] for k, v in p.items() if v}))
-        assert asking(fake, tokenizer, as_text=True).verify(prompt, own) == Verdict(len(own), 2)
+        assert asking(fake, tokenizer, prompts_as_text=True).verify(prompt, own) == Verdict(len(own), 2)
 
 
 def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Tokenizer) -> None:
@@ -168,11 +168,11 @@ def test_a_draft_that_the_server_cuts_otherwise_is_not_accepted(tokenizer: Token
         hf, reciting((whole, *ids(" ok")), 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True
     ) as fake:
         with pytest.raises(RemoteError, match=r"6 tokens, sent as text, into 5 .*no verdict can be made") as told:
-            asking(fake, tokenizer, as_text=True).verify(prompt, drafts)
+            asking(fake, tokenizer, prompts_as_text=True).verify(prompt, drafts)
         assert not told.value.transient
         fake.faults.append(lambda a: a | {"usage": None})
         with pytest.raises(RemoteError, match="into None"):
-            asking(fake, tokenizer, as_text=True).verify(prompt, (whole,))
+            asking(fake, tokenizer, prompts_as_text=True).verify(prompt, (whole,))
 
 
 def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
@@ -185,7 +185,7 @@ def test_as_many_tokens_may_be_others(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
         fake.faults.append(_logprobs(turned))
         with pytest.raises(RemoteError, match="cuts the text into other tokens"):
-            asking(fake, tokenizer, as_text=True).verify(prompt, own)
+            asking(fake, tokenizer, prompts_as_text=True).verify(prompt, own)
 
 
 def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
@@ -193,7 +193,7 @@ def test_half_a_character_is_never_sent_as_text(tokenizer: Tokenizer) -> None:
     prompt, own = ids("where is it?"), ids(" is\u6f22 ok")
     assert [REPLACEMENT_CHAR in decode(byte_level(), [t]) for t in own[:2]] == [False, True]
     with FakeServer(byte_level(), reciting(own, 2), "openai", ends=tokenizer.eos_token_ids, refuses_ids=True) as fake:
-        writer = asking(fake, tokenizer, as_text=True)
+        writer = asking(fake, tokenizer, prompts_as_text=True)
         assert writer.verify(prompt, own[:4]) == Verdict(1, own[1])
         assert not any(REPLACEMENT_CHAR in body["prompt"] for body in fake.asked)
         for ask in (

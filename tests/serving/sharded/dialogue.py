@@ -43,12 +43,12 @@ class Talk:
     def hear(self, asked, verdict):
         self.keep = None
         if verdict is None:
-            self.cached += asked.n
+            self.cached += asked.num_tokens
             return
-        drafts = asked.tokens[len(asked.tokens) - asked.check :]
-        stand = drafts[: verdict.accepted] if verdict.keep is None else [drafts[i] for i in verdict.keep]
-        self.text += [*stand, verdict.token]
-        self.cached, self.keep = len(self.text) - 1, verdict.keep
+        drafts = asked.tokens[len(asked.tokens) - asked.num_drafts :]
+        stand = drafts[: verdict.accepted] if verdict.kept_tree_nodes is None else [drafts[i] for i in verdict.kept_tree_nodes]
+        self.text += [*stand, verdict.next_token]
+        self.cached, self.keep = len(self.text) - 1, verdict.kept_tree_nodes
 
     @property
     def over(self):

@@ -36,7 +36,7 @@ def logits(monkeypatch):
         said.append(plain(self, normed))
         return said[-1]
 
-    monkeypatch.setattr(ModelRunner, "read_off", spy)
+    monkeypatch.setattr(ModelRunner, "apply_lm_head", spy)
     return said
 
 
@@ -80,20 +80,20 @@ def same_talk(one, two, logits, rounds):
         said.append((play(engine, 4, rounds, write), torch.cat(logits)))
     assert said[0][0] == said[1][0]
     verdicts = [verdict for found, _ in said[0][0] for verdict in found if verdict]
-    assert any(verdict.keep and len(verdict.keep) > 1 for verdict in verdicts)
-    assert any(verdict.accepted > 1 for verdict in verdicts if verdict.keep is None)
+    assert any(verdict.kept_tree_nodes and len(verdict.kept_tree_nodes) > 1 for verdict in verdicts)
+    assert any(verdict.accepted > 1 for verdict in verdicts if verdict.kept_tree_nodes is None)
     torch.testing.assert_close(said[1][1], said[0][1], atol=1e-4, rtol=0)
 
 
 def same_drafts(one, two):
-    options = {"ends": (), "probes": ("confidence",)}
+    options = {"stop_tokens": (), "requested_scores": ("confidence",)}
     for work in (
         DraftWork("g", 0, PROMPT, DraftStopRule(6), **options),
         DraftWork("g", len(PROMPT) + 2, (9,), DraftStopRule(4), **options),
         DraftWork("g", len(PROMPT) + 3, (), DraftStopRule(1), branches=((4, 5), (6,)), **options),
     ):
         (a, _), (b, _) = one.execute(work), two.execute(work)
-        assert (a.tokens, a.cached) == (b.tokens, b.cached)
+        assert (a.tokens, a.cached_len) == (b.tokens, b.cached_len)
         assert a.scores["confidence"] == pytest.approx(b.scores["confidence"], abs=1e-5)
 
 
@@ -101,10 +101,10 @@ def same_spans(one, two):
     """A part with the embedding, one without either, one with the head; each has a cache of its own."""
     rows, ends = SequenceSlice("p", 0, len(PROMPT), PROMPT, 0, "greedy"), []
     for engine in (one, two):
-        first = ask(engine, rows, span=Span(0, 1, embedding=True), out="all")[0].blob
-        states = engine.blobs.get(first)
+        first = ask(engine, rows, span=Span(0, 1, embedding=True), out="all")[0].hidden_states
+        states = engine.tensor_store.get(first)
         asked = SequenceSlice("p", 0, len(PROMPT), (), 0, "greedy", hidden_states=first)
-        middle = ask(engine, asked, span=Span(1, 3), out="all")[0].blob
+        middle = ask(engine, asked, span=Span(1, 3), out="all")[0].hidden_states
         asked = SequenceSlice("p", 0, len(PROMPT), (), 0, "greedy", hidden_states=middle)
         (result,) = ask(engine, asked, span=Span(3, 4, lm_head=True))
         ends.append((result.verdict, states))
@@ -115,7 +115,7 @@ def same_spans(one, two):
 def refusals_leave_it_whole(engine, plain):
     with pytest.raises(CacheHoleError, match="begins at token 7"):
         ask(engine, SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"), SequenceSlice("h", 7, 1, (5,), 0, "greedy"))
-    blob = engine.blobs.put(torch.zeros(2, 8), "test", 0)
+    blob = engine.tensor_store.put(torch.zeros(2, 8), "test", 0)
     with pytest.raises(ValueError, match=r"hidden states of shape \(2, 8\)"):
         ask(engine, SequenceSlice("w", 0, 2, (), hidden_states=blob), span=Span(1, 2), out="all")
     with pytest.raises(ValueError, match="importance is averaged over all heads"):
@@ -140,7 +140,7 @@ def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
     with shared(path) as (model, team):
         assert (model.kv_heads, load_model(path).kv_heads) == (1, 2)
         blobs = TensorStore()
-        led, other = (TPEngine(team, i, model, tensor_store=blobs, number="fp32", budget_tokens=400) for i in range(2))
+        led, other = (TPEngine(team, i, model, tensor_store=blobs, hidden_dtype="fp32", budget_tokens=400) for i in range(2))
         plain = TorchEngine(load_model(path), hidden_dtype="fp32")
         same_talk(plain, led, logits, 40)
         same_drafts(plain, other)
@@ -174,12 +174,12 @@ def test_four_processes_share_four_heads(saved, logits):
 def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
     path = saved("llama")
     with shared(path, span=Span(1, 3)) as (model, team):
-        led, plain = TPEngine(team, 0, model, number="fp32"), TorchEngine(load_model(path), hidden_dtype="fp32")
+        led, plain = TPEngine(team, 0, model, hidden_dtype="fp32"), TorchEngine(load_model(path), hidden_dtype="fp32")
         found = []
         for engine in (plain, led):
             blob = engine.tensor_store.put(torch.randn(5, 32, generator=torch.Generator().manual_seed(1)), "test", 0)
             (result,) = ask(engine, SequenceSlice("a", 0, 5, (), hidden_states=blob), span=Span(1, 3), out="all")
-            found.append(engine.tensor_store.get(result.blob))
+            found.append(engine.tensor_store.get(result.hidden_states))
         torch.testing.assert_close(found[1], found[0], atol=1e-4, rtol=0)
         for span in (Span(0, 2, embedding=True), Span(2, 4)):
             rows = SequenceSlice("b", 0, 2, (5, 6), hidden_states=led.tensor_store.put(torch.zeros(2, 32), "test", 0))
@@ -191,7 +191,7 @@ def test_a_part_of_a_pipeline_holds_its_layers_alone(saved):
 
 @pytest.mark.slow
 def test_one_that_stands_still_is_given_up(saved):
-    with shared(saved("llama"), patience_s=2) as (model, team):
+    with shared(saved("llama"), timeout_s=2) as (model, team):
         os.kill(team.pids[0], signal.SIGSTOP)
         with pytest.raises(WorkerGroupError, match=r"rank 1 \(process \d+\) did not answer"):
             ask(TPEngine(team, 0, model), SequenceSlice("a", 0, 2, (5, 6), 0, "greedy"))
@@ -209,7 +209,7 @@ def test_one_that_cannot_begin_is_named(saved, monkeypatch):
             process.kill()
         return plain(seat)
 
-    monkeypatch.setattr(worker_group, "loaded", gone)
+    monkeypatch.setattr(worker_group, "load_unsharded", gone)
     with pytest.raises(WorkerGroupError, match=r"rank 1 \(process \d+\) died"):
         load_tensor_parallel(path, 2)
     assert not torch.distributed.is_initialized()
@@ -218,9 +218,9 @@ def test_one_that_cannot_begin_is_named(saved, monkeypatch):
 
 LEAD = """
 import os, signal, sys
-from serving.engines.tensor_parallel.worker_group import open_shared
+from serving.engines.tensor_parallel.worker_group import load_tensor_parallel
 if __name__ == "__main__":
-    model, team = open_shared(sys.argv[1], 2)
+    model, team = load_tensor_parallel(sys.argv[1], 2)
     print(team.pids[0], flush=True)
     if sys.argv[2] == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -20,7 +20,7 @@ WHOLE = Span(0, 3, embedding=True, lm_head=True)
 @pytest.mark.slow
 def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
     small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
-    large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timing": architecture("llama2_13b")}
+    large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timed_architecture": architecture("llama2_13b")}
     alone, both = (load_models(small, ModelConfig(**large, tensor_parallel=ways)) for ways in (1, 2))
     try:
         asked = ForwardWork(WHOLE, (SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy"),), ("last",))

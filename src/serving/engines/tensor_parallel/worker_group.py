@@ -224,7 +224,7 @@ def _check_environment(path: str, world_size: int, accelerator: str) -> None:
     check_divisible_heads(world_size, AutoConfig.from_pretrained(path).to_dict(), path)
     if distributed.is_initialized():
         raise ValueError(
-            f"model.cloud.tensor_parallel is {world_size}, and this process shares a model already; close that first, or set ways=1"
+            f"model.cloud.tensor_parallel is {world_size}, and this process shares a model already; close that first, or set model.cloud.tensor_parallel=1"
         )
     if not accelerator.startswith("cpu") and torch.cuda.device_count() < world_size:
         raise ValueError(
