@@ -13,35 +13,35 @@ import pyarrow.parquet as pq
 _INTS = [
     "prompt_tokens",
     "drafted",
-    "sent",
-    "accepted",
-    "wasted",
-    "exited",
-    "guesses",
-    "position_hits",
-    "hits",
+    "drafts_verified",
+    "drafts_accepted",
+    "drafts_unused",
+    "early_exit_tokens",
+    "lookahead_attempts",
+    "lookahead_position_hits",
+    "lookahead_hits",
     "chunks",
-    "chunks_asked",
+    "chunks_offloaded",
     "uplink_nbytes",
     "downlink_nbytes",
     "uplink_messages",
-    "cloud_rows",
-    "discarded",
+    "cloud_forward_tokens",
+    "discarded_tokens",
 ]
 _FLOATS = [
     "slo_tokens_per_s",
     "slo_ttft_s",
     "arrived_s",
-    "begun_s",
+    "started_s",
     "ended_s",
     "ttft_s",
-    "depth",
-    "stalled_link_s",
-    "stalled_cloud_s",
-    "cloud_resident_s",
+    "layer_share_sum",
+    "link_stall_s",
+    "cloud_stall_s",
+    "cloud_residence_s",
     "device_busy_s",
     "cloud_busy_s",
-    "cloud_wait_s",
+    "cloud_queue_s",
     "draft_s",
     "device_energy_j",
     "cloud_energy_j",
@@ -49,7 +49,7 @@ _FLOATS = [
     "rouge_1",
 ]
 _TEXTS = ["request", "prompt_id", "task", "device", "chip", "mode", "slo", "ending", "text"]
-_LISTS = {"tokens": pa.int32(), "origins": pa.string(), "seen_s": pa.float64(), "tbt_s": pa.float64()}
+_LISTS = {"tokens": pa.int32(), "origins": pa.string(), "token_times_s": pa.float64(), "tbt_s": pa.float64()}
 
 REQUESTS = pa.schema(
     [(name, pa.string()) for name in _TEXTS]
@@ -59,10 +59,10 @@ REQUESTS = pa.schema(
     + [("finished", pa.bool_())]
 )
 TIMELINE = pa.schema(
-    {"request": pa.string(), "lane": pa.string(), "begin_s": pa.float64(), "end_s": pa.float64(), "amount": pa.int64()}
+    {"request": pa.string(), "lane": pa.string(), "start_s": pa.float64(), "end_s": pa.float64(), "amount": pa.int64()}
 )
 CHUNKS = pa.schema(
-    {"request": pa.string(), "at": pa.int64(), "n": pa.int64(), "accepted": pa.int64(), "confidence": pa.float64(),
+    {"request": pa.string(), "position": pa.int64(), "num_tokens": pa.int64(), "accepted": pa.int64(), "confidence": pa.float64(),
      "importance": pa.float64()}
 )  # fmt: skip
 META = {
@@ -82,8 +82,8 @@ def request(name: str, origins: Iterable[str], seen_s: list[float], **changes: A
     """A complete request that arrived at 0; `changes` replace what follows from `origins` and `seen_s`."""
     origins = list(origins)
     row: dict[str, Any] = dict.fromkeys(_INTS, 0) | dict.fromkeys(_FLOATS) | dict.fromkeys(_TEXTS, "")
-    row |= {"depth": 0.0, "draft_s": 0.0, "stalled_link_s": 0.0, "stalled_cloud_s": 0.0, "cloud_resident_s": 0.0}
-    row |= {"device_busy_s": 0.0, "cloud_busy_s": 0.0, "cloud_wait_s": 0.0, "arrived_s": 0.0, "begun_s": 0.0}
+    row |= {"layer_share_sum": 0.0, "draft_s": 0.0, "link_stall_s": 0.0, "cloud_stall_s": 0.0, "cloud_residence_s": 0.0}
+    row |= {"device_busy_s": 0.0, "cloud_busy_s": 0.0, "cloud_queue_s": 0.0, "arrived_s": 0.0, "started_s": 0.0}
     row |= {
         "request": name,
         "prompt_id": f"p-{name}",
@@ -93,7 +93,7 @@ def request(name: str, origins: Iterable[str], seen_s: list[float], **changes: A
         "mode": "30W",
     }
     row |= {"slo": None, "ending": "complete", "finished": True, "prompt_tokens": 5, "text": "a b"}
-    row |= {"tokens": list(range(len(origins))), "origins": origins, "seen_s": seen_s, "ended_s": seen_s[-1]}
+    row |= {"tokens": list(range(len(origins))), "origins": origins, "token_times_s": seen_s, "ended_s": seen_s[-1]}
     row |= {"ttft_s": seen_s[0], "tbt_s": [late - soon for soon, late in pairwise(seen_s)]}
     return row | changes
 
@@ -134,13 +134,22 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
 
     def spend(lane: str, seconds: float, amount: int) -> None:
         nonlocal now
-        line.append({"request": name, "lane": lane, "begin_s": now, "end_s": now + seconds, "amount": amount})
+        line.append({"request": name, "lane": lane, "start_s": now, "end_s": now + seconds, "amount": amount})
         now += seconds
 
     for at in range(0, 40, 4):
         spend("draft", 0.03 * rng.uniform(0.9, 1.1), 4)
         accepted = rng.choice((2, 4, 4)) if rng.random() < share else None
-        drafts.append({"request": name, "at": at, "n": 4, "accepted": accepted, "confidence": 0.7, "importance": 0.1})
+        drafts.append(
+            {
+                "request": name,
+                "position": at,
+                "num_tokens": 4,
+                "accepted": accepted,
+                "confidence": 0.7,
+                "importance": 0.1,
+            }
+        )
         if accepted is None:
             origins += ["device"] * 4
         else:
@@ -151,11 +160,20 @@ def _drawn(rng: random.Random, name: str, share: float) -> tuple[dict[str, Any],
             origins += ["accepted"] * accepted + ["bonus" if accepted == 4 else "corrected"]
         seen_s += [now] * (len(origins) - len(seen_s))
     judged = [draft["accepted"] for draft in drafts if draft["accepted"] is not None]
-    counts = {"drafted": 40, "sent": 4 * len(judged), "accepted": sum(judged), "wasted": 4 * len(judged) - sum(judged)}
-    counts |= {"chunks": len(drafts), "chunks_asked": len(judged), "uplink_nbytes": 120 * len(judged)}
-    busy = {"device_busy_s": 0.3, "cloud_busy_s": 0.04 * len(judged), "cloud_wait_s": 0.01 * len(judged)}
+    counts = {
+        "drafted": 40,
+        "drafts_verified": 4 * len(judged),
+        "drafts_accepted": sum(judged),
+        "drafts_unused": 4 * len(judged) - sum(judged),
+    }
+    counts |= {"chunks": len(drafts), "chunks_offloaded": len(judged), "uplink_nbytes": 120 * len(judged)}
+    busy = {"device_busy_s": 0.3, "cloud_busy_s": 0.04 * len(judged), "cloud_queue_s": 0.01 * len(judged)}
     busy |= {"draft_s": 0.25}
     energy = {"device_energy_j": 4.0, "cloud_energy_j": 9.0 * len(judged)}
-    extra = {"downlink_nbytes": 40 * len(judged), "uplink_messages": len(judged), "cloud_rows": 5 * len(judged)}
-    ahead = {"depth": 40.0, "stalled_link_s": 0.085 * len(judged), "stalled_cloud_s": 0.05 * len(judged)}
+    extra = {
+        "downlink_nbytes": 40 * len(judged),
+        "uplink_messages": len(judged),
+        "cloud_forward_tokens": 5 * len(judged),
+    }
+    ahead = {"layer_share_sum": 40.0, "link_stall_s": 0.085 * len(judged), "cloud_stall_s": 0.05 * len(judged)}
     return request(name, origins, seen_s, **counts, **busy, **energy, **extra, **ahead), line, drafts

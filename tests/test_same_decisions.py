@@ -70,7 +70,7 @@ def slots(file: Path) -> dict[str, str]:
 
 def divides(policy: str) -> bool:
     """Does its placement divide the model over tiers, which a testbed must have?"""
-    return "/division@division" in slots(CONF / "placement" / f"{slots(CONF / f'{policy}.yaml')['placement']}.yaml")
+    return "partition" in slots(CONF / "placement" / f"{slots(CONF / f'{policy}.yaml')['placement']}.yaml")
 
 
 TIERED = ("hardware=hyperion", "workload.num_prompts=4")
@@ -80,7 +80,7 @@ COMPOSED = {
     "wisp+tiers": ("policy=wisp", "policy/placement=optimum", "policy/dispatch=random", *TIERED),
     "hat+tiers": (
         "policy=hat",
-        "+policy/placement/partition@policy.placement.division=hypsplit",
+        "+policy/placement/partition@policy.placement.partition=hypsplit",
         "policy/dispatch=hypsched",
         *TIERED,
     ),
@@ -90,7 +90,7 @@ COMPOSED = {
     "hat+slo_aware": ("policy=hat", "policy/scheduler=slo_aware"),
     "hat+pipeline": (
         "policy=hat",
-        "policy.placement={stages: 3, download: all}",
+        "policy.placement={pipeline_stages: 3, download: all}",
         "policy/scheduler=sarathi",
         "policy.scheduler.chunk_tokens=16",
         "policy.payload.hidden_dtype=int8",
@@ -99,7 +99,7 @@ COMPOSED = {
     "co_llm+none": ("policy=co_llm", "policy/kv_cache=none", "policy.kv_cache.device_keeps_cache=false"),
 }
 """Slots of one paper in another's policy."""
-_OUTAGES = "{_target_: serving.network.outages.PeriodicOutages, every_s: 3, for_s: 2, first_s: 1}"
+_OUTAGES = "{_target_: serving.network.outages.PeriodicOutages, period_s: 3, duration_s: 2, first_start_s: 1}"
 OTHER_TIERS = {
     "hyperion+two": ("policy=hyperion", "hardware=hyperion_2_tiers", "workload.num_prompts=4"),
     "hyperion+four": ("policy=hyperion", "hardware=hyperion_4_tiers", "workload.num_prompts=4"),
@@ -117,12 +117,12 @@ SURE = ("policy.early_exit.margin=0.05", "policy.early_exit.last_share=0.5")
 """The toy drafter is never as sure as 0.7, so that nothing would leave early."""
 ROUTES = "policy.artifacts.routes_1"
 ROUTED = {
-    "citer": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2",
+    "citer": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.artifacts.router_1.mlp.epochs=2",
               "policy.offload.router.path=${stage:router_1}", "policy.offload.share=0.3"),
-    "co_llm": (f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.offload.share=0.3"),
+    "co_llm": (f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.offload.share=0.3"),
     "gpipe": tuple(
         f"policy.artifacts.dispatcher.recipe.{name}={n}" for name, n in
-        {"steps": 2, "episodes": 1, "plays": 2, "check_every": 2, "held_out": 1, "tested": 2}.items()
+        {"steps": 2, "episodes_per_step": 1, "rollouts_per_episode": 2, "eval_steps": 2, "validation_episodes": 1, "test_episodes": 2}.items()
     ),
 }  # fmt: skip
 """Routers that were hardly trained, on one round, route more here; a dispatcher that was hardly trained."""
@@ -234,7 +234,7 @@ async def nothing() -> Any:
 async def transported(live: RealTimeDriver, cast: Topology, models: LoadedModels) -> Any:
     """Every message crosses a real stream over loopback, its tensors from one store to another's."""
 
-    blobs = models.cloud.blobs  # type: ignore[attr-defined]
+    blobs = models.cloud.tensor_store  # type: ignore[attr-defined]
     known = PeerExpectations(len(models.tokenizer), hops=cast.hops, trusted_nodes=frozenset(cast.workers))
     places = {names: Place(names, live) for names in (*cast.cloud_processes, cast.devices)}
     at = {name: place for names, place in places.items() for name in names}
@@ -361,7 +361,7 @@ def test_and_draws_what_it_draws_there(policy: str, outputs: Path, monkeypatch: 
     """Where hidden states are not rounded on their way: as fp16, which is what crosses, they move a token now and then
     whose luck was near the edge.
     """
-    monkeypatch.setattr(TokenPayload, "number", "fp32")
+    monkeypatch.setattr(TokenPayload, "hidden_dtype", "fp32")
     found = written(case.__wrapped__(policy, 0.8, outputs).emulated())
     assert found == written(reference("cloud_centric+four", 0.8, outputs))
     assert found != written(reference("cloud_centric+four", 0.0, outputs))
@@ -406,8 +406,8 @@ def test_the_log_of_several_processes_replays(outputs: Path, tmp_path: Path) -> 
     )
 
 
-def once(first_s: float, for_s: float) -> str:
-    return f"{{_target_: serving.network.outages.PeriodicOutages, every_s: 1000, first_s: {first_s}, for_s: {for_s}}}"
+def once(first_start_s: float, duration_s: float) -> str:
+    return f"{{_target_: serving.network.outages.PeriodicOutages, period_s: 1000, first_start_s: {first_start_s}, duration_s: {duration_s}}}"
 
 
 @pytest.mark.slow

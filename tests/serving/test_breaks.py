@@ -35,7 +35,7 @@ def shaky(**outages: Any) -> Link:
 def test_every_request_is_answered(name: str, action: str) -> None:
     if name == "cloud_centric" and action == "local":
         pytest.skip("there is no model on the device to go on with")
-    made = setup(name, network=shaky(every_s=0.7, for_s=0.3), override={"link_loss": LinkLoss(action)})  # type: ignore[arg-type]
+    made = setup(name, network=shaky(period_s=0.7, duration_s=0.3), override={"link_loss": LinkLoss(action)})  # type: ignore[arg-type]
     records = simulate(made, models(), queries(6))
     assert [r.ending for r in records.values()] == ["complete"] * 6
     for i, record in enumerate(records[f"r{i:05d}"] for i in range(6)):

@@ -125,7 +125,7 @@ def test_layers_that_do_not_fit_are_refused(name: str) -> None:
 
 def test_it_drives_real_nodes_as_hypsched_does_where_it_says_the_same() -> None:
     """A network that reads nothing but the completion time, on unequal nodes of two tiers."""
-    plain = bed("hyperion_two")
+    plain = bed("hyperion_2_tiers")
     slow = replace(fleet("jetson_agx_orin_32gb", mode="15W"), chip=chip("jetson_agx_orin_32gb"))
     tiers = {name: replace(tier, other_nodes=(slow,)) for name, tier in plain.tiers.items()}
     hardware = replace(plain, tiers=tiers)

@@ -32,22 +32,22 @@ def test_a_row_a_request(written: tuple[Path, dict[str, SessionRecord]]) -> None
         assert row["ttft_s"] == record.token_times_s[0] - record.arrived_s
         assert len(row["tbt_s"]) == len(record.tokens) - 1
         assert sum(row["tbt_s"]) == pytest.approx(record.token_times_s[-1] - record.token_times_s[0])
-        assert row["sent"] >= row["accepted"]
-        assert row["wasted"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
+        assert row["drafts_verified"] >= row["drafts_accepted"]
+        assert row["drafts_unused"] == row["drafted"] - sum(o in ("device", "accepted") for o in record.origins) >= 0
         assert row["quality"] == 0.0
         assert row["device_energy_j"] >= 0
 
 
 def test_types_do_not_depend_on_the_first_row(written: tuple[Path, dict[str, SessionRecord]]) -> None:
     schema = pq.read_schema(written[0] / "requests.parquet")
-    assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "wasted")} == {
+    assert {name: str(schema.field(name).type) for name in ("slo", "slo_ttft_s", "ttft_s", "tokens", "drafts_unused")} == {
         "slo": "string", "slo_ttft_s": "double", "ttft_s": "double", "tokens": "list<element: int32>",
-        "wasted": "int64",
+        "drafts_unused": "int64",
     }  # fmt: skip
     assert pq.read_schema(written[0] / "chunks.parquet").names == [
         "request",
-        "at",
-        "n",
+        "position",
+        "num_tokens",
         "accepted",
         "confidence",
         "importance",
@@ -69,6 +69,6 @@ def test_without_time_lines_stalls_are_unknown_and_not_zero(tmp_path: Path) -> N
     made, asked = setup("synera"), queries(3)
     records = simulate(made, models(), asked, detail=False)
     write_results(tmp_path, made, Emulated(), RunResult(asked, records, Words(), LAYERS))  # type: ignore[arg-type]
-    columns = ["stalled_link_s", "stalled_cloud_s", "cloud_resident_s"]
+    columns = ["link_stall_s", "cloud_stall_s", "cloud_residence_s"]
     rows = pq.read_table(tmp_path / "requests.parquet", columns=columns).to_pylist()
     assert rows == [dict.fromkeys(columns)] * 3

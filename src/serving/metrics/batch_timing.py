@@ -41,8 +41,8 @@ def batch_rows(batches: Sequence[BatchTiming], estimator: Callable[[str], Estima
             "begin_s": batch.begin_s,
             "end_s": batch.end_s,
             "requests": len(batch.work.slices),
-            "rows": sum(rows.num_tokens for rows in batch.work.slices),
-            "cached": sum(rows.start for rows in batch.work.slices),
+            "num_tokens": sum(seq.num_tokens for seq in batch.work.slices),
+            "cached_tokens": sum(seq.start for seq in batch.work.slices),
             "expected_s": estimators[batch.node].batch_s(batch.work),
         }
         for batch in batches
@@ -67,6 +67,6 @@ def estimator_errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "bias_s": sum(off) / len(off),
         "batch_s": mean_s,
         "batch_deviation_s": sqrt(spread / len(took)),
-        "batch_rows": sum(row["rows"] for row in rows) / len(rows),
+        "batch_tokens": sum(row["num_tokens"] for row in rows) / len(rows),
     }
     return found | ({"r2": 1 - sum(o * o for o in off) / spread} if spread else {})

@@ -42,7 +42,9 @@ class ConstantAcceptance:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.acceptance_rate <= 1.0:
-            raise ValueError(f"outcomes.rate is {self.acceptance_rate}; it is the share of drafts that stand: 0 to 1")
+            raise ValueError(
+                f"outcomes.acceptance_rate is {self.acceptance_rate}; it is the share of drafts that stand: 0 to 1"
+            )
         if self.prompt_tokens < 1:
             raise ValueError(f"outcomes.prompt_tokens is {self.prompt_tokens}; a prompt has at least 1 token")
 

@@ -42,7 +42,7 @@ class PromptLengths:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"prompts.{name} is {getattr(self, name)}; it is a number of tokens above 0")
+                raise ValueError(f"prompt_lengths.{name} is {getattr(self, name)}; it is a number of tokens above 0")
 
     def quantile(self, probability: float) -> int:
         """The length below which the share `probability`, of [0, 1), of all prompts lie; at least one token."""
@@ -51,8 +51,8 @@ class PromptLengths:
         return max(1, round(exp(middle + sqrt(spread) * NormalDist().inv_cdf(min(max(probability, 1e-9), 1 - 1e-9)))))
 
 
-DRAFT_KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "behind_a_wrong_one")
-AFTER_ERROR = DRAFT_KINDS.index("behind_a_wrong_one")
+DRAFT_KINDS = ("wrong_after_wrong", "right_after_wrong", "wrong_after_right", "right_after_right", "after_error")
+AFTER_ERROR = DRAFT_KINDS.index("after_error")
 RANK_COLUMN, EXIT_COLUMN = len(LOGIT_SCORES), len(LOGIT_SCORES) + 1
 NUM_COLUMNS = EXIT_COLUMN + 1
 
@@ -205,10 +205,10 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
         pools[ACCEPTED_NODES] = tuple((stem,) for stem in fitted.pools.last_accepted_nodes)
     save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS_FILE)
     about = {
-        "chances": asdict(fitted.probabilities), "depth": fitted.pools.max_draft_len, "layers": fitted.layers,
-        "made_from": fitted.made_from, "goodness": fitted.fit_quality, "lengths": fitted.session_lengths,
-        "exit": asdict(fitted.exit_rule) if fitted.exit_rule else None, "tree": fitted.medusa_tree,
-        "router": fitted.router_digest,
+        "probabilities": asdict(fitted.probabilities), "max_draft_len": fitted.pools.max_draft_len, "layers": fitted.layers,
+        "made_from": fitted.made_from, "fit_quality": fitted.fit_quality, "session_lengths": fitted.session_lengths,
+        "exit_rule": asdict(fitted.exit_rule) if fitted.exit_rule else None, "medusa_tree": fitted.medusa_tree,
+        "router_digest": fitted.router_digest,
     }  # fmt: skip
     (out / HEADER_FILE).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -238,28 +238,28 @@ def load(
 
 
 def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
-    depth = about["depth"]
+    depth = about["max_draft_len"]
     for name, array in arrays.items():
         width = (
             triangle_size(depth)
             if name == "attention"
             else 1
             if name == ACCEPTED_NODES
-            else NUM_COLUMNS + bool(about["router"])
+            else NUM_COLUMNS + bool(about["router_digest"])
         )
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
     stems = tuple(int(stem) for (stem,) in rows.get(ACCEPTED_NODES, ()))
-    trained = (ROUTE,) if about["router"] else ()
+    trained = (ROUTE,) if about["router_digest"] else ()
     return FittedAcceptance(
-        MatchProbabilities(**about["chances"]),
+        MatchProbabilities(**about["probabilities"]),
         ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], depth, stems, trained),
-        tuple((prompt, written, ended) for prompt, written, ended in about["lengths"]),
+        tuple((prompt, written, ended) for prompt, written, ended in about["session_lengths"]),
         (about["layers"][0], about["layers"][1]),
         about["made_from"],
-        about["goodness"],
-        EarlyExitRule(**about["exit"]) if about["exit"] else None,
-        tuple(tuple(ranks) for ranks in about["tree"]),
-        router_digest=about["router"],
+        about["fit_quality"],
+        EarlyExitRule(**about["exit_rule"]) if about["exit_rule"] else None,
+        tuple(tuple(ranks) for ranks in about["medusa_tree"]),
+        router_digest=about["router_digest"],
     )

@@ -30,15 +30,15 @@ class TraceLookup:
 
     def __init__(self, tables: TraceTables, scorers: Scorers = NO_SCORERS) -> None:
         self.max_draft_len = tables.max_draft_len
-        self._targets, self._continuation_lens = tables.flat("targets"), tables.flat("counts")
-        self._drafts, self._top_candidates = tables.flat("drafts"), tables.flat("tops")
+        self._targets, self._continuation_lens = tables.flat("targets"), tables.flat("continuation_lens")
+        self._drafts, self._top_candidates = tables.flat("drafts"), tables.flat("top_candidates")
         self._attention, self._triangle_size = tables.flat("attention"), triangle_size(tables.max_draft_len)
-        self._exit_layers = tables.flat("depths")
+        self._exit_layers = tables.flat("exit_layers")
         self._proposals, self._tree_size = tables.flat("proposals"), int(tables.proposals.shape[1])
         self._scores = {name: tables.flat_score(name) for name in LOGIT_SCORES}
         for name, scorer in scorers.items():
             self._scores[name] = (
-                tables.flat_trained(scorer) if scorer.feature_kind == "scores" else tables.flat("routes")
+                tables.flat_trained(scorer) if scorer.feature_kind == "scores" else tables.flat("router_scores")
             )
 
     def advance(

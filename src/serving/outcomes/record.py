@@ -141,7 +141,7 @@ class TraceRecorder:
         from serving.outcomes.teacher_forcing import TeacherForcedModel
 
         small, large = (_torch_model(engine) for engine in (self.models.device, self.models.cloud))
-        vocabulary = min(len(self.models.tokenizer), small.vocabulary, large.vocabulary)
+        vocabulary = min(len(self.models.tokenizer), small.vocab_size, large.vocab_size)
         scorers = {ROUTE: self.router} if self.router else NO_SCORERS
         return TeacherForcedModel(small, vocabulary, self.exit_rule, scorers), TeacherForcedModel(large, vocabulary)
 

@@ -13,7 +13,17 @@ from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSes
 from serving.workload.prompt import Prompt
 
 HEADER_FILE, TENSORS_FILE, TOKENIZER_DIR = "trace.json", "trace.safetensors", "tokenizer"
-_HEADER_FIELDS = ("policy", "seed", "device_layers", "cloud_layers", "ends", "made_from", "exit", "tree", "router")
+_HEADER_FIELDS = (
+    "policy_name",
+    "seed",
+    "device_layers",
+    "cloud_layers",
+    "stop_tokens",
+    "made_from",
+    "exit_rule",
+    "medusa_tree",
+    "router_digest",
+)
 
 
 def save(out: Path, trace: OutcomeTrace) -> None:
@@ -21,12 +31,12 @@ def save(out: Path, trace: OutcomeTrace) -> None:
     from safetensors.numpy import save_file
 
     sessions = [asdict(session) for session in trace.sessions]
-    paths = [session.pop("path") for session in sessions]
+    paths = [session.pop("token_ids") for session in sessions]
     for session, path in zip(sessions, paths, strict=True):
-        session["tokens"] = len(path)
-        del session["first"]
+        session["num_tokens"] = len(path)
+        del session["first_row"]
     about = {name: getattr(trace, name) for name in _HEADER_FIELDS} | {"sessions": sessions}
-    about["exit"] = asdict(trace.exit_rule) if trace.exit_rule else None
+    about["exit_rule"] = asdict(trace.exit_rule) if trace.exit_rule else None
     save_file(_arrays(paths, trace.tables), out / TENSORS_FILE)
     (out / HEADER_FILE).write_text(json.dumps(about, indent=1), encoding="utf-8")
 
@@ -39,12 +49,11 @@ def load(path: Path) -> OutcomeTrace:
     try:
         about = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
         arrays = load_file(path / TENSORS_FILE)
-        text = arrays.pop("path").tolist()
-        about["exit"] = EarlyExitRule(**about["exit"]) if about["exit"] else None
-        about["tree"] = tuple(tuple(ranks) for ranks in about["tree"])
-        trace = OutcomeTrace(
-            _sessions(about.pop("sessions"), text), TraceTables(**arrays), **about | {"ends": tuple(about["ends"])}
-        )
+        text = arrays.pop("token_ids").tolist()
+        about["exit_rule"] = EarlyExitRule(**about["exit_rule"]) if about["exit_rule"] else None
+        about["medusa_tree"] = tuple(tuple(ranks) for ranks in about["medusa_tree"])
+        about["stop_tokens"] = tuple(about["stop_tokens"])
+        trace = OutcomeTrace(_sessions(about.pop("sessions"), text), TraceTables(**arrays), **about)
         _check(trace, len(text))
     except OSError:
         raise ValueError(
@@ -82,7 +91,7 @@ def _arrays(paths: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, 
     import numpy as np
 
     text = np.array([token for path in paths for token in path], np.int32)
-    return {"path": text} | {
+    return {"token_ids": text} | {
         field.name: np.ascontiguousarray(getattr(tables, field.name)) for field in fields(TraceTables)
     }
 
@@ -90,11 +99,17 @@ def _arrays(paths: Sequence[tuple[int, ...]], tables: TraceTables) -> dict[str, 
 def _sessions(listed: Sequence[dict[str, Any]], text: list[int]) -> tuple[RecordedSession, ...]:
     found, at, first = [], 0, 0
     for fields_ in listed:
-        tokens = fields_["tokens"]
+        tokens = fields_["num_tokens"]
         path = tuple(text[at : at + tokens])
-        asides = tuple((base, length, token) for base, length, token in fields_["asides"])
+        asides = tuple((base, length, token) for base, length, token in fields_["lookahead_branches"])
         session = RecordedSession(
-            fields_["name"], _prompt(fields_["prompt"]), path, fields_["prompt_tokens"], fields_["limit"], first, asides
+            fields_["name"],
+            _prompt(fields_["prompt"]),
+            path,
+            fields_["prompt_tokens"],
+            fields_["max_new_tokens"],
+            first,
+            asides,
         )
         found.append(session)
         at, first = at + tokens, first + session.num_rows
@@ -110,10 +125,10 @@ def _check(trace: OutcomeTrace, text: int) -> None:
     """Raises ValueError where the tables contradict what the header says."""
     tables, rows = trace.tables, sum(session.num_rows for session in trace.sessions)
     shapes = {
-        "targets": (rows,), "counts": (rows,), "drafts": (rows, tables.max_draft_len), "tops": (rows, tables.max_draft_len, NUM_TOP_CANDIDATES),
-        "scores": (len(LOGIT_SCORES), rows, tables.max_draft_len), "depths": (rows, tables.max_draft_len),
+        "targets": (rows,), "continuation_lens": (rows,), "drafts": (rows, tables.max_draft_len), "top_candidates": (rows, tables.max_draft_len, NUM_TOP_CANDIDATES),
+        "scores": (len(LOGIT_SCORES), rows, tables.max_draft_len), "exit_layers": (rows, tables.max_draft_len),
         "attention": (rows, triangle_size(tables.max_draft_len)), "proposals": (rows, len(trace.medusa_tree)),
-        "routes": (rows, tables.max_draft_len if trace.router_digest else 0),
+        "router_scores": (rows, tables.max_draft_len if trace.router_digest else 0),
     }  # fmt: skip
     if not trace.sessions or sum(len(session.token_ids) for session in trace.sessions) != text:
         raise ValueError(f"{len(trace.sessions)} sessions do not add up to the {text} tokens of text")

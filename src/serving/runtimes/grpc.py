@@ -5,21 +5,22 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias, get_args
+from typing import ClassVar, Literal, TypeAlias, get_args
 
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import Pace
+from serving.messages import INF
 from serving.network.link import Link
 from serving.progress import Progress
+from serving.runtimes.node_process import ProcessOptions
+from serving.runtimes.process_group import ProcessGroup
+from serving.runtimes.runtime import RunResult
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 from serving.transport.shaping.netem import shaping_notes
 from serving.transport.shaping.tc import shaped_links
-
-if TYPE_CHECKING:
-    from serving.runtimes.runtime import RunResult
 
 Shaping: TypeAlias = Literal["user", "tc", "none"]
 
@@ -32,22 +33,23 @@ _SHAPINGS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Grpc:
-    """A run on the wall clock over real connections; each process writes a journal, and they are read as one.
+    """A run on the wall clock over real connections. Each process writes an event log; the results come from all.
 
-    The named links stand before the transport, in each process (`shaping` user), or before the clouds' ports, in the
-    kernel (tc; `serving.transport.shaping.netem.shaping_notes` says what is then otherwise), or nowhere (none).
+    shaping: where messages are delayed as on the named links. user: in each process, before the transport. tc: in the
+        kernel, before the clouds' ports (`serving.transport.shaping.netem.shaping_notes` has the differences). none:
+        nowhere.
     """
 
     pace: Pace = "wall"
     shaping: Shaping = "user"
     device_processes: int = 4
-    """At most; devices beyond them share."""
+    """The most processes for devices; further devices share them."""
     timeout_s: float | None = None
-    """A device asks again when it has heard nothing for so long; null: it waits for the connection's own verdict."""
+    """A device sends its request again after this time without an answer; null: only after a lost connection."""
     security: Security = field(default_factory=Security)
     limits: Limits = field(default_factory=Limits)
     machine: str = ""
-    """Only names it, so that outputs shared by two machines keep a run of each."""
+    """Only a name, so that outputs shared by two machines keep a run of each."""
     detail: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -58,10 +60,11 @@ class Grpc:
         if self.device_processes < 1:
             raise ValueError(f"runtime.device_processes is {self.device_processes}; it must be at least 1")
         if bool(self.security.certificate) != bool(self.security.ca_certificate):
-            given, missing = ("certificate", "authority") if self.security.certificate else ("authority", "certificate")
+            names = ["certificate", "ca_certificate"]
+            given, missing = names if self.security.certificate else reversed(names)
             raise ValueError(
                 f"runtime.security: {given} is given without {missing}, but both ends of the connections are here: "
-                "TLS needs certificate and key of the clouds, and the authority that the devices believe"
+                "TLS needs certificate and private_key of the clouds, and the ca_certificate that the devices trust"
             )
 
     @property
@@ -79,31 +82,40 @@ class Grpc:
 
     def serve(
         self, setup: Setup, accelerator: str, progress: Progress, observers: Sequence[Observer] = ()
-    ) -> "RunResult":
+    ) -> RunResult:
         from serving.deployment.model_loading import load_tokenizer, make_queries, num_layers
-        from serving.runtimes.process_group import ProcessGroup
-        from serving.runtimes.runtime import RunResult
 
         tokenizer, _ = load_tokenizer(setup.pair.device, setup.pair.cloud)
         layers = num_layers(setup.pair.cloud)
-        asked = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, tokenizer)
-        cast = Topology(setup, layers)
-        links = self._kernel_links(cast)
+        queries = make_queries(setup.workload, setup.decoding, setup.seed, setup.num_devices, tokenizer)
+        topology = Topology(setup, layers)
+        links = self._kernel_links(topology)
         with (
-            shaped_links(links) if links else nullcontext() as shape,
+            shaped_links(links) if links else nullcontext() as apply_shaping,
             tempfile.TemporaryDirectory(prefix="tandem-") as folder,
         ):
-            crew = ProcessGroup(self, cast, asked, accelerator, Path(folder), shape)
-            pacing = crew.run(progress)
-            records = crew.collect_records(observers)
-        kept = "; ".join(f"{name}: {each.summary}" for name, each in pacing.items())
-        here, notes = self.pace == "wall", (f"pace: {kept}", *shaping_notes(links))
-        return RunResult(asked, records, tokenizer, layers, timeout_s=self.timeout_s, local_timing=here, notes=notes)
+            group = ProcessGroup(
+                topology,
+                queries,
+                self._process_options(accelerator),
+                self.device_processes,
+                Path(folder),
+                apply_shaping,
+            )
+            pacing = group.run(progress)
+            records = group.collect_records(observers)
+        summary = "; ".join(f"{name}: {each.summary}" for name, each in pacing.items())
+        local_timing, notes = self.pace == "wall", (f"pace: {summary}", *shaping_notes(links))
+        return RunResult(
+            queries, records, tokenizer, layers, timeout_s=self.timeout_s, local_timing=local_timing, notes=notes
+        )
+
+    def _process_options(self, accelerator: str) -> ProcessOptions:
+        timeout_s = self.timeout_s or INF
+        return ProcessOptions(self.pace, self.shaping == "user", timeout_s, accelerator, self.security, self.limits)
 
     def _kernel_links(self, topology: Topology) -> list[Link]:
-        """Each device's, if it is the kernel that holds them; where no cloud is asked there is none."""
-        return (
-            [topology.device_link(name) for name in topology.devices]
-            if self.shaping == "tc" and topology.workers
-            else []
-        )
+        """The devices' links if the kernel shapes them; none without a cloud."""
+        if self.shaping != "tc":
+            return []
+        return [topology.device_link(name) for name in topology.devices if topology.workers]

@@ -1,10 +1,10 @@
-"""One process's part of a distributed run: its nodes, its users' questions, its journal. Runs in a child process."""
+"""A child process of a distributed run: its nodes, the clients of its devices, its event log."""
 
 import asyncio
 import signal
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +15,7 @@ from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import WallClock
 from serving.drivers.real_time import Pace, RealTimeDriver
+from serving.messages import INF
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import LinkOutageInjector
 from serving.transport.limits import Limits
@@ -26,29 +27,39 @@ if TYPE_CHECKING:
 
 
 _CONNECT_TIMEOUT_S = 60.0
-"""On a busy machine a process takes its time to start."""
+"""A process starts slowly on a busy machine."""
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """What every process of a run has in common."""
+
+    pace: Pace = "wall"
+    shaped: bool = True
+    """Does the process itself delay messages as the named links do?"""
+    timeout_s: float = INF
+    """How long a device waits for an answer before it asks again."""
+    accelerator: str = "cpu"
+    security: Security = field(default_factory=Security)
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True)
 class NodeProcessConfig:
-    """What a child process is told. It and its parent then talk in (word, value) over a pipe.
+    """What a child process is started with. Child and parent then exchange (kind, value) over a pipe.
 
-    A cloud says `listening`; all hear `dial`, with the addresses of those whom they reach out to and with who of them
-    runs, and say `joined` when they have met these; all hear `play` with the origin of the clock, a device says `ended`
-    of each session, and all hear `stop` and say `done`. `failed` may come at any time.
+    A cloud process sends `listening` with its address. The parent sends `dial` with the addresses to connect to and the
+    nodes that run; the child sends `joined` when it reaches all of these. The parent sends `play` with the origin of
+    the clock; a device process sends `ended` for each session. The parent sends `stop`, the child answers `done`. The
+    child may send `failed` at any time.
     """
 
     setup: Setup
     layers: int
     node_names: tuple[str, ...]
     queries: "tuple[Query, ...]"
-    pace: Pace
-    shaped: bool
-    timeout_s: float
-    accelerator: str
+    options: ProcessOptions
     listen_address: str
-    security: Security
-    limits: Limits
     digest: str
     event_log_path: Path
 
@@ -58,8 +69,8 @@ class NodeProcessConfig:
 
 
 def run_node_process(config: NodeProcessConfig, pipe: Connection) -> None:
-    """The child's whole life; the parent decides when it ends, also by dying."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: the parent says stop
+    """The main function of the child process. It ends when the parent sends `stop` or dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent sends stop
     try:
         asyncio.run(_NodeProcess(config, pipe).run())
     except EOFError:
@@ -72,19 +83,26 @@ def run_node_process(config: NodeProcessConfig, pipe: Connection) -> None:
 class _NodeProcess:
     def __init__(self, config: NodeProcessConfig, pipe: Connection) -> None:
         self.config, self.pipe = config, pipe
-        self.topology = Topology(config.setup, config.layers, config.timeout_s)
+        self.topology = Topology(config.setup, config.layers, config.options.timeout_s)
 
     async def run(self) -> None:
         from serving.deployment.model_loading import load_side
         from serving.engines.torch.tensor_store import TensorStore
         from serving.runtimes.host import NodeHost
 
-        part, blobs = self.config, TensorStore()
-        tier = self.topology.tier_of[part.node_names[0]] if part.is_cloud and part.setup.hardware.tiers else None
-        models = load_side(part.setup, "cloud" if part.is_cloud else "device", blobs, part.accelerator, tier=tier)
+        config, options, tensor_store = self.config, self.config.options, TensorStore()
+        tier = self.topology.tier_of[config.node_names[0]] if config.is_cloud and config.setup.hardware.tiers else None
+        side = "cloud" if config.is_cloud else "device"
+        models = load_side(config.setup, side, tensor_store, options.accelerator, tier=tier)
         with closing(models):
             host = NodeHost(
-                self.topology, part.node_names, blobs, part.security, part.limits, part.digest, len(models.tokenizer)
+                self.topology,
+                config.node_names,
+                tensor_store,
+                options.security,
+                options.limits,
+                config.digest,
+                len(models.tokenizer),
             )
             try:
                 await self._connect(host)
@@ -103,38 +121,38 @@ class _NodeProcess:
     async def _serve(self, host: "NodeHost", models: "LoadedModels", origin_s: float) -> None:
         from serving.log.event_log import EventLog
 
-        part = self.config
-        with EventLog(part.event_log_path, {"names": list(part.node_names)}) as journal:
+        node_names, options = self.config.node_names, self.config.options
+        with EventLog(self.config.event_log_path, {"names": list(node_names)}) as event_log:
             stop = asyncio.create_task(self._receive("stop"))
-            breaks = LinkOutageInjector(self.topology, part.node_names, lambda *what: live.post(*what), stop.done)
-            live = RealTimeDriver(WallClock(origin_s), [journal, breaks], part.pace)
-            add_nodes(live, self.topology, ChipFactory(self.topology, models, part.queries), part.node_names)
-            for name in part.node_names:
-                journal.node_created(name, live.now())
-            if part.shaped:
-                connect_nodes(live, self.topology)
-                breaks.start()
-            host.start(live)
-            self._start_clients(live)
-            stop.add_done_callback(lambda _: live.wake_up())
+            outages = LinkOutageInjector(self.topology, node_names, lambda *event: driver.post(*event), stop.done)
+            driver = RealTimeDriver(WallClock(origin_s), [event_log, outages], options.pace)
+            add_nodes(driver, self.topology, ChipFactory(self.topology, models, self.config.queries), node_names)
+            for name in node_names:
+                event_log.node_created(name, driver.now())
+            if options.shaped:
+                connect_nodes(driver, self.topology)
+                outages.start()
+            host.start(driver)
+            self._start_clients(driver)
+            stop.add_done_callback(lambda _: driver.wake_up())
             try:
-                await live.run(stop.done)
+                await driver.run(stop.done)
                 await stop
             finally:
                 stop.cancel()
-                live.close()
-        self.pipe.send(("done", live.pacing))
+                driver.close()
+        self.pipe.send(("done", driver.pacing))
 
     def _start_clients(self, driver: RealTimeDriver) -> None:
-        """Seats the users of this process's devices; a cloud has none."""
-        users = WorkloadClients(self.config.queries, self.topology.devices)
-        driver.on_session_end(partial(users.on_session_end, post=driver.post))
+        """Starts the clients of this process's devices; a cloud process has none."""
+        clients = WorkloadClients(self.config.queries, self.topology.devices)
+        driver.on_session_end(partial(clients.on_session_end, post=driver.post))
         driver.on_session_end(lambda session, _: self.pipe.send(("ended", session)))
-        users.start(driver.post)
+        clients.start(driver.post)
 
     async def _receive(self, kind: str) -> Any:
-        """The next thing that the parent says, which must be that word."""
-        said, value = await asyncio.to_thread(self.pipe.recv)
-        if said != kind:
-            raise RuntimeError(f"the parent said {said!r} where {kind!r} was due")
+        """The value of the parent's next message. Raises RuntimeError for a message of another kind."""
+        received, value = await asyncio.to_thread(self.pipe.recv)
+        if received != kind:
+            raise RuntimeError(f"the parent sent {received!r} where {kind!r} was due")
         return value

@@ -1,4 +1,4 @@
-"""The processes of a distributed run: started, introduced to each other, killed and started again as testbeds say."""
+"""The processes of a distributed run: starts and connects them, kills and restarts them as the testbed says."""
 
 import multiprocessing as mp
 import time
@@ -12,49 +12,52 @@ from typing import TYPE_CHECKING, Any
 from serving.deployment.topology import Topology
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import PacingStats
-from serving.messages import INF
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.progress import Progress
 from serving.runtimes.clients import WorkloadClients
 from serving.runtimes.failures import FailureSchedule
-from serving.runtimes.node_process import NodeProcessConfig, run_node_process
+from serving.runtimes.node_process import NodeProcessConfig, ProcessOptions, run_node_process
 from serving.transport.shaping.tc import ApplyShaping
 
 if TYPE_CHECKING:
     from serving.deployment.queries import Query
-    from serving.runtimes.grpc import Grpc
 
 _STOP_TIMEOUT_S = 5.0
-"""How long a process that was told to stop may take."""
+"""How long a process may take to stop."""
 
 
 class ProcessGroup:
     """The processes of one run."""
 
     def __init__(
-        self, runtime: "Grpc", topology: Topology, queries: "Sequence[Query]", accelerator: str, folder: Path,
-        shape: ApplyShaping | None,
-    ) -> None:  # fmt: skip
-        self.runtime, self.topology, self.queries = runtime, topology, queries
-        self.accelerator, self.folder, self.shape = accelerator, folder, shape
+        self,
+        topology: Topology,
+        queries: "Sequence[Query]",
+        options: ProcessOptions,
+        device_processes: int,
+        folder: Path,
+        apply_shaping: ApplyShaping | None = None,
+    ) -> None:
+        self.topology, self.queries, self.options, self.folder = topology, queries, options, folder
+        self._device_processes, self._apply_shaping = min(device_processes, len(topology.devices)), apply_shaping
         self.pipes: dict[str, Connection] = {}
         self.processes: dict[str, BaseProcess] = {}
         self.addresses: dict[str, str] = {}
-        """Of each cloud process."""
+        """The address of each cloud process."""
         self.origin_s = 0.0
         self.failure_schedule = FailureSchedule(topology)
         self._context = mp.get_context("spawn")
         self._restarts: dict[str, int] = {}
 
     def run(self, progress: Progress) -> dict[str, PacingStats]:
-        """Starts everybody, lets them meet, waits until all is answered; how well each process kept the pace."""
-        cast, crowd = self.topology, min(self.runtime.device_processes, len(self.topology.devices))
-        clouds = {names[0]: names for names in cast.cloud_processes}
-        devices = {f"devices-{i}": cast.devices[i::crowd] for i in range(crowd)}
+        """Starts all processes, connects them, and waits for all answers. Returns each process's pacing."""
+        n = self._device_processes
+        clouds = {names[0]: names for names in self.topology.cloud_processes}
+        devices = {f"devices-{i}": self.topology.devices[i::n] for i in range(n)}
         with self._running({**clouds, **devices}):
             self.addresses = {name: self._receive_from(name, "listening") for name in clouds}
-            if self.shape:
-                self.shape(self.addresses.values())
+            if self._apply_shaping:
+                self._apply_shaping(self.addresses.values())
             for name in clouds:
                 self._connect_upstream(name)
             listening = {node: self.addresses[name] for name, nodes in clouds.items() for node in nodes}
@@ -68,7 +71,7 @@ class ProcessGroup:
             return {name: self._receive_from(name, "done") for name in self.pipes}
 
     def collect_records(self, observers: Sequence[Observer]) -> dict[str, SessionRecord]:
-        """What all journals together say, as if one driver had been watched."""
+        """The records that the event logs of all processes give when they are merged in time."""
         from serving.log.entries import feed_observer
         from serving.log.reader import merge_logs
 
@@ -79,9 +82,9 @@ class ProcessGroup:
         return recorder.records
 
     def _connect_upstream(self, cloud: str) -> None:
-        """To the nodes of earlier tiers, which it dials; it waits for those that run."""
-        before = {node: self.addresses[node] for node in self.topology.upstream_nodes(cloud)}
-        self._send([cloud], "dial", (before, tuple(node for node in before if node in self.pipes)))
+        """Makes a cloud process dial the nodes of earlier tiers; it waits for those that run."""
+        addresses = {node: self.addresses[node] for node in self.topology.upstream_nodes(cloud)}
+        self._send([cloud], "dial", (addresses, tuple(node for node in addresses if node in self.pipes)))
 
     def _wait_until_answered(self, progress: Progress) -> None:
         ended: set[str] = set()
@@ -89,15 +92,15 @@ class ProcessGroup:
             now = time.monotonic() - self.origin_s
             for name in self.failure_schedule.due(now):
                 self._kill_or_restart(name)
-            for line in wait(list(self.pipes.values()), self.failure_schedule.next_in_s(now)):
-                assert isinstance(line, Connection)
-                ended.add(self._receive(line, "ended"))
+            for pipe in wait(list(self.pipes.values()), self.failure_schedule.next_in_s(now)):
+                assert isinstance(pipe, Connection)
+                ended.add(self._receive(pipe, "ended"))
             progress(len(ended), len(self.queries), f"{time.monotonic() - self.origin_s:.0f} s of real time")
 
-    # Who fails, and comes back.
+    # Failures.
 
     def _kill_or_restart(self, name: str) -> None:
-        """A node that runs is killed, with no word to anybody; one that does not is started again."""
+        """Kills a node that runs, without notice to its peers; starts one again that does not."""
         if name in self.pipes:
             self.processes[name].kill()
             self.processes[name].join()
@@ -112,9 +115,9 @@ class ProcessGroup:
     # Processes.
 
     @contextmanager
-    def _running(self, parts: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
+    def _running(self, nodes_of: Mapping[str, tuple[str, ...]]) -> Iterator[None]:
         try:
-            for name, nodes in parts.items():
+            for name, nodes in nodes_of.items():
                 self._start(name, nodes)
             yield
             for process in self.processes.values():
@@ -125,23 +128,22 @@ class ProcessGroup:
                 process.join()
 
     def _start(self, name: str, nodes: tuple[str, ...], listen: str = "127.0.0.1:0") -> None:
-        here, there = self._context.Pipe()
+        pipe, child_pipe = self._context.Pipe()
         self._restarts[name] = self._restarts.get(name, -1) + 1
-        part = self._process_config(name, nodes, listen)
-        # no daemon: a cloud may start processes of its own; they all end with the line to their parent
-        process = self._context.Process(target=run_node_process, args=(part, there), name=name)
+        config = self._process_config(name, nodes, listen)
+        # no daemon: a cloud process may start processes of its own; all end with the pipe to their parent
+        process = self._context.Process(target=run_node_process, args=(config, child_pipe), name=name)
         process.start()
-        there.close()
-        self.pipes[name], self.processes[name] = here, process
+        child_pipe.close()
+        self.pipes[name], self.processes[name] = pipe, process
 
     def _process_config(self, name: str, nodes: tuple[str, ...], listen: str) -> NodeProcessConfig:
-        runtime, cast = self.runtime, self.topology
-        queries = tuple(q for q in self.queries if cast.devices[q.device] in nodes)
+        topology = self.topology
+        queries = tuple(q for q in self.queries if topology.devices[q.device] in nodes)
+        event_log = self.folder / f"{name}.{self._restarts.get(name, 0)}.jsonl"
         return NodeProcessConfig(
-            cast.setup, cast.layers, nodes, queries, runtime.pace, runtime.shaping == "user",
-            runtime.timeout_s or INF, self.accelerator, listen, runtime.security, runtime.limits, cast.digest,
-            self.folder / f"{name}.{self._restarts.get(name, 0)}.jsonl",
-        )  # fmt: skip
+            topology.setup, topology.layers, nodes, queries, self.options, listen, topology.digest, event_log
+        )
 
     # The pipes.
 
@@ -154,10 +156,10 @@ class ProcessGroup:
 
     def _receive(self, pipe: Connection, kind: str) -> Any:
         try:
-            said, value = pipe.recv()
+            received, value = pipe.recv()
         except EOFError:
             name = next(name for name, each in self.pipes.items() if each is pipe)
-            raise RuntimeError(f"the process {name} died; what it said is above") from None
-        if said != kind:
-            raise RuntimeError(value if said == "failed" else f"a process said {said!r} where {kind!r} was due")
+            raise RuntimeError(f"the process {name} died; its output is above") from None
+        if received != kind:
+            raise RuntimeError(value if received == "failed" else f"a process sent {received!r} where {kind!r} was due")
         return value

@@ -95,34 +95,34 @@ def _request_row(
         "text": text,
         "origins": list(record.origins),
         "arrived_s": record.arrived_s,
-        "begun_s": begun_s,
+        "started_s": begun_s,
         "ended_s": ended_s,
-        "seen_s": seen,
+        "token_times_s": seen,
         "ttft_s": seen[0] - record.arrived_s if seen else None,
         "tbt_s": [b - a for a, b in pairwise(seen)],
         "drafted": record.drafted,
-        "sent": record.drafts_verified,
-        "accepted": record.drafts_accepted,
-        "wasted": record.drafted - own,
-        "discarded": record.discarded_tokens,
+        "drafts_verified": record.drafts_verified,
+        "drafts_accepted": record.drafts_accepted,
+        "drafts_unused": record.drafted - own,
+        "discarded_tokens": record.discarded_tokens,
         "draft_s": record.draft_s,
-        "exited": record.early_exit_tokens,
-        "depth": record.layer_share_sum,
-        "guesses": record.lookahead_attempts,
-        "position_hits": record.lookahead_position_hits,
-        "hits": record.lookahead_hits,
-        "stalled_link_s": stalled.link_s if stalled else None,
-        "stalled_cloud_s": stalled.cloud_s if stalled else None,
-        "cloud_resident_s": stalled.cloud_residence_s if stalled else None,
+        "early_exit_tokens": record.early_exit_tokens,
+        "layer_share_sum": record.layer_share_sum,
+        "lookahead_attempts": record.lookahead_attempts,
+        "lookahead_position_hits": record.lookahead_position_hits,
+        "lookahead_hits": record.lookahead_hits,
+        "link_stall_s": stalled.link_s if stalled else None,
+        "cloud_stall_s": stalled.cloud_s if stalled else None,
+        "cloud_residence_s": stalled.cloud_residence_s if stalled else None,
         "chunks": record.num_decisions,
-        "chunks_asked": record.num_offloaded,
+        "chunks_offloaded": record.num_offloaded,
         "uplink_nbytes": record.uplink_nbytes,
         "downlink_nbytes": record.downlink_nbytes,
         "uplink_messages": record.uplink_messages,
         "device_busy_s": record.device_busy_s,
         "cloud_busy_s": record.cloud_busy_s,
-        "cloud_rows": record.cloud_forward_tokens,
-        "cloud_wait_s": record.cloud_queue_s,
+        "cloud_forward_tokens": record.cloud_forward_tokens,
+        "cloud_queue_s": record.cloud_queue_s,
         "device_energy_j": fleet.joules(record.device_busy_s, max(0.0, ended_s - begun_s - record.device_busy_s), mode),
         "quality": metrics[0].score(answer, prompt) if metrics else None,
         "rouge_1": Rouge1().score(answer, prompt) if any(prompt.references) else None,
@@ -138,15 +138,15 @@ def _cloud_energy_j(topology: Topology, record: SessionRecord) -> float | None:
 
 def _timeline_rows(record: SessionRecord) -> Iterator[ResultRow]:
     for lane, begin_s, end_s, amount in record.timeline:
-        yield {"request": record.session, "lane": lane, "begin_s": begin_s, "end_s": end_s, "amount": amount}
+        yield {"request": record.session, "lane": lane, "start_s": begin_s, "end_s": end_s, "amount": amount}
 
 
 def _decision_row(decision: DraftDecision) -> ResultRow:
     means = {name: sum(values) / len(values) for name, values in decision.scores.items() if values}
     return {
         "request": decision.session,
-        "at": decision.position,
-        "n": len(decision.tokens),
+        "position": decision.position,
+        "num_tokens": len(decision.tokens),
         "accepted": decision.accepted,
         "confidence": means.get("confidence"),
         "importance": means.get("importance"),
@@ -217,18 +217,18 @@ def _local_timing(setup: Setup) -> dict[str, str]:
 
 _NO_QUALITY = {"text": "", "quality": None, "rouge_1": None}
 _UNKNOWN_ENERGY = {"device_energy_j": None, "cloud_energy_j": None}
-_LIST_COLUMNS = {"tokens": "int32", "origins": "string", "seen_s": "double", "tbt_s": "double"}
+_LIST_COLUMNS = {"tokens": "int32", "origins": "string", "token_times_s": "double", "tbt_s": "double"}
 _NULLABLE_COLUMNS = {
     "slo": "string", "slo_tokens_per_s": "double", "slo_ttft_s": "double", "ttft_s": "double", "quality": "double",
     "rouge_1": "double", "accepted": "int64", "confidence": "double", "importance": "double",
-    "device_energy_j": "double", "cloud_energy_j": "double", "stalled_link_s": "double", "stalled_cloud_s": "double",
-    "cloud_resident_s": "double",
+    "device_energy_j": "double", "cloud_energy_j": "double", "link_stall_s": "double", "cloud_stall_s": "double",
+    "cloud_residence_s": "double",
 }  # fmt: skip
 """Columns whose type the first row may not show."""
 _TABLE_COLUMNS = {
-    "timeline.parquet": {"request": "string", "lane": "string", "begin_s": "double", "end_s": "double", "amount":
+    "timeline.parquet": {"request": "string", "lane": "string", "start_s": "double", "end_s": "double", "amount":
     "int64"}, "chunks.parquet": {
-        "request": "string", "at": "int64", "n": "int64", "accepted": "int64", "confidence": "double", "importance":
+        "request": "string", "position": "int64", "num_tokens": "int64", "accepted": "int64", "confidence": "double", "importance":
         "double",
     },
 }  # fmt: skip

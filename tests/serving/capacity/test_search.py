@@ -57,7 +57,8 @@ def test_a_search_ends_at_its_limit_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"epsilon": 1.0}, {"seeds": ()}, {"seeds": (1, 1)}, {"limit": 0}, {"resolution": 1.5}, {"warmup_s": -1.0}]
+    "wrong",
+    [{"epsilon": 1.0}, {"seeds": ()}, {"seeds": (1, 1)}, {"max_devices": 0}, {"resolution": 1.5}, {"warmup_s": -1.0}],
 )
 def test_a_search_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)).split("_")[0]):

@@ -76,7 +76,7 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
         )  # fmt: skip
         found.append(table(out, "measured.json"))
     for one, other in zip(*found, strict=True):
-        assert one["asked"] == other["asked"]
+        assert one["answers"] == other["answers"]
         assert one["speeds"] == other["speeds"]
     assert table(tmp_path / "1")["sled"]["4"]["violated/c"] == 0
 
@@ -93,7 +93,12 @@ def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
         )  # fmt: skip
         return table(tmp_path)
 
-    rows = load({"one": {"policy.draft.k": 1}, "right": {"outcomes.rate": 1.0, "SLED: policy.scheduler.max_num_seqs": 1}})
+    rows = load(
+        {
+            "one": {"policy.draft.k": 1},
+            "right": {"outcomes.acceptance_rate": 1.0, "SLED: policy.scheduler.max_num_seqs": 1},
+        }
+    )
     assert rows["one"]["SLED"]["sent_per_round"] == 1
     assert rows["right"]["SLED"]["acceptance"] == 1
     assert rows["one"]["centralized"]["goodput_tokens_per_s"] == rows["right"]["centralized"]["goodput_tokens_per_s"]

@@ -118,7 +118,7 @@ def test_every_policy_can_be_simulated(name: str) -> None:
 
 
 def test_loads_are_counted_as_the_engine_counts() -> None:
-    queries, models = opened(rate=1.0)
+    queries, models = opened(acceptance_rate=1.0)
     prompt = queries[0].request.prompt
     outcome, loads = models.device.execute(DraftWork("r00000", 0, prompt, DraftStopRule(3)))
     assert (outcome.tokens, outcome.cached_len, outcome.stopped) == ((40, 44, 48), 12, False)  # type: ignore[union-attr]
@@ -135,7 +135,7 @@ def test_loads_are_counted_as_the_engine_counts() -> None:
 
 def test_a_stop_rule_ends_the_draft() -> None:
     """A constant score is below the threshold at once, or never."""
-    queries, models = opened(rate=0.4)
+    queries, models = opened(acceptance_rate=0.4)
     feed = queries[0].request.prompt
     for below, keep, n, passes in ((0.5, True, 1, 1), (0.5, False, 0, 1), (0.3, True, 4, 4)):
         work = DraftWork(
@@ -150,7 +150,7 @@ def test_sampled_drafts_carry_their_distributions() -> None:
     queries, models = opened()
     work = DraftWork("r00000", 0, queries[0].request.prompt, DraftStopRule(3), sampling=SamplingParams(1.0, 0, 1.0, 0))
     outcome, _ = models.device.execute(work)
-    assert len({blob.id for blob in outcome.draft_probs}) == 3  # type: ignore[union-attr]
+    assert len({ref.id for ref in outcome.draft_probs}) == 3  # type: ignore[union-attr]
     assert outcome.probs_support == (0, 0, 0)  # type: ignore[union-attr]
     assert ConstantAcceptance().make_queries(asked(1), Decoding(0.8), 5)[0].request.sampling == SamplingParams(
         0.8, 0, 1.0, 5
@@ -158,15 +158,15 @@ def test_sampled_drafts_carry_their_distributions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("top_k", "exchange", "kept", "note"),
+    ("top_k", "payload", "kept", "note"),
     [
         (5, TokenPayload(), 5, "naming 5 tokens"),
         (0, TokenPayload(), 0, "naming all of the vocabulary"),
         (5, FullDistributionPayload(), 0, None),
     ],
 )
-def test_a_distribution_names_what_top_k_leaves(top_k: int, exchange: Any, kept: int, note: str | None) -> None:
-    made, outcomes = setup("sled", override={"exchange": exchange}), ConstantAcceptance(prompt_tokens=10)
+def test_a_distribution_names_what_top_k_leaves(top_k: int, payload: Any, kept: int, note: str | None) -> None:
+    made, outcomes = setup("sled", override={"payload": payload}), ConstantAcceptance(prompt_tokens=10)
     queries = outcomes.make_queries(asked(2), Decoding(0.8, top_k=top_k), 0)
     models = outcomes.open(queries, made.policy, 0)
     call = queries[0].request
@@ -180,7 +180,7 @@ def test_a_distribution_names_what_top_k_leaves(top_k: int, exchange: Any, kept:
 
 
 def test_greedy_drafts_carry_whole_distributions_where_they_are_wanted() -> None:
-    made = setup("sled", override={"exchange": FullDistributionPayload()})
+    made = setup("sled", override={"payload": FullDistributionPayload()})
     queries, _ = opened()
     engine = ConstantAcceptance(prompt_tokens=10).open(queries, made.policy, 0).device
     outcome, _ = engine.execute(
@@ -197,7 +197,9 @@ def test_a_draft_in_the_wrong_place_is_an_error() -> None:
 
 
 def test_what_is_no_probability_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"outcomes\.rate is 1\.2; it is the share of drafts that stand: 0 to 1"):
+    with pytest.raises(
+        ValueError, match=r"outcomes\.acceptance_rate is 1\.2; it is the share of drafts that stand: 0 to 1"
+    ):
         ConstantAcceptance(1.2)
     with pytest.raises(ValueError, match="a prompt has at least 1 token"):
         ConstantAcceptance(prompt_tokens=0)

@@ -74,7 +74,7 @@ def taken(models: LoadedModels, work: Path, rule: EarlyExitRule | None, policy: 
 
 @pytest.fixture(scope="module")
 def traces(models: LoadedModels, tmp_path_factory: pytest.TempPathFactory) -> dict[str, OutcomeTrace]:
-    return {name: taken(models, tmp_path_factory.mktemp("trace"), rule.layer) for name, rule in RULES.items()}
+    return {name: taken(models, tmp_path_factory.mktemp("trace"), rule.layer_exit) for name, rule in RULES.items()}
 
 
 def opened(trace: OutcomeTrace, made: Setup) -> OutcomeEngines:
@@ -112,7 +112,7 @@ def works(trace: OutcomeTrace, rule: EarlyExitRule | None, seed: int, n: int = 1
             )
             work = DraftWork(session.name, start, (), DraftStopRule(1), ENDS, PROBES, None, rule, ahead)
         outcome = yield work
-        cached = [*text[:start], *work.input_tokens, *outcome.tokens][: outcome.cached]
+        cached = [*text[:start], *work.input_tokens, *outcome.tokens][: outcome.cached_len]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -121,7 +121,7 @@ def test_a_trace_says_what_the_engine_does_and_what_it_costs(
     name: str, seed: int, models: LoadedModels, traces: dict[str, OutcomeTrace]
 ) -> None:
     trace, made = traces[name], setup("sled", override={"early_exit": RULES[name]})
-    simulated, program = opened(trace, made), works(trace, RULES[name].layer, seed)
+    simulated, program = opened(trace, made), works(trace, RULES[name].layer_exit, seed)
     session, work, seen = trace.sessions[seed].name, next(program), list[ForwardLoad]()
     models.device.drop(session, None)
     while work:
@@ -156,7 +156,7 @@ def test_the_targets_text_is_the_same_whatever_the_drafter_skips(traces: dict[st
     for name, trace in traces.items():
         assert (trace.sessions, trace.policy_name, trace.made_from) == (plain.sessions, None, plain.made_from)
         assert np.array_equal(trace.tables.targets, plain.tables.targets)
-        assert trace.exit_rule == RULES[name].layer
+        assert trace.exit_rule == RULES[name].layer_exit
         assert np.array_equal(trace.tables.drafts, plain.tables.drafts) == (name in ("never", "none"))
 
 
@@ -176,7 +176,7 @@ def test_synera_with_everything_on_is_the_emulated_run_event_by_event(
     name: str, models: LoadedModels, tmp_path: Path
 ) -> None:
     exits = ProgressiveExit(0.3, 0.5, sequence_fraction=0.8)
-    made = setup("synera", override={"offload": UNSURE, "early_exit": exits, "waiting": WAITING[name]})
+    made = setup("synera", override={"offload": UNSURE, "early_exit": exits, "lookahead": WAITING[name]})
     trace = taken(models, tmp_path / "work", made.policy.early_exit.layer_exit, made.policy)
     store.save(tmp_path, trace)
     simulated, heard, read = opened(store.load(tmp_path), made), Log(), Log()
@@ -196,7 +196,7 @@ def test_without_loss_the_text_is_right_and_wrong_guesses_are_said(
     models: LoadedModels, traces: dict[str, OutcomeTrace]
 ) -> None:
     made = setup(
-        "sled", override={"early_exit": MIDDLE, "waiting": SyneraLookahead(THRESHOLDS), "draft": WindowDraft(3)}
+        "sled", override={"early_exit": MIDDLE, "lookahead": SyneraLookahead(THRESHOLDS), "draft": WindowDraft(3)}
     )
     made = replace(made, policy=replace(made.policy, offload=Everything(0.5, THRESHOLDS)))
     simulated = opened(traces["middle"], made)
@@ -219,7 +219,7 @@ class Everything(SyneraOffload):
 
 
 def test_whole_distributions_weigh_what_they_weigh(models: LoadedModels, traces: dict[str, OutcomeTrace]) -> None:
-    made = setup("sled", override={"exchange": FullDistributionPayload()})
+    made = setup("sled", override={"payload": FullDistributionPayload()})
     heard, read = Log(), Log()
     simulate(made, models, questions(ASKED), observers=[heard])
     simulate(made, opened(traces["none"], made), questions(ASKED), observers=[read])

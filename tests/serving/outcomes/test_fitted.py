@@ -27,7 +27,7 @@ from serving.workload.workload import WorkloadRequest
 @pytest.fixture(scope="module")
 def model() -> FittedAcceptance:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "DRAWN", 10_000)
+        patch.setattr(fit, "SAMPLED_POSITIONS", 10_000)
         return fit.fit_acceptance(trace(), 0)
 
 
@@ -112,14 +112,14 @@ class Ahead:
 @pytest.fixture(scope="module")
 def leaving() -> FittedAcceptance:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit, "DRAWN", 1000)
+        patch.setattr(fit, "SAMPLED_POSITIONS", 1000)
         return fit.fit_acceptance(trace(20, exits=True), 0)
 
 
 def test_where_drafts_leave_is_drawn_with_their_scores(leaving: FittedAcceptance) -> None:
     """Each draft's confidence and depth stand side by side in the trace; loads follow from who left where before."""
     recorded, rule = trace(20, exits=True).tables, EarlyExitRule("margin", 0.7, 0.25)
-    pairs = set(zip(recorded.scores[0].ravel().tolist(), recorded.depths.ravel().tolist(), strict=True))
+    pairs = set(zip(recorded.scores[0].ravel().tolist(), recorded.exit_layers.ravel().tolist(), strict=True))
     queries = leaving.make_queries(asked(1), Decoding(), 0)
     call, ledger = queries[0].request, ExitDepths(4)
     engine = leaving.open(queries, setup("sled", override={"early_exit": LayerwiseExit()}).policy, 0).device
@@ -194,7 +194,9 @@ def test_a_damaged_artifact_is_refused(model: FittedAcceptance, tmp_path: Path) 
         fitted.load(tmp_path)
     fitted.save(tmp_path, model)
     header = tmp_path / fitted.HEADER_FILE
-    header.write_text(header.read_text(encoding="utf-8").replace('"depth": 4', '"depth": 5'), encoding="utf-8")
+    header.write_text(
+        header.read_text(encoding="utf-8").replace('"max_draft_len": 4', '"max_draft_len": 5'), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=r"attention has the shape .*; its rows have 11 numbers.*fit it again"):
         fitted.load(tmp_path)
 

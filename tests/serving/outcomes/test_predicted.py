@@ -83,7 +83,7 @@ def test_the_first_draft_is_sent_whatever_is_predicted_and_nothing_behind_it(mod
     assert texts(records) == texts(simulate(setup("sled"), models, questions()))
 
 
-@pytest.mark.parametrize("slots", [{}, {"waiting": SyneraLookahead(THRESHOLDS)}])
+@pytest.mark.parametrize("slots", [{}, {"lookahead": SyneraLookahead(THRESHOLDS)}])
 def test_a_trace_decides_as_the_engine(slots: dict[str, Any], models: LoadedModels, tmp_path_factory: Any) -> None:
     made, judge = predicted(Judge(BELOW), **slots), Judge(BELOW)
     ran = simulate(made, judging(models, judge), questions())
@@ -105,7 +105,7 @@ def asked(n: int) -> list[WorkloadRequest]:
 
 def served(outcomes: Any, made: Setup, n: int = 40) -> tuple[float, float]:
     """Share of the sent drafts that stood, and drafts a round."""
-    queries = outcomes.queries(asked(n), Decoding(), 0)
+    queries = outcomes.make_queries(asked(n), Decoding(), 0)
     records = simulate(made, outcomes.open(queries, made.policy, 0), queries).values()
     sent, rounds = sum(r.drafts_verified for r in records), sum(r.num_offloaded for r in records)
     return sum(r.drafts_accepted for r in records) / sent, sent / rounds

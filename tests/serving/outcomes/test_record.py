@@ -1,4 +1,4 @@
-"""TraceRecording: what is interrupted goes on, what was saved is read again, and what is damaged is refused by name."""
+"""TraceRecorder: what is interrupted goes on, what was saved is read again, and what is damaged is refused by name."""
 
 import json
 from dataclasses import dataclass, fields
@@ -146,7 +146,7 @@ def _lost_session(folder: Path) -> None:
 
 def _other_name(folder: Path) -> None:
     text = (folder / store.HEADER_FILE).read_text(encoding="utf-8")
-    (folder / store.HEADER_FILE).write_text(text.replace('"policy"', '"politics"'), encoding="utf-8")
+    (folder / store.HEADER_FILE).write_text(text.replace('"policy_name"', '"politics"'), encoding="utf-8")
 
 
 def _too_deep(folder: Path) -> None:

@@ -71,7 +71,7 @@ def assert_same(read: Mapping[str, SessionRecord], run: Mapping[str, SessionReco
     assert read.keys() == run.keys()
     for name, record in run.items():
         for field in fields(SessionRecord):
-            if field.name != "chunks":
+            if field.name != "draft_decisions":
                 assert getattr(read[name], field.name) == getattr(record, field.name), field.name
         for a, b in zip(read[name].draft_decisions, record.draft_decisions, strict=True):
             assert (a.position, a.tokens, a.accepted) == (b.position, b.tokens, b.accepted)
@@ -147,7 +147,7 @@ def test_a_window_deeper_than_the_record_still_writes_the_targets_text(record: A
     simulated = opened(record(), made)
     records = simulate(made, simulated, questions())
     for session in record().sessions:
-        assert tuple(records[session.name].tokens) == session.path[session.prompt_tokens :]
+        assert tuple(records[session.name].tokens) == session.token_ids[session.prompt_tokens :]
     assert re.match(r"0 tokens left the recorded path, and \d+ drafts were deeper", simulated.notes()[0])
 
 
@@ -165,13 +165,13 @@ class Ahead:
 
 def test_policies_that_look_ahead_share_the_trace_too(models: LoadedModels, record: Any) -> None:
     """A draft that goes on from what was drafted ahead begins within a recorded continuation."""
-    how = {"draft": WindowDraft(5), "waiting": Ahead(), "offload": Scored(0.5, THRESHOLDS)}
+    how = {"draft": WindowDraft(5), "lookahead": Ahead(), "offload": Scored(0.5, THRESHOLDS)}
     made = setup("sled", override=how)
     simulated, log = opened(record(), made), Log()
     run = simulate(made, models, questions(), observers=[log])
     assert_same(simulate(made, simulated, questions()), run)
     works = [start.work for start in log.commands(StartWork) if isinstance(start.work, DraftWork)]
-    ends = {q.call.session: len(q.call.prompt) + LIMIT for q in questions()}
+    ends = {q.request.session: len(q.request.prompt) + LIMIT for q in questions()}
     assert any(work.branches for work in works)
     assert any(
         0 < w.stop_rule.max_tokens < 5 and w.start + len(w.input_tokens) + w.stop_rule.max_tokens < ends[w.session]
@@ -185,8 +185,8 @@ def test_looking_ahead_finds_what_the_drafter_would(models: LoadedModels, record
     trace = record()
     session = trace.sessions[0]
     end = session.prompt_tokens + 3
-    ahead = (session.path[session.prompt_tokens : end], session.path[session.prompt_tokens : end + 2])
-    prefill = DraftWork("r00000", 0, session.path[: session.prompt_tokens], DraftStopRule(0))
+    ahead = (session.token_ids[session.prompt_tokens : end], session.token_ids[session.prompt_tokens : end + 2])
+    prefill = DraftWork("r00000", 0, session.token_ids[: session.prompt_tokens], DraftStopRule(0))
     probes = ("confidence", "importance")
     work = DraftWork("r00000", session.prompt_tokens, (), DraftStopRule(1), (), probes, None, None, ahead)
     simulated = opened(trace, setup("sled"))
@@ -224,7 +224,7 @@ def test_a_recorded_prompt_is_asked_by_name_or_id(record: Any) -> None:
         for i, name in enumerate(("p0", "p4"))
     ]
     first, second = outcomes.make_queries(asked, Decoding(), 0)
-    assert (first.request, second.request.prompt) == (questions()[0].call, questions()[4].call.prompt)
+    assert (first.request, second.request.prompt) == (questions()[0].request, questions()[4].request.prompt)
     assert (second.request.session, second.prompt.answer, second.request.max_new_tokens) == ("r00001", "attic", LIMIT)
 
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_read_is_refused(record: Any) -> None:
     outcomes, policy = TraceOutcomes(record(), None), setup("sled").policy  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"temperature is 0\.7: sampled text depends on every draw"):
         outcomes.make_queries([], Decoding(0.7), 0)
-    stranger = replace(questions()[0], call=GenerationRequest("r00000", (8, 8, 8), 4))
+    stranger = replace(questions()[0], request=GenerationRequest("r00000", (8, 8, 8), 4))
     with pytest.raises(ValueError, match="request r00000 asks a prompt of 3 tokens that is not in the trace"):
         outcomes.open([stranger], policy, 0)
     engine = outcomes.open(questions(), policy, 0).device

@@ -1,4 +1,4 @@
-"""What stands before the connections of runtime `grpc`, and when; no process is started."""
+"""Where and when runtime `grpc` shapes its links; no process is started."""
 
 from contextlib import nullcontext
 
@@ -6,32 +6,33 @@ import pytest
 from fake_setup import LAYERS, setup
 
 from serving.deployment.topology import Topology
-from serving.runtimes import process_group as crews
 from serving.runtimes.grpc import Grpc
+from serving.runtimes.process_group import ProcessGroup
 from serving.transport.security import Security
 
 ADDRESS = "127.0.0.1:4711"
+TOPOLOGY = Topology(setup(), LAYERS)
 
 
-class Crew(crews.ProcessGroup):
-    """A crew that only writes down what it is told."""
+class LoggedGroup(ProcessGroup):
+    """A process group that starts no process and logs the messages."""
 
-    def __init__(self, runtime, cast, shape):
-        super().__init__(runtime, cast, (), "cpu", None, shape)
-        self.told = []
+    def __init__(self, runtime, folder=None, apply_shaping=None):
+        super().__init__(TOPOLOGY, (), runtime._process_options("cpu"), runtime.device_processes, folder, apply_shaping)
+        self.log = []
 
-    def _running(self, parts):
+    def _running(self, nodes_of):
         return nullcontext()
 
-    def _receive_from(self, name, word):
-        self.told.append(word)
+    def _receive_from(self, name, kind):
+        self.log.append(kind)
         return ADDRESS
 
-    def _send(self, names, word, value):
-        self.told.append(word)
+    def _send(self, names, kind, value):
+        self.log.append(kind)
 
     def _wait_until_answered(self, progress):
-        self.told.append("all answered")
+        self.log.append("all answered")
 
 
 def test_an_unknown_shaping_is_refused():
@@ -39,13 +40,13 @@ def test_an_unknown_shaping_is_refused():
         Grpc(shaping=True)
 
 
-@pytest.mark.parametrize("half", [{"certificate": "c.pem", "key": "k.pem"}, {"authority": "c.pem"}])
-def test_half_of_what_tls_needs_is_refused(half):
+@pytest.mark.parametrize("half", [{"certificate": "c.pem", "private_key": "k.pem"}, {"ca_certificate": "c.pem"}])
+def test_tls_with_only_one_end_configured_is_refused(half):
     with pytest.raises(ValueError, match=r"runtime\.security: \w+ is given without \w+, but both ends"):
         Grpc(security=Security(**half))
 
 
-def test_each_shaping_says_what_it_is():
+def test_the_description_names_the_shaping():
     assert {Grpc(shaping=each).described.rpartition(", ")[2] for each in ("user", "tc", "none")} == {
         "shaped in user space",
         "shaped by the kernel (tc netem)",
@@ -53,23 +54,21 @@ def test_each_shaping_says_what_it_is():
     }
 
 
-def test_the_kernel_shapes_when_the_ports_are_known_and_nobody_has_dialled():
-    crew = Crew(Grpc(shaping="tc"), Topology(setup(), LAYERS), lambda addresses: crew.told.append([*addresses]))
-    crew.run(None)
-    assert crew.told[:4] == ["listening", [ADDRESS], "dial", "dial"]
-    assert crew.told[4:] == ["joined", "joined", "joined", "play", "all answered", "stop"]
+def test_the_kernel_shapes_after_listening_and_before_dialling():
+    group = LoggedGroup(Grpc(shaping="tc"), None, lambda addresses: group.log.append([*addresses]))
+    group.run(None)
+    assert group.log[:4] == ["listening", [ADDRESS], "dial", "dial"]
+    assert group.log[4:] == ["joined", "joined", "joined", "play", "all answered", "stop"]
 
 
 @pytest.mark.parametrize(("shaping", "in_process"), [("user", True), ("tc", False), ("none", False)])
-def test_a_process_shapes_only_in_user_space(shaping, in_process, tmp_path):
-    cast = Topology(setup(), LAYERS)
-    crew = Crew(Grpc(shaping=shaping), cast, None)
-    crew.folder = tmp_path
-    assert crew._process_config("cloud-0", ("cloud-0",), ADDRESS).shaped is in_process
+def test_a_process_shapes_its_links_only_with_user_shaping(shaping, in_process, tmp_path):
+    group = LoggedGroup(Grpc(shaping=shaping), tmp_path)
+    assert group._process_config("cloud-0", ("cloud-0",), ADDRESS).options.shaped is in_process
 
 
-def test_the_kernel_is_asked_for_the_links_of_those_who_have_a_cloud():
-    cast = Topology(setup(devices=3), LAYERS)
-    assert Grpc(shaping="tc")._kernel_links(cast) == [cast.setup.network] * 3
-    assert Grpc(shaping="user")._kernel_links(cast) == []
+def test_the_kernel_shapes_the_links_of_devices_that_have_a_cloud():
+    topology = Topology(setup(devices=3), LAYERS)
+    assert Grpc(shaping="tc")._kernel_links(topology) == [topology.setup.network] * 3
+    assert Grpc(shaping="user")._kernel_links(topology) == []
     assert Grpc(shaping="tc")._kernel_links(Topology(setup("edge_centric"), LAYERS)) == []

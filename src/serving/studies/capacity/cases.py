@@ -54,7 +54,7 @@ def _has_field(node: object, name: str) -> bool:
 
 
 Variants = Mapping[str, Mapping[str, Any]]
-"""Name -> {dotted path below setup (`policy.draft.k`), `outcomes.` or `measure.`: value}; a path that begins with
+"""Name -> {dotted path below setup (`policy.draft.k`), `outcomes.` or `load_test.`: value}; a path that begins with
 `SYSTEM: ` is that system's alone.
 """
 
@@ -136,7 +136,7 @@ def _applies(case: Case, path: str) -> bool:
 
 def _case_path(path: str) -> str:
     rest = path.rpartition(": ")[2]
-    return rest if rest.startswith(("outcomes.", "measure.")) else f"setup.{rest}"
+    return rest if rest.startswith(("outcomes.", "load_test.")) else f"setup.{rest}"
 
 
 BLANK_PROMPT = Prompt("blank", "", (), "blank")

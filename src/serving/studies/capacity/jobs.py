@@ -130,8 +130,8 @@ def run_load_test_job(job: LoadTestJob) -> JsonObject:
 
 def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
     """A number for each column of a table."""
-    asked, violated = one["asked"], one["violated"]
-    found = dict(one["figures"])
+    asked, violated = one["answers"], one["violations"]
+    found = dict(one["metrics"])
     found |= {f"violated/{name}": violated[name] / count for name, count in asked.items()}
     found |= {f"speed/{name}": value for name, value in one["speeds"].items()}
     return found | {"violated": LoadTestResult(**one).violation_rate}

@@ -72,7 +72,7 @@ class CapacitySearch(LoadTest):
             raise ValueError(f"epsilon is {self.epsilon}; it is the share of answers that may be late: 0 to below 1")
         if not (self.start_tokens_per_s > 0 and self.max_devices >= 1):
             raise ValueError(
-                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, limit={self.max_devices} 1 or more"
+                f"start_tokens_per_s={self.start_tokens_per_s:g} must be above 0, max_devices={self.max_devices} 1 or more"
             )
         if not 0 <= self.resolution < 1:
             raise ValueError(f"resolution is {self.resolution}; it is a share of the capacity: 0 to below 1")
