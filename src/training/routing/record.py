@@ -193,7 +193,7 @@ class TrajectoryRecorder:
 def _teacher_forcing(engine: Any, models: LoadedModels) -> TeacherForcedModel:
     from serving.outcomes.teacher_forcing import TeacherForcedModel
 
-    return TeacherForcedModel(engine.model, min(len(models.tokenizer), engine.model.vocabulary))
+    return TeacherForcedModel(engine.model, min(len(models.tokenizer), engine.model.vocab_size))
 
 
 @dataclass

@@ -115,7 +115,7 @@ def drafted_importance(decisions: Sequence[DraftDecision], prompt_len: int, answ
 
 def _draft_model_runner(models: LoadedModels) -> ModelRunner:
     small, large = (_model(engine) for engine in (models.device, models.cloud))
-    return ModelRunner(small, min(len(models.tokenizer), small.vocabulary, large.vocabulary))
+    return ModelRunner(small, min(len(models.tokenizer), small.vocab_size, large.vocab_size))
 
 
 def _model(engine: Any) -> Any:

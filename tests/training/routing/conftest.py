@@ -24,7 +24,7 @@ class Unanswered:
 
     def prompts(self) -> list[Prompt]:
         found = TinyTasks(corpus=self.corpus, split="train").prompts()
-        return [replace(prompt, references=(), answer="the", rule="contains") for prompt in found]
+        return [replace(prompt, references=(), answer="the", match_rule="contains") for prompt in found]
 
 
 @pytest.fixture(scope="session")
