@@ -80,10 +80,18 @@ def test_activations_grow_with_rows_and_with_logits():
 
 
 def test_impossible_shapes_are_refused():
-    shape = {"name": "x", "layers": 2, "hidden": 8, "heads": 4, "kv_heads": 3, "head_dim": 2, "intermediate": 16}
+    shape = {
+        "name": "x",
+        "layers": 2,
+        "hidden_size": 8,
+        "heads": 4,
+        "kv_heads": 3,
+        "head_dim": 2,
+        "intermediate_size": 16,
+    }
     with pytest.raises(ValueError, match="heads=4 is not a multiple of kv_heads=3"):
         Architecture(**shape, vocab_size=10, published_parameters=1, source="made up")
-    with pytest.raises(ValueError, match="vocabulary=0 must be at least 1"):
+    with pytest.raises(ValueError, match="vocab_size=0 must be at least 1"):
         Architecture(**{**shape, "kv_heads": 2}, vocab_size=0, published_parameters=1, source="made up")
 
 

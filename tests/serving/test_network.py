@@ -16,7 +16,7 @@ PLAIN = Link(uplink_mbps=8, downlink_mbps=80, delay_ms=10)
 PARTS = ("uplink", "downlink", "outages")
 TRACED = {
     "mahimahi": "1\n2\n",
-    "two_columns": "1 8\n2 16\n",
+    "throughput_trace": "1 8\n2 16\n",
     "ucc_5g": "Timestamp,State,DL_bitrate\n2019.12.16_11.49.59,D,8000\n",
 }
 

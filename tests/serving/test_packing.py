@@ -21,10 +21,10 @@ OURS = {
 
 
 def packing(
-    count: int = 8, reference: Architecture = LLAMA2_70B, figure="derived", every_s=60.0, **more
+    count: int = 8, reference: Architecture = LLAMA2_70B, factor_source="derived", every_s=60.0, **more
 ) -> ReplicaPacking:
     return ReplicaPacking(
-        Fleet(A6000, count=count), reference, figure, ReplicaDemand(request_interval_s=every_s), **more
+        Fleet(A6000, count=count), reference, factor_source, ReplicaDemand(request_interval_s=every_s), **more
     )
 
 
@@ -103,7 +103,7 @@ def test_a_request_is_its_prefill_and_its_decodes():
 
 def test_which_figure():
     listed, other = architecture("llama2_13b"), architecture("qwen3_14b")
-    reported = packing(figure="reported")
+    reported = packing(factor_source="reported")
     assert reported.factor(listed).value == 6.0
     assert reported.factor(listed).source == "Synera, Table 3"
     assert packing().factor(listed).value == 7.5
@@ -123,8 +123,8 @@ def test_every_architecture_of_the_catalogue_has_one():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"figure": "guessed"}, r"packing\.figure is 'guessed'; use one of reported, derived"),
-        ({"slowdown": 0.0}, r"packing\.slowdown is 0\.0; it must be more than 0"),
+        ({"factor_source": "guessed"}, r"packing\.factor_source is 'guessed'; use one of reported, derived"),
+        ({"max_slowdown": 0.0}, r"packing\.max_slowdown is 0\.0; it must be more than 0"),
         ({"count": 2}, "llama2_70b does not fit into 2 rtx_a6000 in fp16\\. Set more chips"),
     ],
 )
@@ -145,7 +145,7 @@ def test_what_a_cluster_must_tell():
     [
         ({"prompt_tokens": 0}, "prompt_tokens=0 must be at least 1"),
         ({"new_tokens": 0}, "new_tokens=0 must be at least 1"),
-        ({"every_s": 0.0}, "every_s=0.0 must be more than 0 seconds"),
+        ({"request_interval_s": 0.0}, "request_interval_s=0.0 must be more than 0 seconds"),
     ],
 )
 def test_what_nobody_can_ask(change, said):

@@ -80,13 +80,13 @@ class Context:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._context, name)
 
-    async def parse(self) -> Any:
+    async def read(self) -> Any:
         data = await self._context.read()
         if isinstance(data, bytes):
             self._heard.up.append(data)
         return data
 
-    async def completion_request(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         self._heard.down.append(data)
         await self._context.write(data)
 
@@ -182,7 +182,7 @@ def overheard(model: DecomposedModel, name: str, number: Any = "fp32", **overrid
     if name in PRIVATE:
         override = {
             "placement": UShapedPlacement(SHALLOW),
-            "exchange": HiddenStatePayload(number),
+            "payload": HiddenStatePayload(number),
             **PRIVATE[name],
             **override,
         }
@@ -210,7 +210,7 @@ def own_text(model: DecomposedModel) -> tuple[int, ...]:
         rows = SequenceSlice("own", at, len(text) - at, tuple(text[at:]), 0, "greedy")
         ((result,), _), at = engine.execute(ForwardWork(Span(0, LAYERS, True, True), (rows,), ("last",))), len(text)
         assert result.verdict
-        text.append(result.verdict.token)
+        text.append(result.verdict.next_token)
     return tuple(text[len(PROMPT) :])
 
 
@@ -236,7 +236,7 @@ def test_where_tokens_travel_they_are_noticed(model: DecomposedModel) -> None:
     heard = overheard(model, "sled", kv_cache=PrefixCaching(), draft=WindowDraft(2))
     said = heard.envelopes
     assert any(envelope.request.slice.tokens for envelope in said)
-    assert any(envelope.request.ends for envelope in said)
+    assert any(envelope.request.stop_tokens for envelope in said)
     assert any(envelope.HasField("reply") for envelope in said)
     assert packed(PROMPT[:8]) in b"".join(heard.up)
     assert list(traces(heard, PROMPT))

@@ -124,17 +124,17 @@ def test_drops_reach_the_engine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("placement", "exchange"), [(CloudPlacement(), TokenPayload()), (UShapedPlacement(), HiddenStatePayload())]
+    ("placement", "payload"), [(CloudPlacement(), TokenPayload()), (UShapedPlacement(), HiddenStatePayload())]
 )
-def test_heads_that_draft_take_their_time_wherever_the_target_ends(placement: Any, exchange: Any) -> None:
+def test_heads_that_draft_take_their_time_wherever_the_target_ends(placement: Any, payload: Any) -> None:
     """Four heads, each an LM head and a square of the hidden width, for each request that asks for a verdict."""
-    cast = Topology(setup("u_medusa", override={"placement": placement, "exchange": exchange}), LAYERS)
-    timing = cast.setup.pair.cloud.timed_architecture
+    topology = Topology(setup("u_medusa", override={"placement": placement, "payload": payload}), LAYERS)
+    timing = topology.setup.pair.cloud.timed_architecture
     only_heads = LatencyModel(a_s=0.0, b_compute_s=0.0, b_read_s=0.0, c_s=0.0, layers=40, source="test", head_c_s=1.0)
-    span = cast.hops[-1].span
+    span = topology.hops[-1].span
     load = ForwardLoad(span.end_layer - span.start_layer, 5, 25, 0, 5)
     executor = TimedExecutor(
-        Engine((SliceOutcome(Verdict(0, 1), None),), (load,)), LAYERS, timing, lambda _: only_heads, cast.split
+        Engine((SliceOutcome(Verdict(0, 1), None),), (load,)), LAYERS, timing, lambda _: only_heads, topology.split
     )
     work = ForwardWork(span, (rows(),), ("last",))
     _, plain_s = executor.execute(work)

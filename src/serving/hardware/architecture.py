@@ -53,7 +53,16 @@ class Architecture:
     """Are the last norm and the head?"""
 
     def __post_init__(self) -> None:
-        for field in ("layers", "hidden_size", "heads", "kv_heads", "head_dim", "intermediate_size", "vocab_size", "norms_per_block"):
+        for field in (
+            "layers",
+            "hidden_size",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "norms_per_block",
+        ):
             if getattr(self, field) < 1:
                 raise ValueError(f"architecture {self.name}: {field}={getattr(self, field)} must be at least 1.")
         if self.heads % self.kv_heads:

@@ -40,7 +40,9 @@ class ReplicaDemand:
             if getattr(self, name) < 1:
                 raise ValueError(f"packing.demand: {name}={getattr(self, name)} must be at least 1.")
         if self.request_interval_s <= 0:
-            raise ValueError(f"packing.demand: every_s={self.request_interval_s} must be more than 0 seconds.")
+            raise ValueError(
+                f"packing.demand: request_interval_s={self.request_interval_s} must be more than 0 seconds."
+            )
 
     @property
     def tokens(self) -> int:

@@ -1,10 +1,8 @@
-"""The vocabulary of `serving.messages` as plain JSON data and back, without loss.
+"""Encodes the classes of `serving.messages` as plain JSON data and decodes them without loss.
 
-A codec is compiled once per type from its annotations. Where an annotation leaves several classes open, the data say
-which under "is"; the registry of names is the module `serving.messages`, closed: nothing is imported by name. A field
-that holds its default is left out; an infinite number is the text "inf".
-
-Codecs of what is no class: scalars, tuples, mappings; built from the codecs of their parts.
+A codec is compiled once per type from its annotations. Where an annotation allows several classes, the data name the
+class under "is". Only classes of `serving.messages` are allowed; nothing is imported by name. A field that holds its
+default is left out; an infinite number is the text "inf".
 """
 
 import types
@@ -21,7 +19,7 @@ _SPECIAL_FLOATS = {"inf": float("inf"), "-inf": float("-inf"), "nan": float("nan
 
 
 class MalformedError(ValueError):
-    """Data that no writer of this version wrote; says where in them."""
+    """The data do not fit their type; names the place in them."""
 
     def __init__(self, what: str, place: str = "") -> None:
         super().__init__(f"{place}: {what}" if place else what)
@@ -34,8 +32,9 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """`decode` raises MalformedError (a ValueError) with the place; it accepts what `encode` gives, before or after
-    JSON."""
+    """`decode` accepts what `encode` returns, before or after JSON. It raises MalformedError (a ValueError) that names
+    the place.
+    """
 
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
@@ -164,7 +163,7 @@ TAG = "is"
 
 
 def codec(kind: Any) -> Codec:
-    """The codec of a class of `serving.messages`, of a union of them, or of a type that their fields have."""
+    """Returns the codec of a class of `serving.messages`, of a union of them, or of the type of a field."""
     return _compiled(kind)
 
 

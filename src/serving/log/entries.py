@@ -1,4 +1,4 @@
-"""What a journal holds, as its readers see it."""
+"""Entries of an event log as readers see them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from serving.messages import Command, Event, Message, Outcome, Work
 
 @dataclass(frozen=True, slots=True)
 class NodeCreated:
-    """A fresh node: the run began, or its host started again."""
+    """A node was created: the run started, or its host restarted."""
 
     node: str
     at_s: float
@@ -18,7 +18,7 @@ class NodeCreated:
 
 @dataclass(frozen=True, slots=True)
 class EventHandled:
-    """A node heard an event, and said commands."""
+    """A node handled an event and returned commands."""
 
     node: str
     at_s: float
@@ -28,7 +28,7 @@ class EventHandled:
 
 @dataclass(frozen=True, slots=True)
 class WorkDone:
-    """A piece of work on a node's chip, from its begin to its end."""
+    """Work ran on a node's chip."""
 
     node: str
     work: Work
@@ -39,7 +39,7 @@ class WorkDone:
 
 @dataclass(frozen=True, slots=True)
 class MessageSent:
-    """A message left a node; `nbytes` is what it weighs on the imitated link."""
+    """A message left a node; `nbytes` is charged on the emulated link."""
 
     node: str
     to: str
@@ -47,14 +47,14 @@ class MessageSent:
     nbytes: int
     sent_s: float
     arrives_s: float
-    """Infinite for a message that is lost."""
+    """Infinite for a lost message."""
 
 
 LogEntry: TypeAlias = NodeCreated | EventHandled | WorkDone | MessageSent
 
 
 def shift_time(entry: LogEntry, offset_s: float) -> LogEntry:
-    """The entry on a clock that is `offset_s` ahead; times inside of commands stay as they were said."""
+    """Returns the entry on a clock that is `offset_s` ahead; times inside commands stay."""
     match entry:
         case WorkDone():
             return replace(entry, begin_s=entry.begin_s + offset_s, end_s=entry.end_s + offset_s)
@@ -65,7 +65,7 @@ def shift_time(entry: LogEntry, offset_s: float) -> LogEntry:
 
 
 def feed_observer(entries: Iterable[LogEntry], observer: Observer) -> None:
-    """Shows an observer what it would have seen of one driver, and a registrar who was born when."""
+    """Calls the observer as the driver called it during the run."""
     for entry in entries:
         match entry:
             case NodeCreated(node, at_s):

@@ -1,15 +1,16 @@
-"""The event log of one process: an observer that writes JSON lines while the run goes on.
+"""The event log of one process: an observer that writes JSON lines during the run.
 
-    {"journal": 1, "offset_s": 0.0, "facts": {...}}                   the first line
-    {"facts": {...}}                                                  what became known later
-    {"born": node, "at": s}
-    {"node": node, "at": s, "event": {...}, "commands": [...]}
-    {"ran": node, "start": k, "outcome": {...}, "begin": s, "end": s}
-    {"node": node, "at": s, "finished": k, "commands": [...]}         the event Finished of that work
-    {"sent": node, "send": k, "now": s, "arrives": s}
+    {"event_log": 2, "offset_s": 0.0, "facts": {...}}                       the first line
+    {"facts": {...}}                                                        facts that became known later
+    {"created": node, "at_s": t}
+    {"node": node, "at_s": t, "event": {...}, "commands": [...]}
+    {"ran": node, "start": k, "outcome": {...}, "begin_s": t, "end_s": t}
+    {"node": node, "at_s": t, "finished": k, "commands": [...]}             the event WorkFinished of that work
+    {"sent": node, "send": k, "sent_s": t, "arrives_s": t}
 
-Nothing large stands there twice: `Start` and `SendMessage` commands count as 1, 2, ... in the order of their writing,
-and later lines say which they mean. What cannot be referred to (a message delivered twice, say) is written out.
+Nothing large is written twice: `StartWork` and `SendMessage` commands are numbered 1, 2, ... in the order of writing,
+and later lines refer to them by number. Work or a message without such a command (for example a message that is
+delivered twice) is written in full.
 """
 
 import gzip
@@ -32,9 +33,9 @@ from serving.messages import (
     WorkFinished,
 )
 
-VERSION = 1
+VERSION = 2
 MAX_PENDING = 1 << 16
-"""Commands under way that a journal can refer to."""
+"""Commands in progress that a log can refer to."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -45,7 +46,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan
 
 
 class RecentMap(Generic[K, V]):
-    """What was put last and not taken yet; the oldest is forgotten first."""
+    """The last `limit` values that were put and not taken."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._values = limit, dict[K, V]()
@@ -61,18 +62,21 @@ class RecentMap(Generic[K, V]):
 
 
 class EventLog:
-    """Writes `path`, compressed when it ends in .gz; a context manager.
+    """Writes `path`, compressed if its name ends in .gz. A context manager.
 
-    `offset_s` is what readers add to this process's times to compare them with another's. A crash leaves all lines but
-    those of the last second of the run's clock, and at most `flush_every` of them; no session's beginning is among
-    these, so that what other processes did for it has an owner. Raises ValueError when a fact is no JSON: an infinite
-    number, say.
+    A crash loses at most the lines of the last second of the run's clock, and at most `flush_every` of them. It never
+    loses the start of a session, because the logs of other processes refer to it.
+
+    Args:
+        offset_s: readers add it to this process's times to compare them with those of other processes.
+
+    Raises ValueError for a fact that JSON cannot hold, such as an infinite number.
     """
 
     def __init__(
         self, path: Path, facts: Mapping[str, Any] | None = None, offset_s: float = 0.0, flush_every: int = 256
     ) -> None:
-        first = {"journal": VERSION, "offset_s": offset_s, "facts": dict(facts or {})}
+        first = {"event_log": VERSION, "offset_s": offset_s, "facts": dict(facts or {})}
         self._lines = [_to_json(first)]
         self._raw = path.open("wb")
         self._file: IO[bytes] | gzip.GzipFile = _gzip_file(self._raw) if path.name.endswith(".gz") else self._raw
@@ -85,41 +89,43 @@ class EventLog:
         self.flush()
 
     def add_facts(self, **facts: Any) -> None:
-        """Adds facts that were not known at the beginning."""
+        """Adds facts that were not known at the start."""
         self._write({"facts": facts}, self._flushed_s)
 
     def node_created(self, node: str, at_s: float) -> None:
-        """A node is made, or made anew; one that nobody announced is born at its first event."""
+        """Logs that a node was created or restarted; a node without such a call is created at its first event."""
         self._known_nodes.add(node)
-        self._write({"born": node, "at": at_s}, at_s)
+        self._write({"created": node, "at_s": at_s}, at_s)
 
     # The observer.
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         if node not in self._known_nodes:
             self.node_created(node, now)
-        heard = self._event_fields(node, event)
-        self._write({"node": node, "at": now, **heard, "commands": [_encode_command(c) for c in commands]}, now)
+        fields = self._event_fields(node, event)
+        self._write({"node": node, "at_s": now, **fields, "commands": [_encode_command(c) for c in commands]}, now)
         for command in commands:
             self._track_command(node, command)
         if isinstance(event, RequestArrived):
             self.flush()
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
-        begun = self._started.take((node, id(work)))
-        line: dict[str, Any] = {"ran": node, "start": begun[0]} if begun else {"ran": node, "work": _encode_work(work)}
-        if begun:
-            self._outcomes.put((node, begun[1].job), (begun[0], outcome))
-        line |= {"outcome": _encode_outcome(outcome), "begin": begin_s, "end": _encode_seconds(end_s)}
+        started = self._started.take((node, id(work)))
+        line: dict[str, Any] = (
+            {"ran": node, "start": started[0]} if started else {"ran": node, "work": _encode_work(work)}
+        )
+        if started:
+            self._outcomes.put((node, started[1].job), (started[0], outcome))
+        line |= {"outcome": _encode_outcome(outcome), "begin_s": begin_s, "end_s": _encode_seconds(end_s)}
         self._write(line, self._flushed_s)
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
-        said = self._sends.take((id(message), to))
-        if said and said[1].nbytes == nbytes:
-            line: dict[str, Any] = {"sent": node, "send": said[0]}
+        sent = self._sends.take((id(message), to))
+        if sent and sent[1].nbytes == nbytes:
+            line: dict[str, Any] = {"sent": node, "send": sent[0]}
         else:
             line = {"sent": node, "to": to, "message": _encode_message(message), "nbytes": nbytes}
-        self._write(line | {"now": now, "arrives": _encode_seconds(arrives_s)}, now)
+        self._write(line | {"sent_s": now, "arrives_s": _encode_seconds(arrives_s)}, now)
 
     def _event_fields(self, node: str, event: Event) -> dict[str, Any]:
         if isinstance(event, WorkFinished):
@@ -129,7 +135,7 @@ class EventLog:
         return {"event": _encode_event(event)}
 
     def _track_command(self, node: str, command: Command) -> None:
-        """Holds the command, so that the identity of its work or message stays its own."""
+        """Keeps the command alive, so that the `id` of its work or message stays unique."""
         if isinstance(command, StartWork):
             self._serial += 1
             self._started.put((node, id(command.work)), (self._serial, command))
@@ -165,5 +171,5 @@ class EventLog:
 
 
 def _gzip_file(raw: IO[bytes]) -> gzip.GzipFile:
-    """The same lines are the same bytes, whenever and under whatever name they are written."""
+    """Equal lines give equal bytes, whatever the time and the file name."""
     return gzip.GzipFile(filename="", mode="wb", compresslevel=5, fileobj=raw, mtime=0)

@@ -1,11 +1,12 @@
-"""Reads a journal line by line; a crash's incomplete end is no error, anything else that is wrong is.
+"""Reads the event log of one process line by line, and merges the logs of several processes.
 
-Journals of several processes as one.
+The incomplete end that a crash leaves is no error; any other malformed line is.
 
-1. Each journal's own order is kept: a process knows best what it saw when.
-2. Between journals time decides, each plus its `offset_s`; of equal times the journal named first comes first.
-3. A message is received after it was sent, though clocks or equal times say otherwise: a receiver that is less than
-   `skew_s` ahead waits for its sender. Beyond that the message came from nobody who kept a journal.
+Order of a merge:
+1. Each log keeps its own order.
+2. Between logs the time decides, each log's times plus its `offset_s`; at equal times the log named first comes first.
+3. A message is received after it was sent, even if clocks or equal times say otherwise: a receiver that is less than
+   `skew_s` ahead waits for the sender. Beyond `skew_s` the sender is taken to have no log.
 """
 
 import gzip
@@ -42,16 +43,15 @@ LogLine = dict[str, Any]
 
 @dataclass(frozen=True)
 class LogHeader:
-    """What a journal says of itself."""
+    """The first line of a log, and the facts that came later."""
 
     facts: dict[str, Any]
-    """What the writer said of the run, first and later."""
     offset_s: float
-    """Added to this journal's times, they are comparable with the other journals of the run."""
+    """Add it to this log's times to compare them with the run's other logs."""
 
 
 def read_header(path: Path) -> LogHeader:
-    """The facts of a journal; raises ValueError when it is none, or one of another version."""
+    """Raises ValueError if the file is no event log, or one of another version."""
     lines = _lines(path)
     _, first = next(lines, (0, {}))
     _check_version(path, first)
@@ -63,7 +63,7 @@ def read_header(path: Path) -> LogHeader:
 
 
 def read_entries(path: Path) -> Iterator[LogEntry]:
-    """The entries in the order of their writing, times as written; raises ValueError with the line that is wrong."""
+    """Yields the entries in the order of writing, times as written. Raises ValueError that names the malformed line."""
     reader = _LineDecoder()
     for number, line in _lines(path):
         if number == 1:
@@ -78,9 +78,9 @@ def read_entries(path: Path) -> Iterator[LogEntry]:
 
 
 def _check_version(path: Path, first: LogLine) -> None:
-    if first.get("journal") != VERSION or not {"facts", "offset_s"} <= set(first):
-        found = f"version {first['journal']}" if "journal" in first else "no journal"
-        raise ValueError(f"{path} is {found}; this program reads journals of version {VERSION}")
+    if first.get("event_log") != VERSION or not {"facts", "offset_s"} <= set(first):
+        found = f"version {first['event_log']}" if "event_log" in first else "no event log"
+        raise ValueError(f"{path} is {found}; this program reads event logs of version {VERSION}")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, LogLine]]:
@@ -95,7 +95,7 @@ def _lines(path: Path) -> Iterator[tuple[int, LogLine]]:
 
 
 def _complete_lines(path: Path) -> Iterator[bytes]:
-    """Lines up to where the writer was stopped."""
+    """Yields the lines that the writer finished."""
     with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
         try:
             for text in file:
@@ -106,7 +106,7 @@ def _complete_lines(path: Path) -> Iterator[bytes]:
 
 
 class _LineDecoder:
-    """Resolves what lines refer to."""
+    """Resolves the numbers by which lines refer to earlier commands."""
 
     def __init__(self) -> None:
         self._serial = 0
@@ -115,21 +115,21 @@ class _LineDecoder:
 
     def decode(self, line: LogLine) -> LogEntry:
         if "node" in line:
-            return self._handled(line)
+            return self._event_handled(line)
         if "ran" in line:
-            return self._ran(line)
+            return self._work_done(line)
         if "sent" in line:
-            return self._sent(line)
-        return NodeCreated(_decode_str(line["born"]), _decode_seconds(line["at"]))
+            return self._message_sent(line)
+        return NodeCreated(_decode_str(line["created"]), _decode_seconds(line["at_s"]))
 
-    def _handled(self, line: LogLine) -> EventHandled:
+    def _event_handled(self, line: LogLine) -> EventHandled:
         event = self._finished(line["finished"]) if "finished" in line else _decode_event(line["event"])
         commands = _decode_commands(line["commands"])
         for command in commands:
             if isinstance(command, StartWork | SendMessage):
                 self._serial += 1
                 self._commands.put(self._serial, command)
-        return EventHandled(_decode_str(line["node"]), _decode_seconds(line["at"]), event, commands)
+        return EventHandled(_decode_str(line["node"]), _decode_seconds(line["at_s"]), event, commands)
 
     def _finished(self, serial: Any) -> WorkFinished:
         event = self._outcomes.take(_decode_int(serial))
@@ -137,7 +137,7 @@ class _LineDecoder:
             raise ValueError(f"no work {serial} ran before")
         return event
 
-    def _ran(self, line: LogLine) -> WorkDone:
+    def _work_done(self, line: LogLine) -> WorkDone:
         outcome = _decode_outcome(line["outcome"])
         if "work" in line:
             work = _decode_work(line["work"])
@@ -148,18 +148,18 @@ class _LineDecoder:
             self._outcomes.put(line["start"], WorkFinished(start.job, outcome))
             work = start.work
         return WorkDone(
-            _decode_str(line["ran"]), work, outcome, _decode_seconds(line["begin"]), _decode_seconds(line["end"])
+            _decode_str(line["ran"]), work, outcome, _decode_seconds(line["begin_s"]), _decode_seconds(line["end_s"])
         )
 
-    def _sent(self, line: LogLine) -> MessageSent:
+    def _message_sent(self, line: LogLine) -> MessageSent:
         if "message" in line:
             send = SendMessage(_decode_str(line["to"]), _decode_message(line["message"]), _decode_int(line["nbytes"]))
         else:
-            said = self._commands.take(_decode_int(line["send"]))
-            if not isinstance(said, SendMessage):
-                raise ValueError(f"no message {line['send']} was said before")
-            send = said
-        now_s, arrives_s = _decode_seconds(line["now"]), _decode_seconds(line["arrives"])
+            command = self._commands.take(_decode_int(line["send"]))
+            if not isinstance(command, SendMessage):
+                raise ValueError(f"no message {line['send']} was sent before")
+            send = command
+        now_s, arrives_s = _decode_seconds(line["sent_s"]), _decode_seconds(line["arrives_s"])
         return MessageSent(_decode_str(line["sent"]), send.to, send.message, send.nbytes, now_s, arrives_s)
 
 
@@ -167,7 +167,7 @@ MAX_SKEW_S = 0.1
 
 
 def merge_logs(paths: Sequence[Path], skew_s: float = MAX_SKEW_S) -> Iterator[LogEntry]:
-    """The entries of all journals in causal order, on the clock of those without an offset."""
+    """Yields the entries of all logs in causal order, on the clock of the logs without an offset."""
     return merge_entries([_shifted(path) for path in paths], skew_s)
 
 
@@ -177,7 +177,7 @@ def _shifted(path: Path) -> Iterator[LogEntry]:
 
 
 def merge_entries(streams: Iterable[Iterator[LogEntry]], skew_s: float = MAX_SKEW_S) -> Iterator[LogEntry]:
-    """As `merge`, of entries whose times are on one clock already."""
+    """As `merge_logs`, for entries whose times are on one clock already."""
     merger = _Merger(list(streams), skew_s)
     while merger.next_entries:
         yield merger.next()
@@ -188,7 +188,7 @@ class _Merger:
         self._streams, self._skew_s = streams, skew_s
         self._in_flight: Counter[tuple[str, Message]] = Counter()
         self.next_entries: list[tuple[float, int, LogEntry]] = []
-        """(time, stream, entry): the next of each stream, the earliest first."""
+        """Heap of (time, stream number, entry): the next entry of each stream."""
         for number in range(len(streams)):
             self._advance(number)
 
@@ -202,7 +202,7 @@ class _Merger:
         return entry
 
     def _pick(self) -> tuple[float, int, LogEntry]:
-        """The earliest whose cause has been seen, among those within the skew of the earliest of all."""
+        """Pops the earliest entry whose cause was seen, among those at most `skew_s` after the earliest; else the earliest."""
         held: list[tuple[float, int, LogEntry]] = []
         while self.next_entries and not (held and self.next_entries[0][0] > held[0][0] + self._skew_s):
             head = heapq.heappop(self.next_entries)
@@ -232,7 +232,7 @@ class _Merger:
 
 
 def _entry_time_s(entry: LogEntry) -> float:
-    """When its process saw it; of a piece of work that is not said: it follows what came before it."""
+    """When the process wrote it; for work, which has no such time, -inf: it directly follows its predecessor."""
     match entry:
         case WorkDone():
             return float("-inf")

@@ -1,4 +1,4 @@
-"""What a run keeps of itself beside its results."""
+"""Options that make a run keep its event log and its trace."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,43 +17,43 @@ TRACE_FILE = "trace.json.gz"
 
 @dataclass(frozen=True)
 class ActiveRecording:
-    """The recording of a run that goes on."""
+    """The recording of a run in progress."""
 
     observers: tuple[Observer, ...] = ()
     event_log: EventLog | None = None
 
     def add_facts(self, **facts: Any) -> None:
-        """Facts that a replay needs and that only the run knows: `layers`, and `timeout_s` where there is one."""
+        """Adds facts that a replay needs and only the run knows: `layers`, and `timeout_s` if there is one."""
         if self.event_log:
             self.event_log.add_facts(**facts)
 
 
 @dataclass(frozen=True)
 class RecordingOptions:
-    """Which files a run leaves for replay and for the eye. Raises ValueError for a time line of no sessions."""
+    """Raises ValueError if `trace_sessions` is below 1."""
 
     events: bool = False
-    """Write the event log events.jsonl.gz, from which `stage=replay` and other tools tell the run again."""
+    """Write the event log events.jsonl.gz, which `stage=replay` reads."""
     trace: bool = False
-    """Write the time line trace.json.gz, which ui.perfetto.dev and chrome://tracing open."""
+    """Write the trace trace.json.gz, which ui.perfetto.dev and chrome://tracing open."""
     trace_sessions: int = 200
-    """Sessions that the time line shows, the first ones; a browser opens no trace of a hundred thousand."""
+    """How many sessions the trace shows, from the first; browsers cannot open a trace of 100,000."""
 
     def __post_init__(self) -> None:
         if self.trace_sessions < 1:
             raise ValueError(
-                f"record.trace_sessions={self.trace_sessions} must be 1 or more; for no trace say record.trace=false"
+                f"record.trace_sessions={self.trace_sessions} must be 1 or more; for no trace set record.trace=false"
             )
 
     @contextmanager
     def start(self, out: Path, facts: Mapping[str, Any] | None = None) -> Iterator[ActiveRecording]:
-        """Records into the folder `out`; the trace is drawn when the run has ended without an error."""
+        """Records into the folder `out`; the trace is written after a run without an error."""
         if not (self.events or self.trace):
             yield ActiveRecording()
             return
         path = out / EVENTS_FILE
-        with EventLog(path, facts) as journal:
-            yield ActiveRecording((journal,), journal)
+        with EventLog(path, facts) as event_log:
+            yield ActiveRecording((event_log,), event_log)
         if self.trace:
             write_trace(read_entries(path), out / TRACE_FILE, self.trace_sessions)
         if not self.events:

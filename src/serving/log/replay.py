@@ -1,7 +1,7 @@
-"""Replay: the logged events, told to fresh nodes, must yield the logged commands, batches included.
+"""Replays an event log: fresh nodes that handle the logged events must return the logged commands.
 
-What was decided, whatever the clock said: by session what its device drafted, sent, had accepted and showed; by
-worker its batches.
+Also extracts a decision log, which ignores times: for each session the tokens drafted, sent, accepted and emitted, for
+each worker its batches.
 """
 
 from collections import defaultdict
@@ -40,7 +40,7 @@ _MAX_CHARS = 600
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """What a replay found; it ends at the first difference, after which everything may differ."""
+    """Counts of a replay, which ends at the first difference."""
 
     events: int
     nodes: int
@@ -54,28 +54,30 @@ class ReplayResult:
 
 
 def replay(entries: Iterable[LogEntry], make_node: Callable[[str], Node]) -> ReplayResult:
-    """Tells the logged events, at their logged times, to the nodes that `make_node` makes at each birth."""
+    """Passes the logged events, at their logged times, to nodes that `make_node` creates when the log does."""
     nodes: dict[str, Node] = {}
-    events = births = said = 0
+    num_events = num_nodes = num_commands = 0
     for entry in entries:
         if isinstance(entry, NodeCreated):
             nodes[entry.node] = make_node(entry.node)
-            births += 1
+            num_nodes += 1
         elif isinstance(entry, EventHandled):
-            events += 1
+            num_events += 1
             difference = _difference(entry, nodes)
             if difference:
-                return ReplayResult(events, births, said, f"event {events} differs\n{difference}")
-            said += len(entry.commands)
-    return ReplayResult(events, births, said, None)
+                return ReplayResult(num_events, num_nodes, num_commands, f"event {num_events} differs\n{difference}")
+            num_commands += len(entry.commands)
+    return ReplayResult(num_events, num_nodes, num_commands, None)
 
 
 def _difference(entry: EventHandled, nodes: dict[str, Node]) -> str | None:
     if entry.node not in nodes:
-        raise ValueError(f"the log has an event of {entry.node}, which was never born: its beginning is missing")
+        raise ValueError(
+            f"the log has an event of {entry.node}, which was never created: the start of the log is missing"
+        )
     try:
         commands = tuple(nodes[entry.node].handle(entry.event, entry.at_s))
-    except Exception as error:  # whatever another policy's node stumbles over is the difference
+    except Exception as error:  # a node of another policy may raise anything
         return _difference_text(entry, [f"  logged    {_shortened(entry.commands)}", f"  replayed  raised {error!r}"])
     return (
         None if commands == entry.commands else _difference_text(entry, _command_differences(entry.commands, commands))
@@ -83,7 +85,7 @@ def _difference(entry: EventHandled, nodes: dict[str, Node]) -> str | None:
 
 
 def _difference_text(entry: EventHandled, lines: list[str]) -> str:
-    return "\n".join([f"{entry.node} at {entry.at_s:.6f} s heard {_shortened(entry.event)}", *lines])
+    return "\n".join([f"{entry.node} at {entry.at_s:.6f} s handled {_shortened(entry.event)}", *lines])
 
 
 def _command_differences(logged: Sequence[Command], replayed: Sequence[Command]) -> list[str]:
@@ -103,15 +105,15 @@ def _shortened(thing: object) -> str:
 
 
 def find_event_logs(run: Path) -> list[Path]:
-    """The journals of a run's folder, one a process; raises ValueError when it has none."""
+    """Returns the event logs in a run's folder, one per process. Raises ValueError if there is none."""
     found = sorted({*run.glob("events*.jsonl"), *run.glob("events*.jsonl.gz")})
     if not found:
-        raise ValueError(f"{run} holds no events.jsonl: the run was not recorded; say record.events=true and run again")
+        raise ValueError(f"{run} holds no events.jsonl: the run was not recorded; set record.events=true and run again")
     return found
 
 
 def replay_run(out: Path, *, setup: Setup, run: Path, progress: Progress) -> None:
-    """Replays every journal of a recorded run and writes replay.txt; raises ValueError with the first difference."""
+    """Replays all event logs of a run and writes replay.txt. Raises ValueError with the first difference."""
     paths, lines = find_event_logs(run), []
     for number, path in enumerate(paths, 1):
         replayed = replay(read_entries(path), _load_topology(setup, path).create_node)
@@ -123,7 +125,7 @@ def replay_run(out: Path, *, setup: Setup, run: Path, progress: Progress) -> Non
 
 
 def _load_topology(setup: Setup, path: Path) -> Topology:
-    """Who took part: the layers and the timeout are facts that only the run knew."""
+    """Returns the run's topology; number of layers and timeout come from the log's facts."""
     facts = read_header(path).facts
     timeout_s = facts.get("timeout_s")
     if "layers" not in facts:
@@ -132,24 +134,22 @@ def _load_topology(setup: Setup, path: Path) -> Topology:
 
 
 DecisionLog: TypeAlias = Mapping[str, list[str]]
-"""Session, or node that runs batches -> a line a decision, in order."""
+"""Session, or node that runs batches -> one line per decision, in order."""
 
 
 def decision_log(entries: Iterable[LogEntry]) -> dict[str, list[str]]:
-    """The decision log; the order is each session's and each worker's own, so journals may be merged in any order of
-    equal times.
-    """
-    log = _DecisionCollector()
+    """Lines are ordered within a session or worker only, so entries of equal times may come in any order."""
+    collector = _DecisionCollector()
     for entry in entries:
         if isinstance(entry, EventHandled):
-            log.on_event(entry.node, entry.event)
+            collector.on_event(entry.node, entry.event)
             for command in entry.commands:
-                log.on_command(entry.node, command)
-    return dict(sorted(log.lines.items()))
+                collector.on_command(entry.node, command)
+    return dict(sorted(collector.lines.items()))
 
 
 def first_difference(a: DecisionLog, b: DecisionLog) -> str | None:
-    """The first difference between two decision logs, for people; None when they are one."""
+    """Describes the first difference between two decision logs; None if they are equal."""
     for name in sorted({*a, *b}):
         for number, (one, other) in enumerate(zip_longest(a.get(name, []), b.get(name, [])), 1):
             if one != other:
@@ -161,13 +161,13 @@ class _DecisionCollector:
     def __init__(self) -> None:
         self.lines: dict[str, list[str]] = defaultdict(list)
         self._device_of: dict[str, str] = {}
-        """Session -> the node that its user asked."""
+        """Session -> device."""
         self._jobs: dict[tuple[str, int], str] = {}
 
     def on_event(self, node: str, event: Event) -> None:
         match event:
-            case RequestArrived(call):
-                self._device_of[call.session] = node
+            case RequestArrived(request):
+                self._device_of[request.session] = node
             case WorkFinished(job, DraftOutcome(tokens=tokens)):
                 session = self._jobs.pop((node, job), None)
                 if session:
@@ -177,22 +177,22 @@ class _DecisionCollector:
         match command:
             case StartWork(job, DraftWork(session=session)):
                 self._jobs[node, job] = session
-            case StartWork(_, ForwardWork(span, rows)):
+            case StartWork(_, ForwardWork(span, slices)):
                 layers = f"{span.start_layer}-{span.end_layer}"
-                self.lines[node].append(f"batch of layers {layers}: {', '.join(map(_slice_text, rows))}")
-            case SendMessage(to, Request(slice=rows)):
-                own = self._device_of.get(rows.session) == node
-                self.lines[rows.session if own else node].append(
-                    f"sent to {to}: {_slice_text(rows)} {_space_separated(rows.tokens)}"
+                self.lines[node].append(f"batch of layers {layers}: {', '.join(map(_slice_text, slices))}")
+            case SendMessage(to, Request(slice=seq)):
+                own = self._device_of.get(seq.session) == node
+                self.lines[seq.session if own else node].append(
+                    f"sent to {to}: {_slice_text(seq)} {_space_separated(seq.tokens)}"
                 )
             case DraftDecision(session, at, tokens, _, accepted):
-                verdict = "kept unasked" if accepted is None else f"accepted {accepted} of {len(tokens)}"
+                verdict = "kept without verification" if accepted is None else f"accepted {accepted} of {len(tokens)}"
                 self.lines[session].append(f"{verdict} at {at}")
             case EmitTokens(session, tokens, origins, ending):
                 if tokens:
-                    self.lines[session].append(f"showed {_space_separated(map('{}:{}'.format, origins, tokens))}")
+                    self.lines[session].append(f"emitted {_space_separated(map('{}:{}'.format, origins, tokens))}")
                 if ending:
-                    self.lines[session].append(f"exited {ending}")
+                    self.lines[session].append(f"ended {ending}")
 
 
 def _space_separated(things: Iterable[object]) -> str:

@@ -81,16 +81,16 @@ class PeriodicOutages:
     def __post_init__(self) -> None:
         if not (isfinite(self.period_s) and self.duration_s > 0 and self.jitter_s >= 0):
             raise ValueError(
-                f"outages: every_s={self.period_s:g}, for_s={self.duration_s:g}, jitter_s={self.jitter_s:g} must be "
+                f"outages: period_s={self.period_s:g}, duration_s={self.duration_s:g}, jitter_s={self.jitter_s:g} must be "
                 "finite, the first two more than 0."
             )
         if not self.duration_s + self.jitter_s < self.period_s:
             raise ValueError(
-                f"outages: for_s={self.duration_s:g} and jitter_s={self.jitter_s:g} must leave some of "
-                f"every_s={self.period_s:g} seconds in which the link is up."
+                f"outages: duration_s={self.duration_s:g} and jitter_s={self.jitter_s:g} must leave some of "
+                f"period_s={self.period_s:g} seconds in which the link is up."
             )
         if self.first_start_s is not None and not (self.first_start_s >= 0 and isfinite(self.first_start_s)):
-            raise ValueError(f"outages: first_s={self.first_start_s:g} must be 0 or more seconds.")
+            raise ValueError(f"outages: first_start_s={self.first_start_s:g} must be 0 or more seconds.")
 
     @property
     def max_duration_s(self) -> float:

@@ -56,7 +56,9 @@ def select_prompts(
         return [once[i % len(once)] for i in range(n)]
     if skip + n > len(prompts):
         asked = f"workload.num_prompts={n}" + (f" after {skip} that are left to others" if skip else "")
-        raise ValueError(f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.reuse_prompts")
+        raise ValueError(
+            f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.reuse_prompts"
+        )
     picked = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
     return sorted(picked, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))
 

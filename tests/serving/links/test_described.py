@@ -25,7 +25,7 @@ def test_a_link_reads_as_it_is_written(written):
         {
             "uplink": {"_target_": MAHIMAHI, "path": str(path)},
             "downlink_mbps": 8,
-            "outages": {"_target_": "serving.network.outages.ListedOutages", "listed": [[1, 2], [3, 4.5]]},
+            "outages": {"_target_": "serving.network.outages.ListedOutages", "intervals": [[1, 2], [3, 4.5]]},
         }
     )
     assert found == Link(
@@ -47,7 +47,8 @@ def test_a_malformed_trace_is_refused_when_the_configuration_is_read(written):
 
 def test_a_trace_without_its_file_says_what_to_set():
     with pytest.raises(
-        ConfigError, match=r"Mahimahi is read from a file; set network.uplink.path=FILE, network.downlink.path=FILE or"
+        ConfigError,
+        match=r"MahimahiTrace is read from a file; set network.uplink.path=FILE, network.downlink.path=FILE or",
     ):
         made({"uplink": {"_target_": MAHIMAHI, "path": None}, "downlink_mbps": 8})
 

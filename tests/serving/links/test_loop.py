@@ -72,24 +72,24 @@ STARTS = st.floats(0, 10_000)
 
 @given(REPLAYS, SIZES, SIZES, STARTS)
 def test_more_bytes_never_leave_earlier(rate, a, b, start):
-    assert start <= rate.sent(a, start) <= rate.sent(a + b, start)
+    assert start <= rate.departure_s(a, start) <= rate.departure_s(a + b, start)
 
 
 @given(REPLAYS, SIZES, STARTS, st.floats(0, 100))
 def test_a_later_start_never_ends_earlier(rate, nbytes, start, pause_s):
-    assert rate.sent(nbytes, start) <= rate.sent(nbytes, start + pause_s) + 1e-6
+    assert rate.departure_s(nbytes, start) <= rate.departure_s(nbytes, start + pause_s) + 1e-6
 
 
 @given(REPLAYS, SIZES, SIZES, STARTS)
 def test_two_messages_back_to_back_are_one(rate, a, b, start):
     """Within a byte: a message that ends where a gap begins may be on either side of it by rounding."""
-    together = rate.sent(b, rate.sent(a, start))
-    assert rate.sent(a + b - 1, start) - 1e-6 <= together <= rate.sent(a + b + 1, start) + 1e-6
+    together = rate.departure_s(b, rate.departure_s(a, start))
+    assert rate.departure_s(a + b - 1, start) - 1e-6 <= together <= rate.departure_s(a + b + 1, start) + 1e-6
 
 
 @given(REPLAYS, SIZES, STARTS)
 def test_what_was_sent_was_carried(rate, nbytes, start):
-    assert rate.nbytes_between(start, rate.sent(nbytes, start)) == pytest.approx(nbytes, abs=1)
+    assert rate.nbytes_between(start, rate.departure_s(nbytes, start)) == pytest.approx(nbytes, abs=1)
 
 
 @given(REPLAYS, SIZES, STARTS)
@@ -97,8 +97,8 @@ def test_a_lap_later_it_is_the_same(rate, nbytes, start):
     lap_s = rate.curve.period_s
     moved = replace(rate, offset_s=rate.offset_s + lap_s)
     assert moved.nbytes_between(0, start) == pytest.approx(rate.nbytes_between(0, start), rel=1e-6, abs=1)
-    assert moved.sent(nbytes + 1, start) >= rate.sent(nbytes, start) - 1e-6
-    assert moved.sent(nbytes, start) <= rate.sent(nbytes + 1, start) + 1e-6
+    assert moved.departure_s(nbytes + 1, start) >= rate.departure_s(nbytes, start) - 1e-6
+    assert moved.departure_s(nbytes, start) <= rate.departure_s(nbytes + 1, start) + 1e-6
 
 
 class Counted(list):

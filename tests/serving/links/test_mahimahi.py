@@ -30,7 +30,7 @@ def rate(path, **options):
     ],
 )
 def test_a_packet_leaves_at_its_millisecond_and_the_file_begins_again(written, nbytes, start_ms, sent_ms):
-    assert rate(written("5\n10\n")).sent(nbytes, start_ms / 1e3) == pytest.approx(sent_ms / 1e3)
+    assert rate(written("5\n10\n")).departure_s(nbytes, start_ms / 1e3) == pytest.approx(sent_ms / 1e3)
 
 
 def test_small_messages_share_an_opportunity_and_an_unused_one_is_lost(written):
@@ -43,13 +43,13 @@ def test_small_messages_share_an_opportunity_and_an_unused_one_is_lost(written):
 
 
 def test_several_opportunities_in_one_millisecond(written):
-    assert rate(written("3\n3\n3\n6\n")).sent(4500, 0.0) == pytest.approx(0.003)
-    assert rate(written("3\n3\n3\n6\n")).sent(6000, 0.0) == pytest.approx(0.006)
+    assert rate(written("3\n3\n3\n6\n")).departure_s(4500, 0.0) == pytest.approx(0.003)
+    assert rate(written("3\n3\n3\n6\n")).departure_s(6000, 0.0) == pytest.approx(0.006)
 
 
 def test_a_time_of_0_is_the_end_of_the_lap_before(written):
     path = written("0\n0\n4\n\n")
-    assert rate(path).sent(4500, 0.0) == pytest.approx(0.004)
+    assert rate(path).departure_s(4500, 0.0) == pytest.approx(0.004)
     assert MahimahiTrace(path=path).mean_mbps == pytest.approx(3 * 1500 * 8 / 4e3)
 
 
@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_a_folder_or_not_named_is_refused(tmp_path):
         MahimahiTrace(path=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a folder; a recording is one file"):
         MahimahiTrace(path=tmp_path)
-    with pytest.raises(ValueError, match=r"Mahimahi is read from a file; set network.uplink.path=FILE"):
+    with pytest.raises(ValueError, match=r"MahimahiTrace is read from a file; set network.uplink.path=FILE"):
         MahimahiTrace()
     with pytest.raises(ValueError, match="start='middle' must be random or begin"):
         MahimahiTrace(path=tmp_path, start="middle")
@@ -126,5 +126,5 @@ def test_recorded_links_deliver_each_packet_at_its_line(data, name, mbps):
     link, later = rate(path), [time for time in times if time]  # zeros are the end of the lap before
     for count in (1, 10, 1000, len(later) - 1, len(later)):
         within = times[-1] if count == len(later) else later[count - 1]
-        assert within - 1 <= link.sent(1500 * count, 0.0) * 1e3 <= within + 1e-3
-    assert link.sent(1500 * len(times) * 3, 0.0) == pytest.approx(3 * times[-1] / 1e3)
+        assert within - 1 <= link.departure_s(1500 * count, 0.0) * 1e3 <= within + 1e-3
+    assert link.departure_s(1500 * len(times) * 3, 0.0) == pytest.approx(3 * times[-1] / 1e3)

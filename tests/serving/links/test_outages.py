@@ -20,7 +20,7 @@ def link(*windows, detect_ms=1000, **options):
 
 
 def arrivals(channel, *messages):
-    return [channel.arrive(nbytes, now) for nbytes, now in messages]
+    return [channel.arrival_s(nbytes, now) for nbytes, now in messages]
 
 
 def test_a_listed_schedule_is_the_same_for_every_device():
@@ -55,15 +55,15 @@ def test_devices_go_down_at_their_own_moments():
         (lambda: ListedOutages(((1, 5), (4, 6))), "one begins at 4 s, and the one before ends at 5 s"),
         (
             lambda: PeriodicOutages(period_s=5, duration_s=5),
-            "for_s=5 and jitter_s=0 must leave some of every_s=5 seconds",
+            "duration_s=5 and jitter_s=0 must leave some of period_s=5 seconds",
         ),
-        (lambda: PeriodicOutages(period_s=5, duration_s=2, jitter_s=3), "for_s=2 and jitter_s=3 must leave some"),
+        (lambda: PeriodicOutages(period_s=5, duration_s=2, jitter_s=3), "duration_s=2 and jitter_s=3 must leave some"),
         (
             lambda: PeriodicOutages(period_s=5, duration_s=0),
-            "for_s=0, jitter_s=0 must be finite, the first two more than 0",
+            "duration_s=0, jitter_s=0 must be finite, the first two more than 0",
         ),
-        (lambda: PeriodicOutages(period_s=inf, duration_s=1), "every_s=inf"),
-        (lambda: PeriodicOutages(period_s=5, duration_s=1, first_start_s=-1), "first_s=-1 must be 0 or more"),
+        (lambda: PeriodicOutages(period_s=inf, duration_s=1), "period_s=inf"),
+        (lambda: PeriodicOutages(period_s=5, duration_s=1, first_start_s=-1), "first_start_s=-1 must be 0 or more"),
         (lambda: link(detect_ms=-1), "network.detect_ms=-1 must be 0 or more"),
     ],
 )

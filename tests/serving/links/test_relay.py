@@ -19,45 +19,45 @@ def relay(*further, own=OWN, direction="up"):
 
 
 def test_a_lone_message_takes_every_links_time():
-    arrived = relay(SLOW, FAST).arrive(1000, 2.0)
+    arrived = relay(SLOW, FAST).arrival_s(1000, 2.0)
     assert arrived - 2.0 == pytest.approx((0.001 + 0.010) + (0.0022 + 0.006) + (0.0001 + 0.001))
     assert arrived - 2.0 == pytest.approx(sum(link.mean_transfer_s(1000, "up") for link in (OWN, SLOW, FAST)))
 
 
 def test_each_direction_has_its_own_rate():
-    assert relay(SLOW, direction="down").arrive(1000, 0.0) == pytest.approx(
+    assert relay(SLOW, direction="down").arrival_s(1000, 0.0) == pytest.approx(
         OWN.mean_transfer_s(1000, "down") + SLOW.mean_transfer_s(1000, "down")
     )
 
 
 def test_without_further_links_it_is_the_own_one():
-    assert relay().arrive(1000, 0.0) == OWN.channel("up", 1).arrival_s(1000, 0.0)
+    assert relay().arrival_s(1000, 0.0) == OWN.channel("up", 1).arrival_s(1000, 0.0)
 
 
 def test_messages_queue_for_the_own_link_and_not_for_the_others():
     """A megabyte behind a megabyte waits a second, though the link behind would take two for each."""
     way = relay(SLOW)
-    first, second = way.arrive(1e6, 0.0), way.arrive(1e6, 0.0)
+    first, second = way.arrival_s(1e6, 0.0), way.arrival_s(1e6, 0.0)
     assert second - first == pytest.approx(1.0)
 
 
 def test_a_small_message_does_not_overtake_a_large_one():
     way = relay(SLOW)
-    large = way.arrive(1e6, 0.0)
-    assert way.arrive(10, 0.0) == large
-    assert way.arrive(10, large + 1.0) > large + 1.0
+    large = way.arrival_s(1e6, 0.0)
+    assert way.arrival_s(10, 0.0) == large
+    assert way.arrival_s(10, large + 1.0) > large + 1.0
 
 
 def test_the_order_is_kept_whatever_is_sent():
     way, now, arrivals = relay(SLOW, FAST), 0.0, []
     for i in range(200):
         now += (i * 7919 % 13) * 1e-3
-        arrivals.append(way.arrive((i * 104729) % 50_000, now))
+        arrivals.append(way.arrival_s((i * 104729) % 50_000, now))
     assert all(a <= b for a, b in pairwise(arrivals))
 
 
 def test_what_the_own_link_loses_never_arrives_and_holds_nothing_up():
     way = relay(SLOW, own=Link(8, 8, delay_ms=10, outages=ListedOutages(((0.1, 5.0),)), detect_ms=100))
-    before = way.arrive(1000, 0.0)
-    assert way.arrive(1e6, 0.05) == inf
-    assert before < way.arrive(1000, 6.0) < 7.0
+    before = way.arrival_s(1000, 0.0)
+    assert way.arrival_s(1e6, 0.05) == inf
+    assert before < way.arrival_s(1000, 6.0) < 7.0

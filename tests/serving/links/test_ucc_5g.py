@@ -31,7 +31,7 @@ def test_an_idle_reading_says_nothing_of_capacity(written):
 def test_its_uplink_is_refused(written):
     path = written(HEADER + at(10, 8000))
     assert Link(uplink_mbps=20, downlink=UCC5GTrace(path=path)).mean_mbps("down") == pytest.approx(8)
-    with pytest.raises(ValueError, match=r"network.uplink: UCC5G says nothing of what an uplink can carry"):
+    with pytest.raises(ValueError, match=r"network.uplink: UCC5GTrace says nothing of what an uplink can carry"):
         Link(uplink=UCC5GTrace(path=path), downlink_mbps=8)
 
 

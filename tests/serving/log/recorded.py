@@ -39,27 +39,27 @@ class Later:
     def __init__(self, ahead_s: float, inner: Observer) -> None:
         self.ahead_s, self.inner = ahead_s, inner
 
-    def handled(self, node: str, event: Event, now: float, commands: list[Command]) -> None:
+    def event_handled(self, node: str, event: Event, now: float, commands: list[Command]) -> None:
         self.inner.event_handled(node, event, now + self.ahead_s, commands)
 
-    def ran(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
         self.inner.work_done(node, work, outcome, begin_s + self.ahead_s, end_s + self.ahead_s)
 
-    def sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
         self.inner.message_sent(node, to, message, nbytes, now + self.ahead_s, arrives_s + self.ahead_s)
 
 
 def watched(observers: list[Observer], name: str = "synera", **how: Any) -> World:
-    """A world that has run before the eyes of all of them."""
+    """A world that has run with these observers."""
     how = {"devices": 3, "calls_each": 2} | how
     drive = lambda own: Simulator([*own, *observers])  # noqa: E731
     return world(policy(name, **how.pop("override", {})), drive=drive, **how).run()
 
 
 def recorded(path: Path, name: str = "synera", **how: Any) -> tuple[World, list[LogEntry]]:
-    """A world that kept a journal at `path`, and what that reads as."""
-    with EventLog(path, {"layers": 8}) as journal:
-        w = watched([journal], name, **how)
+    """A world that wrote an event log at `path`, and the entries read back."""
+    with EventLog(path, {"layers": 8}) as event_log:
+        w = watched([event_log], name, **how)
     return w, list(read_entries(path))
 
 

@@ -127,30 +127,31 @@ def test_what_real_nodes_say_survives(name: str) -> None:
 
 
 def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
-    call = codec(Event).encode(RequestArrived(GenerationRequest("s", (1,), 4, slo_ttft_s=float("inf"))))["call"]
-    assert {"session", "prompt", "limit"} <= set(call) <= {"session", "prompt", "limit", "ttft_s"}
-    assert codec(Command).encode(SetTimer(INF, 1)) == {"is": "Wake", "at": "inf", "timer": 1}
+    call = codec(Event).encode(RequestArrived(GenerationRequest("s", (1,), 4, slo_ttft_s=float("inf"))))["request"]
+    assert {"session", "prompt", "max_new_tokens"} <= set(call) <= {"session", "prompt", "max_new_tokens", "slo_ttft_s"}
+    assert codec(Command).encode(SetTimer(INF, 1)) == {"is": "SetTimer", "due_s": "inf", "timer": 1}
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "why"),
     [
-        (Event, {"is": "os.system"}, r"got 'os.system', not one of Begin, Finished"),
-        (Event, {"is": "Start", "job": 1}, r"got 'Start', not one of"),
+        (Event, {"is": "os.system"}, r"got 'os.system', not one of RequestArrived, WorkFinished"),
+        (Event, {"is": "StartWork", "job": 1}, r"got 'StartWork', not one of"),
         (Event, {"timer": 1}, r"got None, not one of"),
         (Event, 3, r"got 3, not an object"),
-        (Event, {"is": "Woke", "timer": 1, "at": 2}, r"Woke has no at"),
-        (Event, {"is": "Woke"}, r"Woke without timer"),
-        (Event, {"is": "Woke", "timer": True}, r"Woke\.timer: got True, not a whole number"),
-        (Event, {"is": "Woke", "timer": 1.0}, r"Woke\.timer: got 1\.0"),
-        (Event, {"is": "Begin", "call": {"session": "s", "prompt": [1, "x"], "limit": 1}},
-         r"^Begin\.call\.Call\.prompt\[1\]: got 'x', not a whole number$"),
-        (Outcome, {"is": "Drafted", "tokens": [], "scores": {"m": ["high"]}, "tops": [], "stopped": False, "cached": 0},
-         r"Drafted\.scores\.m\[0\]: got 'high', not a number"),
-        (Outcome, [{"verdict": {"accepted": 0, "token": 1, "proposal": [[1]]}, "blob": None}],
-         r"\[0\]\.Result\.verdict\.Verdict\.proposal: got \[\[1\]\], not a list of 2"),
-        (Command, {"is": "Deliver", "session": "s", "tokens": [], "origins": ["god"]}, r"origins\[0\]: got 'god'"),
-        (Command, {"is": "Wake", "at": "soon", "timer": 1}, r"Wake\.at: got 'soon', not a number"),
+        (Event, {"is": "TimerFired", "timer": 1, "at": 2}, r"TimerFired has no at"),
+        (Event, {"is": "TimerFired"}, r"TimerFired without timer"),
+        (Event, {"is": "TimerFired", "timer": True}, r"TimerFired\.timer: got True, not a whole number"),
+        (Event, {"is": "TimerFired", "timer": 1.0}, r"TimerFired\.timer: got 1\.0"),
+        (Event, {"is": "RequestArrived", "request": {"session": "s", "prompt": [1, "x"], "max_new_tokens": 1}},
+         r"^RequestArrived\.request\.GenerationRequest\.prompt\[1\]: got 'x', not a whole number$"),
+        (Outcome, {"is": "DraftOutcome", "tokens": [], "scores": {"m": ["high"]}, "top_candidates": [], "stopped": False,
+                   "cached_len": 0},
+         r"DraftOutcome\.scores\.m\[0\]: got 'high', not a number"),
+        (Outcome, [{"verdict": {"accepted": 0, "next_token": 1, "next_tree": [[1]]}, "hidden_states": None}],
+         r"\[0\]\.SliceOutcome\.verdict\.Verdict\.next_tree: got \[\[1\]\], not a list of 2"),
+        (Command, {"is": "EmitTokens", "session": "s", "tokens": [], "origins": ["god"]}, r"origins\[0\]: got 'god'"),
+        (Command, {"is": "SetTimer", "due_s": "soon", "timer": 1}, r"SetTimer\.due_s: got 'soon', not a number"),
         (Work, [], r"not an object"),
     ],
 )  # fmt: skip
@@ -185,7 +186,7 @@ def _damage(data: Any, random: Random) -> None:
     elif random.random() < 0.2:
         del data[key]
     else:
-        data[key] = random.choice([None, True, -1, 2.5, "x", [], {}, [[1]], {"is": "Woke"}, "inf"])
+        data[key] = random.choice([None, True, -1, 2.5, "x", [], {}, [[1]], {"is": "TimerFired"}, "inf"])
 
 
 def test_a_field_of_a_new_kind_is_noticed_when_the_codec_is_made() -> None:

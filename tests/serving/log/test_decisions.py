@@ -18,9 +18,9 @@ def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
     found = decision_log(entries)
     assert first_difference(found, decision_log(shift_time(entry, 100.0) for entry in entries)) is None
     assert {c.session for c in w.calls} <= set(found)
-    shown = [line for c in w.calls for line in found[c.session] if line.startswith("showed")]
+    shown = [line for c in w.calls for line in found[c.session] if line.startswith("emitted")]
     assert sum(line.count(":") for line in shown) == sum(len(d.tokens) for d in w.log.commands(EmitTokens))
-    assert all(found[c.session][-1] == "exited complete" for c in w.calls)
+    assert all(found[c.session][-1] == "ended complete" for c in w.calls)
     assert ("cloud" in found) == (name != "edge_centric")
 
 
@@ -29,7 +29,7 @@ def test_it_reads_as_a_story(tmp_path: Path) -> None:
     found = decision_log(entries)
     assert found["cloud"] == [line for line in found["cloud"] if line.startswith("batch of layers 0-8: s0.0[0:")]
     heads = [line.split(" ")[0] for line in found["s0.0"]]
-    assert heads[:5] == ["drafted", "sent", "accepted", "showed", "drafted"]
+    assert heads[:5] == ["drafted", "sent", "accepted", "emitted", "drafted"]
 
 
 def test_sessions_of_equal_times_may_come_in_any_order(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_another_outcome_is_another_log(tmp_path: Path) -> None:
 def test_shifting_keeps_what_was_said(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "a.jsonl", "sled")
     back: list[LogEntry] = [shift_time(shift_time(e, 4.0), -4.0) for e in entries]
-    timeless = {"at_s": 0.0}, {"begin_s": 0.0, "end_s": 0.0}, {"now_s": 0.0, "arrives_s": 0.0}
+    timeless = {"at_s": 0.0}, {"begin_s": 0.0, "end_s": 0.0}, {"sent_s": 0.0, "arrives_s": 0.0}
 
     def strip(entry: LogEntry) -> LogEntry:
         return next(replace(entry, **t) for t in timeless if hasattr(entry, next(iter(t))))

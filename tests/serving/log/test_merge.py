@@ -36,7 +36,7 @@ def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -
 def test_a_message_is_received_after_it_was_sent_even_in_no_time(
     tmp_path: Path, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LateWire, "arrive", lambda self, nbytes, now: now)
+    monkeypatch.setattr(LateWire, "arrival_s", lambda self, nbytes, now: now)
     expected, paths = split(tmp_path, "cloud_centric")
     told = recorder()
     feed_observer(merge_logs(paths[::-1] if turned else paths), told)
@@ -51,7 +51,7 @@ def test_an_offset_sets_a_clock_right(tmp_path: Path) -> None:
     told = recorder()
     feed_observer(merge_logs(paths), told)
     for session, record in expected.items():
-        assert told.records[session].seen_s == record.seen_s
+        assert told.records[session].token_times_s == record.token_times_s
         assert told.records[session].cloud_busy_s == pytest.approx(record.cloud_busy_s)
 
 

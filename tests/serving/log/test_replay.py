@@ -45,10 +45,13 @@ def test_another_policy_is_noticed_and_told(tmp_path: Path) -> None:
     other = world(policy("sled", draft=WindowDraft(3)))
     replayed = replay(entries, maker(other))
     assert replayed.difference is not None
-    first = "event 1 differs\ndevice-0 at 0.000000 s heard Begin(call=Call(session='s0.0'"
+    first = "event 1 differs\ndevice-0 at 0.000000 s handled RequestArrived(request=GenerationRequest(session='s0.0'"
     assert replayed.difference.startswith(first)
-    assert "command 1 logged    Start(job=1, work=Generate(session='s0.0', start=0, feed=(" in replayed.difference
-    assert "replayed  Start(job=1" in replayed.difference
+    assert (
+        "command 1 logged    StartWork(job=1, work=DraftWork(session='s0.0', start=0, input_tokens=("
+        in replayed.difference
+    )
+    assert "replayed  StartWork(job=1" in replayed.difference
 
 
 def test_a_batch_that_was_picked_otherwise_is_noticed(tmp_path: Path) -> None:
@@ -67,17 +70,17 @@ def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
     entries = [EventHandled("cloud", 1.0, TimerFired(1), ())]
     replayed = replay([NodeCreated("cloud", 0.0), *entries], lambda _: Stumbles())
     assert replayed.difference == (
-        "event 1 differs\ncloud at 1.000000 s heard Woke(timer=1)\n  logged    ()\n  replayed  raised KeyError('s0')"
+        "event 1 differs\ncloud at 1.000000 s handled TimerFired(timer=1)\n  logged    ()\n  replayed  raised KeyError('s0')"
     )
-    with pytest.raises(ValueError, match="never born"):
+    with pytest.raises(ValueError, match="never created"):
         replay(entries, lambda _: Stumbles())
 
 
 def test_a_cloud_that_starts_again_replays(tmp_path: Path) -> None:
     """Born twice: its second life knows nothing of the first."""
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as journal:
-        w = restarted(journal)
+    with EventLog(path) as event_log:
+        w = restarted(event_log)
     entries = list(read_entries(path))
     assert set(w.endings().values()) == {"complete"}
     replayed = replay(entries, maker(w))
@@ -91,15 +94,15 @@ def test_a_cloud_that_starts_again_replays(tmp_path: Path) -> None:
     assert replay(unborn, maker(w)).difference is not None
 
 
-def restarted(journal: EventLog) -> World:
+def restarted(event_log: EventLog) -> World:
     p = policy("synera", link_loss=LinkLoss("local"))
-    w = world(p, drive=lambda own: Simulator([*own, journal]))
+    w = world(p, drive=lambda own: Simulator([*own, event_log]))
     w.simulator.run(until=0.25)
     while any(s.busy_until_s > w.simulator.now for s in [w.simulator._compute["cloud"].processor]):
         w.simulator.run(until=w.simulator.now + 0.005)
         if not w.simulator._nodes["cloud"].running:
             break
-    journal.node_created("cloud", w.simulator.now)
+    event_log.node_created("cloud", w.simulator.now)
     w.simulator.add("cloud", Worker("cloud", p), ComputeResource(FakePair()))
     for i in range(3):
         w.simulator.post(w.simulator.now, f"device-{i}", PeerLost("cloud"))
@@ -110,8 +113,8 @@ def restarted(journal: EventLog) -> World:
 def test_a_run_in_real_time_replays_and_is_recorded_alike(tmp_path: Path) -> None:
     """Work ends on another thread, and is told when it is done."""
     live, told, path = recorder(), recorder(), tmp_path / "events.jsonl"
-    with EventLog(path) as journal:
-        w = world(policy("synera"), drive=lambda own: RealTimeDriver(WallClock(), [*own, journal, live], "wall"))
+    with EventLog(path) as event_log:
+        w = world(policy("synera"), drive=lambda own: RealTimeDriver(WallClock(), [*own, event_log, live], "wall"))
         asyncio.run(_answered(w))
     feed_observer(read_entries(path), told)
     assert replay(read_entries(path), maker(w)).difference is None
@@ -128,8 +131,8 @@ async def _answered(w: World) -> None:
 
 def a_run(run: Path, name: str = "synera", **facts: Any) -> None:
     run.mkdir()
-    with EventLog(run / "events.jsonl.gz", facts) as journal:
-        simulate(setup(name), models(), queries(4), observers=[journal])
+    with EventLog(run / "events.jsonl.gz", facts) as event_log:
+        simulate(setup(name), models(), queries(4), observers=[event_log])
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -169,9 +172,9 @@ def test_a_run_without_a_log_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_begin_alone_has_a_birth(tmp_path: Path) -> None:
     w = world(policy("sled"))
-    with EventLog(tmp_path / "e.jsonl") as journal:
+    with EventLog(tmp_path / "e.jsonl") as event_log:
         event = RequestArrived(GenerationRequest("s", (1, 2), 4))
-        journal.event_handled("device-0", event, 2.0, w.make["device-0"]().handle(event, 2.0))
+        event_log.event_handled("device-0", event, 2.0, w.make["device-0"]().handle(event, 2.0))
     assert replay(read_entries(tmp_path / "e.jsonl"), maker(w)).described == (
         "1 events of 1 nodes, 1 commands: identical"
     )

@@ -6,7 +6,7 @@ import pytest
 
 from serving.network.link import Link
 from serving.transport.shaping.netem import CommandError, run_command
-from serving.transport.shaping.tc import check_machine, check_netem, dry_run, may_administer, test_device
+from serving.transport.shaping.tc import check_machine, check_netem, dry_run, may_administer, scratch_device
 
 LINK = Link(uplink_mbps=10, downlink_mbps=10, delay_ms=50, loss=0.01)
 ROOT = "Name:\tpython\nCapEff:\t000001fffeffffff\n"
@@ -105,7 +105,7 @@ def test_a_spare_device_really_comes_and_goes():
         check_machine()
     except ValueError as reason:
         pytest.skip(f"no device can be made: {reason}")
-    with test_device(run_command) as device:
+    with scratch_device(run_command) as device:
         assert device in run_command(("ip", "-o", "link"))
     with pytest.raises(CommandError, match="does not exist"):
         run_command(("ip", "link", "show", device))

@@ -13,7 +13,7 @@ from serving.transport.shaping.netem import (
     setup_commands,
     shaping_notes,
 )
-from serving.transport.shaping.tc import check_machine, test_device
+from serving.transport.shaping.tc import check_machine, scratch_device
 
 PLAIN = {"uplink_mbps": 10, "downlink_mbps": 80, "delay_ms": 50}
 
@@ -80,13 +80,13 @@ def test_tc_itself_can_read_every_constant_link():
         pytest.skip(f"tc cannot be asked: {reason}")
     links = [*(link(name) for name in CONSTANT), Link(**PLAIN, loss=0.015)]
     assert {each.jitter_shape for each in links if each.jitter_ms} == {"uniform", "half_normal"}
-    with test_device(run_command) as device:
+    with scratch_device(run_command) as device:
         assert [each for each in links if not all(asked(device, each, way) for way in ("up", "down"))] == []
         with pytest.raises(CommandError, match="fastmbit"):
             run_command(("tc", "qdisc", "replace", "dev", device, "root", "netem", "rate", "fastmbit"))
 
 
-def test_devices_with_different_links_are_refused():
+def scratch_devices_with_different_links_are_refused():
     with pytest.raises(ValueError, match=r"fleets of hardware have different links.*shaping=user"):
         common_link([Link(**PLAIN), Link(**PLAIN | {"delay_ms": 5})])
     assert common_link([Link(**PLAIN), Link(**PLAIN)]) == Link(**PLAIN)
@@ -95,7 +95,7 @@ def test_devices_with_different_links_are_refused():
 def test_a_trace_is_refused(tmp_path):
     path = tmp_path / "trace"
     path.write_text("1 8\n2 16\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"network\.uplink is TwoColumns.*one constant rate.*shaping=user"):
+    with pytest.raises(ValueError, match=r"network\.uplink is TwoColumnTrace.*one constant rate.*shaping=user"):
         common_link([Link(**PLAIN | {"uplink_mbps": None, "uplink": TwoColumnTrace(path=path)})])
 
 

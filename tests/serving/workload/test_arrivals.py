@@ -110,7 +110,7 @@ def test_an_episode_that_lasts_longer_than_its_turn_delays_the_next():
     assert times[50] == times[49] > 5
 
 
-@pytest.mark.parametrize("wrong", [{"tasks": 0}, {"rate_per_s": 0}, {"every_s": -1}])
+@pytest.mark.parametrize("wrong", [{"tasks_per_episode": 0}, {"rate_per_s": 0}, {"episode_s": -1}])
 def test_episodes_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=rf"workload\.arrivals\.{next(iter(wrong))} must be"):
         Episodes(**wrong)

@@ -40,7 +40,7 @@ def test_a_workload_names_the_fields_of_what_it_builds(name, arrivals):
         assert set(one) - {"_target_"} <= {field.name for field in fields(getattr(import_module(module), kind))}
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "concurrent"}))
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"tiny", "smoke", "synthetic"}))
 def test_workload_path_reaches_the_data_set(name):
     workload = composed(f"+workload={name}", "workload.path=some/file").workload
     assert workload.dataset.path == "some/file"
@@ -49,7 +49,7 @@ def test_workload_path_reaches_the_data_set(name):
 def test_the_embedded_pairs_tasks_come_from_the_corpus_stage():
     workload = OmegaConf.to_container(composed("+workload=smoke"), resolve=False)["workload"]
     assert workload["dataset"]["corpus"] == "${stage:corpus}"
-    assert workload["prompts"] == 8
+    assert workload["num_prompts"] == 8
 
 
 def test_nothing_heavy_is_imported():

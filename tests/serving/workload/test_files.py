@@ -101,11 +101,11 @@ def test_a_broken_table_is_named_by_line(tmp_path, text, message):
         (lambda row: row.text("gone"), 'here: no field "gone"; has: blank, number, flag, mixed'),
         (lambda row: row.text("blank"), 'here: field "blank" is empty'),
         (lambda row: row.text("number"), 'field "number" is a number, needed is a text'),
-        (lambda row: row.whole("blank"), 'field "blank" is a text, needed is a whole number'),
-        (lambda row: row.whole("flag"), 'field "flag" is bool, needed is a whole number'),
+        (lambda row: row.integer("blank"), 'field "blank" is a text, needed is a whole number'),
+        (lambda row: row.integer("flag"), 'field "flag" is bool, needed is a whole number'),
         (lambda row: row.texts("mixed"), "needed is a list of texts"),
-        (lambda row: list(row.rows("mixed")), r"here mixed\[0\]: a text, needed is an object"),
-        (lambda row: row.inner("mixed"), 'field "mixed" is a list, needed is an object'),
+        (lambda row: list(row.records("mixed")), r"here mixed\[0\]: a text, needed is an object"),
+        (lambda row: row.nested("mixed"), 'field "mixed" is a list, needed is an object'),
     ],
 )
 def test_a_row_says_what_is_wrong_with_a_field(read, message):

@@ -21,24 +21,24 @@ class Twenty:
 
 
 def test_a_closed_loop_gives_every_device_its_queue():
-    calls = Workload(dataset=Twenty(), devices=3, num_prompts=8).requests()
-    assert [(call.device, call.position) for call in calls] == [(i % 3, i // 3) for i in range(8)]
-    assert [call.index for call in calls] == list(range(8))
-    assert {call.at_s for call in calls} == {None}
+    requests = Workload(dataset=Twenty(), devices=3, num_prompts=8).requests()
+    assert [(request.device, request.position) for request in requests] == [(i % 3, i // 3) for i in range(8)]
+    assert [request.index for request in requests] == list(range(8))
+    assert {request.at_s for request in requests} == {None}
 
 
 def test_open_arrivals_have_times_and_positions_in_their_devices_queue():
-    calls = Workload(dataset=Twenty(), devices=3, num_prompts=20, arrivals=Poisson(rate_per_s=4)).requests()
-    times = [call.at_s for call in calls]
+    requests = Workload(dataset=Twenty(), devices=3, num_prompts=20, arrivals=Poisson(rate_per_s=4)).requests()
+    times = [request.at_s for request in requests]
     assert times == sorted(times)
     for device in range(3):
-        positions = [call.position for call in calls if call.device == device]
+        positions = [request.position for request in requests if request.device == device]
         assert positions == list(range(len(positions)))
 
 
 def test_the_testbed_gives_the_number_of_devices_when_the_workload_does_not():
     workload = Workload(dataset=Twenty(), num_prompts=6)
-    assert {call.device for call in workload.requests(num_devices=2)} == {0, 1}
+    assert {request.device for request in workload.requests(num_devices=2)} == {0, 1}
     with pytest.raises(ValueError, match=r"workload.devices is null"):
         workload.requests()
 
@@ -47,15 +47,15 @@ def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
     slo = (SloClass(name="slow", tokens_per_s=2, share=0.5), SloClass(name="fast", tokens_per_s=8, share=0.5))
     plain = Workload(dataset=Twenty(), devices=2, num_prompts=10).requests()
     other = Workload(dataset=Twenty(), devices=5, num_prompts=10, arrivals=Poisson(), slo=slo).requests()
-    assert [call.prompt for call in plain] == [call.prompt for call in other]
-    assert {call.slo for call in other} == set(slo)
+    assert [request.prompt for request in plain] == [request.prompt for request in other]
+    assert {request.slo for request in other} == set(slo)
 
 
 def test_recorded_lengths_limit_but_never_raise(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5000,7\n2023-11-16 18:15:47,9,500\n")
     arrivals = AzureTrace(path=trace, use_lengths=True)
-    calls = Workload(
+    requests = Workload(
         dataset=Twenty(),
         devices=1,
         num_prompts=2,
@@ -64,7 +64,7 @@ def test_recorded_lengths_limit_but_never_raise(tmp_path):
         max_prompt_tokens=100,
         max_new_tokens=50,
     ).requests()
-    assert [(call.max_prompt_tokens, call.max_new_tokens) for call in calls] == [(100, 7), (9, 50)]
+    assert [(request.max_prompt_tokens, request.max_new_tokens) for request in requests] == [(100, 7), (9, 50)]
     with pytest.raises(ValueError, match=r"lengths=true cuts prompts: set workload.truncate"):
         Workload(dataset=Twenty(), arrivals=arrivals)
 
@@ -78,15 +78,17 @@ def test_a_prompt_that_does_not_fit_is_named():
             return {"input_ids": list(range(len(text.split())))}
 
     workload = Workload(dataset=Twenty(), devices=1, num_prompts=1, max_prompt_tokens=1)
-    (call,) = workload.requests()
-    with pytest.raises(ValueError, match=rf"Twenty prompt {call.prompt.id}: the prompt has 2 tokens, the limit is 1"):
-        workload.encode(call, Words())
+    (request,) = workload.requests()
+    with pytest.raises(
+        ValueError, match=rf"Twenty prompt {request.prompt.id}: the prompt has 2 tokens, the limit is 1"
+    ):
+        workload.encode(request, Words())
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prompts": 0}, "workload.num_prompts must be 1 or more, got 0"),
+        ({"num_prompts": 0}, "workload.num_prompts must be 1 or more, got 0"),
         ({"max_new_tokens": 0}, "workload.max_new_tokens must be 1 or more"),
         ({"max_prompt_tokens": -1}, "workload.max_prompt_tokens must be 1 or more, got -1"),
         ({"devices": 0}, "workload.devices must be 1 or more"),

@@ -59,7 +59,7 @@ def may_administer(status: str) -> bool:
 
 def check_netem(run: CommandRunner) -> None:
     """Tries netem on a device of its own. Raises ValueError when this kernel has none, or forbids it."""
-    with test_device(run) as device:
+    with scratch_device(run) as device:
         try:
             run(("tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "1ms"))
         except CommandError as error:
@@ -72,7 +72,7 @@ def check_netem(run: CommandRunner) -> None:
 
 def dry_run(run: CommandRunner, link: Link) -> None:
     """Runs all that the loopback would hear on a device of its own. Raises ValueError with what the kernel refuses."""
-    with test_device(run) as device:
+    with scratch_device(run) as device:
         try:
             for command in setup_commands(link, (_TEST_ADDRESS,), device):
                 run(command)
@@ -84,7 +84,7 @@ def dry_run(run: CommandRunner, link: Link) -> None:
 
 
 @contextmanager
-def test_device(run: CommandRunner) -> Iterator[str]:
+def scratch_device(run: CommandRunner) -> Iterator[str]:
     """A network device that carries nothing, and is gone afterwards with what was put on it."""
     name, peer = f"tandem{os.getpid()}", f"tandemp{os.getpid()}"
     try:

@@ -1,4 +1,4 @@
-"""A journal holds what an observer saw, survives a crash, and is refused when it is something else."""
+"""A event_log holds what an observer saw, survives a crash, and is refused when it is something else."""
 
 import gzip
 import json
@@ -32,8 +32,8 @@ DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 @pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
 def test_it_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
     live, told, log = recorder(), recorder(), Log()
-    with EventLog(tmp_path / file, {"layers": 8}) as journal:
-        w = watched([journal, live], name)
+    with EventLog(tmp_path / file, {"layers": 8}) as event_log:
+        w = watched([event_log, live], name)
     feed_observer(read_entries(tmp_path / file), told)
     feed_observer(read_entries(tmp_path / file), log)
     assert told.records == live.records
@@ -51,16 +51,16 @@ def test_nothing_large_is_written_twice(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert all("start" in line and "work" not in line for line in lines if "ran" in line)
     assert all("send" in line and "message" not in line for line in lines if "sent" in line)
-    assert not [line for line in lines if line.get("event", {}).get("is") == "Finished"]
+    assert not [line for line in lines if line.get("event", {}).get("is") == "WorkFinished"]
 
 
 def test_what_cannot_be_referred_to_is_written_out(tmp_path: Path) -> None:
     """A driver that makes its own objects, a message that arrives twice, an outcome that came over a wire."""
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as journal:
-        journal.work_done("d", WORK, DRAFTED, 0.5, 1.0)
-        journal.message_sent("d", "c", Release("s"), 16, 1.0, INF)
-        journal.event_handled("d", WorkFinished(1, DRAFTED), 1.0, ())
+    with EventLog(path) as event_log:
+        event_log.work_done("d", WORK, DRAFTED, 0.5, 1.0)
+        event_log.message_sent("d", "c", Release("s"), 16, 1.0, INF)
+        event_log.event_handled("d", WorkFinished(1, DRAFTED), 1.0, ())
     assert list(read_entries(path)) == [
         WorkDone("d", WORK, DRAFTED, 0.5, 1.0),
         MessageSent("d", "c", Release("s"), 16, 1.0, INF),
@@ -72,10 +72,10 @@ def test_what_cannot_be_referred_to_is_written_out(tmp_path: Path) -> None:
 def test_an_outcome_that_is_not_the_one_that_ran_is_written_out(tmp_path: Path) -> None:
     """A node that started again counts its jobs anew, and hears of its former life's."""
     path, other = tmp_path / "events.jsonl", DraftOutcome((2,), {}, ((2,),), False, 1)
-    with EventLog(path) as journal:
-        journal.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, (StartWork(1, WORK),))
-        journal.work_done("d", WORK, DRAFTED, 0.5, 1.0)
-        journal.event_handled("d", WorkFinished(1, other), 1.0, ())
+    with EventLog(path) as event_log:
+        event_log.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, (StartWork(1, WORK),))
+        event_log.work_done("d", WORK, DRAFTED, 0.5, 1.0)
+        event_log.event_handled("d", WorkFinished(1, other), 1.0, ())
     assert list(read_entries(path))[-2:] == [
         WorkDone("d", WORK, DRAFTED, 0.5, 1.0),
         EventHandled("d", 1.0, WorkFinished(1, other), ()),
@@ -84,11 +84,11 @@ def test_an_outcome_that_is_not_the_one_that_ran_is_written_out(tmp_path: Path) 
 
 def test_a_node_is_born_when_a_driver_says_so_or_at_its_first_event(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path) as journal:
-        journal.node_created("a", 0.0)
-        journal.event_handled("a", WorkFinished(1, ()), 1.0, ())
-        journal.event_handled("b", WorkFinished(1, ()), 2.0, ())
-        journal.node_created("a", 3.0)
+    with EventLog(path) as event_log:
+        event_log.node_created("a", 0.0)
+        event_log.event_handled("a", WorkFinished(1, ()), 1.0, ())
+        event_log.event_handled("b", WorkFinished(1, ()), 2.0, ())
+        event_log.node_created("a", 3.0)
     assert [e for e in read_entries(path) if isinstance(e, NodeCreated)] == [
         NodeCreated("a", 0.0),
         NodeCreated("b", 2.0),
@@ -98,8 +98,8 @@ def test_a_node_is_born_when_a_driver_says_so_or_at_its_first_event(tmp_path: Pa
 
 def test_facts_may_come_late(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with EventLog(path, {"policy": "synera"}, offset_s=0.5) as journal:
-        journal.add_facts(layers=8)
+    with EventLog(path, {"policy": "synera"}, offset_s=0.5) as event_log:
+        event_log.add_facts(layers=8)
     assert (read_header(path).facts, read_header(path).offset_s) == ({"policy": "synera", "layers": 8}, 0.5)
     assert list(read_entries(path)) == []
 
@@ -117,43 +117,43 @@ def test_a_crash_leaves_a_readable_beginning(tmp_path: Path, file: str) -> None:
 
 def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    journal = EventLog(path, flush_every=4)
-    journal.node_created("a", 0.1)
-    journal.node_created("b", 0.2)
+    event_log = EventLog(path, flush_every=4)
+    event_log.node_created("a", 0.1)
+    event_log.node_created("b", 0.2)
     assert list(read_entries(path)) == []
-    journal.node_created("c", 1.3)  # a second of the run's clock is over
+    event_log.node_created("c", 1.3)  # a second of the run's clock is over
     assert len(list(read_entries(path))) == 3
     for i in range(4):
-        journal.node_created(f"d{i}", 1.4)
+        event_log.node_created(f"d{i}", 1.4)
     assert len(list(read_entries(path))) == 7
-    journal.close()
-    journal.close()
+    event_log.close()
+    event_log.close()
 
 
 def test_a_session_is_never_lost_with_the_buffer(tmp_path: Path) -> None:
     """Readers of other processes' journals would meet a session that nobody began."""
-    journal = EventLog(tmp_path / "events.jsonl.gz")
-    journal.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, ())
+    event_log = EventLog(tmp_path / "events.jsonl.gz")
+    event_log.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, ())
     assert isinstance(list(read_entries(tmp_path / "events.jsonl.gz"))[-1], EventHandled)
-    journal.close()
+    event_log.close()
 
 
-GOOD = '{"journal":1,"offset_s":0.0,"facts":{}}\n'
+GOOD = '{"event_log":2,"offset_s":0.0,"facts":{}}\n'
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{}\n", "is no journal"),
-        ('{"journal":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads journals of version 1"),
+        ("{}\n", "is no event log"),
+        ('{"event_log":7,"offset_s":0,"facts":{}}\n', "is version 7; this program reads event logs of version 2"),
         (GOOD + "what?\n", "line 2 is not JSON"),
         (GOOD + "3\n", "line 2: got 3, not an object"),
-        (GOOD + '{"died":"a"}\n', "line 2: there is no 'born'"),
-        (GOOD + '{"born":"a","at":"late"}\n', "line 2: got 'late', not a number"),
-        (GOOD + '{"node":"a","at":1,"event":{"is":"Woke"},"commands":[]}\n', "line 2: Woke without timer"),
-        (GOOD + '{"node":"a","at":1,"finished":3,"commands":[]}\n', "line 2: no work 3 ran before"),
-        (GOOD + '{"ran":"a","start":3,"outcome":[],"begin":0,"end":1}\n', "line 2: no work 3 was started"),
-        (GOOD + '{"sent":"a","send":3,"now":0,"arrives":1}\n', "line 2: no message 3 was said"),
+        (GOOD + '{"died":"a"}\n', "line 2: there is no 'created'"),
+        (GOOD + '{"created":"a","at_s":"late"}\n', "line 2: got 'late', not a number"),
+        (GOOD + '{"node":"a","at_s":1,"event":{"is":"TimerFired"},"commands":[]}\n', "line 2: TimerFired without timer"),
+        (GOOD + '{"node":"a","at_s":1,"finished":3,"commands":[]}\n', "line 2: no work 3 ran before"),
+        (GOOD + '{"ran":"a","start":3,"outcome":[],"begin_s":0,"end_s":1}\n', "line 2: no work 3 was started"),
+        (GOOD + '{"sent":"a","send":3,"sent_s":0,"arrives_s":1}\n', "line 2: no message 3 was sent"),
     ],
 )  # fmt: skip
 def test_what_is_no_journal_is_refused_by_line(tmp_path: Path, text: str, why: str) -> None:
