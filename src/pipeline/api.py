@@ -3,7 +3,7 @@
 with api.composed("policy=synera", "network=lte") as cfg:
     report = api.run(cfg)
 report.summary.metrics()["quality/mean"]
-report.records.requests      # one `Served` a request
+report.records.requests      # one `RequestRecord` a request
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,7 +15,7 @@ def config(**change: Any) -> Any:
         "model": {"path": "${stage:model}", "stages": {"model": {"_target_": "x", "seed": "${seed}"}}},
         "policy": {"name": "p", "artifacts": {"thresholds": {"_target_": "y", "on": "${profiling}"}}},
         "hardware": {"chip": "orin"},
-        "workload": {"prompts": 3, "profiling": {"prompts": "${workload.num_prompts}"}},
+        "workload": {"num_prompts": 3, "profiling": {"num_prompts": "${workload.num_prompts}"}},
         "stages": {"serve": {"_target_": "z", "policy": "${policy}", "workload": "${workload}"}},
         "seed": 5,
     }
@@ -30,8 +30,8 @@ def test_stages_of_all_groups_are_gathered() -> None:
 
 def test_what_describes_stages_is_no_part_of_what_is_configured() -> None:
     data = resolve(config())
-    assert data["stages"]["serve"] == {"_target_": "z", "policy": {"name": "p"}, "workload": {"prompts": 3}}
-    assert data["stages"]["thresholds"]["on"] == data["profiling"] == {"prompts": 3}
+    assert data["stages"]["serve"] == {"_target_": "z", "policy": {"name": "p"}, "workload": {"num_prompts": 3}}
+    assert data["stages"]["thresholds"]["on"] == data["profiling"] == {"num_prompts": 3}
     assert data["model"] == {"path": {"_stage_": "model"}}
 
 

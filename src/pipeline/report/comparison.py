@@ -118,7 +118,7 @@ _COLUMNS: tuple[tuple[str, str, float], ...] = (
     ("tokens\noffl. %", "offloading/token_share", 100),
     ("chunks\nasked %", "offloading/chunk_share", 100),
     ("cost ms\nverified", "cost/verified_s", 1000),
-    ("cost ms\nwritten", "cost/written_s", 1000),
+    ("cost ms\nwritten", "cost/generated_s", 1000),
     ("J/token\ndevice", "resources/device_j_per_token", 1),
     ("J/token\ncloud", "resources/cloud_j_per_token", 1),
     ("accepted\n%", "speculation/acceptance_rate", 100),

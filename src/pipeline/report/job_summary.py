@@ -49,7 +49,7 @@ def _setup_facts(records: Records, context: JobContext) -> Iterator[tuple[str, s
 
 def _side_facts(records: Records, context: JobContext, side: str) -> str:
     """Model, chip with its mode, and which latency coefficients make the time."""
-    model = _name(context.config_value(f"model.{side}.timing"))
+    model = _name(context.config_value(f"model.{side}.timed_architecture"))
     chip = _device_chips(records) if side == "device" else _name(context.config_value("hardware.cloud.chip"))
     timing = records.meta.timing.get(side)
     parts = [f"{model} on {chip}" if model and chip else model or chip, f"time: {timing}" if timing else ""]
@@ -72,7 +72,7 @@ def _name(node: Any) -> str:
 
 
 _WORKLOAD_PHRASES = {
-    "prompts": "{:g} prompts",
+    "num_prompts": "{:g} prompts",
     "devices": "{:g} devices",
     "max_prompt_tokens": "up to {:g} tokens in",
     "max_new_tokens": "up to {:g} out",
@@ -157,7 +157,7 @@ def _tier(figures: Mapping[str, float]) -> str:
     return ", ".join(parts)
 
 
-_TIER_PHRASES = {"busy": "busy", "memory": "of memory"}
+_TIER_PHRASES = {"utilisation": "busy", "memory_share": "of memory"}
 
 
 def _quality(records: Records, summary: JobSummary) -> str:

@@ -1,9 +1,9 @@
 """What a job served, read back from its `serve` artifact: requests, their time lines, their chunks, and what was set.
 
-requests.parquet   one row a request        -> Served
-timeline.parquet   one row a piece of work  -> Piece
-chunks.parquet     one row a draft          -> Chunk
-meta.json          what they stand for      -> Meta
+requests.parquet   one row a request        -> RequestRecord
+timeline.parquet   one row a piece of work  -> TimelineSpan
+chunks.parquet     one row a draft          -> ChunkRecord
+meta.json          what they stand for      -> RunMetadata
 """
 
 import json
@@ -221,7 +221,7 @@ def _read_metadata(artifact: Path) -> RunMetadata:
     path = artifact / "meta.json"
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        chosen = {one.name: found[one.name] for one in fields(RunMetadata) if one.name in found and one.name != "more"}
+        chosen = {one.name: found[one.name] for one in fields(RunMetadata) if one.name in found and one.name != "raw"}
         lacking = [one.name for one in fields(RunMetadata) if _is_needed(one) and one.name not in chosen]
     except (OSError, ValueError) as error:
         raise _unreadable(path, str(error)) from error
@@ -229,7 +229,7 @@ def _read_metadata(artifact: Path) -> RunMetadata:
         raise _unreadable(path, f"it lacks {', '.join(lacking)}")
     factor = chosen.get("packing_factor")
     chosen["packing_factor"] = PackingFactor(factor["value"], factor["source"]) if factor else None
-    return RunMetadata(**chosen | {"notes": tuple(chosen.get("notes", ())), "more": found})
+    return RunMetadata(**chosen | {"notes": tuple(chosen.get("notes", ())), "raw": found})
 
 
 def _is_needed(one: Any) -> bool:

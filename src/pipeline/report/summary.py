@@ -167,14 +167,14 @@ class JobSummary:
     quality: QualitySummary
     slo: dict[str, SloCompliance]
     tiers: dict[str, float]
-    """Of each tier of a testbed: tiers/NAME/busy, /memory, /blocks, /nodes."""
+    """Of each tier of a testbed: tiers/NAME/utilisation, /memory, /blocks, /nodes."""
     overhead: dict[str, float]
     """What deciding took, where a clock could tell."""
     estimator: dict[str, float]
     """How near the cloud's batches were to what its scheduler expects."""
 
     def metrics(self) -> dict[str, float]:
-        """Every number that is known, flat: `latency/ttft_s/median`, `cost/written_s`, ..."""
+        """Every number that is known, flat: `latency/ttft_s/median`, `cost/generated_s`, ..."""
         return dict(_flatten(asdict(self), ""))
 
 
@@ -199,7 +199,7 @@ def summarise(records: Records) -> JobSummary:
         offloading=_offloading(requests, origins),
         breakdown=cost.time_breakdown(requests),
         resources=_resources(requests),
-        cost=estimate_cost(origins, _sum(requests, "sent"), tbt_s, factor.value if factor else None),
+        cost=estimate_cost(origins, _sum(requests, "drafts_verified"), tbt_s, factor.value if factor else None),
         quality=_quality(requests),
         slo=slo.by_slo_class(requests),
         tiers={f"{name}/{figure}": n for name, tier in records.meta.tiers.items() for figure, n in tier.items()},
@@ -228,7 +228,7 @@ def _throughput(requests: Sequence[RequestRecord]) -> ThroughputSummary:
     tokens = sum(len(request.tokens) for request in requests)
     good = sum(len(request.tokens) for request in requests if slo.meets_slo(request))
     complete = sum(request.complete for request in requests)
-    asked = _sum(requests, "chunks_asked")
+    asked = _sum(requests, "chunks_offloaded")
     promised = [request for request in requests if request.slo]
     broken = _share(sum(not slo.meets_slo(request) for request in promised), len(promised))
     return ThroughputSummary(
@@ -247,18 +247,18 @@ def _busy_period_s(requests: Sequence[RequestRecord]) -> float:
 
 
 def _speculation(requests: Sequence[RequestRecord], origins: Mapping[str, int]) -> SpeculationSummary:
-    drafted, judged, accepted = (_sum(requests, name) for name in ("drafted", "sent", "accepted"))
-    asked = _sum(requests, "chunks_asked")
+    drafted, judged, accepted = (_sum(requests, name) for name in ("drafted", "drafts_verified", "drafts_accepted"))
+    asked = _sum(requests, "chunks_offloaded")
     added = origins["corrected"] + origins["bonus"]
     return SpeculationSummary(
         drafted, judged, accepted, asked, _share(accepted, judged), _share(accepted, asked),
-        _share(accepted + added, asked), _share(_sum(requests, "wasted"), drafted),
+        _share(accepted + added, asked), _share(_sum(requests, "drafts_unused"), drafted),
     )  # fmt: skip
 
 
 def _waste(requests: Sequence[RequestRecord]) -> WasteSummary:
-    asked, fell = _sum(requests, "chunks_asked"), _sum(requests, "sent") - _sum(requests, "accepted")
-    discarded = _sum(requests, "discarded")
+    asked, fell = _sum(requests, "chunks_offloaded"), _sum(requests, "drafts_verified") - _sum(requests, "drafts_accepted")
+    discarded = _sum(requests, "discarded_tokens")
     draft_s = sum(request.draft_s for request in requests)
     each_s = draft_s / max(1, _sum(requests, "drafted") + discarded)
     return WasteSummary(
@@ -269,14 +269,14 @@ def _waste(requests: Sequence[RequestRecord]) -> WasteSummary:
 def _early_exit(requests: Sequence[RequestRecord]) -> EarlyExitSummary:
     drafted = _sum(requests, "drafted")
     return EarlyExitSummary(
-        _share(_sum(requests, "exited"), drafted), _share(sum(r.layer_share_sum for r in requests), drafted)
+        _share(_sum(requests, "early_exit_tokens"), drafted), _share(sum(r.layer_share_sum for r in requests), drafted)
     )
 
 
 def _lookahead(requests: Sequence[RequestRecord]) -> LookaheadSummary:
-    guesses = _sum(requests, "guesses")
+    guesses = _sum(requests, "lookahead_attempts")
     return LookaheadSummary(
-        guesses, _share(_sum(requests, "position_hits"), guesses), _share(_sum(requests, "hits"), guesses)
+        guesses, _share(_sum(requests, "lookahead_position_hits"), guesses), _share(_sum(requests, "lookahead_hits"), guesses)
     )
 
 
@@ -291,7 +291,7 @@ def _stalls(requests: Sequence[RequestRecord]) -> StallSummary:
 
 def _offloading(requests: Sequence[RequestRecord], origins: Mapping[str, int]) -> OffloadingSummary:
     with_cloud = sum(origins[origin] for origin in ("accepted", *CLOUD_ORIGINS))
-    share = _share(_sum(requests, "chunks_asked"), _sum(requests, "chunks"))
+    share = _share(_sum(requests, "chunks_offloaded"), _sum(requests, "chunks"))
     return OffloadingSummary(share, with_cloud / max(1, sum(origins.values())), dict(origins))
 
 
@@ -303,7 +303,7 @@ def _resources(requests: Sequence[RequestRecord]) -> ResourceSummary:
         device_busy_s=sum(request.device_busy_s for request in requests),
         cloud_busy_s=sum(request.cloud_busy_s for request in requests),
         cloud_queue_s=sum(request.cloud_queue_s for request in requests),
-        cloud_forward_tokens=_sum(requests, "cloud_rows"),
+        cloud_forward_tokens=_sum(requests, "cloud_forward_tokens"),
         device_j_per_token=_j_per_token(requests, "device_energy_j"),
         cloud_j_per_token=_j_per_token(requests, "cloud_energy_j"),
     )

@@ -63,7 +63,7 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
         lines = list(_error_rows(runs, model))
         parts += [f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests", _table(lines)]
         parts.append(LabelledTexts(tuple(_facts(runs, model))))
-        report[name] = [{**vars(line), "error": line.relative_error, "spread": line.real_spread} for line in lines]
+        report[name] = [{**vars(line), "relative_error": line.relative_error, "real_spread": line.real_spread} for line in lines]
         metrics |= {f"{name}/{line.metric}/{line.statistic}".replace(" ", "_"): line.relative_error for line in lines}
         _draw(name, runs, model, out / "figures" / f"{name}.png")
     (out / "validation.txt").write_text("\n".join(plain_lines(parts)) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ def test_one_token_without_gaps_or_cloud_can_be_drawn(tmp_path):
 
 def test_the_typical_request_used_the_cloud_and_is_the_median_of_those(tmp_path):
     requests = [request(f"r{end}", ["cloud"], [float(end)]) for end in range(1, 6)]
-    pieces = [{"request": f"r{n}", "lane": "verify", "begin_s": 0, "end_s": 1, "amount": 1} for n in (2, 3, 5)]
+    pieces = [{"request": f"r{n}", "lane": "verify", "start_s": 0, "end_s": 1, "amount": 1} for n in (2, 3, 5)]
     assert figures.typical_request(Records.read(write(tmp_path / "a", requests, pieces))).request == "r3"
     assert figures.typical_request(Records.read(write(tmp_path / "b", requests[:4]))).request == "r2"
     failed = [one | {"ending": "failed"} for one in requests]
@@ -36,7 +36,7 @@ def test_the_typical_request_used_the_cloud_and_is_the_median_of_those(tmp_path)
 
 def test_a_long_story_ends_after_twelve_rounds(tmp_path):
     pieces = [
-        {"request": "r", "lane": lane, "begin_s": n + at, "end_s": n + at + 0.5, "amount": 1}
+        {"request": "r", "lane": lane, "start_s": n + at, "end_s": n + at + 0.5, "amount": 1}
         for n in range(20)
         for lane, at in (("verify", 0.0), ("downlink", 0.5))
     ]
@@ -47,5 +47,5 @@ def test_a_long_story_ends_after_twelve_rounds(tmp_path):
 
 
 def test_a_request_that_ended_at_once_can_be_drawn(tmp_path):
-    nothing = request("a", [], [0.0], ending="failed", ttft_s=None) | {"seen_s": []}
+    nothing = request("a", [], [0.0], ending="failed", ttft_s=None) | {"token_times_s": []}
     assert figures.draw_timeline(Records.read(write(tmp_path, [nothing])), tmp_path / "timeline.png").exists()

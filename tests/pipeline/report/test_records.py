@@ -10,8 +10,8 @@ REQUESTS = [request("a", ["device", "cloud"], [0.5, 0.75])]
 
 
 def test_what_was_written_is_read(tmp_path):
-    chunk = {"request": "a", "at": 5, "n": 1, "accepted": None, "confidence": 0.5, "importance": None}
-    piece = {"request": "a", "lane": "draft", "begin_s": 0.0, "end_s": 0.5, "amount": 1}
+    chunk = {"request": "a", "position": 5, "num_tokens": 1, "accepted": None, "confidence": 0.5, "importance": None}
+    piece = {"request": "a", "lane": "draft", "start_s": 0.0, "end_s": 0.5, "amount": 1}
     records = Records.read(write(tmp_path, REQUESTS, [piece], [chunk], extra=1))
     assert records.requests[0].origins == ["device", "cloud"]
     assert records.requests[0].mean_tbt_s == 0.25

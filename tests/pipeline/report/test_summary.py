@@ -11,9 +11,9 @@ from pipeline.report.summary import summarise
 # Drafts four and is asked about them (two stand, one is corrected), then drafts two that are kept.
 SPECULATED = request(
     "a", ["accepted", "accepted", "corrected", "device", "device"], [1.0, 1.0, 1.0, 1.2, 1.4],
-    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, sent=4, accepted=2, wasted=2, chunks=2, chunks_asked=1,
-    uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_rows=9, device_busy_s=0.6, cloud_busy_s=0.25,
-    cloud_wait_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
+    task="copy", slo="fast", slo_tokens_per_s=8.0, drafted=6, drafts_verified=4, drafts_accepted=2, drafts_unused=2, chunks=2, chunks_offloaded=1,
+    uplink_nbytes=100, downlink_nbytes=20, uplink_messages=1, cloud_forward_tokens=9, device_busy_s=0.6, cloud_busy_s=0.25,
+    cloud_queue_s=0.125, device_energy_j=6.0, cloud_energy_j=50.0, quality=1.0, rouge_1=1.0,
 )  # fmt: skip
 # Arrives at 0.5, and its device writes three tokens alone.
 ALONE = request(
@@ -63,7 +63,7 @@ def test_goodput_without_classes_is_of_complete_requests(tmp_path):
 
 def test_speculation(summary):
     drafts = summary.speculation
-    assert (drafts.drafted, drafts.judged, drafts.accepted, drafts.verifications) == (9, 4, 2, 1)
+    assert (drafts.drafted, drafts.verified, drafts.accepted, drafts.verifications) == (9, 4, 2, 1)
     assert drafts.acceptance_rate == 0.5
     assert (drafts.acceptance_length, drafts.acceptance_length_with_bonus) == (2.0, 3.0)
     assert drafts.wasted_share == pytest.approx(2 / 9)
@@ -71,7 +71,7 @@ def test_speculation(summary):
 
 def test_waste_is_what_fell_at_the_mean_time_of_a_draft(tmp_path):
     """Ten tokens drafted in 0.4 s, one of them dropped by a stop rule; two of four that were sent fell."""
-    drafting = SPECULATED | {"drafted": 9, "discarded": 1, "draft_s": 0.4}
+    drafting = SPECULATED | {"drafted": 9, "discarded_tokens": 1, "draft_s": 0.4}
     waste = summarise(Records.read(write(tmp_path, [drafting]))).waste
     assert (waste.rejected_tokens, waste.discarded_tokens) == (2.0, 1.0)
     assert waste.wdt_s == pytest.approx(2 * 0.04)
@@ -126,7 +126,7 @@ def test_without_drafts_energy_or_scores_nothing_is_made_up(tmp_path):
 
 
 def test_stalls_without_time_lines_are_unknown(tmp_path):
-    unseen = {"stalled_link_s": None, "stalled_cloud_s": None, "cloud_resident_s": None}
+    unseen = {"link_stall_s": None, "cloud_stall_s": None, "cloud_residence_s": None}
     summary = summarise(Records.read(write(tmp_path, [SPECULATED | unseen, ALONE | unseen])))
     assert (summary.stalls.link_share, summary.stalls.cloud_share, summary.latency.verification_s) == (None, None, None)
     assert not any(name.startswith("stalls/") for name in summary.metrics())
@@ -140,8 +140,8 @@ def test_busy_periods_are_those_in_which_anything_was_under_way(summary, tmp_pat
 
 
 def test_what_is_known_of_tiers_is_told_flat(tmp_path):
-    tiers = {"nano": {"busy": 0.25, "blocks": 8.0}, "agx": {"busy": 0.5}}
+    tiers = {"nano": {"utilisation": 0.25, "blocks": 8.0}, "agx": {"utilisation": 0.5}}
     found = summarise(Records.read(write(tmp_path, [SPECULATED], tiers=tiers))).metrics()
     assert {name: value for name, value in found.items() if name.startswith("tiers/")} == {
-        "tiers/nano/busy": 0.25, "tiers/nano/blocks": 8.0, "tiers/agx/busy": 0.5,
+        "tiers/nano/utilisation": 0.25, "tiers/nano/blocks": 8.0, "tiers/agx/utilisation": 0.5,
     }  # fmt: skip

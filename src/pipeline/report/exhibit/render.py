@@ -123,7 +123,7 @@ def write_files(shown: RenderedExhibit, verdicts: Sequence[ClaimResult], folder:
         "title": shown.exhibit.title,
         "rows": [_row_json(shown, line) for line in shown.rows],
         "claims": [_claim_json(verdict) for verdict in verdicts],
-        "differs": list(shown.exhibit.deviations),
+        "deviations": list(shown.exhibit.deviations),
     }
     as_json, as_csv = folder / "exhibit.json", folder / "exhibit.csv"
     fingerprint.write_atomic(as_json, json.dumps(node, indent=1, ensure_ascii=False) + "\n")
@@ -151,7 +151,7 @@ def _row_json(shown: RenderedExhibit, line: ExhibitRow) -> dict[str, Any]:
     columns = {
         column.name: {
             "reported": shown.reported_value(line, column.name),
-            "ours": _cell_json(shown.measured_cell(line, column)),
+            "measured": _cell_json(shown.measured_cell(line, column)),
         }
         for column in shown.exhibit.columns
     }
@@ -170,7 +170,7 @@ def _claim_json(verdict: ClaimResult) -> dict[str, Any]:
     low, high = verdict.bounds or (None, None)
     difference = verdict.difference.value if verdict.difference else None
     return {
-        "says": verdict.claim.statement, "group": verdict.group, "result": verdict.status, "difference": difference,
+        "statement": verdict.claim.statement, "group": verdict.group, "status": verdict.status, "difference": difference,
         "low": low, "high": high, "basis": verdict.basis,
     }  # fmt: skip
 

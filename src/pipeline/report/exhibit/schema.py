@@ -4,9 +4,9 @@
       _target_: pipeline.report.exhibit.Exhibit
       title: ...
       columns: [{name: "TBT, ms", metric: latency/tbt_s/mean, scale: 1000}]
-      rows: {label: "{policy}", group: "{pair}", over: training.seed}
+      rows: {label: "{policy}", group: "{model}", pool_over: training.seed}
 
-`{name}` in a template stands for what was chosen: `{policy}`, `{policy.offload.budget}`, `{policy/waiting}`.
+`{name}` in a template stands for what was chosen: `{policy}`, `{policy.offload.budget}`, `{policy/lookahead}`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -56,7 +56,7 @@ class ExhibitColumn:
 class RowTemplate:
     """How jobs become rows: templates of a row's label and of its group, and the choice whose values are pooled.
 
-    over    a choice such as `training.seed`: jobs that differ in it alone are one row
+    pool_over  a choice such as `training.seed`: jobs that differ in it alone are one row
     """
 
     label: str
@@ -98,7 +98,7 @@ class Claim:
     """A sentence that the numbers support or not: `row` against the row `baseline` of its group, or against a `value`.
 
     metric    a column's name (then in its unit, and relative where the column is) or a metric's
-    wanted    above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
+    relation  above | below: by more than `margin`; at_most | at_least: not worse by more than it; equal: within it
     group     the only group to look at; by default each
     """
 
@@ -113,7 +113,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if (self.baseline is None) == (self.value is None):
-            raise ValueError(f"exhibit.claims: {self.statement!r} needs one of `than` (a row) and `value` (a number)")
+            raise ValueError(f"exhibit.claims: {self.statement!r} needs one of `baseline` (a row) and `value` (a number)")
         if self.margin < 0:
             raise ValueError(f"exhibit.claims: the margin of {self.statement!r} is {self.margin}; give 0 or more")
         if self.relation == "equal" and self.margin == 0:
@@ -126,7 +126,7 @@ class Exhibit:
 
     rows        needed where the exhibit is a sweep's; a stage brings rows of its own
     reported    row label -> column name -> number or short text, or group -> that; what is left out is a dash
-    differs     sentences: what is not as in the paper
+    deviations  sentences: what is not as in the paper
     """
 
     title: str
@@ -164,7 +164,7 @@ class Exhibit:
             yield from ((f"exhibit.reported of {row!r}", name) for name in values)
         if self.figure:
             yield from (("exhibit.figure.y", name) for name in self.figure.panels)
-            axes = {"x": self.figure.x, "lines": self.figure.series}
+            axes = {"x": self.figure.x, "series": self.figure.series}
             yield from ((f"exhibit.figure.{axis}", name) for axis, name in axes.items() if "{" not in name)
 
 

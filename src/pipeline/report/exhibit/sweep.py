@@ -114,7 +114,7 @@ def _base_choices(
         if value is None and jobs and name not in swept:
             raise ConfigError(
                 f"exhibit: nothing is chosen by the name {name!r}. The sweep chooses {', '.join(swept) or 'nothing'}; "
-                "groups (policy, policy/waiting) and values (seed, policy.offload.budget) may be named as well."
+                "groups (policy, policy/lookahead) and values (seed, policy.offload.budget) may be named as well."
             )
         if value is not None:
             found[name] = value
@@ -122,7 +122,7 @@ def _base_choices(
 
 
 def _template_names(exhibit: Exhibit, rows: RowTemplate) -> list[str]:
-    """Every choice that a template or `over` names."""
+    """Every choice that a template or `pool_over` names."""
     figure = exhibit.figure
     templates = (figure.x, figure.series, figure.point_labels) if figure else ()
     drawn = [name for name in template_fields(*templates) if name not in ("row", "group")]
@@ -145,7 +145,7 @@ def _check_unique_rows(places: Sequence[RowKey], rows: RowTemplate) -> None:
         if first != number:
             raise ConfigError(
                 f"exhibit.rows: jobs {first} and {number} are both the row {one.label!r}. Name what sets them apart in "
-                f"label or group (label is {rows.label!r}), or as the choice to pool `over`."
+                f"label or group (label is {rows.label!r}), or as the choice in `pool_over`."
             )
 
 

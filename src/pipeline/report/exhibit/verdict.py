@@ -10,7 +10,7 @@ from pipeline.report.exhibit.rows import Cell, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim
 
 NO_INTERVAL = "no interval"
-ClaimStatus = Literal["holds", "does not hold", "undecided", "not decided"]
+ClaimStatus = Literal["holds", "does not hold", "inconclusive", "not evaluated"]
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ def _claim_result(shown: RenderedExhibit, claim: Claim, group: str) -> ClaimResu
         row for row, cell in ((claim.row, own), (claim.baseline, other)) if not isinstance(cell, Estimate | float)
     ]
     if not isinstance(own, Estimate) or not isinstance(other, Estimate | float):
-        return ClaimResult(claim, group, "not decided", f"no number of {' and '.join(map(repr, missing))}")
+        return ClaimResult(claim, group, "not evaluated", f"no number of {' and '.join(map(repr, missing))}")
     difference = own.paired_difference(other) if isinstance(other, Estimate) else own.subtract(other)
     if difference is None:
-        return ClaimResult(claim, group, "not decided", "no seed is complete in both rows")
+        return ClaimResult(claim, group, "not evaluated", "no seed is complete in both rows")
     low, high, basis = _difference_bounds(difference)
     if isinstance(other, Estimate) and own.resamples and other.resamples and not difference.resamples:
         basis = f"not the same prompts: {basis}"
@@ -72,7 +72,7 @@ def claim_status(claim: Claim, low: float, high: float) -> ClaimStatus:
         inside, outside = low > least and high < most, high <= least or low >= most
     else:
         inside, outside = low >= least and high <= most, high < least or low > most
-    return "holds" if inside else "does not hold" if outside else "undecided"
+    return "holds" if inside else "does not hold" if outside else "inconclusive"
 
 
 def _allowed_range(claim: Claim) -> tuple[float, float, bool]:

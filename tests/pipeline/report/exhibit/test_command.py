@@ -19,36 +19,36 @@ defaults:
   - override /workload: smoke
   - override /network: mbps_10
   - _self_
-workload: {prompts: 5}
+workload: {num_prompts: 5}
 exhibit:
   _target_: pipeline.report.exhibit.Exhibit
   title: A toy
   columns:
     - {name: quality}
-    - {name: "cost vs cloud", metric: cost/verified_s, relative: {to: cloud}}
-  rows: {label: "{variant}", group: "{pair}", over: training.seed}
+    - {name: "cost vs cloud", metric: cost/verified_s, relative: {row: cloud}}
+  rows: {label: "{variant}", group: "{pair}", pool_over: training.seed}
   reported:
     small:
       cloud: {quality: 0.7}
   claims:
-    - {says: it costs less, row: no_pi, than: cloud, metric: cost/verified_s, wanted: below}
+    - {statement: it costs less, row: no_lookahead, baseline: cloud, metric: cost/verified_s, relation: below}
 hydra:
   mode: MULTIRUN
   sweeper:
     params:
-      +variant: cloud,no_pi
+      +variant: cloud,no_lookahead
       +pair: small
       training.seed: 0,3
 """
 VARIANTS = {
     "variant/cloud": "# @package _global_\ndefaults:\n  - override /policy: cloud_centric\n",
-    "variant/no_pi": """
+    "variant/no_lookahead": """
 # @package _global_
 defaults:
-  - override /policy/waiting: idle
+  - override /policy/lookahead: none
   - override /network: lte
   - _self_
-workload: {prompts: 3}
+workload: {num_prompts: 3}
 """,
     "pair/small": "# @package _global_\nseed: 9\n",
 }
@@ -92,9 +92,9 @@ def test_a_variant_wins_over_the_experiment_that_it_varies(say, tmp_path):
     assert said.code == 0, said.err
     found = jobs(tmp_path)
     assert [job["policy"]["name"] for job in found] == ["cloud_centric"] * 2 + ["synera"] * 2
-    assert [job["workload"]["prompts"] for job in found] == [5, 5, 3, 3]
+    assert [job["workload"]["num_prompts"] for job in found] == [5, 5, 3, 3]
     assert [job["network"]["uplink_mbps"] for job in found] == [10, 10, 3.9, 3.9]
-    assert found[2]["policy"]["waiting"]["_target_"].endswith("Idle")
+    assert found[2]["policy"]["lookahead"]["_target_"].endswith("NoLookahead")
     assert {job["seed"] for job in found} == {9}
     assert [job["training"]["seed"] for job in found] == [0, 3, 0, 3]
 
@@ -102,8 +102,8 @@ def test_a_variant_wins_over_the_experiment_that_it_varies(say, tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("metric: cost/verified_s, wanted", "metric: cost, wanted", "there is no metric 'cost' (cost)"),
-        ("wanted: below", "wanted: equal", "'it costs less' wants `equal`; say within which `margin`"),
+        ("metric: cost/verified_s, relation", "metric: cost, relation", "there is no metric 'cost' (cost)"),
+        ("relation: below", "relation: equal", "'it costs less' wants `equal`; say within which `margin`"),
     ],
 )
 def test_a_wrong_exhibit_is_refused_before_any_job(say, tmp_path, old, new, message):

@@ -32,4 +32,4 @@ def test_a_stages_numbers_are_metrics_of_its_job(tmp_path):
     exhibit = Exhibit("t", (ExhibitColumn("alpha", "stage/hits/alpha"),), rows=RowTemplate("all", pool_over="seed"))
     (line,) = rows_of_jobs(exhibit, rows, {})
     alpha = line.measured["stage/hits/alpha"]
-    assert (alpha.value, alpha.spread, alpha.interval) == (0.6, (0.5, 0.7), None)
+    assert (alpha.value, alpha.seed_range, alpha.interval) == (0.6, (0.5, 0.7), None)

@@ -29,7 +29,7 @@ def test_measures_are_what_the_summary_says(records):
 
 def _factor(metric: str, n: int) -> float:
     """The packing factor of a cost; the number of requests of a total."""
-    if metric in ("cost/verified_s", "cost/written_s"):
+    if metric in ("cost/verified_s", "cost/generated_s"):
         return 1 / 6
     return n if metric.startswith("resources/") and not metric.endswith("_j_per_token") else 1.0
 

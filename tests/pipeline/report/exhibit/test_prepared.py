@@ -15,16 +15,16 @@ _target_: pipeline.report.exhibit.Exhibit
 title: A toy
 columns:
   - {name: quality}
-  - {name: "cost vs cloud", metric: cost/verified_s, relative: {to: cloud}}
+  - {name: "cost vs cloud", metric: cost/verified_s, relative: {row: cloud}}
   - {name: alpha, metric: stage/thresholds/alpha}
-rows: {label: "{variant}", group: "{pair}", over: training.seed}
+rows: {label: "{variant}", group: "{pair}", pool_over: training.seed}
 reported:
   small:
     cloud: {quality: 0.7}
 claims:
-  - {says: it costs less, row: no_pi, than: cloud, metric: cost/verified_s, wanted: below}
+  - {statement: it costs less, row: no_lookahead, baseline: cloud, metric: cost/verified_s, relation: below}
 """
-PARAMS = {"+variant": "cloud,no_pi", "+pair": "small", "training.seed": "0,3"}
+PARAMS = {"+variant": "cloud,no_lookahead", "+pair": "small", "training.seed": "0,3"}
 
 
 def asked(
@@ -34,7 +34,7 @@ def asked(
     hydra: dict[str, Any] = {
         "sweeper": {"_target_": sweeper, "params": PARAMS},
         "overrides": {"task": list(words)},
-        "runtime": {"choices": {"policy": "synera", "policy/waiting": "parallel"}},
+        "runtime": {"choices": {"policy": "synera", "policy/lookahead": "synera"}},
     }
     config = {"goal": goal, "seed": 5, "policy": {"offload": {"budget": 0.2}}, "exhibit": yaml.safe_load(exhibit)}
     return prepare_exhibit(OmegaConf.create(config | {"hydra": hydra}))
@@ -44,16 +44,16 @@ def asked(
     ("old", "new", "message"),
     [
         ("metric: cost/verified_s, rel", "metric: cost, rel", "there is no metric 'cost' (cost vs cloud). There are q"),
-        ("metric: cost/verified_s, wanted", "metric: cost, wanted", "there is no metric 'cost' (cost)"),
+        ("metric: cost/verified_s, relation", "metric: cost, relation", "there is no metric 'cost' (cost)"),
         ("  cloud: {quality", "  clod: {quality", "exhibit.reported: no job is the row 'small / clod'"),
-        ("row: no_pi,", "row: no_ip,", "exhibit.claims, 'it costs less': no job is the row 'no_ip'. The rows are"),
-        ("than: cloud", "than: clod", "exhibit.claims, 'it costs less': no job is the row 'clod'"),
-        ("{to: cloud}", "{to: clod}", "exhibit.columns, 'cost vs cloud': no job is the row 'clod'"),
-        ("wanted: below}", "wanted: below, group: large}", "no group 'large'; there are ['small']"),
+        ("row: no_lookahead,", "row: no_lokahead,", "exhibit.claims, 'it costs less': no job is the row 'no_lokahead'. The rows are"),
+        ("baseline: cloud", "baseline: clod", "exhibit.claims, 'it costs less': no job is the row 'clod'"),
+        ("relative: {row: cloud}", "relative: {row: clod}", "exhibit.columns, 'cost vs cloud': no job is the row 'clod'"),
+        ("relation: below}", "relation: below, group: large}", "no group 'large'; there are ['small']"),
         ('"{variant}"', '"{varant}"', "nothing is chosen by the name 'varant'. The sweep chooses variant, pair, train"),
-        (", over: training.seed", "", "jobs 0 and 1 are both the row 'cloud'. Name what sets them apart"),
+        (", pool_over: training.seed", "", "jobs 0 and 1 are both the row 'cloud'. Name what sets them apart"),
         ("title: A toy", "titel: A toy", "Exhibit has no option 'titel'. Its options: title, columns"),
-        ("wanted: below", "wanted: lower", "exhibit.claims[0].wanted: got 'lower'; allowed are above, below"),
+        ("relation: below", "relation: lower", "exhibit.claims[0].relation: got 'lower'; allowed are above, below"),
         ("{name: quality}", "{name: quality, scale: much}", "exhibit.columns[0].scale: got 'much'; a number is wanted"),
         ("A toy", "${nothing.there}", "the exhibit cannot be resolved"),
         ("\nrows: {", "\nrow: {", "Exhibit has no option 'row'"),
@@ -72,16 +72,16 @@ def test_an_exhibit_of_a_sweep_says_what_its_rows_are() -> None:
     assert asked(without, goal="figure") is None
 
 
-@pytest.mark.parametrize("word", ["+variant=no_pi", "training.seed=0", "+variant=cloud,no_pi,other"])
+@pytest.mark.parametrize("word", ["+variant=no_lookahead", "training.seed=0", "+variant=cloud,no_lookahead,other"])
 def test_another_sweep_on_the_command_line_is_no_slip_of_the_pen(word: str) -> None:
     assert asked(EXHIBIT, word) is not None
 
 
 def test_what_no_job_chooses_is_as_the_configuration_has_it() -> None:
-    group = '"{pair}, {seed}, {policy/waiting}, {policy.offload.budget}"'
-    found = asked(EXHIBIT.replace('"{pair}"', group).replace("  small:", '  "small, 5, parallel, 0.2":'))
+    group = '"{pair}, {seed}, {policy/lookahead}, {policy.offload.budget}"'
+    found = asked(EXHIBIT.replace('"{pair}"', group).replace("  small:", '  "small, 5, synera, 0.2":'))
     assert found is not None
-    assert found.base_choices == {"seed": "5", "policy/waiting": "parallel", "policy.offload.budget": "0.2"}
+    assert found.base_choices == {"seed": "5", "policy/lookahead": "synera", "policy.offload.budget": "0.2"}
 
 
 def test_what_another_sweeper_will_run_is_not_known_before() -> None:

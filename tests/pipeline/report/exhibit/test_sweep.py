@@ -80,17 +80,17 @@ def shown(folder: Path) -> RenderedExhibit:
 
 
 def test_jobs_become_rows_and_seeds_are_pooled(shown):
-    assert [(line.group, line.label) for line in shown.lines] == [
+    assert [(line.group, line.label) for line in shown.rows] == [
         ("small", "budget 0.2"), ("small", "budget 0.8"), ("small", "budget 0.4"), ("small", "budget 0.9")
     ]  # fmt: skip
-    quality = shown.ours(shown.lines[0], EXHIBIT.columns[0])
+    quality = shown.measured_cell(shown.rows[0], EXHIBIT.columns[0])
     assert dict(quality.values) == {"0": 0.4, "3": 0.375}
     assert quality.interval.low < quality.value < quality.interval.high
-    assert shown.lines[1].problem == "job 4 failed: out of memory"
+    assert shown.rows[1].problem == "job 4 failed: out of memory"
 
 
 def test_a_relative_column_is_one_in_its_own_row_and_paired_in_others(shown):
-    own, other = (shown.ours(line, EXHIBIT.columns[2]) for line in (shown.lines[1], shown.lines[0]))
+    own, other = (shown.measured_cell(line, EXHIBIT.columns[2]) for line in (shown.rows[1], shown.rows[0]))
     assert (own.value, own.interval.low, own.interval.high) == (1.0, 1.0, 1.0)
     assert 0 < other.interval.low < other.value < other.interval.high < 1
 
@@ -102,9 +102,9 @@ def test_all_is_printed(folder, tmp_path):
     assert "    0.61 | 0.388 [" in text
     assert "(0.375 to 0.400)" in text
     assert re.search(r"^small  budget 0.4 +job 5 failed: out of memory$", text, re.MULTILINE)
-    assert "holds        0.8 is better than 0.2 (small): +0.500 [" in text
-    assert "holds        0.2 costs less than 0.8 (small): " in text
-    assert "not decided  0.2 beats 0.4 (small): no number of 'budget 0.4'" in text
+    assert "holds          0.8 is better than 0.2 (small): +0.500 [" in text
+    assert "holds          0.2 costs less than 0.8 (small): " in text
+    assert "not evaluated  0.2 beats 0.4 (small): no number of 'budget 0.4'" in text
     assert "differs  the pair is ours" in text
     assert "note     budget 0.8: job 4 failed: out of memory" in text
     assert max(map(len, text.splitlines())) <= 100
@@ -114,8 +114,8 @@ def test_files_and_numbers_hold_what_was_printed(folder, tmp_path):
     made = SweepExhibit(EXHIBIT, {"pair": "small"}).write(comparison.compare_jobs(folder), tmp_path)
     assert [path.name for path in made.files] == ["exhibit.json", "exhibit.csv", "exhibit.png"]
     found = json.loads((tmp_path / "exhibit.json").read_text())
-    assert found["rows"][0]["columns"]["quality"]["ours"]["by_replicate"] == {"0": 0.4, "3": 0.375}
-    assert [claim["result"] for claim in found["claims"]] == ["holds", "holds", "not decided"]
+    assert found["rows"][0]["columns"]["quality"]["measured"]["by_replicate"] == {"0": 0.4, "3": 0.375}
+    assert [claim["status"] for claim in found["claims"]] == ["holds", "holds", "not evaluated"]
     rows = list(csv.DictReader(io.StringIO((tmp_path / "exhibit.csv").read_text())))
     assert rows[0]["quality reported"] == "0.61"
     assert float(rows[0]["quality low"]) < float(rows[0]["quality"])

@@ -11,19 +11,19 @@ from pipeline.report.exhibit.verdict import claim_status, count_statuses, evalua
     ("wanted", "margin", "low", "high", "result"),
     [
         ("above", 0.0, 0.01, 0.05, "holds"),
-        ("above", 0.02, 0.01, 0.05, "undecided"),
-        ("above", 0.0, -0.01, 0.05, "undecided"),
+        ("above", 0.02, 0.01, 0.05, "inconclusive"),
+        ("above", 0.0, -0.01, 0.05, "inconclusive"),
         ("above", 0.0, 0.0, 0.0, "does not hold"),
         ("below", 0.0, -0.05, -0.01, "holds"),
         ("below", 0.0, 0.01, 0.05, "does not hold"),
         ("equal", 0.02, -0.01, 0.02, "holds"),
-        ("equal", 0.02, -0.01, 0.03, "undecided"),
+        ("equal", 0.02, -0.01, 0.03, "inconclusive"),
         ("equal", 0.02, 0.03, 0.05, "does not hold"),
         ("at_most", 0.0, 0.0, 0.0, "holds"),
         ("at_most", 0.01, -0.5, 0.01, "holds"),
         ("at_most", 0.0, 0.01, 0.02, "does not hold"),
         ("at_least", 0.01, -0.01, 0.4, "holds"),
-        ("at_least", 0.01, -0.03, 0.4, "undecided"),
+        ("at_least", 0.01, -0.03, 0.4, "inconclusive"),
         ("at_least", 0.01, -0.03, -0.02, "does not hold"),
     ],
 )
@@ -57,13 +57,13 @@ def test_a_claim_on_a_relative_column_compares_the_ratio_with_a_value():
 @pytest.mark.parametrize("than", ["b", "c"])
 def test_a_row_without_a_number_decides_nothing(than):
     (found,) = evaluate_claims(shown(Claim("so", "a", "q", "above", baseline=than), a=GOOD, b=None))
-    assert (found.status, found.basis) == ("not decided", f"no number of '{than}'")
+    assert (found.status, found.basis) == ("not evaluated", f"no number of '{than}'")
 
 
 def test_without_a_seed_in_common_nothing_is_decided():
     claim = Claim("so", "a", "q", "above", baseline="b")
     (found,) = evaluate_claims(shown(claim, a=Estimate({"0": 1.0}), b=Estimate({"3": 1.0})))
-    assert (found.status, found.basis) == ("not decided", "no seed is complete in both rows")
+    assert (found.status, found.basis) == ("not evaluated", "no seed is complete in both rows")
 
 
 def test_what_cannot_be_resampled_is_judged_by_its_seeds_or_its_value():
@@ -71,7 +71,7 @@ def test_what_cannot_be_resampled_is_judged_by_its_seeds_or_its_value():
     (one,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0}), b=Estimate({"0": 1.0})))
     assert (one.status, one.basis) == ("holds", "no interval")
     (seeds,) = evaluate_claims(shown(claim, a=Estimate({"0": 2.0, "3": 0.5}), b=Estimate({"0": 1.0, "3": 1.0})))
-    assert (seeds.status, seeds.basis, seeds.bounds) == ("undecided", "seeds alone", (-0.5, 1.0))
+    assert (seeds.status, seeds.basis, seeds.bounds) == ("inconclusive", "seeds alone", (-0.5, 1.0))
     (other,) = evaluate_claims(shown(claim, a=GOOD, b=estimate_mean([0.0] * 7)))
     assert other.basis == "not the same prompts: no interval"
 
