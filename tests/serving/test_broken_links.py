@@ -227,7 +227,7 @@ def test_what_is_asked_before_a_cloud_plays_waits_for_it() -> None:
                     and device.node.active_requester.session.in_flight_drafts is not None
                 )
             )
-            await until(lambda: bool(cloud.host._transports[0]._desk.owners.open))  # type: ignore[attr-defined]
+            await until(lambda: bool(cloud.host._transports[0]._connections.owners.num_sessions))  # type: ignore[attr-defined]
             made._run(cloud)
             assert await device.text("s") == own("s")
 

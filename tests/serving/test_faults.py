@@ -69,7 +69,7 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
             await doomed.end()
             other.ask(call("t"))
             assert await other.text("t") == own_text(call("t").prompt, 24)
-            await until(lambda: not cloud.chip.caches and not cloud.node.kv_accounting.lengths)
+            await until(lambda: not cloud.chip.caches and not cloud.node.kv_accounting.cached_lens)
             assert not cloud.node.queue
             assert not cloud.node.session_registry.owners
 
@@ -123,7 +123,7 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
             cloud = await made.cloud()
             way = await made.way(cloud.address)
             device = await made.device(0, way.address)
-            device.ask(call("s", keep=True))
+            device.ask(call("s", keep_cache=True))
             first = await device.text("s")
             prompt = (*call("s").prompt, *first, 5)
             if gone == "the cloud starts again":
@@ -134,7 +134,7 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
                 await until(lambda: not cloud.chip.caches and not cloud.node.session_registry.owners)
                 way.mend()
             device.delivered.clear()
-            device.ask(replace(call("s", keep=True), prompt=prompt))
+            device.ask(replace(call("s", keep_cache=True), prompt=prompt))
             assert await device.text("s") == own_text(prompt, 24)
 
     run(play)
@@ -147,11 +147,11 @@ def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
             for session in ("a", "b", "c"):
-                device.ask(call(session, keep=True))
+                device.ask(call(session, keep_cache=True))
                 await device.answer(session)
             assert "a" in cloud.node.session_registry.released
             device.delivered.clear()
-            device.ask(call("a", keep=True))
+            device.ask(call("a", keep_cache=True))
             assert await device.text("a") == own_text(call("a").prompt, 24)
 
     run(play)

@@ -25,10 +25,10 @@ NAMES = ("hyperion", "sled", "hat")
 
 def left(party: Party) -> dict[str, int]:
     worker = party.node
-    held = {name: len(getattr(worker, name)) for name in ("queue", "held", "sent", "unsent", "running", "suspects")}
+    held = {name: len(getattr(worker, name)) for name in ("queue", "retained_requests", "forwarded", "undeliverable", "running", "quarantined")}
     return held | {
         "caches": len(party.chip.caches),
-        "lengths": len(worker.kv_accounting.lengths),
+        "lengths": len(worker.kv_accounting.cached_lens),
         "promised": len(worker.reservations),
         "owners": len(worker.session_registry.owners),
     }
@@ -148,7 +148,7 @@ def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over(
                 party.chip.hold = True
             device.ask(call("s"))
             busy, _ = await caught(later)
-            first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.sent)
+            first = next(name for name in ("nano-0", "nano-1") if nodes[name].node.forwarded)
             await nodes.pop(first).end()
             await answered(device, "s")
             busy.chip.hold = False
@@ -228,7 +228,7 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
             assert [sum(layers[name]) for name in nodes] == [3, 3, 3, 3, 2]
             assert [sum(each) for each in zip(*(layers[name] for name in ("nano-0", "nx-1", "agx-0")), strict=True)
                     ] == [1] * 8  # fmt: skip
-            assert [name for name, model in parts.items() if not isinstance(model.head, MissingLayer)] == ["agx-0"]
+            assert [name for name, model in parts.items() if not isinstance(model.lm_head, MissingLayer)] == ["agx-0"]
             for i, device in enumerate(devices):
                 device.ask(replace(asked("a"), session=f"first{i}"))
                 assert await device.text(f"first{i}") == expected["a"]
@@ -238,7 +238,7 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
                 for session in expected:
                     device.ask(replace(asked(session), session=f"{session}{i}"))
             await until(lambda: len(devices[0].delivered) > 20)
-            doomed = next(name for name in ("nx-0", "nx-1") if nodes[name].node.sent)
+            doomed = next(name for name in ("nx-0", "nx-1") if nodes[name].node.forwarded)
             await nodes.pop(doomed).end()
             for i, device in enumerate(devices):
                 for session, text in expected.items():

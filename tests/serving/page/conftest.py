@@ -4,16 +4,16 @@ from collections.abc import Iterator
 import pytest
 from page.made import Played, pair, routed, show
 
-from serving.engines.models import Pair
+from serving.engines.models import ModelPair
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     return pair(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
-def page(tiny: Pair) -> Iterator[Played]:
+def page(tiny: ModelPair) -> Iterator[Played]:
     """`citer`, and the two ends beside it."""
     from fake_setup import setup
 

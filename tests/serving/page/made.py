@@ -60,7 +60,7 @@ def routed(name: str = "citer", found: TokenRouter | None = None) -> Policy:
 def pair(folder: Path) -> ModelPair:
     models, timing = made(folder), setup().pair
     device, cloud = (
-        ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timing) for side in ("device", "cloud")
+        ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timed_architecture) for side in ("device", "cloud")
     )
     return ModelPair(device, cloud)
 
@@ -156,7 +156,7 @@ def meter(
     factor: PackingEstimate | None = PackingEstimate(PF, "Synera, Table 3"),  # noqa: B008
 ) -> RunMeter:
     bed = setup().hardware
-    return RunMeter(bed.device_fleets[0], bed.cloud, factor, timed, afar)
+    return RunMeter(bed.device_fleets[0], bed.head_fleet, factor, timed, afar)
 
 
 def offer(policy: Policy) -> PolicyCard:

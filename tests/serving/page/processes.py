@@ -34,8 +34,8 @@ def described(root: Path, store: Path) -> tuple[str, ...]:
 
 def _policy(folder: Path) -> str:
     slots = {
-        "draft": "single", "waiting": "idle", "early_exit": "none", "verify": "replace", "prefill": "whole",
-        "exchange": "tokens", "kv_cache": "reuse", "scheduler": "continuous", "placement": "cloud",
+        "draft": "single_token", "lookahead": "none", "early_exit": "none", "verify": "replace", "prefill": "whole",
+        "payload": "tokens", "kv_cache": "reuse", "scheduler": "continuous", "placement": "cloud",
         "dispatch": "round_robin", "link_loss": "local",
     }  # fmt: skip
     defaults = "\n".join(f"  - {slot}: {choice}" for slot, choice in slots.items())

@@ -91,7 +91,7 @@ class View:
 
     def routed(self, pane: int = 0) -> int:
         """Tokens by the cloud, as they are counted; a token without text is marked with the next one that has some."""
-        return int(re.search(r" (\d+)/", self.counter("routed_share", pane))[1])  # type: ignore[index]
+        return int(re.search(r" (\d+)/", self.counter("cloud_share", pane))[1])  # type: ignore[index]
 
     def slide(self, key: str, times: int = 1) -> None:
         self.page.focus("input[type=range]")
@@ -134,16 +134,16 @@ def test_the_slider_moves_what_is_marked_in_calls_that_begin_afterwards(view: Vi
     assert view.page.inner_text(".slider output") == "0.4"
     assert "scores below 0.4 go to the cloud" in view.page.inner_text(".means")
     view.run()
-    first, routed, head = view.tokens(".cloud"), view.routed(), view.page.inner_text(".head")
+    first, routed, head = view.tokens(".cloud"), view.routed(), view.page.inner_text(".headline")
     view.slide("PageUp", 2)
     assert view.page.inner_text(".slider output") == "0.6"
     share = int(re.search(r"(\d+) % of the held-out", view.page.inner_text(".means"))[1])  # type: ignore[index]
     assert 55 <= share <= 65  # of a hundred uniform scores
-    assert (view.tokens(".cloud"), view.page.inner_text(".head")) == (first, head)  # what was written stands
+    assert (view.tokens(".cloud"), view.page.inner_text(".headline")) == (first, head)  # what was written stands
     view.run()
     assert view.tokens(".cloud") > first
     assert view.routed() > routed
-    assert "scores below 0.6 go to the cloud" in view.page.inner_text(".head")
+    assert "scores below 0.6 go to the cloud" in view.page.inner_text(".headline")
     view.slide("Home")
     view.run()
     assert view.tokens(".cloud") == 0
@@ -203,7 +203,7 @@ def test_everything_is_done_with_the_keyboard_alone(view: View) -> None:
     keyboard.press("ArrowRight")
     keyboard.press("Control+Enter")
     view.over()
-    assert "scores below 0.41 go" in view.page.inner_text(".head")
+    assert "scores below 0.41 go" in view.page.inner_text(".headline")
     _tab_to(view, "token")
     for key, at in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", view.tokens() - 1), ("Home", 0)):
         keyboard.press(key)
@@ -247,10 +247,10 @@ def test_two_runs_side_by_side(view: View) -> None:
     view.over()
     assert (view.counter("tokens", 0), view.counter("tokens", 1)) == ("20", "20")
     assert view.tokens(".cloud", 0) > view.tokens(".cloud", 1) == 0
-    heads = [view.page.locator(".head").nth(i).inner_text() for i in (0, 1)]
+    heads = [view.page.locator(".headline").nth(i).inner_text() for i in (0, 1)]
     assert "citer.device-0" in heads[0]
     assert "citer.device-1" in heads[1]
-    assert "share its cloud" in view.page.evaluate("fetch('/api/about').then(r => r.json()).then(a => a.cloud)")
+    assert "share its cloud" in view.page.evaluate("fetch('/api/about').then(r => r.json()).then(a => a.cloud_text)")
 
 
 def test_no_request_leaves_this_machine(browser: Any, url: str) -> None:
@@ -270,10 +270,10 @@ def test_no_request_leaves_this_machine(browser: Any, url: str) -> None:
 
 BEGUN = {"device": "d", "policy": "citer", "mode": "joint", "threshold": 0.4, "prompt_tokens": 1, "cloud": True}
 TOKEN = {
-    "text": "a", "token": "<b>", "end": False, "origin": "cloud", "cloud": True, "score": 0.1, "own": "<i>",
+    "text": "a", "token": "<b>", "end": False, "origin": "cloud", "by_cloud": True, "score": 0.1, "device_token": "<i>",
     "alternatives": ["<u>", "a", "b"], "at_ms": 1,
 }  # fmt: skip
-END = [("counters", {"tokens": 1, "routed": 1}), ("done", {"ending": "stop", "tail": ""})]
+END = [("counters", {"tokens": 1, "cloud_tokens": 1}), ("done", {"finish_reason": "stop", "remaining_text": ""})]
 
 
 def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
@@ -287,19 +287,19 @@ def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
 
 def test_what_was_held_at_the_end_is_no_part_of_the_end(view: View) -> None:
     half, end = TOKEN | {"text": ""}, TOKEN | {"text": "\ufffd", "end": True}
-    told(view, ("begun", BEGUN), ("token", TOKEN), ("token", half), ("token", end), *END)
+    told(view, ("started", BEGUN), ("token", TOKEN), ("token", half), ("token", end), *END)
     assert view.page.locator(".answer .token").all_text_contents()[:3] == ["a", "\ufffd", "end"]
     assert view.page.locator(".answer .token.end").all_text_contents() == ["end"]
 
 
 def test_a_run_that_begins_in_an_outage_says_what_its_policy_does(view: View) -> None:
     gone = {"reachable": False, "message": "The run waits for it."}
-    told(view, ("begun", BEGUN | {"cloud": False}), ("cloud", gone), ("token", TOKEN), *END)
+    told(view, ("started", BEGUN | {"cloud": False}), ("cloud", gone), ("token", TOKEN), *END)
     assert view.page.inner_text(".notice").strip().startswith("The run waits for it.")
 
 
 def test_what_is_written_is_text_and_never_markup(view: View) -> None:
-    told(view, ("begun", BEGUN), ("token", TOKEN | {"text": MARKUP}), *END)
+    told(view, ("started", BEGUN), ("token", TOKEN | {"text": MARKUP}), *END)
     assert view.text() == MARKUP
     view.page.locator(".answer .token").hover()
     assert view.page.locator("#panes img, #tip b:has-text('<'), #tip i, #tip u").count() == 0

@@ -24,7 +24,7 @@ class Told:
     def __init__(self, watch: RunObserver, *news: Any) -> None:
         self._watch, self._news = watch, news
 
-    async def follow(self, device: str, call: GenerationRequest) -> AsyncGenerator[Any, None]:
+    async def stream(self, device: str, call: GenerationRequest) -> AsyncGenerator[Any, None]:
         self._watch.event_handled(device, RequestArrived(call), 0.0, ())
         for told in self._news:
             self._watch.event_handled(device, PeerLost("nobody"), 1.0, (told,) if isinstance(told, EmitTokens) else ())
@@ -49,28 +49,28 @@ def test_half_characters_wait_for_their_other_half_and_the_texts_are_the_text() 
     found = events(*(EmitTokens("s", (t,), ("device",)) for t in tokens), EmitTokens("s", (), (), "complete"))
     texts = [token["text"] for token in named(found, "token")]
     assert "" in texts
-    assert "".join(texts) + named(found, "done")[0]["tail"] == decode(hf, tokens)
+    assert "".join(texts) + named(found, "done")[0]["remaining_text"] == decode(hf, tokens)
     assert all(token["token"] for token in named(found, "token"))
 
 
 def test_an_end_token_is_a_token_without_text() -> None:
-    end = FakeTokenizer().ends[0]
+    end = FakeTokenizer().eos_token_ids[0]
     found = events(EmitTokens("s", (end,), ("cloud",)), EmitTokens("s", (), (), "complete"))
     (token,) = named(found, "token")
-    assert (token["text"], token["end"], token["cloud"]) == ("", True, True)
-    assert named(found, "counters")[-1]["routed"] == 1
-    assert named(found, "done") == [{"ending": "stop", "tail": ""}]
+    assert (token["text"], token["end"], token["by_cloud"]) == ("", True, True)
+    assert named(found, "counters")[-1]["cloud_tokens"] == 1
+    assert named(found, "done") == [{"finish_reason": "stop", "remaining_text": ""}]
 
 
 def test_what_was_held_at_an_end_token_is_its_text() -> None:
     """And not the end's: the page would show it as a part of the word `end`."""
-    hf, end = FakeTokenizer().hf, FakeTokenizer().ends[0]
+    hf, end = FakeTokenizer().hf, FakeTokenizer().eos_token_ids[0]
     half = hf("🙂", add_special_tokens=False)["input_ids"][0]
     found = events(*(EmitTokens("s", (t,), ("device",)) for t in (half, end)), EmitTokens("s", (), (), "complete"))
     first, last = named(found, "token")
     assert (first["text"], last["text"], last["end"]) == ("", decode(hf, (half,)), True)
     assert last["text"]
-    assert named(found, "done") == [{"ending": "stop", "tail": ""}]
+    assert named(found, "done") == [{"finish_reason": "stop", "remaining_text": ""}]
 
 
 END = EmitTokens("s", (), (), "complete")
@@ -89,7 +89,7 @@ def test_a_cloud_that_goes_is_told_with_what_the_policy_does_then() -> None:
 )
 def test_a_run_that_begins_while_the_cloud_is_gone_says_so_first(action: Any, says: str) -> None:
     begun, told, *rest = events(PeerRestored("cloud-0"), END, action=action, reach=[False, False].pop)
-    assert (begun[0], begun[1]["cloud"], told[0], told[1]["reachable"]) == ("begun", False, "cloud", False)
+    assert (begun[0], begun[1]["cloud"], told[0], told[1]["reachable"]) == ("started", False, "cloud", False)
     assert says in told[1]["message"]
     assert [each["reachable"] for each in named(rest, "cloud")] == [True]
 

@@ -21,7 +21,7 @@ def record() -> SessionRecord:
 def test_figures_are_what_their_words_say() -> None:
     bed, found = setup().hardware, meter().read(record(), 14.0)
     assert (found["ttft_ms"], found["tbt_ms"]) == (1000, 1000)
-    assert (found["tokens"], found["routed"], found["own"], found["offline"], found["routed_share"]) == (
+    assert (found["tokens"], found["cloud_tokens"], found["device_tokens"], found["offline_tokens"], found["cloud_share"]) == (
         4,
         2,
         2,
@@ -29,7 +29,7 @@ def test_figures_are_what_their_words_say() -> None:
         0.5,
     )
     assert found["device_energy_j"] == bed.device_fleets[0].joules(0.5, 3.0)
-    assert found["cloud_energy_j"] == bed.cloud.joules(0.2)
+    assert found["cloud_energy_j"] == bed.head_fleet.joules(0.2)
     assert found["cloud_cost_ms"] == round(1000 * 1.0 * 0.5 / PF, 3)
     assert found["cloud_busy_ms"] == 200
 
@@ -43,8 +43,8 @@ def test_what_is_not_known_is_no_figure() -> None:
     assert unknown(meter(afar=True)) == {"cloud_energy_j", "cloud_busy_ms"}
     assert unknown(meter(factor=None)) == {"cloud_cost_ms"}
     early = meter().read(SessionRecord("s", "device-0", 5, arrived_s=1.0), 1.0)
-    assert early["ttft_ms"] is early["tbt_ms"] is early["routed_share"] is None
-    words = {each["key"]: each["means"] for each in meter(timed=False, afar=True, factor=None).metrics}
+    assert early["ttft_ms"] is early["tbt_ms"] is early["cloud_share"] is None
+    words = {each["key"]: each["description"] for each in meter(timed=False, afar=True, factor=None).metrics}
     assert "pace=wall" in words["device_energy_j"]
     assert "another process" in words["cloud_busy_ms"]
     assert "not known" in words["cloud_cost_ms"]

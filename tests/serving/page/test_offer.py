@@ -24,7 +24,7 @@ def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:
         ("joint", "small_only"), ("small_only",), ("small_only",), ("joint",)
     ]  # fmt: skip
     assert [bool(offer.as_json["router"]) for offer in offers] == [True, True, False, False]
-    assert "the device writes everything" in offers[2].as_json["no_slider"]
+    assert "the device writes everything" in offers[2].as_json["no_slider_reason"]
 
 
 def test_the_policys_own_threshold_is_where_the_slider_stands_and_the_artifacts_is_marked() -> None:
@@ -54,7 +54,7 @@ def test_engines_that_are_shared_do_what_each_policy_needs() -> None:
 
 
 def test_two_routers_of_one_name_need_engines_of_their_own() -> None:
-    first, second = (routed(found=router(seed=seed)).provision for seed in (1, 2))
+    first, second = (routed(found=router(seed=seed)).engine_requirements for seed in (1, 2))
     assert [names for names, _ in engine_groups({"a": first, "b": NO_REQUIREMENTS, "c": second})] == [["a", "b"], ["c"]]
     (names, both), = engine_groups({"b": NO_REQUIREMENTS, "a": first})  # fmt: skip
     assert (names, both.scorers.keys()) == (["b", "a"], {"route"})

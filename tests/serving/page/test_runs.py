@@ -18,24 +18,24 @@ from serving.policy.slots.link_loss import LinkLoss
 
 
 def clouds(events: list[Any]) -> list[bool]:
-    return [token["cloud"] for token in named(events, "token")]
+    return [token["by_cloud"] for token in named(events, "token")]
 
 
 def test_events_come_in_order_and_the_counters_add_up(page: Played) -> None:
     events = page.ask(max_tokens=16)
-    assert [name for name, _ in events][:1] + [name for name, _ in events][-2:] == ["begun", "counters", "done"]
+    assert [name for name, _ in events][:1] + [name for name, _ in events][-2:] == ["started", "counters", "done"]
     assert {name for name, _ in events[1:-1]} == {"token", "counters"}
     seen = 0
     for name, data in events:
         if name == "token":
             seen += 1
         elif name == "counters":
-            assert data["routed"] + data["own"] == data["tokens"] >= seen
+            assert data["cloud_tokens"] + data["device_tokens"] == data["tokens"] >= seen
     last = named(events, "counters")[-1]
-    assert (last["tokens"], last["routed"]) == (16, sum(clouds(events)))
-    assert 0 < last["routed"] < 16
-    assert last["uplink_nbytes"] > last["downlink_nbytes"] == 20 * last["routed"]
-    assert named(events, "done") == [{"ending": "length", "tail": ""}]
+    assert (last["tokens"], last["cloud_tokens"]) == (16, sum(clouds(events)))
+    assert 0 < last["cloud_tokens"] < 16
+    assert last["uplink_nbytes"] > last["downlink_nbytes"] == 20 * last["cloud_tokens"]
+    assert named(events, "done") == [{"finish_reason": "length", "remaining_text": ""}]
     times = [token["at_ms"] for token in named(events, "token")]
     assert times == sorted(times)
     assert last["ttft_ms"] == times[0]
@@ -44,24 +44,24 @@ def test_events_come_in_order_and_the_counters_add_up(page: Played) -> None:
 def test_each_token_says_what_the_device_thought_of_it(page: Played) -> None:
     for token in named(page.ask(), "token"):
         assert len(token["alternatives"]) == 3
-        assert token["alternatives"][0] == token["own"]
-        assert token["cloud"] or token["token"] == token["own"]
-        assert token["origin"] == ("cloud" if token["cloud"] else "device")
+        assert token["alternatives"][0] == token["device_token"]
+        assert token["by_cloud"] or token["token"] == token["device_token"]
+        assert token["origin"] == ("cloud" if token["by_cloud"] else "device")
 
 
 def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
     """To the last bit: below means below."""
-    score = next(token["score"] for token in named(page.ask(), "token") if token["cloud"])
+    score = next(token["score"] for token in named(page.ask(), "token") if token["by_cloud"])
     exact, above = page.ask(threshold=score), page.ask(threshold=nextafter(score, 1))
-    assert named(exact, "begun")[0]["threshold"] == score
-    assert score not in [token["score"] for token in named(exact, "token") if token["cloud"]]
-    assert score in [token["score"] for token in named(above, "token") if token["cloud"]]
+    assert named(exact, "started")[0]["threshold"] == score
+    assert score not in [token["score"] for token in named(exact, "token") if token["by_cloud"]]
+    assert score in [token["score"] for token in named(above, "token") if token["by_cloud"]]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
 def test_tokens_below_the_threshold_are_the_clouds_and_no_others(page: Played, threshold: float | None) -> None:
     events = page.ask(threshold=threshold)
-    at = named(events, "begun")[0]["threshold"]
+    at = named(events, "started")[0]["threshold"]
     assert at == (0.4 if threshold is None else threshold)
     assert clouds(events) == [token["score"] < at for token in named(events, "token")]
 
@@ -70,8 +70,8 @@ def test_small_only_asks_nobody_at_any_threshold(page: Played) -> None:
     events = page.ask(mode="small_only", threshold=1.0)
     last = named(events, "counters")[-1]
     assert not any(clouds(events))
-    assert (last["routed"], last["uplink_nbytes"], last["downlink_nbytes"]) == (0, 0, 0)
-    assert named(events, "begun")[0] | {"device": ""} == {
+    assert (last["cloud_tokens"], last["uplink_nbytes"], last["downlink_nbytes"]) == (0, 0, 0)
+    assert named(events, "started")[0] | {"device": ""} == {
         "device": "", "policy": "citer", "mode": "small_only", "threshold": None, "prompt_tokens": 5, "max_tokens": 16,
         "cloud": True,
     }  # fmt: skip
@@ -108,21 +108,21 @@ def test_a_deferral_routes_what_is_above(tiny: ModelPair) -> None:
 
 
 def test_two_runs_have_a_device_each_and_a_third_waits(page: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, begin, most = page.stage.observer, page.stage.observer.begin, []
+    watch, begin, most = page.stage.observer, page.stage.observer.start, []
 
     def noted(session: str, device: str) -> None:
         begin(session, device)
-        most.append(sorted(watch._at.values()))
+        most.append(sorted(watch._device_of.values()))
 
     async def at_once() -> list[Any]:
         return await asyncio.gather(*(page.asked(max_tokens=100) for _ in range(3)))
 
-    monkeypatch.setattr(watch, "begin", noted)
-    devices = sorted(named(found.events, "begun")[0]["device"] for found in page.run(at_once()))
+    monkeypatch.setattr(watch, "start", noted)
+    devices = sorted(named(found.events, "started")[0]["device"] for found in page.run(at_once()))
     assert set(devices) == {"citer.device-0", "citer.device-1"}
     assert len(most) == 3
     assert all(at_once == ["citer.device-0", "citer.device-1"] for at_once in most[1:])
-    assert watch._at == watch._drafted_tokens == {}
+    assert watch._device_of == watch._drafted_tokens == {}
     assert not watch._recorder.records
     assert not [desk for desk in watch._recorder._workers.values() if desk.waiting_since_s or desk.arrived]
 
@@ -152,7 +152,7 @@ def test_who_finds_all_seats_taken_waits_for_the_first_that_is_free() -> None:
 
 def test_beyond_a_full_line_one_is_told_to_come_back(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
-        played = Played(runner, show(tiny, (routed(),), devices=1, queue=1))
+        played = Played(runner, show(tiny, (routed(),), devices=1, max_waiting=1))
 
         async def at_once() -> list[Any]:
             return await asyncio.gather(*(played.asked(max_tokens=100) for _ in range(3)))
@@ -174,7 +174,7 @@ def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
         await reader.readuntil(b"event: token")
         writer.close()
         devices = [node.device for node in live._nodes.values() if hasattr(node, "device")]  # type: ignore[attr-defined]
-        while page.stage.observer._at or any(device.active for device in devices):
+        while page.stage.observer._device_of or any(device.active for device in devices):
             await asyncio.sleep(0.005)
         assert endings == ["cancelled"]  # and not because all was written
 
@@ -188,14 +188,14 @@ def test_a_server_that_stops_says_so(tiny: ModelPair) -> None:
 
         async def stopped() -> Any:
             asking = asyncio.create_task(played.asked(max_tokens=450))
-            while not played.stage.observer._at:
+            while not played.stage.observer._device_of:
                 await asyncio.sleep(0.005)
             await played.server.stop(0)
             return await asking
 
         events = runner.run(stopped()).events
         assert events[-1] == ("error", {"message": "this device is shutting down"})
-        assert named(events, "begun")
+        assert named(events, "started")
         played.close()
 
 
@@ -292,7 +292,7 @@ def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page:
     from serving.frontend.ui.run_request import RunRequest
 
     runs = RunEndpoint(page.stage, page.server._running)
-    offers = page.stage.show.policy_cards
+    offers = page.stage.config.policy_cards
 
     class Gone:
         reachable: frozenset[str] = frozenset()
@@ -315,7 +315,7 @@ async def gone(played: Played, event: type[PeerLost | PeerRestored], policy: str
     for node, peer in ((a, b) for device in cast.devices for a, b in ((device, "cloud"), ("cloud", device))):
         node, peer = (f"{policy}.cloud-0" if name == "cloud" else name for name in (node, peer))
         live.post(live.now(), node, event(peer))
-    while any(played.stage.observer.lost(device) != (event is PeerLost) for device in cast.devices):
+    while any(played.stage.observer.has_lost_peer(device) != (event is PeerLost) for device in cast.devices):
         await asyncio.sleep(0)
 
 
@@ -325,7 +325,7 @@ def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
         events = page.ask(threshold=1.0)
     finally:
         page.run(gone(page, PeerRestored, "citer"))
-    assert [name for name, _ in events[:2]] == ["begun", "cloud"]
+    assert [name for name, _ in events[:2]] == ["started", "cloud"]
     assert (events[0][1]["cloud"], events[1][1]["reachable"]) == (False, False)
     assert "marked offline" in events[1][1]["message"]
     assert {token["origin"] for token in named(events, "token")} == {"offline"}
@@ -336,7 +336,7 @@ def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
     async def scene() -> Any:
         await gone(page, PeerLost, "cloud_centric")
         asking = asyncio.create_task(page.asked(policy="cloud_centric", max_tokens=4))
-        while not page.stage.observer._at:
+        while not page.stage.observer._device_of:
             await asyncio.sleep(0.005)
         await gone(page, PeerRestored, "cloud_centric")
         return await asking
@@ -354,7 +354,7 @@ def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why
         played = Played(runner, show(tiny, (policy,)))
         played.run(gone(played, PeerLost, "cloud_centric"))
         events = played.ask(policy="cloud_centric")
-        assert [name for name, _ in events] == ["begun", "cloud", "error"]
+        assert [name for name, _ in events] == ["started", "cloud", "error"]
         assert "ends a run without it" in events[1][1]["message"]
         assert "the cloud cannot be reached" in events[2][1]["message"]
         played.close()
@@ -369,12 +369,12 @@ def test_about_tells_what_each_figure_means(page: Played) -> None:
     found = about["policies"][0]["router"]
     assert (found["threshold"], found["artifact_threshold"], found["side"]) == (0.4, 0.4, "below")
     assert found["scores"] == sorted(found["scores"])
-    assert "has no router" in about["policies"][1]["no_slider"]
+    assert "has no router" in about["policies"][1]["no_slider_reason"]
     counters = named(page.ask(max_tokens=2), "counters")[-1]
-    assert {each["key"] for each in about["measures"]} == counters.keys() - {"routed", "own", "offline"}
-    assert all(each["means"] for each in about["measures"])
+    assert {each["key"] for each in about["metrics"]} == counters.keys() - {"cloud_tokens", "device_tokens", "offline_tokens"}
+    assert all(each["description"] for each in about["metrics"])
     assert about["examples"] == ["Where?"]
-    assert about["limits"] == {"max_tokens": 512, "new_tokens": 24, "context": 512}
+    assert about["limits"] == {"max_tokens": 512, "default_max_tokens": 24, "context": 512}
 
 
 def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: ModelPair, page: Played) -> None:
@@ -387,6 +387,6 @@ def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: ModelPair, 
         assert 0 < last["device_energy_j"] < 2 * (fleet.joules(last["ttft_ms"] / 1e3 + 5 * last["tbt_ms"] / 1e3) or 0)
         all_of_it = named(played.ask(policy="cloud_centric", max_tokens=3), "counters")[-1]
         assert all_of_it["cloud_energy_j"] == pytest.approx(
-            shown.setup.hardware.cloud.joules(all_of_it["cloud_busy_ms"] / 1e3), rel=1e-3
+            shown.setup.hardware.head_fleet.joules(all_of_it["cloud_busy_ms"] / 1e3), rel=1e-3
         )
         played.close()

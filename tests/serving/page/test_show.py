@@ -17,9 +17,9 @@ from serving.frontend.ui.options import UiOptions
     [
         ({"host": ""}, "service.page.host is empty"),
         ({"port": 70000}, "service.page.port is 70000"),
-        ({"runs": 0}, "service.page.max_runs is 0"),
+        ({"max_runs": 0}, "service.page.max_runs is 0"),
         ({"max_tokens": 0}, "service.page.max_tokens is 0"),
-        ({"stall_s": 0.0}, "service.page.stall_timeout_s"),
+        ({"stall_timeout_s": 0.0}, "service.page.stall_timeout_s"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -> None:
