@@ -16,8 +16,7 @@ from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes
 from serving.deployment.wiring import connect_nodes as connect
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.testbed import Testbed
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Testbed, Tier
 from serving.messages import EmitTokens, GenerationRequest, Node, SamplingParams
 from serving.network.outages import OutageInterval
 from serving.nodes.device import Device

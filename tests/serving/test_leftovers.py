@@ -20,12 +20,12 @@ def left_in(cloud: Party) -> dict[str, int]:
     worker = cloud.node
     (listener,) = cloud.host._transports
     held: dict[str, int] = {
-        name: len(getattr(worker, name)) for name in ("queue", "held", "text", "sent", "running", "suspects")
+        name: len(getattr(worker, name)) for name in ("queue", "retained_requests", "session_tokens", "forwarded", "running", "quarantined")
     } | {name: len(getattr(worker.session_registry, name)) for name in ("owners", "leases")}
     assert len(worker.session_registry.released) <= MAX_RELEASED
     return held | {
         "newest": len(worker.session_registry.newest_attempt.keys() - worker.session_registry.released.keys()),
-        "lengths": len(worker.kv_accounting.lengths),
+        "lengths": len(worker.kv_accounting.cached_lens),
         "drafts_from": len(worker.kv_accounting._draft_starts),
         "caches": len(cloud.chip.caches),
         "events": len(cloud.live._heap),
@@ -121,7 +121,7 @@ def test_sessions_that_a_device_never_releases_are_bounded() -> None:
             await ask_all([device], 9)
             await until(lambda: len(cloud.chip.caches) <= made.limits.sessions_per_node)
             assert len(cloud.node.session_registry.owners) <= made.limits.sessions_per_node
-            assert len(cloud.node.kv_accounting.lengths) <= made.limits.sessions_per_node
+            assert len(cloud.node.kv_accounting.cached_lens) <= made.limits.sessions_per_node
 
     run(play)
 

@@ -51,7 +51,7 @@ def test_the_plain_choices() -> None:
     assert (AlwaysOffload().scope, NeverOffload().scope, FullOffload().scope, RandomOffload(0.5).scope) == (
         "all",
         "none",
-        "handover",
+        "full",
         "some",
     )
 
@@ -94,10 +94,10 @@ def test_hybrid_replaces_one_token_at_a_time() -> None:
     assert len(origins) == 60
     assert set(origins) == {"device", "cloud"}
     assert origins.count("cloud") == len(asked(w)) == len([c for c in w.chunks() if c.accepted == 0])
-    below = fields["offload"].below
+    threshold = fields["offload"].threshold
     for chunk, origin in zip(w.chunks(), origins, strict=True):
         assert len(chunk.tokens) == 1
-        assert (chunk.scores["confidence"][0] <= below) == (chunk.accepted == 0) == (origin == "cloud")
+        assert (chunk.scores["confidence"][0] <= threshold) == (chunk.accepted == 0) == (origin == "cloud")
     prefix_text = [*w.calls[0].prompt, *w.text("s0.0")]
     for chunk, delivery in zip(w.chunks(), delivered, strict=True):
         own = target_token(prefix_of(prefix_text[: chunk.position]))

@@ -60,12 +60,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "drafts thrown away": (
         "cloud_centric",
         {"draft": WindowDraft(4)},
-        "offload=handover would throw every draft away; choose draft=none",
+        "offload=full would throw every draft away; choose draft=none",
     ),
     "look-ahead without a drafter": (
         "cloud_centric",
-        {"waiting": Ahead()},
-        "waiting=Ahead drafts ahead; draft=none cannot",
+        {"lookahead": Ahead()},
+        "lookahead=Ahead drafts ahead; draft=none cannot",
     ),
     "a tail without a drafter": (
         "cloud_centric",
@@ -85,7 +85,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a loop over the device": (
         "cloud_centric",
         {"placement": UShape()},
-        "offload=handover needs a route that does not come back",
+        "offload=full needs a route that does not come back",
     ),
 }
 
@@ -104,7 +104,7 @@ def test_the_papers_rows_go_together(name: str) -> None:
 
 def test_probes_are_what_the_slots_need() -> None:
     assert policy("sled").requested_scores == ()
-    assert policy("sled", draft=WindowDraft(4, "entropy", 0.5), waiting=Ahead()).requested_scores == (
+    assert policy("sled", draft=WindowDraft(4, "entropy", 0.5), lookahead=Ahead()).requested_scores == (
         "entropy",
         "margin",
     )
@@ -130,8 +130,8 @@ def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, A
     ("build", "message"),
     [
         (lambda: WindowDraft(0), "policy.draft.k is 0; a window holds at least 1 token"),
-        (lambda: WindowDraft(4, "margin"), r"score='margin' and below=0.0 go together: name both or neither"),
-        (lambda: WindowDraft(4, threshold=0.5), "score='' and below=0.5 go together"),
+        (lambda: WindowDraft(4, "margin"), r"score='margin' and threshold=0.0 go together: name both or neither"),
+        (lambda: WindowDraft(4, threshold=0.5), "score='' and threshold=0.5 go together"),
         (lambda: ChunkedPrefill(0), "policy.prefill.chunk_tokens is 0; a part holds at least 1 token"),
         (lambda: PrefixCaching(0.5), "policy.kv_cache.capacity_tokens is 0.5; give at least 1"),
         (lambda: PrefixCaching(block_tokens=0), "policy.kv_cache.block_tokens is 0; give at least 1"),
@@ -161,7 +161,7 @@ def test_no_reuse_has_no_budget_and_handover_no_drafts() -> None:
     assert (NoPrefixCaching().capacity_tokens, NoPrefixCaching().keeps_prefixes, FullOffload().scope) == (
         None,
         False,
-        "handover",
+        "full",
     )
 
 

@@ -17,7 +17,7 @@ from serving.deployment.model_loading import load_models
 from serving.deployment.queries import LoadedModels, Query
 from serving.engines.models import Checkpoint
 from serving.learned.router import TokenRouter
-from serving.log.entries import EventHandled
+from serving.log.event_log import EventHandled
 from serving.messages import (
     DraftOutcome,
     DraftWork,
@@ -219,7 +219,7 @@ def test_kept_caches_are_fed_what_is_new_and_others_everything(
 
 
 @pytest.mark.parametrize(("fields", "said"), [
-    ({"span": 0}, "span is 0"), ({"mode": "both"}, "'both'"), ({"threshold": 1.2}, "1.2"),
+    ({"num_cloud_tokens": 0}, "num_cloud_tokens is 0"), ({"mode": "both"}, "'both'"), ({"threshold": 1.2}, "1.2"),
     ({"share": 2.0}, "share is 2.0"), ({"share": 0.1, "threshold": 0.2}, "name one"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -228,7 +228,7 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], said: str) -> None:
 
 
 def test_a_share_stands_for_its_threshold() -> None:
-    router = made(4, scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
+    router = made(4, heldout_scores=tuple(np.linspace(0.0, 0.99, 100).tolist()))
     session = Session(GenerationRequest("s", (1, 2), 8), 0)
     session.add_draft(DraftOutcome((3,), {ROUTE: (0.05,)}, ((3, 4, 5),), False, 2))
     assert RoutedOffload(router, share=0.1).effective_threshold == router.threshold_for(0.1)

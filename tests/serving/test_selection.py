@@ -248,7 +248,7 @@ def test_the_threshold_comes_nearest_from_below(share: Any, rising: bool, budget
 
 @pytest.mark.parametrize("budget", [-0.1, 1.1])
 def test_every_budget_is_a_share(budget: float) -> None:
-    for build in (lambda: ImportanceOffload(budget, evenly_spread()), lambda: ConfidenceOffload(uniform(), budget)):
+    for build in (lambda: ImportanceOffload(budget, evenly_spread()), lambda: ConfidenceOffload(evenly_spread(), budget)):
         with pytest.raises(ValueError, match=r"policy.offload.budget is -?\d.1; it is a share of draft chunks: 0 to 1"):
             build()
 
@@ -261,8 +261,8 @@ def test_every_plan_is_made_before_the_thresholds_exist() -> None:
 def test_a_decision_is_the_same_when_it_is_asked_again() -> None:
     for offload in (
         SyneraOffload(0.3, evenly_spread()),
-        ImportanceOffload(0.3, uniform()),
-        ConfidenceOffload(uniform()),
+        ImportanceOffload(0.3, evenly_spread()),
+        ConfidenceOffload(evenly_spread()),
     ):
         for j in range(50):
             s = drafted(0.8, 0.5, f"s{j}")

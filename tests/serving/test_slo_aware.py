@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from serving.core.kv_accounting import KVAccounting, MemoryBudget
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
-from serving.hardware.latency import LatencyModel, batch_load
-from serving.hardware.layer_scaling import LayerScale
+from serving.hardware.latency import LatencyModel, LayerScale, batch_load
 from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
 from serving.policy.slots.slo_aware import SloAware
 
@@ -153,7 +152,8 @@ def test_the_share_of_what_is_left_is_asked_anew() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("size", 0), ("guard_s", -0.1), ("patience_s", -1.0), ("order", "age"), ("waste", 0.0)]
+    ("field", "value"),
+    [("max_num_seqs", 0), ("guard_s", -0.1), ("max_wait_s", -1.0), ("order", "age"), ("max_overhead_share", 0.0)],
 )
 def test_refused(field: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value!r}"):

@@ -11,7 +11,7 @@ from fake_tiers import DEVICE, LAYERS, NETWORK, division, over, tiers
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import connect_nodes as connect
 from serving.hardware.testbed import Testbed as Bed
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Tier
 from serving.messages import Hop, Span
 from serving.network.link import Channel, Link, MultiLinkChannel
 from serving.network.outages import ListedOutages, PeriodicOutages
@@ -28,9 +28,7 @@ NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx
 # What is refused.
 
 
-@pytest.mark.parametrize(
-    "name", ["Edge", "1st", "a-b", "here", "device", "device_tier", "cloud", "cloud_2", "", "a.b"]
-)
+@pytest.mark.parametrize("name", ["Edge", "1st", "a-b", "here", "device", "device_tier", "cloud", "cloud_2", "", "a.b"])
 def test_names_that_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"testbed: '{name}' cannot be a tier's name; use a-z, 0-9 and _"):
         Bed(device=DEVICE, tiers={name: Tier(fleet(NX))})

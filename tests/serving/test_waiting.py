@@ -16,7 +16,7 @@ SHARE = st.floats(0.0, 1.0)
 DRAWS = 4000
 
 
-def parallel(alpha: float = 0.5, **options: Any) -> SyneraLookahead:
+def lookahead(alpha: float = 0.5, **options: Any) -> SyneraLookahead:
     return SyneraLookahead(Thresholds(0.7, alpha, (), (), {}), **options)
 
 
@@ -108,8 +108,8 @@ def test_positions_are_drawn_as_often_as_their_weights_say(weights: tuple[float,
 
 @pytest.mark.parametrize("full", [True, False])
 def test_guesses_fall_as_the_distribution_says(full: bool) -> None:
-    waiting, confidence = parallel(0.6, full=full), (0.9, 0.4, 0.7)
-    found = Counter(waiting.assumed_verdicts(in_flight(confidence, f"s{i}"))[0][0] for i in range(DRAWS))
+    choice, confidence = lookahead(0.6, allow_full_acceptance=full), (0.9, 0.4, 0.7)
+    found = Counter(choice.assumed_verdicts(in_flight(confidence, f"s{i}"))[0][0] for i in range(DRAWS))
     for at, share in enumerate(normalised(rejection_weights(confidence, 0.6, full))):
         assert found[at] / DRAWS == pytest.approx(share, abs=0.03)
 
@@ -117,54 +117,54 @@ def test_guesses_fall_as_the_distribution_says(full: bool) -> None:
 # The token.
 
 
-def test_the_alternative_is_one_of_the_other_two_and_never_the_rejected_one() -> None:
-    found = Counter(parallel(0.0).assumed_verdicts(in_flight((0.5,), f"s{i}"))[0] for i in range(DRAWS))
+def test_the_replacement_is_one_of_the_other_two_and_never_the_rejected_one() -> None:
+    found = Counter(lookahead(0.0).assumed_verdicts(in_flight((0.5,), f"s{i}"))[0] for i in range(DRAWS))
     assert set(found) == {(0, 20), (0, 30)}
     assert found[0, 20] / DRAWS == pytest.approx(0.5, abs=0.03)
 
 
-def test_the_likeliest_alternative_is_the_second_of_three_or_the_first_where_another_was_drawn() -> None:
-    waiting = parallel(0.0, alternative="likeliest")
-    assert waiting.assumed_verdicts(in_flight((0.5,))) == ((0, 20),)
-    assert waiting.assumed_verdicts(in_flight((0.5,), tops=((8, 10, 9),))) == ((0, 8),)
+def test_the_likeliest_replacement_is_the_second_of_three_or_the_first_where_another_was_drawn() -> None:
+    choice = lookahead(0.0, replacement="likeliest")
+    assert choice.assumed_verdicts(in_flight((0.5,))) == ((0, 20),)
+    assert choice.assumed_verdicts(in_flight((0.5,), tops=((8, 10, 9),))) == ((0, 8),)
 
 
 def test_a_drawn_token_outside_the_three_leaves_all_three() -> None:
     s = [in_flight((0.5,), f"s{i}", ((7, 8, 9),)) for i in range(DRAWS)]
-    found = Counter(parallel(0.0).assumed_verdicts(one)[0][1] for one in s)
+    found = Counter(lookahead(0.0).assumed_verdicts(one)[0][1] for one in s)
     assert set(found) == {7, 8, 9}
     assert all(n / DRAWS == pytest.approx(1 / 3, abs=0.03) for n in found.values())
 
 
-@pytest.mark.parametrize("alternative", ["sampled", "likeliest"])
-def test_without_another_candidate_there_is_no_guess(alternative: Any) -> None:
-    assert parallel(0.0, alternative=alternative).assumed_verdicts(in_flight((0.5,), tops=((10,),))) == ()
+@pytest.mark.parametrize("replacement", ["sampled", "likeliest"])
+def test_without_another_candidate_there_is_no_guess(replacement: Any) -> None:
+    assert lookahead(0.0, replacement=replacement).assumed_verdicts(in_flight((0.5,), tops=((10,),))) == ()
 
 
 def test_behind_full_acceptance_comes_the_drafters_own_token() -> None:
-    assert parallel(1.0).assumed_verdicts(in_flight((0.5, 0.5))) == ((2, None),)
-    assert parallel(1.0, full=False).assumed_verdicts(in_flight((1.0, 1.0)))[0][0] == 1
+    assert lookahead(1.0).assumed_verdicts(in_flight((0.5, 0.5))) == ((2, None),)
+    assert lookahead(1.0, allow_full_acceptance=False).assumed_verdicts(in_flight((1.0, 1.0)))[0][0] == 1
 
 
 def test_a_question_without_drafts_needs_no_guess() -> None:
     s = Session(GenerationRequest("s", (1, 2, 3), 20), 0)
     s.start_verification(True, "greedy")
-    assert parallel().assumed_verdicts(s) == NoLookahead().assumed_verdicts(s) == ()
+    assert lookahead().assumed_verdicts(s) == NoLookahead().assumed_verdicts(s) == ()
 
 
 def test_a_guess_is_the_same_when_it_is_asked_again() -> None:
     for i in range(50):
         s = in_flight((0.6, 0.6, 0.6), f"s{i}")
-        assert parallel().assumed_verdicts(s) == parallel().assumed_verdicts(s)
+        assert lookahead().assumed_verdicts(s) == lookahead().assumed_verdicts(s)
 
 
 def test_position_and_token_are_drawn_apart() -> None:
     """One luck for both would tie the alternative to the position."""
-    found = {parallel(0.5).assumed_verdicts(in_flight((0.1,) * 3, f"s{i}"))[0] for i in range(400)}
+    found = {lookahead(0.5).assumed_verdicts(in_flight((0.1,) * 3, f"s{i}"))[0] for i in range(400)}
     assert found == {(3, None), *((at, 10 + at + more) for at in range(3) for more in (10, 20))}
 
 
 def test_at_least_one_token_is_drafted_ahead() -> None:
     with pytest.raises(ValueError, match=r"policy.lookahead.max_steps is 0; draft at least 1 token ahead"):
-        parallel(steps=0)
-    assert (NoLookahead().max_steps, parallel().max_steps, parallel().requested_scores) == (0, 3, ("confidence",))
+        lookahead(max_steps=0)
+    assert (NoLookahead().max_steps, lookahead().max_steps, lookahead().requested_scores) == (0, 3, ("confidence",))

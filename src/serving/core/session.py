@@ -272,16 +272,13 @@ class Session:
         flight, at, accepted = self.in_flight_drafts or (), len(self.tokens), verdict.accepted
         self.drafts_verified += len(flight)
         self.drafts_accepted += accepted
-        chosen = (
-            flight[:accepted]
-            if verdict.kept_tree_nodes is None
-            else tuple([flight[i] for i in verdict.kept_tree_nodes])
-        )
+        kept = verdict.kept_tree_nodes
+        chosen = flight[:accepted] if kept is None else self._kept_drafts(kept)
         last: Origin = "cloud" if not flight else "bonus" if accepted == len(flight) else "corrected"
         new = self._commit((*chosen, verdict.next_token), _origins(len(chosen), last))
         length = len(self.tokens)
         self.draft_cached_len = min(self.draft_cached_len, at + len(chosen), length)
-        self.target_cached_len, self.kept_tree_nodes = length - 1, verdict.kept_tree_nodes
+        self.target_cached_len, self.kept_tree_nodes = length - 1, kept
         branches, self.branches, self.in_flight_drafts = self.branches, [], None
         self._clear_draft()
         if branches:
@@ -289,6 +286,15 @@ class Session:
         if verdict.next_tree:
             self.draft, self.draft_parents = list(verdict.next_tree[0]), verdict.next_tree[1]
         return new
+
+    def num_accepted_in_answer(self, verdict: Verdict) -> int:
+        """How many of its accepted drafts become part of the answer: a tree reaches beyond the answer's end."""
+        kept = verdict.kept_tree_nodes
+        return verdict.accepted if kept is None else self._num_that_fit(self._kept_drafts(kept))
+
+    def _kept_drafts(self, kept_tree_nodes: tuple[int, ...]) -> TokenIds:
+        flight = self.in_flight_drafts or ()
+        return tuple([flight[i] for i in kept_tree_nodes])
 
     def lookahead_outcome(self, verdict: Verdict) -> LookaheadOutcome:
         """How the branches fit a verdict that is not settled yet."""
@@ -318,16 +324,20 @@ class Session:
         return new
 
     def _commit(self, tokens: TokenIds, origins: Origins) -> tuple[TokenIds, Origins]:
-        """Up to the limit, and up to and with the first end token."""
+        n = self._num_that_fit(tokens)
+        if n < len(tokens):
+            tokens, origins = tokens[:n], origins[:n]
+        self.tokens += tokens
+        return tokens, origins
+
+    def _num_that_fit(self, tokens: TokenIds) -> int:
+        """How many of them the answer has room for: up to the limit, and up to and with the first end token."""
         n, room = len(tokens), self.max_len - len(self.tokens)
         if n > room:
             n = room
         if self.stop_tokens and not self.stop_tokens.isdisjoint(tokens):
             n = next((i + 1 for i in range(n) if tokens[i] in self.stop_tokens), n)
-        if n < len(tokens):
-            tokens, origins = tokens[:n], origins[:n]
-        self.tokens += tokens
-        return tokens, origins
+        return n
 
     def invalidate_path(self) -> None:
         """The route's caches may be gone: a new attempt sends everything."""

@@ -181,7 +181,7 @@ class Requester:
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
         # A draft that did not travel was replaced: none of it accepted.
-        out = self._draft_decision(reply.verdict.accepted, s.lookahead_outcome(reply.verdict))
+        out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
         out += self._emit(*s.apply_verdict(reply.verdict), now)
         if not self.policy.kv_cache.device_keeps_cache:
             s.draft_cached_len = 0

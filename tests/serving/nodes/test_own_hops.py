@@ -110,7 +110,7 @@ def test_the_text_is_the_targets_and_no_token_is_said(name: str, prefill: Any, s
 
 def _is_tokens(message: Any, name: str) -> bool:
     """`tokens` of a Condition is how many rows a batch has."""
-    return name != "tokens" or bool(message.rows.tokens)
+    return name != "tokens" or bool(message.slice.tokens)
 
 
 def test_a_policy_that_sends_tokens_would_be_noticed() -> None:

@@ -169,7 +169,7 @@ def test_what_is_forgotten_is_freed_on_both_sides() -> None:
     assert (t.caches, dict(t.device.idle_sessions)) == (set(), {})
     assert [c.message for c in t.w.log.commands(SendMessage)] == [Release("talk")]
     cloud: Any = t.w.nodes["cloud"]
-    assert cloud.kv_accounting.used == 0
+    assert cloud.kv_accounting.used_tokens == 0
 
 
 def test_what_nobody_goes_on_from_is_not_kept() -> None:

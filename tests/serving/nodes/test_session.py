@@ -84,6 +84,18 @@ def test_what_a_verdict_agrees_on(case: str) -> None:
     assert (s.draft_cached_len, s.target_cached_len, s.in_flight_drafts, s.draft, s.scores) == (kv, peer, None, [], {})
 
 
+@pytest.mark.parametrize(("limit", "ends", "fit"), [(20, (), 3), (2, (), 2), (20, (12,), 2), (1, (12,), 1)])
+def test_drafts_of_a_tree_beyond_the_answers_end_do_not_count_as_accepted(
+    limit: int, ends: tuple[int, ...], fit: int
+) -> None:
+    """A trace ends there, too: it does not know what the target would accept further on."""
+    s, verdict = session(limit, ends), Verdict(3, 50, kept_tree_nodes=(0, 2, 3))
+    s.draft, s.draft_parents = list(DRAFT), (-1, -1, 0, 2)
+    s.start_verification(True, "tree")
+    assert s.num_accepted_in_answer(verdict) == fit
+    assert s.apply_verdict(verdict)[1].count("accepted") == fit
+
+
 def test_the_drafters_cache_never_reaches_beyond_what_is_agreed() -> None:
     """After a bonus the last draft was never fed: the cache ends before it, whatever the verdict says."""
     s = asked()

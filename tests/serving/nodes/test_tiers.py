@@ -60,7 +60,7 @@ def forwards(play: Play, node: str, session: str) -> list[tuple[float, float, An
             continue
         if isinstance(event, WorkFinished) and event.job in begun:
             since, work = begun.pop(event.job)
-            found += [(since, now, rows) for rows in work.rows if rows.session == session]
+            found += [(since, now, rows) for rows in work.slices if rows.session == session]
         begun |= {c.job: (now, c.work) for c in said if isinstance(c, StartWork) and isinstance(c.work, ForwardWork)}
     return found
 
@@ -138,11 +138,11 @@ def test_hidden_states_cross_each_link_once_and_the_token_comes_back_over_all() 
 
 def test_what_crosses_takes_the_links_time() -> None:
     play = Play(over(tiers(1, 1, 1), devices=1), queries(1, 1, limit=2)).run()
-    asked = [(node, now, m) for node, now, m in heard(play, Request) if m.rows.n == 12]
+    asked = [(node, now, m) for node, now, m in heard(play, Request) if m.slice.num_tokens == 12]
     left = [forwards(play, node, "s0")[0][1] for node in ("nano-0", "nx-0")]
     for (_, now, m), leaves_s in zip(asked[1:], left, strict=True):
-        assert now - leaves_s == pytest.approx(NETWORK.mean_transfer_s(16 + m.rows.nbytes, "up"))
-    ((_, back_s, _),) = [each for each in heard(play, Request) if each[0] == "nano-0" and each[2].rows.start]
+        assert now - leaves_s == pytest.approx(NETWORK.mean_transfer_s(16 + m.slice.nbytes, "up"))
+    ((_, back_s, _),) = [each for each in heard(play, Request) if each[0] == "nano-0" and each[2].slice.start]
     begun_s = forwards(play, "agx-0", "s0")[0][1]
     assert back_s - begun_s == pytest.approx(2 * NETWORK.mean_transfer_s(20, "down"))
     reply_s = heard(play, Reply)[0][1]
@@ -200,7 +200,7 @@ def test_what_a_dead_node_had_is_computed_again_elsewhere() -> None:
     is_answered(play)
     rows = [rows for _, _, rows in forwards(play, other, "s0")]
     written = sum(now < at for _, now, _ in heard(play, Reply))
-    assert (rows[0].start, rows[0].n) == (0, 12 + written)
+    assert (rows[0].start, rows[0].num_tokens) == (0, 12 + written)
     assert of(play, "s0") == [first, *sorted((last, other))]  # the tier before is asked where it was
 
 
@@ -273,7 +273,7 @@ def test_who_chooses_hears_at_once_what_a_loss_has_freed() -> None:
     (other,) = {"nx-0", "nx-1"} - {middle}
     told = [m for node, now, m in heard(play, LoadReport) if node == other and m.node == last and now > at]
     assert told[0].queued_s == 0.0
-    assert told[0].free == play.workers[last].kv_accounting.capacity_tokens
+    assert told[0].free_tokens == play.workers[last].kv_accounting.capacity_tokens
 
 
 IN_PARTS: dict[str, dict[str, Any]] = {

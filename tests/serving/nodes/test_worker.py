@@ -119,10 +119,10 @@ def test_a_superseded_attempt_is_neither_run_nor_answered() -> None:
 def test_a_budget_goes_on_writing_until_an_end_token() -> None:
     w = worker()
     out = served(w, ask(budget=3))
-    assert [(r.at, r.left) for r in said(out, Reply)] == [(10, 2)]
+    assert [(r.committed_len, r.remaining_budget) for r in said(out, Reply)] == [(10, 2)]
     assert batch(decide(w, 1.0)) == [("a", 10, 1)]
     out = finish(w, Verdict(0, 8))
-    assert [(r.at, r.left) for r in said(out, Reply)] == [(11, 1)]
+    assert [(r.committed_len, r.remaining_budget) for r in said(out, Reply)] == [(11, 1)]
 
 
 def test_without_reuse_parts_are_stored_and_the_question_runs_whole() -> None:

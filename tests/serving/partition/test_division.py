@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from catalogue import architecture, bed, fleet, link
 
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Tier
 from serving.policy.partition.baselines import GPipeSplit
 from serving.policy.partition.division import ModelPartition
 from serving.policy.partition.hypsplit import HypSplit
@@ -18,7 +18,7 @@ NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx
 
 
 def division(name: str = "llama3_8b", hardware: str = "hyperion", **how: Any) -> ModelPartition:
-    given = {"split": HypSplit(), "prompt_tokens": 64, "new_tokens": 128, "tiers": bed(hardware).tiers}
+    given = {"strategy": HypSplit(), "prompt_tokens": 64, "new_tokens": 128, "tiers": bed(hardware).tiers}
     return ModelPartition(architecture=architecture(name), network=LAN, **(given | how))
 
 
@@ -29,7 +29,7 @@ def sizes(made: ModelPartition) -> tuple[int, ...]:
 @pytest.mark.parametrize(("name", "expected"), [("llama3_8b", (5, 12, 15)), ("phi3_medium", (6, 15, 19))])
 def test_by_the_tops_on_their_boxes(name: str, expected: tuple[int, ...]) -> None:
     """Table II has 5, 9, 18 and 7, 13, 20 of 32 and 40 blocks: 67, 157 and 200 TOPS do not give these."""
-    assert sizes(division(name, capacity="flops", ends=False)) == expected
+    assert sizes(division(name, capacity="flops", include_embed_head=False)) == expected
 
 
 def speeds(**how: Any) -> list[float]:
@@ -47,7 +47,7 @@ def test_each_capacity_reads_its_own_figure() -> None:
 
 def test_flops_are_the_blocks_over_the_tops_times_the_chips() -> None:
     shape = architecture("llama3_8b")
-    found = division(capacity="flops", ends=False, prompt_tokens=1, new_tokens=1,
+    found = division(capacity="flops", include_embed_head=False, prompt_tokens=1, new_tokens=1,
                      tiers={"a": Tier(fleet(AGX, tensor_parallel=2))}).problem()  # fmt: skip
     weights = shape.part(1, embedding=False, lm_head=False).parameters()
     attention = 4 * shape.heads * shape.head_dim
@@ -86,7 +86,7 @@ def test_a_chip_without_the_figure_is_refused(capacity: Any, figure: str) -> Non
     bare = fleet("local")
     bare = replace(bare, chip=replace(bare.chip, headline_tops=None, modes={bare.mode_name: mode}))
     made = division(capacity=capacity, tiers={"a": Tier(bare)})
-    with pytest.raises(ValueError, match=rf"division\.capacity wants {figure} of local .* such as profiled"):
+    with pytest.raises(ValueError, match=rf"partition\.capacity wants {figure} of local .* such as profiled"):
         made.split_points  # noqa: B018 - it is made when asked for
 
 
@@ -126,7 +126,7 @@ def test_links_are_charged_with_the_prompt_and_a_row_a_token() -> None:
 
 
 def test_the_middle_of_a_u_shape_has_no_ends() -> None:
-    made = division(split=GPipeSplit())
+    made = division(strategy=GPipeSplit())
     whole, inner = made.problem(), made.problem(2, include_embed_head=False)
     assert inner.num_blocks == whole.num_blocks - 2
     assert len(set(inner.block_s[0])) == 1
@@ -135,6 +135,6 @@ def test_the_middle_of_a_u_shape_has_no_ends() -> None:
 
 def test_tiers_may_be_left_out_of_the_route() -> None:
     """A lone request of few tokens is served fastest by the fastest chip alone."""
-    made = division(split=OptimalSplit("latency"), prompt_tokens=16, new_tokens=2)
+    made = division(strategy=OptimalSplit("latency"), prompt_tokens=16, new_tokens=2)
     assert made.blocks_by_tier(made.split_points) == {"agx": (0, 32)}
     assert made.blocks_by_tier((5, 5, 32)) == {"nano": (0, 5), "agx": (5, 32)}

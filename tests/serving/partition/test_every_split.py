@@ -123,10 +123,10 @@ def test_one_tier_has_all_blocks(split: PartitionStrategy) -> None:
     [
         (lambda: HypSplit(0.0), "epsilon_s is 0.0; it must be more than 0 seconds"),
         (lambda: HypSplit(float("inf")), "epsilon_s is inf; it must be more than 0 seconds"),
-        (lambda: GreedySplit("back"), "fill is 'back'; use fastest or front"),
+        (lambda: GreedySplit("back"), "fill_order is 'back'; use fastest or front"),
         (lambda: OptimalSplit("speed"), "objective is 'speed'; use latency or throughput"),
         (lambda: OptimalSplit(rate_per_s=0.0), "rate_per_s is 0.0; it must be more than 0, or null"),
-        (lambda: OptimalSplit(max_utilisation=1.5), "busy is 1.5; it is a share of the time"),
+        (lambda: OptimalSplit(max_utilisation=1.5), "max_utilisation is 1.5; it is a share of the time"),
     ],
 )
 def test_options_that_cannot_be(make: Callable[[], PartitionStrategy], said: str) -> None:

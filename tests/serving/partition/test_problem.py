@@ -17,16 +17,16 @@ ALL = [*STRICT, OptimalSplit(), OptimalSplit("throughput", rate_per_s=0.001)]
 def problem(**changed) -> PartitionProblem:
     fields = {
         "tiers": ("nano", "nx"),
-        "seconds": ((1.0, 2.0, 4.0), (0.5, 1.0, 2.0)),
-        "nbytes": ((1.0 * GB, 2.0 * GB, 3.0 * GB), (0.5 * GB, 1.0 * GB, 1.5 * GB)),
+        "block_s": ((1.0, 2.0, 4.0), (0.5, 1.0, 2.0)),
+        "block_nbytes": ((1.0 * GB, 2.0 * GB, 3.0 * GB), (0.5 * GB, 1.0 * GB, 1.5 * GB)),
         "memory_nbytes": (3.0 * GB, 2.5 * GB),
-        "nodes": (2, 1),
+        "node_counts": (2, 1),
     }
     return PartitionProblem(**(fields | changed))
 
 
 def test_stages_and_what_they_take():
-    made = problem(hidden_s=(0.25,), token_s=(0.125,))
+    made = problem(hidden_transfer_s=(0.25,), token_transfer_s=(0.125,))
     assert made.stage_s((1, 3)) == (1.0, 3.0)
     assert made.single_request_s((1, 3)) == 4.25
     assert made.single_request_s((0, 3)) == 3.625
@@ -47,17 +47,17 @@ def test_ends_of_no_split(ends):
     ("changed", "said"),
     [
         ({"tiers": ()}, "there is nothing to divide"),
-        ({"seconds": ((), ())}, "there is nothing to divide"),
-        ({"nodes": (1,)}, "nodes has 1 entries for 2 tiers (nano, nx)"),
-        ({"seconds": ((1.0,),)}, "seconds has 1 entries for 2 tiers"),
-        ({"nbytes": ((1.0, 1.0, 1.0), (1.0,))}, "nbytes of nx has 1 entries for 3 blocks"),
-        ({"seconds": ((1.0, -2.0, 4.0), (1.0, 1.0, 1.0))}, "seconds of nano has -2.0 in place 1; give a finite"),
-        ({"seconds": ((1.0, 2.0, 4.0), (1.0, float("nan"), 1.0))}, "seconds of nx has nan in place 1"),
+        ({"block_s": ((), ())}, "there is nothing to divide"),
+        ({"node_counts": (1,)}, "node_counts has 1 entries for 2 tiers (nano, nx)"),
+        ({"block_s": ((1.0,),)}, "block_s has 1 entries for 2 tiers"),
+        ({"block_nbytes": ((1.0, 1.0, 1.0), (1.0,))}, "block_nbytes of nx has 1 entries for 3 blocks"),
+        ({"block_s": ((1.0, -2.0, 4.0), (1.0, 1.0, 1.0))}, "block_s of nano has -2.0 in place 1; give a finite"),
+        ({"block_s": ((1.0, 2.0, 4.0), (1.0, float("nan"), 1.0))}, "block_s of nx has nan in place 1"),
         ({"memory_nbytes": (1.0, float("nan"))}, "memory_nbytes of nx is nan; it is 0 or more, inf if not known"),
         ({"memory_nbytes": (-1.0, 1.0)}, "memory_nbytes of nano is -1.0"),
-        ({"nodes": (1, 0)}, "nx has 0 nodes; a tier needs at least 1"),
-        ({"hidden_s": (1.0, 1.0)}, "hidden_s has 2 entries; 2 tiers have one fewer links"),
-        ({"token_s": (float("inf"),)}, "token_s has inf in place 0"),
+        ({"node_counts": (1, 0)}, "nx has 0 nodes; a tier needs at least 1"),
+        ({"hidden_transfer_s": (1.0, 1.0)}, "hidden_transfer_s has 2 entries; 2 tiers have one fewer links"),
+        ({"token_transfer_s": (float("inf"),)}, "token_transfer_s has inf in place 0"),
     ],
 )
 def test_figures_that_fit_nothing(changed, said):
@@ -114,7 +114,7 @@ def test_all_tiers_are_full(split):
 
 
 def test_a_block_that_no_tier_holds():
-    made = problem(nbytes=((9.0 * GB,) * 3, (8.0 * GB,) * 3))
+    made = problem(block_nbytes=((9.0 * GB,) * 3, (8.0 * GB,) * 3))
     assert "nano none (block 1 takes 9 GB of 3 GB); nx none (block 1 takes 8 GB of 2.5 GB); 3 blocks of 3 left " in (
         refused(OptimalSplit(), made)
     )

@@ -14,7 +14,7 @@ def alike(blocks: int, block_s: tuple[float, ...], memory: tuple[float, ...] | N
     """Equal blocks of one byte; `memory` in blocks."""
     tiers = tuple(f"tier{j}" for j in range(len(block_s)))
     rows = tuple((each,) * blocks for each in block_s)
-    more.setdefault("nodes", (1,) * len(tiers))
+    more.setdefault("node_counts", (1,) * len(tiers))
     return PartitionProblem(tiers, rows, ((1.0,) * blocks,) * len(tiers), memory or (INF,) * len(tiers), **more)
 
 
@@ -79,7 +79,7 @@ def test_greedy_fills_the_fastest_tier_first_and_leaves_every_other_one_a_block(
 
 
 def test_a_lone_request_is_best_served_by_the_fastest_tier_and_pays_only_for_tokens_on_the_way():
-    links = {"hidden_s": (1.0, 1.0), "token_s": (0.125, 0.25)}
+    links = {"hidden_transfer_s": (1.0, 1.0), "token_transfer_s": (0.125, 0.25)}
     problem = alike(8, (3.0, 2.0, 1.0), **links)
     assert OptimalSplit().solve(problem) == (0, 0, 8)
     assert problem.single_request_s((0, 0, 8)) == 8 + 0.375
@@ -93,15 +93,15 @@ def test_memory_moves_blocks_to_the_next_fastest_tier():
 
 
 def test_a_dear_link_is_worth_slower_blocks():
-    problem = alike(8, (1.0, 1.5), (6.0, 8.0), hidden_s=(5.0,), token_s=(0.0,))
+    problem = alike(8, (1.0, 1.5), (6.0, 8.0), hidden_transfer_s=(5.0,), token_transfer_s=(0.0,))
     assert OptimalSplit().solve(problem) == (0, 8)
 
 
 def test_throughput_counts_a_tier_s_nodes_and_latency_does_not():
-    problem = alike(8, (1.0, 1.0), nodes=(3, 1))
+    problem = alike(8, (1.0, 1.0), node_counts=(3, 1))
     assert OptimalSplit("throughput").solve(problem) == (6, 8)
     assert problem.bottleneck_s((6, 8)) == 2.0
-    assert OptimalSplit().solve(alike(8, (1.0, 1.1), nodes=(3, 1))) == (8, 8)
+    assert OptimalSplit().solve(alike(8, (1.0, 1.1), node_counts=(3, 1))) == (8, 8)
 
 
 def test_equally_fast_splits_go_to_the_one_of_more_throughput():
@@ -112,7 +112,7 @@ def test_a_rate_takes_blocks_off_the_fastest_tier():
     problem = alike(8, (3.0, 1.0))
     assert OptimalSplit(rate_per_s=0.1).solve(problem) == (0, 8)
     assert OptimalSplit(rate_per_s=0.13).solve(problem) == (2, 8)
-    with pytest.raises(ValueError, match=r"no split keeps up with rate_per_s=1 at busy=0\.9\. The best one carries "):
+    with pytest.raises(ValueError, match=r"no split keeps up with rate_per_s=1 at max_utilisation=0\.9\. The best one carries "):
         OptimalSplit(rate_per_s=1.0).solve(problem)
     assert (
         OptimalSplit(rate_per_s=1.0, strict=False).solve(problem) == OptimalSplit("throughput").solve(problem) == (2, 8)
@@ -123,6 +123,6 @@ def test_partitions_are_importable_without_numpy():
     import subprocess
     import sys
 
-    names = ("problem", "hypsplit", "optimum", "greedy", "balanced", "refusal", "costs")
-    code = f"import sys, {', '.join(f'serving.partition.{name}' for name in names)}; assert 'numpy' not in sys.modules"
+    names = ("problem", "hypsplit", "optimum", "baselines", "infeasibility", "costs")
+    code = f"import sys, {', '.join(f'serving.policy.partition.{name}' for name in names)}; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

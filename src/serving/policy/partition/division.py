@@ -11,7 +11,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.fleet import Fleet
 from serving.hardware.latency import ForwardLoad
 from serving.hardware.payload_size import HiddenDtype, hidden_nbytes
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Tier
 from serving.network.link import Link
 from serving.policy.partition.costs import BlockCosts, block_costs
 from serving.policy.partition.problem import PartitionProblem, PartitionStrategy, SplitPoints
