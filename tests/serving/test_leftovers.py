@@ -29,8 +29,8 @@ def left_in(cloud: Party) -> dict[str, int]:
         "drafts_from": len(worker.kv_accounting._draft_starts),
         "caches": len(cloud.chip.caches),
         "events": len(cloud.live._heap),
-        "transport sessions": listener._desk.owners.open,  # type: ignore[attr-defined]
-        "outboxes": sum(len(guest.outbox._waiting) for guest in listener._desk.connections),  # type: ignore[attr-defined]
+        "transport sessions": listener._connections.owners.num_sessions,  # type: ignore[attr-defined]
+        "outboxes": sum(len(each.outbox._queue) for each in listener._connections.connections),  # type: ignore[attr-defined]
     }
 
 
@@ -131,7 +131,7 @@ def test_conversations_that_are_forgotten_leave_nothing() -> None:
         async with rig("sled", override={"kv_cache": PrefixCaching()}) as made:
             cloud, (device,) = await meet(made, 1)
             for session in ("a", "b"):
-                device.ask(call(session, keep=True))
+                device.ask(call(session, keep_cache=True))
                 await device.answer(session)
             assert set(device.node.idle_sessions) == {"a", "b"}
             assert len(cloud.chip.caches) == 2

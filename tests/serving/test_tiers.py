@@ -44,14 +44,14 @@ def test_a_cloud_or_tiers_but_not_both() -> None:
 TIERS: list[tuple[dict[str, Any], str]] = [
     ({"nodes": fleet(NX, network={"uplink_mbps": 1, "downlink_mbps": 1})}, "tier: a link is the tier's own"),
     ({"nodes": fleet(NX, schedule={"modes": ["15W"]})}, "its nodes have no schedule of modes; set null"),
-    ({"nodes": fleet(NX), "others": (fleet(AGX, schedule={"modes": ["15W"]}),)}, "no schedule of modes"),
+    ({"nodes": fleet(NX), "other_nodes": (fleet(AGX, schedule={"modes": ["15W"]}),)}, "no schedule of modes"),
     (
         {"nodes": fleet(NX), "link": Link(1, 1, outages=PeriodicOutages(period_s=9, duration_s=1))},
         r"Set link\.outages=null",
     ),
-    ({"nodes": fleet(NX, count=2), "failing": (2,)}, "failing names node 2 of 2 x .*; there are 2, counted from 0"),
-    ({"nodes": fleet(NX), "failing": (0, -1)}, "failing names node -1 of 1 x .*; there are 1"),
-    ({"nodes": fleet(NX), "failing": (0,)}, "nothing says when they fail; set outages, too"),
+    ({"nodes": fleet(NX, count=2), "failing_nodes": (2,)}, "failing_nodes names node 2 of 2 x .*; there are 2, counted from 0"),
+    ({"nodes": fleet(NX), "failing_nodes": (0, -1)}, "failing_nodes names node -1 of 1 x .*; there are 1"),
+    ({"nodes": fleet(NX), "failing_nodes": (0,)}, "nothing says when they fail; set outages, too"),
     ({"nodes": fleet(NX), "detect_ms": -1.0}, r"detect_ms=-1\.0 must be 0 or more"),
     ({"nodes": fleet(NX), "detect_ms": float("inf")}, "detect_ms=inf must be"),
 ]
@@ -96,11 +96,11 @@ def test_runtimes_that_cannot_play_it_say_so() -> None:
 def test_the_papers_testbeds_have_the_papers_nodes() -> None:
     """Table III: 3 and 2; 3, 3 and 2; 2, 2, 3 and 3."""
     found = {name: {t: tier.described for t, tier in bed(name).tiers.items()} for name in
-             ("hyperion_two", "hyperion", "hyperion_four")}  # fmt: skip
+             ("hyperion_2_tiers", "hyperion", "hyperion_4_tiers")}  # fmt: skip
     assert found == {
-        "hyperion_two": {"nx": f"3 x {NX}", "agx": f"2 x {AGX}"},
+        "hyperion_2_tiers": {"nx": f"3 x {NX}", "agx": f"2 x {AGX}"},
         "hyperion": {"nano": f"3 x {NANO}", "nx": f"3 x {NX}", "agx": f"2 x {AGX}"},
-        "hyperion_four": {"nano_1": f"2 x {NANO}", "nano_2": f"2 x {NANO}", "nx": f"3 x {NX}", "agx": f"3 x {AGX}"},
+        "hyperion_4_tiers": {"nano_1": f"2 x {NANO}", "nano_2": f"2 x {NANO}", "nx": f"3 x {NX}", "agx": f"3 x {AGX}"},
     }
     assert bed("hyperion").head_fleet.chip.name == AGX
     assert [tier.nodes.power_mode.headline_tops or tier.nodes.chip.headline_tops for tier in bed("hyperion").tiers.values()
@@ -133,7 +133,7 @@ def test_a_node_too_small_for_its_tiers_part_is_left_out() -> None:
 
 def test_failures_are_those_of_the_named_nodes_each_with_its_own_luck() -> None:
     outages = PeriodicOutages(period_s=50, duration_s=5)
-    cast = Topology(over(tiers(3, 1, outages=outages, failing=(0,))), LAYERS)
+    cast = Topology(over(tiers(3, 1, outages=outages, failing_nodes=(0,))), LAYERS)
     assert next(cast.node_outages("nano-0"))
     assert [*cast.node_outages("nano-1")] == []
     alike = Topology(over(tiers(2, 2, outages=outages)), LAYERS)
@@ -209,7 +209,7 @@ def linked(**how: Any) -> dict[tuple[str, str], Any]:
 
 
 def lone_s(wire: Any, nbytes: float = 1000) -> float:
-    return float(wire.arrive(nbytes, 0.0))
+    return float(wire.arrival_s(nbytes, 0.0))
 
 
 def test_every_pair_of_nodes_of_different_tiers_is_linked_over_all_links_between() -> None:
@@ -238,7 +238,7 @@ def test_what_a_node_says_one_way_leaves_by_one_port() -> None:
     """To the next tier and beyond it messages queue behind each other; the other way is free."""
     wires = linked(devices=1)
     alone = lone_s(linked(devices=1)["nano-0", "nx-0"], 1e6)
-    wires["nano-0", "agx-0"].arrive(1e6, 0.0)
+    wires["nano-0", "agx-0"].arrival_s(1e6, 0.0)
     assert lone_s(wires["nano-0", "nx-0"], 1e6) == pytest.approx(alone + 0.008, abs=1e-3)
     assert lone_s(wires["nano-1", "nx-0"], 1e6) == pytest.approx(alone)
     assert lone_s(wires["nx-0", "nano-0"], 1e6) == pytest.approx(alone)
@@ -247,7 +247,7 @@ def test_what_a_node_says_one_way_leaves_by_one_port() -> None:
 def test_a_device_has_one_access_link_to_all() -> None:
     wires = linked(devices=2)
     alone = lone_s(linked(devices=2)["device-0", "nano-0"], 1e6)
-    wires["device-0", "nano-0"].arrive(1e6, 0.0)
+    wires["device-0", "nano-0"].arrival_s(1e6, 0.0)
     assert lone_s(wires["device-0", "nano-1"], 1e6) > 1.9 * alone
     assert lone_s(wires["device-1", "nano-1"], 1e6) == pytest.approx(alone)
     assert isinstance(wires["device-0", "nano-0"], Channel)

@@ -34,7 +34,7 @@ def through_a_transport(w: World) -> World:
     """Messages between nodes take a detour over the event loop, as they do through a socket."""
 
     def carry(sender: str, to: str, message: Message) -> None:
-        asyncio.get_running_loop().call_later(0.0, w.simulator.heard, to, message)
+        asyncio.get_running_loop().call_later(0.0, w.simulator.receive, to, message)
 
     for name in w.nodes:
         w.simulator.add_remote(name, carry)
@@ -114,5 +114,5 @@ def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() ->
 
 def test_a_message_for_nobody_is_ignored() -> None:
     w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
-    w.simulator.heard("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
+    w.simulator.receive("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
     assert set(asyncio.run(played(w)).endings().values()) == {"complete"}
