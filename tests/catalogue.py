@@ -9,8 +9,7 @@ from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, PowerMode
 from serving.hardware.fleet import Fleet, PowerModeSchedule
 from serving.hardware.latency import FittedLatencies, LatencyModel
-from serving.hardware.testbed import Testbed
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Testbed, Tier
 from serving.network.link import Link
 
 CONF = Path(__file__).parents[1] / "conf"

@@ -28,8 +28,7 @@ from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import ScriptedClock
 from serving.drivers.observer import Observer
 from serving.drivers.real_time import RealTimeDriver
-from serving.log.entries import EventHandled, NodeCreated
-from serving.log.event_log import EventLog
+from serving.log.event_log import EventHandled, EventLog, NodeCreated
 from serving.log.reader import read_entries
 from serving.log.replay import decision_log, first_difference, replay
 from serving.messages import (
@@ -179,16 +178,19 @@ class Case:
         return log.entries
 
     def simulated(self, folder: Path) -> list[EventHandled]:
-        """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's."""
+        """Tokens from a trace: of the target's own text for a policy without loss, else of this policy's. It is this
+        policy's, too, where it drafts on guesses, or splits the target and so rounds its hidden states.
+        """
         pair, setup = self.setup.pair, self.setup
-        own = setup.policy if setup.policy.lookahead.max_steps or not setup.policy.lossless else None
+        whole = len(setup.hops) < 2 and not setup.policy.lookahead.max_steps
+        own = None if whole and setup.policy.lossless else setup.policy
         (folder / "out").mkdir()
         (folder / "work").mkdir()
         record_outcomes(
             folder / "out", progress=silent, work=folder / "work", device=pair.device, cloud=pair.cloud,
             workload=setup.workload, decoding=setup.decoding, seed=setup.seed, policy=own,
             early_exit=setup.policy.early_exit, medusa=setup.policy.draft.medusa,
-            router=setup.policy.scorers.get(ROUTE),
+            router=setup.policy.scorers.get(ROUTE), timed_architecture=pair.cloud.timed_architecture,
         )  # fmt: skip
         opened, log = replayed.load(folder / "out").open(self.queries, setup.policy, setup.seed), Log()
         simulate(setup, opened, self.queries, observers=[log])

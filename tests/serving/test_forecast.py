@@ -5,8 +5,7 @@ from fake_setup import models, queries, setup
 
 from serving.deployment.topology import Topology
 from serving.hardware.estimator import Estimator
-from serving.hardware.latency import LatencyModel
-from serving.hardware.layer_scaling import LayerScale
+from serving.hardware.latency import LatencyModel, LayerScale
 from serving.messages import ForwardWork, SequenceSlice, Span
 from serving.metrics.batch_timing import BatchObserver, BatchTiming, batch_rows, estimator_errors
 from serving.runtimes.emulated import simulate

@@ -7,7 +7,7 @@ from fake_setup import pair, setup
 from serving.deployment.topology import Topology
 from serving.hardware.fleet import GB
 from serving.hardware.testbed import Testbed as Bed  # pytest would collect a class named Test...
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Tier
 from serving.messages import DropCache, ForwardWork, MessageReceived, Release, SequenceSlice
 from serving.metrics.recorder import SessionRecord
 from serving.metrics.utilisation import UtilisationObserver, covered_s

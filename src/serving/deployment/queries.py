@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from serving.hardware.timed_executor import Engine
+from serving.hardware.executor import Engine
 from serving.messages import GenerationRequest, Work
 from serving.workload.prompt import Prompt
 from serving.workload.slo import SloClass

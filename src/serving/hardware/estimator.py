@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from serving.core.queued_request import QueuedRequest
-from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load
-from serving.hardware.layer_scaling import IDENTITY_SCALE, LayerScale
+from serving.hardware.latency import IDENTITY_SCALE, ForwardLoad, LatencyModel, LayerScale, batch_load
 from serving.messages import ForwardWork, Span
 
 

@@ -5,9 +5,8 @@ from typing import Literal, get_args
 
 from serving.core.keyed_random import uniform
 from serving.hardware.architecture import Architecture, Precision
-from serving.hardware.chip import Chip, PowerMode
+from serving.hardware.chip import Chip, PowerMode, roofline
 from serving.hardware.latency import FittedLatencies, LatencyModel, load_fitted_latencies
-from serving.hardware.roofline import roofline
 from serving.network.link import Link
 
 GB = 2**30

@@ -5,7 +5,7 @@ through its batches to its reply.
 from collections.abc import Iterable
 from pathlib import Path
 
-from serving.log.entries import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone
+from serving.log.event_log import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone
 from serving.log.tracks import QueueTracks, SessionTracks, TraceFile, VerdictTracks
 from serving.messages import (
     INF,

@@ -20,8 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from serving.log.codec import MalformedError, codec
-from serving.log.entries import EventHandled, LogEntry, MessageSent, NodeCreated, WorkDone, shift_time
-from serving.log.event_log import MAX_PENDING, VERSION, RecentMap
+from serving.log.event_log import (
+    MAX_PENDING,
+    VERSION,
+    EventHandled,
+    LogEntry,
+    MessageSent,
+    NodeCreated,
+    RecentMap,
+    WorkDone,
+    shift_time,
+)
 from serving.messages import (
     Command,
     Event,

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
-from serving.log.entries import EventHandled, LogEntry, NodeCreated
+from serving.log.event_log import EventHandled, LogEntry, NodeCreated
 from serving.log.reader import read_entries, read_header
 from serving.messages import (
     INF,

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from serving.network.trace import CapacityCurve, CapacityTrace
-from serving.workload.files import read_text
-from serving.workload.row import InvalidRecordError
+from serving.workload.records import InvalidRecordError, read_text
 
 PACKET_NBYTES = 1500
 _MBPS = PACKET_NBYTES * 8e-3

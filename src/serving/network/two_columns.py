@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from serving.network.trace import CapacityCurve, CapacityTrace
-from serving.workload.files import read_text
-from serving.workload.row import InvalidRecordError
+from serving.workload.records import InvalidRecordError, read_text
 
 TraceLine = tuple[float, float, str]
 """Seconds, Mbit/s, and where it stands."""

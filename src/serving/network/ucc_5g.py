@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from serving.network.rate import TrafficDirection
 from serving.network.trace import CapacityCurve, CapacityTrace, LinkRecording
-from serving.workload import files
-from serving.workload.row import DataRecord, InvalidRecordError
+from serving.workload import records
+from serving.workload.records import DataRecord, InvalidRecordError
 
 _RATE_COLUMNS = ("Timestamp", "State", "DL_bitrate")
 
@@ -35,7 +35,7 @@ class UCC5GTrace(CapacityTrace):
 
     def read(self, path: Path) -> CapacityCurve:
         seconds: dict[float, list[float]] = {}
-        for at_s, row in download_rows(files.csv_records(path, _RATE_COLUMNS, ",", quoted=True)):
+        for at_s, row in download_rows(records.csv_records(path, _RATE_COLUMNS, ",", quoted=True)):
             seconds.setdefault(at_s, []).append(_mbps(row))
         if not seconds:
             raise InvalidRecordError(
@@ -109,7 +109,7 @@ class PingTrace(LinkRecording[RecordedDelays]):
         return lambda now: delays.delay_at(now + offset_s)
 
     def read(self, path: Path) -> RecordedDelays:
-        rows = [*download_rows(files.csv_records(path, _PING_COLUMNS, ",", quoted=True))]
+        rows = [*download_rows(records.csv_records(path, _PING_COLUMNS, ",", quoted=True))]
         found = {at_s: ping_ms / 2e3 for at_s, ping_ms in _measured_pings(rows)}
         if not found:
             raise InvalidRecordError(f"{path}: no ping was taken while downloading; use network.delay_ms")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.hardware.timed_executor import DeviceExecutor, Engine
+from serving.hardware.executor import DeviceExecutor, Engine
 from serving.messages import Outcome, RequestArrived, Work
 from serving.metrics.recorder import Recorder, SessionRecord
 from serving.nodes.device import Device
@@ -32,11 +32,18 @@ class UntimedExecutor:
 
 
 def run_untimed(
-    policy: Policy, models: LoadedModels, queries: Sequence[Query], seed: int, progress: Progress
+    policy: Policy,
+    models: LoadedModels,
+    queries: Sequence[Query],
+    seed: int,
+    progress: Progress,
+    timed_layers: int | None = None,
 ) -> dict[str, SessionRecord]:
-    """The records of all queries, dealt to a few devices that never wait for anything but their cloud."""
+    """The records of all queries, dealt to a few devices that never wait for anything but their cloud. The target is
+    split as one of `timed_layers` layers would be; None: as one of as many as it has.
+    """
     names = [f"device-{i}" for i in range(CONCURRENT_SESSIONS)]
-    hops = policy.placement.hops(models.cloud_layers, models.cloud_layers)
+    hops = policy.placement.hops(models.cloud_layers, timed_layers or models.cloud_layers)
     tiers = {tier: (f"{tier}-0",) for tier in dict.fromkeys(hop.node for hop in hops if hop.node != DEVICE_TIER)}
     recorder, ended = Recorder(names), iter(range(1, len(queries) + 1))
     simulator = Simulator([recorder])

@@ -16,8 +16,8 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
+from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
-from serving.hardware.timed_executor import Engine
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRule, ForwardWork, Outcome
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.trace import RecordedSession

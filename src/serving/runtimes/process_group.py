@@ -72,7 +72,7 @@ class ProcessGroup:
 
     def collect_records(self, observers: Sequence[Observer]) -> dict[str, SessionRecord]:
         """The records that the event logs of all processes give when they are merged in time."""
-        from serving.log.entries import feed_observer
+        from serving.log.event_log import feed_observer
         from serving.log.reader import merge_logs
 
         recorder = Recorder(self.topology.devices)

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Protocol
 
 from serving.core.keyed_random import key, uniform
-from serving.workload import files
-from serving.workload.row import DataRecord
+from serving.workload import records
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class AzureTrace:
         if self.path is None:
             raise ValueError("a trace of arrivals is read from a file: set workload.arrivals.path=FILE.csv")
         last = datetime.min
-        for row in files.csv_records(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
+        for row in records.csv_records(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
             at = _timestamp(row)
             if at < last:
                 raise row.error("TIMESTAMP is earlier than the line before; sort the trace by time")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
-from serving.workload import hub
+from serving.workload import records
 from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
-from serving.workload.row import DataRecord, InvalidRecordError
+from serving.workload.records import DataRecord, InvalidRecordError
 
 QualityTarget = Literal["embedded", "pretrained", "nobody"]
 
@@ -131,7 +131,7 @@ class PublicDataset(ABC):
             return self.records(path)
         if self.hub is None:
             raise ValueError(f"{self.name} is read from a file: set workload.path=FILE ({self.file_format})")
-        return hub.hub_records(self.hub, self.config, self.split, self.revision, self.columns)
+        return records.hub_records(self.hub, self.config, self.split, self.revision, self.columns)
 
     def _prompts(self, worked_examples: list[Example], questions: list[Example]) -> list[Prompt]:
         head = "\n\n".join(

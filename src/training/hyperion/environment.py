@@ -15,8 +15,7 @@ from serving.engines.models import ModelConfig, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
-from serving.hardware.testbed import Testbed
-from serving.hardware.tier import Tier
+from serving.hardware.testbed import Testbed, Tier
 from serving.messages import Span
 from serving.metrics.recorder import SessionRecord
 from serving.network.link import Link
@@ -46,7 +45,9 @@ class Range:
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= self.high:
-            raise ValueError(f"environment: a range goes from above 0 to as much or more, got {self.low} to {self.high}")
+            raise ValueError(
+                f"environment: a range goes from above 0 to as much or more, got {self.low} to {self.high}"
+            )
 
     def uniform(self, quantile: float) -> float:
         return self.low + quantile * (self.high - self.low)

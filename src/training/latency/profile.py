@@ -15,7 +15,7 @@ from statistics import median
 
 from serving.engines.models import Dtype, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.hardware.timed_executor import Engine
+from serving.hardware.executor import Engine
 from serving.progress import Progress
 from training.latency.artifact import write_profile
 from training.latency.grid import ProfilingOptions, WorkGrid
@@ -129,7 +129,9 @@ def _random_weights_target(
 def _check_names(architectures: Sequence[Architecture]) -> None:
     names = [architecture.name for architecture in architectures]
     if not names:
-        raise ValueError("latency profile: no architecture is named; set draft_architectures, target_architectures or both.")
+        raise ValueError(
+            "latency profile: no architecture is named; set draft_architectures, target_architectures or both."
+        )
     for name in names:
         if names.count(name) > 1:
             raise ValueError(

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serving.hardware.architecture import Architecture
-from serving.hardware.chip import Chip
+from serving.hardware.chip import Chip, roofline
 from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
-from serving.hardware.roofline import roofline
 from training.latency.fit import Array, score_fit, terms
 from training.latency.grid import WorkGrid, WorkShape
 from training.latency.profiled import LoadedProfile, TimingPoints, components, regime
@@ -206,7 +205,12 @@ def coefficients(models: Sequence[LoadedProfile], chip: Chip, architecture: Arch
 def _measured_row(name: str, model: LoadedProfile) -> dict[str, Any]:
     low, high = model.report["intervals"][name]
     plain = model.report["ordinary_least_squares"]["coefficients"][name]
-    return {"value_s": model.report["coefficients"][name], "low_s": low, "high_s": high, "least_squares_s": plain or None}
+    return {
+        "value_s": model.report["coefficients"][name],
+        "low_s": low,
+        "high_s": high,
+        "least_squares_s": plain or None,
+    }
 
 
 def _published_row(name: str, latency: LatencyModel, chip: Chip, architecture: Architecture) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from serving.hardware.executor import Engine
 from serving.hardware.latency import ForwardLoad
-from serving.hardware.timed_executor import Engine
 from serving.messages import DraftWork
 from training.latency.grid import MIN_FITTED, MIN_HELD_OUT, WorkShape
 from training.latency.work import EngineWork, WorkBuilder

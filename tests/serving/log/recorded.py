@@ -7,8 +7,7 @@ from fake_world import World, policy, world
 
 from serving.drivers.observer import Observer
 from serving.drivers.simulator import Simulator
-from serving.log.entries import LogEntry
-from serving.log.event_log import EventLog
+from serving.log.event_log import EventLog, LogEntry
 from serving.log.reader import read_entries
 from serving.messages import Command, Event, Message, Outcome, Work
 from serving.metrics.recorder import Recorder

@@ -7,7 +7,7 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.entries import LogEntry, shift_time
+from serving.log.event_log import LogEntry, shift_time
 from serving.log.replay import decision_log, first_difference
 from serving.messages import EmitTokens
 

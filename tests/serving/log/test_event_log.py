@@ -9,8 +9,7 @@ import pytest
 from fake_world import ROWS, Log
 from log.recorded import recorded, recorder, watched
 
-from serving.log.entries import EventHandled, MessageSent, NodeCreated, WorkDone, feed_observer
-from serving.log.event_log import EventLog
+from serving.log.event_log import EventHandled, EventLog, MessageSent, NodeCreated, WorkDone, feed_observer
 from serving.log.reader import read_entries, read_header
 from serving.messages import (
     INF,

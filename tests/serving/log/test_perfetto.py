@@ -12,7 +12,7 @@ import pytest
 from fake_world import ROWS
 from log.recorded import recorded
 
-from serving.log.entries import EventHandled, MessageSent, NodeCreated
+from serving.log.event_log import EventHandled, MessageSent, NodeCreated
 from serving.log.perfetto import write_trace
 from serving.messages import (
     INF,

@@ -14,8 +14,7 @@ from log.recorded import Only, recorded, recorder, watched
 from serving.drivers.clock import WallClock
 from serving.drivers.real_time import RealTimeDriver
 from serving.drivers.simulator import ComputeResource, Simulator
-from serving.log.entries import EventHandled, NodeCreated, feed_observer
-from serving.log.event_log import EventLog
+from serving.log.event_log import EventHandled, EventLog, NodeCreated, feed_observer
 from serving.log.reader import read_entries
 from serving.log.replay import find_event_logs, replay, replay_run
 from serving.messages import GenerationRequest, Node, PeerLost, PeerRestored, RequestArrived, StartWork, TimerFired

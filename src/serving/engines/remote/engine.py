@@ -17,7 +17,7 @@ _SEED_RANGE = 1 << 31
 
 
 class RemoteEngine:
-    """What `serving.hardware.timed_executor.Engine` asks for, with the outcomes of the torch engine.
+    """What `serving.hardware.executor.Engine` asks for, with the outcomes of the torch engine.
 
     The server keeps caches by prefix, or none; here a session is the tokens that the route has sent.
     """

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class CNNDailyMail(PublicDataset):
     metrics = (Rouge1(),)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.csv_records(path, ("article", "highlights", "id"), ",", quoted=True)
+        return records.csv_records(path, ("article", "highlights", "id"), ",", quoted=True)
 
     def example(self, row: DataRecord) -> Example:
         ask = f"Article: {row.text('article').strip()}\n\nSummarise the article in three sentences.\nSummary:"

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class CommonsenseQA(PublicDataset):
     stop = ("\nQuestion:",)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.json_lines(path)
+        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         question, labels, choices = (

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import FinalNumber, final_number
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 _CALCULATOR = re.compile(r"<<[^<>]*>>")
 _FINAL = re.compile(r"####|\\boxed\{")
@@ -35,7 +35,7 @@ class GSM8K(PublicDataset):
     stop = ("\nProblem:",)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.json_lines(path)
+        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         solution = _CALCULATOR.sub("", row.text("solution", "answer")).strip()

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class HeySQuAD(PublicDataset):
     stop = ("\n",)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        for article in files.json_member(path, "data"):
+        for article in records.json_member(path, "data"):
             for paragraph in article.records("paragraphs"):
                 context = paragraph.text("context")
                 for question in paragraph.records("qas"):

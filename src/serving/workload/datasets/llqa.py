@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import DataRecord, InvalidRecordError
+from serving.workload.records import DataRecord, InvalidRecordError
 
 _TIME_RANGE = re.compile(r"\[\s*(\d\d?):(\d\d)\s*(?:-\s*(\d\d?):(\d\d)\s*)?\]")
 _TIMESTAMP = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
@@ -46,7 +46,7 @@ class LLQA(PublicDataset):
             )
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.json_lines(path)
+        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         choices = tuple(choice.strip() for choice in row.texts("answers"))
@@ -69,7 +69,7 @@ class LLQA(PublicDataset):
         """By date: first minute, last minute and text of each description, in file order."""
         days: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         try:
-            for row in files.json_lines(self._descriptions_file()):
+            for row in records.json_lines(self._descriptions_file()):
                 text = row.text("desc", blank=True)
                 span = _TIME_RANGE.search(text)
                 if span:

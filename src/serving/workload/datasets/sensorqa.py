@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import Rouge1
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class SensorQA(PublicDataset):
     stop = ("\n",)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.json_list(path)
+        return records.json_list(path)
 
     def example(self, row: DataRecord) -> Example:
         ask = f"Question: {row.text('question').strip()}\nAnswer:"

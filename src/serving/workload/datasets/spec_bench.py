@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset, QualityTarget
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 _KINDS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
@@ -31,7 +31,7 @@ class SpecBench(PublicDataset):
     measures_quality_of: ClassVar[QualityTarget] = "nobody"
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.json_lines(path)
+        return records.json_lines(path)
 
     def example(self, row: DataRecord) -> Example:
         turns = row.texts("turns")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import Example, PublicDataset
 from serving.workload.metrics import ChoiceAccuracy
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 _LABELS = ("negative", "positive")
 
@@ -31,7 +31,7 @@ class SST2(PublicDataset):
     stop = ("\nReview:",)
 
     def records(self, path: Path) -> Iterable[DataRecord]:
-        return files.csv_records(path, ("sentence", "label"), "\t", quoted=False)
+        return records.csv_records(path, ("sentence", "label"), "\t", quoted=False)
 
     def example(self, row: DataRecord) -> Example:
         label = row.integer("label")

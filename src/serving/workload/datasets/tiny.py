@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-from serving.workload import files
+from serving.workload import records
 from serving.workload.dataset import QualityTarget
 from serving.workload.metrics import ExactMatch, Metric, Rouge1
 from serving.workload.prompt import MatchRule, Prompt
-from serving.workload.row import DataRecord
+from serving.workload.records import DataRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class TinyTasks:
 
     def prompts(self) -> list[Prompt]:
         """All items of the chosen tasks, in file order; ValueError for an unknown task or a broken line."""
-        prompts = [_prompt(row) for row in files.json_lines(self.corpus / f"{self.split}.jsonl")]
+        prompts = [_prompt(row) for row in records.json_lines(self.corpus / f"{self.split}.jsonl")]
         known = sorted({prompt.task for prompt in prompts})
         unknown = sorted(set(self.tasks) - set(known))
         if unknown:

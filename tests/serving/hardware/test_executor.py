@@ -9,8 +9,8 @@ from fake_setup import setup
 from fake_world import LAYERS
 
 from serving.deployment.topology import Topology
+from serving.hardware.executor import TimedExecutor
 from serving.hardware.latency import ForwardLoad, LatencyModel
-from serving.hardware.timed_executor import TimedExecutor
 from serving.messages import (
     MEDUSA_TREE,
     DraftOutcome,

@@ -4,8 +4,8 @@ from dataclasses import asdict, replace
 import pytest
 from catalogue import architecture, chip, fits
 
+from serving.hardware.chip import roofline
 from serving.hardware.latency import ForwardLoad, LatencyModel, batch_load, load_fitted_latencies
-from serving.hardware.roofline import roofline
 from serving.outcomes.loads import summed
 
 TABLE_12 = LatencyModel(33.14e-6, 34.5e-9, 4.62e-6, 14.86e-3, layers=64, source="WISP, Table 12")

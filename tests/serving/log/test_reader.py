@@ -7,8 +7,7 @@ import pytest
 from fake_world import ROWS, LateWire
 from log.recorded import Later, Only, recorder, watched
 
-from serving.log.entries import EventHandled, MessageSent, feed_observer
-from serving.log.event_log import EventLog
+from serving.log.event_log import EventHandled, EventLog, MessageSent, feed_observer
 from serving.log.reader import merge_entries, merge_logs
 from serving.messages import MessageReceived, Release, TimerFired
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.workload import files
-from serving.workload.row import DataRecord, InvalidRecordError
+from serving.workload import records
+from serving.workload.records import DataRecord, InvalidRecordError
 
 
 def written(tmp_path: Path, text: str | bytes) -> Path:
@@ -14,13 +14,13 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
 
 
 def test_json_lines_passes_over_blank_lines_and_counts_them(tmp_path):
-    rows = list(files.json_lines(written(tmp_path, '\n{"a": 1}\n\n{"a": 2}')))
+    rows = list(records.json_lines(written(tmp_path, '\n{"a": 1}\n\n{"a": 2}')))
     assert [(row.index, row.fields) for row in rows] == [(2, {"a": 1}), (4, {"a": 2})]
 
 
 def test_json_lines_splits_at_newlines_only(tmp_path):
     text = json.dumps({"a": "one\u2028two"}, ensure_ascii=False)
-    assert [row.fields for row in files.json_lines(written(tmp_path, text))] == [{"a": "one\u2028two"}]
+    assert [row.fields for row in records.json_lines(written(tmp_path, text))] == [{"a": "one\u2028two"}]
 
 
 @pytest.mark.parametrize(
@@ -34,22 +34,22 @@ def test_json_lines_splits_at_newlines_only(tmp_path):
 )
 def test_a_broken_line_is_named(tmp_path, text, message):
     with pytest.raises(InvalidRecordError, match=message):
-        list(files.json_lines(written(tmp_path, text)))
+        list(records.json_lines(written(tmp_path, text)))
 
 
 @pytest.mark.parametrize(("name", "problem"), [("gone", "does not exist"), ("", "is a folder")])
 def test_a_missing_file_names_the_option(tmp_path, name, problem):
     with pytest.raises(ValueError, match=f"{problem}.*workload.path"):
-        list(files.json_lines(tmp_path / name))
+        list(records.json_lines(tmp_path / name))
 
 
 def test_elements_of_a_json_list_know_index_and_line(tmp_path):
-    rows = list(files.json_list(written(tmp_path, '[\n {"a": "]"},\n\n {"a": 2}\n]')))
+    rows = list(records.json_list(written(tmp_path, '[\n {"a": "]"},\n\n {"a": 2}\n]')))
     assert [(row.index, row.location.split("data ")[1]) for row in rows] == [(0, "line 2 item 0"), (1, "line 4 item 1")]
 
 
 def test_members_of_a_json_object_know_index_and_line(tmp_path):
-    rows = list(files.json_member(written(tmp_path, '{"version": 1,\n"data": [\n{"a": 1}]}'), "data"))
+    rows = list(records.json_member(written(tmp_path, '{"version": 1,\n"data": [\n{"a": 1}]}'), "data"))
     assert rows[0].location.endswith("line 3 data 0")
 
 
@@ -63,22 +63,22 @@ def test_members_of_a_json_object_know_index_and_line(tmp_path):
 )
 def test_a_broken_json_list_is_named_by_line(tmp_path, text, message):
     with pytest.raises(InvalidRecordError, match=message):
-        list(files.json_list(written(tmp_path, text)))
+        list(records.json_list(written(tmp_path, text)))
 
 
 def test_a_json_object_without_the_member_says_what_it_has(tmp_path):
     with pytest.raises(InvalidRecordError, match='no list "data"; has: rows, version'):
-        list(files.json_member(written(tmp_path, '{"rows": [], "version": 1}'), "data"))
+        list(records.json_member(written(tmp_path, '{"rows": [], "version": 1}'), "data"))
 
 
 def test_a_quoted_record_of_several_lines_is_named_by_its_first(tmp_path):
     path = written(tmp_path, 'a,b\n"one\ntwo",1\nx,2\n')
-    rows = list(files.csv_records(path, ("a",), ",", quoted=True))
+    rows = list(records.csv_records(path, ("a",), ",", quoted=True))
     assert [(row.index, row.fields["a"]) for row in rows] == [(2, "one\ntwo"), (4, "x")]
 
 
 def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
-    rows = list(files.csv_records(written(tmp_path, 'a\tb\n"so\t1\n'), ("a", "b"), "\t", quoted=False))
+    rows = list(records.csv_records(written(tmp_path, 'a\tb\n"so\t1\n'), ("a", "b"), "\t", quoted=False))
     assert rows[0].fields == {"a": '"so', "b": "1"}
 
 
@@ -92,7 +92,7 @@ def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
 )
 def test_a_broken_table_is_named_by_line(tmp_path, text, message):
     with pytest.raises(InvalidRecordError, match=message):
-        list(files.csv_records(written(tmp_path, text), ("a", "b"), ",", quoted=True))
+        list(records.csv_records(written(tmp_path, text), ("a", "b"), ",", quoted=True))
 
 
 @pytest.mark.parametrize(
