@@ -26,7 +26,7 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import ScriptedClock
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.real_time import RealTimeDriver
 from serving.log.event_log import EventHandled, EventLog, NodeCreated
 from serving.log.reader import read_entries

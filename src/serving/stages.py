@@ -5,7 +5,7 @@ from pathlib import Path
 from serving.core.decoding import Decoding
 from serving.deployment.queries import Query
 from serving.deployment.setup import Setup
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
 from serving.hardware.payload_size import HIDDEN_DTYPES, HiddenDtype
@@ -14,7 +14,7 @@ from serving.learned.medusa import MedusaHeads
 from serving.log.recording import RecordingOptions
 from serving.metrics.batch_timing import BatchObserver
 from serving.metrics.utilisation import UtilisationObserver
-from serving.policy.engine_requirements import NO_REQUIREMENTS
+from serving.policy.policy import NO_REQUIREMENTS
 from serving.policy.policy import Policy
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.routed_offload import RoutingScorer
@@ -72,18 +72,20 @@ def record_outcomes(
     policy: Policy | None = None,
     medusa: MedusaHeads | None = None,
     router: RoutingScorer | None = None,
+    timed_architecture: Architecture | None = None,
     max_draft_len: int = 8,
     max_prompts: int = 480,
     accelerator: str = "cpu",
 ) -> None:
     """Records what both models write at each position of each answer; writes a trace that a simulation reads.
 
-    `policy` None (or a lossless one): the target's own greedy text; else the text that this policy writes under `seed`.
-    Drafts leave layers early as the policy's do, or without one as `early_exit` says; `medusa` are heads of the target
-    that propose trees of drafts, and of a `router` the score of each draft is kept. `max_draft_len` is how many tokens
-    the drafter continues from each position: the longest window that the trace answers exactly; no prompt is recorded
-    twice, and `max_prompts` of them at most: a simulation deals further requests onto them. Raises ValueError for
-    sampled text.
+    `policy` None: the target's own greedy text; else the text that this policy writes under `seed`, where its placement
+    splits the target as it would split `timed_architecture` (None: one of as many layers as the target has), because
+    hidden states are rounded wherever it is split. Drafts leave layers early as the policy's do, or without one as
+    `early_exit` says; `medusa` are heads of the target that propose trees of drafts, and of a `router` the score of
+    each draft is kept. `max_draft_len` is how many tokens the drafter continues from each position: the longest window
+    that the trace answers exactly; no prompt is recorded twice, and `max_prompts` of them at most: a simulation deals
+    further requests onto them. Raises ValueError for sampled text.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from serving.outcomes import store
@@ -101,12 +103,9 @@ def record_outcomes(
         "data": f"{workload.dataset.name}, {len(asked)} prompts",
     }
     rule = (policy.early_exit if policy else early_exit).layer_exit
-    store.save(
-        out,
-        TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, router).record(
-            asked, work, progress
-        ),
-    )
+    layers = timed_architecture.layers if timed_architecture else None
+    recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, router, layers)
+    store.save(out, recorder.record(asked, work, progress))
     models.tokenizer.hf.save_pretrained(out / store.TOKENIZER_DIR)
 
 
@@ -126,7 +125,7 @@ def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Ar
         packed = packing.best_packing(architecture)
         value = packed.num_replicas / packing.best_packing(packing.reference).num_replicas
         rows[architecture.name] = {
-            "factor": value, "copies": packed.num_replicas, "chips": packed.chips_per_replica, "bound": packed.limited_by,
+            "packing_factor": value, "copies": packed.num_replicas, "chips": packed.chips_per_replica, "bound": packed.limited_by,
         }  # fmt: skip
     (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 

@@ -7,7 +7,7 @@ from typing import Literal
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint, Dtype, ModelPair
 from serving.hardware.architecture import Architecture
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress

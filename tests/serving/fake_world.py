@@ -7,7 +7,7 @@ from typing import Any
 from fake_pair import ROW_NBYTES, FakePair
 
 from serving.deployment.wiring import Driver
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.simulator import ComputeResource, Simulator
 from serving.learned.medusa import MedusaHeads
 from serving.learned.thresholds import Thresholds

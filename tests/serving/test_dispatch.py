@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from serving.core.keyed_random import key, uniform
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.messages import LoadReport
 from serving.policy.slots.dispatch import Dispatch, EarliestFinish, HypSched, RandomDispatch, RoundRobin
 

@@ -11,7 +11,7 @@ from catalogue import bed, chip, fleet, link
 from dispatchers import made, soonest
 from fake_setup import models, queries, setup
 
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.learned.dispatch_network import (
     HEADER,
     LAYER_NAMES,

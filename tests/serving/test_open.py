@@ -9,7 +9,7 @@ from serving.deployment.model_loading import load_models
 from serving.engines.models import Checkpoint
 from serving.learned.medusa import WEIGHTS, MedusaHeads
 from serving.messages import MEDUSA_TREE, DraftOutcome, DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 
 WHOLE = Span(0, 3, embedding=True, lm_head=True)
 ASKED = SequenceSlice("s", 0, 3, (2, 3, 4), 0, "tree")

@@ -30,7 +30,7 @@ from serving.messages import (
 )
 from serving.outcomes.offline import run_untimed
 from serving.outcomes.record import target_only
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching

@@ -10,7 +10,7 @@ from serving.deployment.queries import UNAVAILABLE_ENGINE, LoadedModels, Query
 from serving.deployment.setup import Setup
 from serving.engines.models import Checkpoint, ModelConfig
 from serving.messages import INF, GenerationRequest, Span
-from serving.policy.engine_requirements import NO_REQUIREMENTS, EngineRequirements
+from serving.policy.policy import NO_REQUIREMENTS, EngineRequirements
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.workload.workload import Workload
 

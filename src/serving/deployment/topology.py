@@ -19,7 +19,7 @@ from serving.messages import INF, Hop, Node
 from serving.network.link import Channel, Link
 from serving.network.outages import OutageInterval
 from serving.nodes.device import Device
-from serving.nodes.node_selector import TierNodes
+from serving.nodes.hop_path import TierNodes
 from serving.nodes.worker import Worker
 from serving.policy.slots.placement import DEVICE_TIER
 

@@ -15,8 +15,7 @@ from itertools import count
 from typing import Literal, TypeAlias
 
 from serving.drivers.clock import Clock
-from serving.drivers.observer import Observer
-from serving.drivers.simulator import ComputeResource, LinkDirection, Phase
+from serving.drivers.simulator import ComputeResource, LinkDirection, Observer, Phase
 from serving.hardware.executor import FatalWorkError, TransientWorkError
 from serving.messages import (
     INF,

@@ -7,15 +7,14 @@ first.
 import gc
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from serving.drivers.observer import Observer
 from serving.hardware.executor import Executor, TransientWorkError
 from serving.messages import (
     INF,
@@ -24,15 +23,38 @@ from serving.messages import (
     DropCache,
     EmitTokens,
     Event,
+    Message,
     MessageReceived,
     Node,
+    Outcome,
     SendMessage,
     SetTimer,
     StartWork,
     TimerFired,
+    Work,
     WorkFailed,
     WorkFinished,
 )
+
+
+class Observer(Protocol):
+    """Sees everything, changes nothing; times are seconds of the run's clock."""
+
+    def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
+
+    def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None: ...
+
+    def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:
+        """`arrives_s` is infinite for a message that is lost."""
+        ...
+
+
+@runtime_checkable
+class NodeObserver(Protocol):
+    """An observer that also wants to know which nodes are made, or made anew: they know nothing."""
+
+    def node_created(self, node: str, at_s: float) -> None: ...
+
 
 log = logging.getLogger(__name__)
 

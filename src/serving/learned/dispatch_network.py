@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.learned import arrays
 from serving.learned.arrays import Floats
 from serving.learned.mlp import DenseLayer

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Generic, TypeAlias, TypeVar
 
-from serving.drivers.observer import NodeObserver, Observer
+from serving.drivers.simulator import NodeObserver, Observer
 from serving.log.codec import codec
 from serving.messages import (
     Command,

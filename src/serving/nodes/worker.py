@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from serving.core.ids import IdGenerator
-from serving.core.kv_accounting import KVAccounting, MemoryBudget
+from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
 from serving.core.link_monitor import NodeMonitor
 from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
@@ -46,8 +46,7 @@ from serving.messages import (
     WorkFailed,
     WorkFinished,
 )
-from serving.nodes.admission import admit, has_required_cache
-from serving.nodes.node_selector import NodeSelector, TierNodes
+from serving.nodes.hop_path import NodeSelector, TierNodes
 from serving.nodes.reservations import Reservations
 from serving.nodes.session_registry import SessionRegistry
 from serving.policy.policy import Policy

@@ -1,13 +1,14 @@
 """A policy is a row of choices, one per slot; what does not go together is refused here, before any work."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from serving.core.scores import NO_SCORERS, Scorers
-from serving.policy.engine_requirements import EngineRequirements
+from serving.hardware.payload_size import HiddenDtype
+from serving.learned.medusa import MedusaHeads
 from serving.policy.slots.dispatch import Dispatch
 from serving.policy.slots.draft import Draft
 from serving.policy.slots.early_exit import EarlyExit
-from serving.policy.slots.kv_cache import KvCache
+from serving.policy.slots.kv_cache import BLOCK_TOKENS, KvCache
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.lookahead import Lookahead
 from serving.policy.slots.offload import Offload, ScoredOffload
@@ -16,6 +17,24 @@ from serving.policy.slots.placement import DEVICE_TIER, Placement
 from serving.policy.slots.prefill import Prefill
 from serving.policy.slots.scheduler import Scheduler
 from serving.policy.slots.verify import TreeVerify, Verify
+
+
+@dataclass(frozen=True)
+class EngineRequirements:
+    scorers: Scorers = field(default_factory=lambda: NO_SCORERS)
+    """Trained scores that the drafter computes."""
+    block_tokens: int = BLOCK_TOKENS
+    """Of the KV caches."""
+    hidden_dtype: HiddenDtype = "fp16"
+    """In which hidden states leave a span of layers."""
+    medusa: MedusaHeads | None = None
+    """Heads that draft where the target's head is."""
+    verifies_drafts: bool = False
+    """Do drafts travel, for a verdict?"""
+
+
+NO_REQUIREMENTS = EngineRequirements()
+
 
 _PLACEHOLDER_LAYERS = 1024
 """A depth to ask a placement for its shape before a model is known."""
@@ -124,7 +143,5 @@ class Policy:
     def lossless(self) -> bool:
         """Is every token the target's own? Then speed differs between policies, and text does not."""
         return (
-            self.offload.scope in ("all", "full")
-            and self.verify.sends_drafts
-            and not self.early_exit.has_sequence_exit
+            self.offload.scope in ("all", "full") and self.verify.sends_drafts and not self.early_exit.has_sequence_exit
         )

@@ -11,7 +11,7 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import WallClock
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.real_time import Pace, PacingStats, RealTimeDriver
 from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder, SessionRecord

@@ -9,7 +9,7 @@ from serving.engines.models import Checkpoint
 from serving.hardware.payload_size import HiddenDtype, hidden_nbytes
 from serving.outcomes.offline import run_untimed
 from serving.outcomes.record import target_only
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 from serving.policy.policy import Policy
 from serving.policy.slots.offload import AlwaysOffload
 from serving.policy.slots.payload import HiddenStatePayload
@@ -46,8 +46,8 @@ def compare_precisions(
         same = [_common_prefix_len(record.tokens, whole[name]) for name, record in records.items()]
         full = [len(whole[name]) for name in records]
         found[number] = {
-            "same_texts": sum(a == b for a, b in zip(same, full, strict=True)) / len(full),
-            "same_tokens": sum(same) / sum(full),
+            "equal_texts_share": sum(a == b for a, b in zip(same, full, strict=True)) / len(full),
+            "equal_prefix_share": sum(same) / sum(full),
             "nbytes": float(hidden_nbytes(1, models.cloud.model.hidden, number)),  # type: ignore[attr-defined]
         }
         progress(i + 1, len(precisions), number)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from serving.core.decoding import Decoding
 from serving.engines.models import Checkpoint
 from serving.hardware.architecture import Architecture
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 from serving.policy.slots.draft import MedusaDraft, WindowDraft
 from serving.policy.slots.placement import UShapedPlacement
 from serving.progress import Progress

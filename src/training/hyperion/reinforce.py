@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
 from serving.core.keyed_random import key, uniform
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.learned.dispatch_network import DispatchNetwork, graph_features
 from serving.messages import LoadReport
 from training.hyperion.environment import DispatchEnvironment, Episode

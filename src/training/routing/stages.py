@@ -13,7 +13,7 @@ from serving.core.scores import ROUTE
 from serving.engines.models import Checkpoint
 from serving.learned import router as routers
 from serving.learned.router import TokenRouter
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 from serving.policy.slots.offload import NeverOffload, Offload
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.progress import Progress

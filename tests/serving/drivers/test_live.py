@@ -11,7 +11,7 @@ from fake_pair import FakePair, own_text
 from fake_world import ROWS, World, policy, world
 
 from serving.drivers.clock import ScriptedClock, WallClock
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.real_time import RealTimeDriver
 from serving.hardware.executor import FatalWorkError
 from serving.messages import EmitTokens, Message, Outcome, Work

@@ -13,7 +13,7 @@ from serving.core.queued_request import QueuedRequest
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.messages import ForwardWork, SequenceSlice, Span
-from serving.nodes.admission import admit
+from serving.core.kv_accounting import admit
 
 WHOLE = Span(0, 1, embedding=True, lm_head=True)
 CAPACITY = 100

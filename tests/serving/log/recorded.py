@@ -5,7 +5,7 @@ from typing import Any
 
 from fake_world import World, policy, world
 
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.simulator import Simulator
 from serving.log.event_log import EventLog, LogEntry
 from serving.log.reader import read_entries

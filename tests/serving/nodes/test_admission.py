@@ -5,7 +5,7 @@ import pytest
 from serving.core.kv_accounting import KVAccounting
 from serving.core.queued_request import QueuedRequest
 from serving.messages import SequenceSlice, Span
-from serving.nodes.admission import admit
+from serving.core.kv_accounting import admit
 
 WHOLE = Span(0, 8, embedding=True, lm_head=True)
 

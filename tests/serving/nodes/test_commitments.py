@@ -25,7 +25,7 @@ from serving.messages import (
     Verdict,
     WorkFinished,
 )
-from serving.nodes.node_selector import NodeSelector
+from serving.nodes.hop_path import NodeSelector
 from serving.nodes.reservations import Reservations
 from serving.nodes.worker import Worker
 from serving.policy.slots.dispatch import HypSched, RoundRobin

@@ -9,7 +9,7 @@ import pytest
 from fake_pair import own_text
 from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.simulator import ComputeResource, Simulator
 from serving.messages import (
     INF,

@@ -17,7 +17,7 @@ from serving.engines.models import Checkpoint, ModelConfig, ModelPair
 from serving.engines.onnx.engine import OnnxEngine
 from serving.learned.router import TokenRouter
 from serving.messages import DraftStopRule, DraftWork
-from serving.policy.engine_requirements import EngineRequirements
+from serving.policy.policy import EngineRequirements
 
 ONNX = "model.device.backend=onnx"
 TOY = (

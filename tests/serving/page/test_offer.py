@@ -13,7 +13,7 @@ from serving.frontend.openai.errors import ApiError
 from serving.frontend.ui.device_pool import PrefixedTopology, engine_groups
 from serving.frontend.ui.policy_card import PolicyCard
 from serving.frontend.ui.run_request import parse_run_request
-from serving.policy.engine_requirements import NO_REQUIREMENTS
+from serving.policy.policy import NO_REQUIREMENTS
 
 
 def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:

@@ -123,6 +123,6 @@ def test_partitions_are_importable_without_numpy():
     import subprocess
     import sys
 
-    names = ("problem", "hypsplit", "optimum", "baselines", "infeasibility", "costs")
+    names = ("problem", "hypsplit", "optimum", "baselines", "costs")
     code = f"import sys, {', '.join(f'serving.policy.partition.{name}' for name in names)}; assert 'numpy' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from dispatchers import soonest
 
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.learned.dispatch_network import DispatchNetwork, load
 from serving.messages import INF, LoadReport
 from serving.policy.slots.dispatch import HypSched, LearnedDispatch

@@ -15,8 +15,8 @@ from serving.deployment.queries import LoadedModels
 from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.frontend.openai.admission import AdmissionQueue
-from serving.nodes.node_selector import TierNodes
-from serving.policy.engine_requirements import EngineRequirements
+from serving.nodes.hop_path import TierNodes
+from serving.policy.policy import EngineRequirements
 
 if TYPE_CHECKING:
     from serving.engines.torch.tensor_store import TensorStore

@@ -10,7 +10,7 @@ from serving.deployment.queries import LoadedModels
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, connect_nodes
 from serving.drivers.clock import WallClock
-from serving.drivers.observer import Observer
+from serving.drivers.simulator import Observer
 from serving.drivers.real_time import RealTimeDriver
 from serving.frontend.device_gateway import RequestStreams
 from serving.frontend.shutdown import FaultBarrier

@@ -10,8 +10,14 @@ from itertools import accumulate
 from math import fsum
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from serving.policy.partition.infeasibility import infeasibility_error
-from serving.policy.partition.problem import PartitionProblem, SplitPoints, cheapest_split, fitting_ranges, range_sums
+from serving.policy.partition.problem import (
+    PartitionProblem,
+    SplitPoints,
+    cheapest_split,
+    fitting_ranges,
+    infeasibility_error,
+    range_sums,
+)
 
 if TYPE_CHECKING:
     from serving.policy.partition.problem import Bools

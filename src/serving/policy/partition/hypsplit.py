@@ -6,8 +6,14 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from serving.policy.partition.infeasibility import infeasibility_error
-from serving.policy.partition.problem import PartitionProblem, SplitPoints, first_within, range_sums, trace_back
+from serving.policy.partition.problem import (
+    PartitionProblem,
+    SplitPoints,
+    first_within,
+    infeasibility_error,
+    range_sums,
+    trace_back,
+)
 
 if TYPE_CHECKING:
     from serving.policy.partition.problem import Bools, Indices

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from serving.policy.partition.infeasibility import infeasibility_error
 from serving.policy.partition.problem import (
     PartitionProblem,
     SplitPoints,
     SplitSolution,
     cheapest_split,
     fitting_ranges,
+    infeasibility_error,
     range_sums,
 )
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from serving.core.keyed_random import key, uniform
-from serving.core.task import Task
+from serving.core.queued_request import Task
 from serving.messages import LoadReport
 
 

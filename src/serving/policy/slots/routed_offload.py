@@ -57,7 +57,9 @@ class RoutedOffload:
 
     def __post_init__(self) -> None:
         if self.num_cloud_tokens < 1:
-            raise ValueError(f"policy.offload.num_cloud_tokens is {self.num_cloud_tokens}; the cloud writes at least 1 token")
+            raise ValueError(
+                f"policy.offload.num_cloud_tokens is {self.num_cloud_tokens}; the cloud writes at least 1 token"
+            )
         if self.mode not in get_args(RoutingMode):
             raise ValueError(f"policy.offload.mode is {self.mode!r}; it is {' or '.join(get_args(RoutingMode))}")
         if self.threshold is not None:
