@@ -22,7 +22,7 @@ def batch(n: int, took_s: float) -> BatchTiming:
 def test_errors_are_of_batches() -> None:
     """Expected 0.15, 0.25, 0.55 s."""
     listed = batch_rows([batch(10, 0.15), batch(20, 0.20), batch(50, 0.60)], lambda _: TENTH)
-    assert [(row["rows"], row["cached"], row["expected_s"]) for row in listed] == [
+    assert [(row["num_tokens"], row["cached_tokens"], row["expected_s"]) for row in listed] == [
         (10, 7, pytest.approx(0.15)), (20, 7, pytest.approx(0.25)), (50, 7, pytest.approx(0.55)),
     ]  # fmt: skip
     found = estimator_errors(listed)

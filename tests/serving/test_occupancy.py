@@ -43,8 +43,8 @@ def test_busy_is_a_share_of_the_time_in_which_anything_was_under_way(cast: Topol
     ran(seen, "near-1", "b", 0, 16, 2.0, 2.5)
     ran(seen, "far-0", "a", 0, 16, 1.0, 3.0)
     found = seen.by_tier(cast, [record("a", 0.0, 4.0), record("b", 2.0, 3.0), record("c", 10.0, 12.0)])
-    assert found["near"]["busy"] == pytest.approx(1.5 / 2 / 6)
-    assert found["far"]["busy"] == pytest.approx(2 / 6)
+    assert found["near"]["utilisation"] == pytest.approx(1.5 / 2 / 6)
+    assert found["far"]["utilisation"] == pytest.approx(2 / 6)
     assert (found["near"]["nodes"], found["far"]["nodes"]) == (2, 1)
     assert (found["near"]["blocks"], found["far"]["blocks"]) == (16, 16)
 
@@ -57,9 +57,9 @@ def test_memory_is_weights_and_the_fullest_caches(cast: Topology) -> None:
     ran(seen, "far-0", "b", 50, 20, 2, 3)
     part = LLAMA.part(16, embedding=False, lm_head=True)
     wanted = (part.weights_nbytes("fp16") + 150 * part.kv_nbytes_per_token("fp16")) / (32 * GB)
-    assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory"] == pytest.approx(wanted)
+    assert seen.by_tier(cast, [record("a", 0, 3)])["far"]["memory_share"] == pytest.approx(wanted)
     first = LLAMA.part(16, embedding=True, lm_head=False).weights_nbytes("fp16") / (16 * GB)
-    assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory"] == pytest.approx(first)
+    assert seen.by_tier(cast, [record("a", 0, 3)])["near"]["memory_share"] == pytest.approx(first)
 
 
 def test_what_is_dropped_or_was_before_a_new_birth_is_held_no_more(cast: Topology) -> None:
@@ -80,7 +80,7 @@ def test_rolled_back_rows_are_not_counted_twice(cast: Topology) -> None:
 
 
 def test_where_nothing_ended_nothing_is_said_of_busy(cast: Topology) -> None:
-    assert "busy" not in UtilisationObserver().by_tier(cast, [record("a", 0, None)])["near"]
+    assert "utilisation" not in UtilisationObserver().by_tier(cast, [record("a", 0, None)])["near"]
 
 
 def test_time_under_way_counts_once_what_overlaps() -> None:

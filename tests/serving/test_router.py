@@ -26,14 +26,14 @@ def test_the_side_says_which_scores_are_routed(side: ThresholdSide, score: float
 @pytest.mark.parametrize("side", ["below", "above"])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 1.0])
 def test_a_share_of_the_held_out_scores_is_routed(side: ThresholdSide, share: float) -> None:
-    router = made(4, side=side, scores=(0.05, *SCORES[1:]))
+    router = made(4, side=side, heldout_scores=(0.05, *SCORES[1:]))
     at = router.threshold_for(share)
     assert sum(router.routes(score, at) for score in router.heldout_scores) == round(10 * share)
 
 
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_a_share_of_nothing_routes_nothing_that_may_come(side: ThresholdSide) -> None:
-    router = made(4, side=side, scores=SCORES)
+    router = made(4, side=side, heldout_scores=SCORES)
     assert not any(router.routes(score, router.threshold_for(0.0)) for score in (0.0, 1e-9, 0.5, 1.0))
 
 
@@ -43,7 +43,9 @@ def test_a_router_that_kept_no_scores_has_its_own_threshold_only() -> None:
 
 @pytest.mark.parametrize("side", ["below", "above"])
 def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
-    router = made(8, 0.7, side, scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"})
+    router = made(
+        8, 0.7, side, heldout_scores=(0.1, 0.9), family="co_llm", metrics={"auc": 0.9}, made_from={"pair": "a + b"}
+    )
     router.save(tmp_path)
     found = load(tmp_path)
     assert repr(found) == repr(router) == f"co_llm router linear {router.digest[:12]}, {side} 0.7"

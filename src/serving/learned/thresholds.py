@@ -61,6 +61,6 @@ def _from_json(fields: dict[str, Any]) -> Thresholds:
         alpha=float(fields["alpha"]),
         confidence=tuple(fields["confidence"]),
         importance=tuple(fields["importance"]),
-        first_chunk_perplexities=tuple(fields["openings"]),
+        first_chunk_perplexities=tuple(fields["first_chunk_perplexities"]),
         made_from=dict(fields["made_from"]),
     )

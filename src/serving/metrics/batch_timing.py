@@ -66,7 +66,7 @@ def estimator_errors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
         "mae_s": sum(map(abs, off)) / len(off),
         "bias_s": sum(off) / len(off),
         "batch_s": mean_s,
-        "batch_deviation_s": sqrt(spread / len(took)),
+        "batch_std_s": sqrt(spread / len(took)),
         "batch_tokens": sum(row["num_tokens"] for row in rows) / len(rows),
     }
     return found | ({"r2": 1 - sum(o * o for o in off) / spread} if spread else {})

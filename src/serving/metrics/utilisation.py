@@ -75,14 +75,14 @@ class UtilisationObserver:
             "blocks": float(sum(span.end_layer - span.start_layer for span, _ in held)),
         }
         if open_s > 0:
-            found["busy"] = sum(self.busy_s[node] for node in nodes) / len(nodes) / open_s
+            found["utilisation"] = sum(self.busy_s[node] for node in nodes) / len(nodes) / open_s
         shares = []
         for node in nodes:
             fleet = topology.cloud_fleets[node]
             for _, part in held if fleet.memory_nbytes else ():
                 cache = self.peak_cache_tokens[node] * part.kv_nbytes_per_token(fleet.precision)
                 shares.append((part.weights_nbytes(fleet.precision) + cache) / (fleet.memory_nbytes or 1.0))
-        return found | ({"memory": sum(shares) / len(shares)} if shares else {})
+        return found | ({"memory_share": sum(shares) / len(shares)} if shares else {})
 
 
 def covered_s(spans: Iterable[tuple[float, float | None]]) -> float:

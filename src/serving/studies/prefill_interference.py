@@ -39,7 +39,10 @@ class PrefillInterference:
     def by_prompt_length(self, lengths: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
         """A batch's seconds, and those of a batch whose prompt has one token, by the prompt's length (Fig. 1c)."""
         alone_s = self.batch_s(1)
-        return {f"{n} tokens": {"batch_s": self.batch_s(n), "of_one_token": self.batch_s(n) / alone_s} for n in lengths}
+        return {
+            f"{n} tokens": {"batch_s": self.batch_s(n), "relative_to_one_token": self.batch_s(n) / alone_s}
+            for n in lengths
+        }
 
     def by_chunk_size(self, prompt_tokens: int, chunk_sizes: Sequence[int]) -> Mapping[str, Mapping[str, float]]:
         """What chunks save of all steps, and what they add until the prompt is done (Fig. 1d)."""
@@ -48,6 +51,6 @@ class PrefillInterference:
         for chunk in chunk_sizes:
             all_s, ttft_s = self.chunked_s(prompt_tokens, chunk)
             found[f"chunks of {chunk}"] = {
-                "all_s": all_s, "saved_s": whole_s - all_s, "ttft_s": ttft_s, "ttft_of_whole": ttft_s / first_s,
+                "total_s": all_s, "saved_s": whole_s - all_s, "ttft_s": ttft_s, "ttft_relative_to_unchunked": ttft_s / first_s,
             }  # fmt: skip
         return found

@@ -40,7 +40,11 @@ def test_only_verifications_within_the_window_are_events() -> None:
 def test_late_ones_are_shared_out_by_what_dominates() -> None:
     late = [VerificationTiming(0.1, 1.0, 1.6, True)] * 3 + [VerificationTiming(0.9, 0.5, 1.5, True)]
     found = lateness_shares([*late, *[VerificationTiming(0.0, 0.4, 1.0, False)] * 4])
-    assert (found["events"], found["late"]) == (8, 0.5)
-    assert (found["compute_dominant"], found["queue_dominant"]) == (0.75, 0.25)
-    assert (found["compute/compute_s"], found["queue/queue_s"], found["in_time/compute_s"]) == (1.0, 0.9, 0.4)
+    assert (found["events"], found["late_share"]) == (8, 0.5)
+    assert (found["compute_dominant_share"], found["queue_dominant_share"]) == (0.75, 0.25)
+    assert (found["late_by_compute/compute_s"], found["late_by_queue/queue_s"], found["in_time/compute_s"]) == (
+        1.0,
+        0.9,
+        0.4,
+    )
     assert lateness_shares([]) == {}

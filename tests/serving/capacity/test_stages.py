@@ -78,7 +78,7 @@ def test_processes_find_what_one_process_finds(tmp_path: Path) -> None:
     for one, other in zip(*found, strict=True):
         assert one["answers"] == other["answers"]
         assert one["speeds"] == other["speeds"]
-    assert table(tmp_path / "1")["sled"]["4"]["violated/c"] == 0
+    assert table(tmp_path / "1")["sled"]["4"]["slo_violation_rate/c"] == 0
 
 
 def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_variants_change_what_a_system_has(tmp_path: Path) -> None:
             "right": {"outcomes.acceptance_rate": 1.0, "SLED: policy.scheduler.max_num_seqs": 1},
         }
     )
-    assert rows["one"]["SLED"]["sent_per_round"] == 1
-    assert rows["right"]["SLED"]["acceptance"] == 1
+    assert rows["one"]["SLED"]["drafts_per_verification"] == 1
+    assert rows["right"]["SLED"]["acceptance_rate"] == 1
     assert rows["one"]["centralized"]["goodput_tokens_per_s"] == rows["right"]["centralized"]["goodput_tokens_per_s"]
     for wrong, says in (({"policy.draft.kk": 1}, "no system"), ({"policy.draft.k": 0}, "at least 1")):
         with pytest.raises(ValueError, match=says):

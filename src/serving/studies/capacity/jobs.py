@@ -69,7 +69,7 @@ def _ignoring_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-CAPACITY_METRICS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "waiting_max")
+CAPACITY_METRICS = ("capacity", "low", "high", "decision_ms", "decision_ms_median", "decision_ms_max", "queue_len_max")
 """Of each cell, for metrics.json."""
 
 
@@ -118,7 +118,7 @@ def _decision_times(figures: Sequence[Mapping[str, float]]) -> JsonObject:
     known = [one for one in figures if "decision_ms" in one]
     return {
         name: (max if name.endswith("max") else fmean)([one[name] for one in known]) if known else 0.0
-        for name in ("decision_ms", "decision_ms_median", "decision_ms_max", "waiting_max")
+        for name in ("decision_ms", "decision_ms_median", "decision_ms_max", "queue_len_max")
     }
 
 
@@ -130,11 +130,11 @@ def run_load_test_job(job: LoadTestJob) -> JsonObject:
 
 def table_columns(one: Mapping[str, Any]) -> dict[str, float]:
     """A number for each column of a table."""
-    asked, violated = one["answers"], one["violations"]
+    answers, violations = one["answers"], one["violations"]
     found = dict(one["metrics"])
-    found |= {f"violated/{name}": violated[name] / count for name, count in asked.items()}
+    found |= {f"slo_violation_rate/{name}": violations[name] / count for name, count in answers.items()}
     found |= {f"speed/{name}": value for name, value in one["speeds"].items()}
-    return found | {"violated": LoadTestResult(**one).violation_rate}
+    return found | {"slo_violation_rate": LoadTestResult(**one).violation_rate}
 
 
 def interval_text(one: Mapping[str, Any]) -> str:

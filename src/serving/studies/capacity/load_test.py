@@ -34,7 +34,7 @@ class TimedScheduler:
     def __init__(self, scheduler: Scheduler) -> None:
         self._pick = scheduler.pick
         self.decision_times_s: list[float] = []
-        self.max_waiting = 0
+        self.max_queue_len = 0
         """The most requests that one decision looked at."""
 
     def pick(
@@ -43,7 +43,7 @@ class TimedScheduler:
         began = perf_counter()
         picked = self._pick(queue, now, memory_budget, estimator)
         self.decision_times_s.append(perf_counter() - began)
-        self.max_waiting = max(self.max_waiting, len(queue))
+        self.max_queue_len = max(self.max_queue_len, len(queue))
         return picked
 
     def metrics(self) -> dict[str, float]:
@@ -54,7 +54,7 @@ class TimedScheduler:
             "decision_ms": 1e3 * fmean(self.decision_times_s),
             "decision_ms_median": 1e3 * median(self.decision_times_s),
             "decision_ms_max": 1e3 * max(self.decision_times_s),
-            "waiting_max": float(self.max_waiting),
+            "queue_len_max": float(self.max_queue_len),
         }
 
 
@@ -163,13 +163,13 @@ def _window_metrics(observer: LoadObserver, window_s: float, devices: int) -> di
     found = {
         "goodput_tokens_per_s": w.emitted / window_s,
         "device_tokens_per_s": w.emitted / window_s / devices,
-        "rounds_per_s": w.verifications / window_s,
+        "verifications_per_s": w.verifications / window_s,
     }
     if w.verifications:
         found |= {
             "wasted_tokens_per_s": (w.drafted - w.drafts_accepted) / window_s / devices,
             "wasted_share": 1 - w.drafts_accepted / w.drafted,
-            "acceptance": w.drafts_accepted / w.drafts_verified,
-            "sent_per_round": w.drafts_verified / w.verifications,
+            "acceptance_rate": w.drafts_accepted / w.drafts_verified,
+            "drafts_per_verification": w.drafts_verified / w.verifications,
         }
     return found

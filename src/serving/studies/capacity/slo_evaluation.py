@@ -226,11 +226,12 @@ def lateness_shares(events: Sequence[VerificationTiming]) -> dict[str, float]:
         "compute": [one for one in late if one.compute_ratio > SPIKE_FACTOR],
         "queue": [one for one in late if one.compute_ratio <= SPIKE_FACTOR],
     }
-    found = {"events": float(len(events)), "late": len(late) / len(events)} if events else {}
+    found = {"events": float(len(events)), "late_share": len(late) / len(events)} if events else {}
     for kind, own in kinds.items():
+        prefix = kind if kind == "in_time" else f"late_by_{kind}"
         if kind != "in_time" and late:
-            found[f"{kind}_dominant"] = len(own) / len(late)
+            found[f"{kind}_dominant_share"] = len(own) / len(late)
         if own:
-            found[f"{kind}/queue_s"] = sum(one.queue_s for one in own) / len(own)
-            found[f"{kind}/compute_s"] = sum(one.compute_s for one in own) / len(own)
+            found[f"{prefix}/queue_s"] = sum(one.queue_s for one in own) / len(own)
+            found[f"{prefix}/compute_s"] = sum(one.compute_s for one in own) / len(own)
     return found
