@@ -1,13 +1,17 @@
-"""The vocabulary: what nodes hear and say. Read this first.
+"""The events that nodes handle, the commands that they return, and the messages that they exchange. Read this first.
 
-No clock, no I/O, no tensors and no randomness: a driver owns time, transport and compute, and a tensor is known here
-only by the id and the bytes of its `Blob`. Every participant is a `Node`: `handle(event, now) -> commands`.
+Every participant is a `Node`: `handle(event, now) -> commands`. A node does no I/O and reads no clock. A driver
+(`serving.drivers`) owns time, links and compute: it delivers events and carries out commands. Tensors stay in the
+executors; a message holds a `TensorRef` (an id and a size) in their place.
 
-The decorator of the vocabulary: immutable while it is being tested, cheap to make in a run.
-
-A frozen dataclass sets each field through `object.__setattr__`, which costs three to four times what a plain one does,
-and a simulated run makes some twenty messages a round. So nobody may write to a message, the type checker says so
-everywhere, the tests run with it enforced (`TANDEM_FROZEN=1`), and a run trusts them. Equality and hash are the same.
+The life of one request:
+1. `RequestArrived` opens a session on a device. `StartWork(DraftWork)` runs the draft model, `WorkFinished` brings the
+   draft.
+2. The device sends a `Request` to the first node of the target's hops. Each worker runs its layers for a batch of
+   sessions (`StartWork(ForwardWork)`) and forwards the request to the next hop.
+3. The worker with the LM head verifies the drafts and sends a `Reply` with the `Verdict` to the device, which emits the
+   tokens (`EmitTokens`) and drafts on.
+4. `Release` frees the session's caches on all nodes.
 """
 
 import os
@@ -23,7 +27,11 @@ FROZEN = os.environ.get("TANDEM_FROZEN", "0") == "1"
 
 @dataclass_transform(frozen_default=True)
 def message(cls: type[T]) -> type[T]:
-    """A slotted dataclass, by value; its fields are never written again."""
+    """A slotted dataclass, compared by value, that is immutable to the type checker.
+
+    It is frozen at run time only with TANDEM_FROZEN=1, as in the tests: a frozen dataclass takes three to four times as
+    long to create, and a simulation creates some twenty messages a round. Equality and hash are the same either way.
+    """
     if FROZEN:
         return dataclass(frozen=True, slots=True)(cls)
     return dataclass(slots=True, unsafe_hash=True)(cls)
@@ -31,26 +39,38 @@ def message(cls: type[T]) -> type[T]:
 
 INF = float("inf")
 
+TokenIds: TypeAlias = tuple[int, ...]
+
 AcceptanceRule = Literal["", "greedy", "sample", "tree"]
-"""How drafts are accepted; "" asks for no verdict (a part of a prefill)."""
+"""How the target accepts drafts; "": no verdict is wanted (all chunks of a prompt but the last)."""
 
 Origin = Literal["device", "offline", "accepted", "corrected", "bonus", "cloud"]
-"""Who wrote a token: the device alone (its own choice, or the cloud is gone); the device, accepted by the cloud; the
-cloud in place of a rejected draft, after a fully accepted one, or without any draft.
+"""Where an emitted token comes from.
+
+device     the draft model, not verified because the policy keeps it local
+offline    the draft model, not verified because the cloud is not reachable
+accepted   the draft model, accepted by the target
+corrected  the target, in place of the first rejected draft
+bonus      the target, after all drafts were accepted
+cloud      the target, without any draft
 """
 
 MEDUSA_TREE = "medusa"
-"""A probe: the target's own heads are to propose the next tree of drafts beside each verdict."""
+"""A requested output: the target's Medusa heads propose the next tree of drafts with each verdict."""
 
 LookaheadOutcome = Literal["", "missed", "position", "hit"]
-"""What became of a look-ahead: none was made; it prepared for another position; for the right one, but for another
-token; for just this verdict.
+"""How a verdict compares with the verdicts that were assumed while it was awaited.
+
+""        none was assumed
+missed    no assumed verdict accepts as many drafts
+position  one accepts as many drafts, but continues with another token
+hit       one equals the verdict
 """
 
 
 @message
 class Span:
-    """Layers first..last-1 of a model, with or without its embedding and its head."""
+    """The layers start_layer .. end_layer - 1 of a model, and whether its embedding and its LM head are included."""
 
     start_layer: int
     end_layer: int
@@ -60,7 +80,7 @@ class Span:
 
 @message
 class TensorRef:
-    """A tensor that stays in an executor's store; a transport moves it by id, a link charges its bytes."""
+    """A tensor in an executor's store. A transport copies it by id; a link is charged its bytes."""
 
     id: str
     nbytes: int
@@ -68,22 +88,25 @@ class TensorRef:
 
 @message
 class PathStats:
-    """How a route fares, as its nodes last saw it (HAT, section 3.2); they add up what they say along the way."""
+    """Load and bandwidth of a path of nodes, as its nodes last measured them (HAT, section 3.2).
+
+    A request collects them on its way: each node adds its own batch time.
+    """
 
     mean_batch_tokens: float
-    """mu: rows of a batch, a moving average; the first node's that many devices share."""
+    """mu: tokens of a batch on the first node, which many devices share; a moving average."""
     base_s: float
     per_token_s: float
-    """g(x) = base_s + row_s x: how long a batch of x rows takes all nodes of the route together."""
+    """g(x) = base_s + per_token_s x: seconds that all nodes of the path together take for a batch of x tokens."""
     num_nodes: int
-    """P, the pipeline's length: how many of them take turns."""
+    """P: the pipeline's length."""
     uplink_mbps: float
-    """Of the device whose request it was; 0: not known yet."""
+    """Uplink of the device that sent the request; 0: not measured yet."""
 
 
 @message
 class SamplingParams:
-    """How tokens are drawn; `seed` keys the luck of every (session, position, purpose). Absent: greedy."""
+    """How tokens are drawn. `seed` keys the random number of every (session, position, purpose)."""
 
     temperature: float
     top_k: int
@@ -93,36 +116,42 @@ class SamplingParams:
 
 @message
 class SequenceSlice:
-    """What one hop runs for one session: `num_tokens` rows behind a cache that is valid up to `start`."""
+    """Consecutive tokens of one session that one forward pass computes: positions start .. start + num_tokens - 1.
+
+    The session's KV cache must be valid up to `start`.
+    """
 
     session: str
     start: int
     num_tokens: int
-    tokens: tuple[int, ...]
-    """Ids, where the hop embeds or verifies; else empty."""
+    tokens: TokenIds
+    """The token ids for a span that embeds; only the drafts' ids for a later span that verifies; else empty."""
     num_drafts: int = 0
-    """The last `num_drafts` rows are drafts to verify; 0 is a plain decode or a prefill."""
+    """The last `num_drafts` tokens are drafts to verify; 0: a prefill or a plain decode."""
     rule: AcceptanceRule = ""
     sampling: SamplingParams | None = None
+    """None: greedy."""
     parents: tuple[int, ...] | None = None
-    """Trees: per draft the index of its parent among the drafts, -1 for the last committed row."""
+    """For a tree: each draft's parent as an index into the drafts, -1 for the last committed token. None: a chain."""
     kept_tree_nodes: tuple[int, ...] | None = None
-    """Trees: which drafts of this session's previous forward survive in the cache."""
+    """For a tree: which drafts of the session's previous pass were accepted, and so stay in the cache."""
     hidden_states: TensorRef | None = None
-    """Hidden states of the rows, where they were embedded by an earlier hop."""
+    """The tokens' hidden states, from the previous hop."""
     draft_probs: tuple[TensorRef, ...] = ()
-    """One distribution of the drafter per checked row, where sampling needs them."""
+    """The draft model's distribution for each draft, where sampling needs it."""
     hidden_offset: int = 0
-    """How many rows of the blob come before these, where it is run in parts."""
+    """How many rows of `hidden_states` belong to earlier chunks of the same request."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the payload: four a token id, and the hidden states."""
+        """Bytes of the token ids, four each, and of the hidden states."""
         return 4 * len(self.tokens) + (self.hidden_states.nbytes if self.hidden_states else 0)
 
     def narrow(self, begin: int, end: int) -> "SequenceSlice":
-        """Rows a..b-1 of these; only the part with the last row keeps the question, and its drafts where the rows are
-        hidden states.
+        """The chunk of tokens begin .. end - 1.
+
+        Only the chunk with the last token keeps what belongs to verification: the drafts, their distributions and the
+        rule.
         """
         if end - begin == self.num_tokens:
             return self
@@ -143,25 +172,28 @@ class SequenceSlice:
         )
 
 
+# Work that a node starts on its chip.
+
+
 @message
 class DraftStopRule:
-    """When a draft ends, as data: at `max_tokens` tokens, at an end token, or at the first score below `threshold`."""
+    """Ends a draft after `max_tokens` tokens, after a stop token, or at the first score below `threshold`."""
 
     max_tokens: int
     score: str = ""
     threshold: float = 0.0
     keep_last: bool = True
-    """Is the token whose score fell below drafted (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
+    """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
     min_tokens: int = 0
-    """So many tokens are drafted whatever their scores; the last of them ends the draft if its own fell below."""
+    """This many tokens are drafted whatever their scores; the last of them ends the draft if its score is too low."""
 
 
 @message
 class EarlyExitRule:
-    """Layer-wise early exit: stop after a layer at which a token's score is above the threshold.
+    """Layer-wise early exit: a token is read off after the first checked layer at which its score is above `threshold`.
 
-    It is asked when all layers but the last share `last_share` have run, and then before each layer that is left;
-    `max_checks` times at most (0: no limit).
+    The first check comes before the last `last_share` of the layers, then one before each remaining layer, `max_checks`
+    in all (0: no limit).
     """
 
     score: str
@@ -170,49 +202,44 @@ class EarlyExitRule:
     max_checks: int = 0
 
     def check_layers(self, num_layers: int) -> tuple[int, ...]:
-        """How many layers have run at each check, for a model of `num_layers` layers; the last layer needs none."""
+        """How many of `num_layers` layers have run at each check. There is no check after the last layer."""
         first = max(1, ceil((1.0 - self.last_share) * num_layers - 1e-9))
         return tuple(range(first, min(num_layers, first + (self.max_checks or num_layers))))
 
 
 @message
 class DraftWork:
-    """Draft work on the small model: feed what its cache lacks, then write until the stop rule says enough."""
+    """One job of the draft model: feed the tokens that its cache lacks, then generate until the stop rule holds."""
 
     session: str
     start: int
-    """The small model's cache is valid up to here: truncate to it, then append."""
-    input_tokens: tuple[int, ...]
+    """The cache is truncated to this length before the input tokens are appended."""
+    input_tokens: TokenIds
     stop_rule: DraftStopRule
-    stop_tokens: tuple[int, ...] = ()
-    """Tokens after which there is nothing to write."""
+    stop_tokens: TokenIds = ()
+    """Tokens that end the answer."""
     requested_scores: tuple[str, ...] = ()
-    """Scores wanted per drafted token: confidence, margin, entropy, logit_std, importance, or a trained predictor's
-    name.
-    """
+    """Scores to compute for each drafted token: untrained ones (`serving.core.scores`) or a trained scorer's name."""
     sampling: SamplingParams | None = None
     early_exit: EarlyExitRule | None = None
-    branches: tuple[tuple[int, ...], ...] = ()
-    """Instead of one continuation: one token after each of these; leaves no cache behind."""
+    branches: tuple[TokenIds, ...] = ()
+    """If given: generate one token after each of these continuations instead, and keep nothing in the cache."""
     num_adopted_drafts: int = 0
-    """This many drafts are written already, adopted from a branch, and their importance is wanted with that of the new
-    ones; the last of what is fed are they (all of them, or all but the last where nothing is to be written).
-    """
+    """So many of the last input tokens are drafts adopted from a branch, whose importance is still to be computed."""
     full_draft_probs: bool = False
-    """Are the distributions of the drafts wanted in full, whatever verification needs of them?"""
+    """True if the outcome must hold the full distributions of the drafts, even where verification needs less."""
 
 
 @message
 class ForwardWork:
-    """One hop for a batch of sessions."""
+    """One forward pass of a span of the target for a batch of sessions."""
 
     span: Span
     slices: tuple[SequenceSlice, ...]
     hidden_exports: tuple[str, ...]
-    """Per rows: are "all" or only the "last" (and checked) hidden states exported, where the span has no head, or none
-    ("")?
-    """
+    """For each slice, which hidden states leave a span without LM head: "all", "last" (and the drafts') or ""."""
     requested_outputs: tuple[str, ...] = ()
+    """Outputs beside the verdict: `MEDUSA_TREE`, or none."""
 
 
 Work: TypeAlias = DraftWork | ForwardWork
@@ -220,39 +247,41 @@ Work: TypeAlias = DraftWork | ForwardWork
 
 @message
 class DraftOutcome:
-    """What `DraftWork` yields; per branch one token where branches were asked for."""
+    """The outcome of a `DraftWork`. With branches: one token for each branch."""
 
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     scores: Mapping[str, tuple[float, ...]]
-    top_candidates: tuple[tuple[int, ...], ...]
-    """Per token the three likeliest candidates, best first."""
+    top_candidates: tuple[TokenIds, ...]
+    """For each token, the draft model's three likeliest candidates, best first."""
     stopped: bool
-    """By the score, not by the cap."""
+    """True if a score below the stop rule's threshold ended the draft."""
     cached_len: int
-    """How long the small model's cache is now: the executor says it, nobody derives it."""
+    """Length of the draft model's cache now, as the executor reports it."""
     draft_probs: tuple[TensorRef, ...] = ()
-    """Per token the distribution it was drawn from, when sampling or where it is wanted in full."""
+    """For each token, the distribution that it was drawn from; empty where neither sampling nor the work needs it."""
     probs_support: tuple[int, ...] = ()
-    """Per distribution how many tokens it names; 0: all of the vocabulary."""
+    """For each distribution, how many tokens it lists; 0: the whole vocabulary."""
     exit_depths: tuple[float, ...] = ()
-    """Per token the share of the layers that had run when it was read off; empty where no exit was asked for."""
+    """For each token, the share of the layers that had run when it was read off; empty without early exit."""
 
 
 @message
 class Verdict:
-    """How many drafts stand, and the token that follows them: a correction, or a bonus when all stand."""
+    """What the target says about the drafts of one request."""
 
     accepted: int
+    """How many drafts it accepts."""
     next_token: int
+    """The token that follows them: a correction, or a bonus token if all were accepted."""
     kept_tree_nodes: tuple[int, ...] | None = None
-    """Trees: the surviving drafts in path order."""
-    next_tree: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    """Heads that draft: (tokens, parents) of the next tree."""
+    """For a tree: the accepted drafts, from the root on."""
+    next_tree: tuple[TokenIds, tuple[int, ...]] | None = None
+    """(tokens, parents) of the tree that the Medusa heads propose next."""
 
 
 @message
 class SliceOutcome:
-    """What one `Rows` of a `ForwardWork` yields."""
+    """The outcome of one slice of a `ForwardWork`."""
 
     verdict: Verdict | None
     hidden_states: TensorRef | None
@@ -261,62 +290,75 @@ class SliceOutcome:
 Outcome: TypeAlias = DraftOutcome | tuple[SliceOutcome, ...]
 
 
+# Messages between nodes.
+
+
 @message
 class Hop:
-    """One stop of a route: a node or a tier (whose node is chosen on arrival), its span, and what it exports."""
+    """One stage of the target: where it runs, its layers, and which hidden states it exports ("all" or "last")."""
 
     node: str
+    """A node, or a tier: a node of the tier is chosen when the request gets there."""
     span: Span
     hidden_export: str = "last"
 
 
 @message
 class Request:
-    """Rows on their way along a route; `attempt` names an attempt, all parts of which live and die together."""
+    """Asks the nodes of a path to run one slice of a session through all `hops`."""
 
     attempt: int
+    """Numbers the tries of a session. All chunks of one try share it; a newer attempt voids the older ones."""
     slice: SequenceSlice
     hops: tuple[Hop, ...]
     hop_index: int
     path: tuple[str, ...]
-    """Nodes bound so far: they hold the caches."""
+    """The node of each hop, as far as chosen. These nodes hold the session's caches."""
     reply_to: str
     budget: int = 1
-    """Tokens the route may write before it asks again: more than one makes the last hop loop to the first."""
+    """Tokens that the target may write before it waits for the device. Above 1, the last hop sends the request back to
+    the first hop for the next token.
+    """
     slack_s: float = INF
-    """How long after its arrival its answer may leave without breaking a promise (WISP, Eq. 6); no clock is shared."""
+    """Seconds after its arrival by which the reply must leave to keep the SLO (WISP, Eq. 6). Relative: nodes share no
+    clock.
+    """
     expected_tokens: float = 1.0
-    """Tokens expected from this request (WISP, Eq. 5, and the one that the target adds)."""
+    """Tokens that this request is expected to yield: accepted drafts (WISP, Eq. 5) plus the target's own."""
     requested_outputs: tuple[str, ...] = ()
-    stop_tokens: tuple[int, ...] = ()
+    stop_tokens: TokenIds = ()
     slo_tokens_per_s: float = 0.0
-    """Tokens a second that were promised, for those that the route writes by itself; 0: none."""
+    """The promised token rate, for tokens that the target writes within the budget; 0: none."""
     upstream_s: float = 0.0
-    """How long earlier hops had it."""
+    """Seconds that the request has spent on earlier hops."""
     sent_s: float | None = None
-    """When its sender sent it, by that one's clock; None: nobody asked."""
+    """When it was sent, by its sender's clock; None where links are not monitored."""
     path_stats: PathStats | None = None
+    """Statistics of the hops so far, where links are monitored."""
 
 
 @message
 class Reply:
-    """A verdict; `committed_len` is how many tokens were agreed before it, so that a stream with a hole is noticed."""
+    """The verdict on one request."""
 
     session: str
     attempt: int
     committed_len: int
+    """Tokens of the session that were committed before this verdict. If the device has fewer, a reply was lost."""
     verdict: Verdict
     path: tuple[str, ...]
     remaining_budget: int
-    """Tokens still to come in this round."""
+    """Further replies to expect without asking again."""
     path_latency_s: float = 0.0
-    """How long the route had it: the rest of a round trip is the network's."""
+    """Seconds that the request spent on the path; the rest of the round trip is the network's."""
     path_stats: PathStats | None = None
 
 
 @message
 class CacheMiss:
-    """A cache on the route is shorter than `start`, or a node of it is gone: send everything again."""
+    """A node cannot run a request: its cache is shorter than the request needs, or a later node is lost. The device
+    resends the whole sequence.
+    """
 
     session: str
     attempt: int
@@ -325,85 +367,91 @@ class CacheMiss:
 
 @message
 class Release:
-    """The session is over: its caches may go."""
+    """The session has ended: its caches may be freed."""
 
     session: str
 
 
 @message
 class LoadReport:
-    """What a node of a tier says of itself to those who choose among its peers."""
+    """The load of one node, sent to the nodes that choose among its tier."""
 
     node: str
     queued_s: float
-    """How long it will compute for what it has promised."""
+    """Seconds of compute that it has accepted and not done."""
     per_token_s: float
-    """For one more row of a pass."""
+    """Seconds that one more token adds to a pass."""
     pass_s: float
-    """For a pass, with its first row."""
+    """Seconds of a pass of one token."""
     free_tokens: float
-    """Cache tokens that are promised to nobody."""
+    """Cache tokens that are not reserved."""
 
 
 HEADER_NBYTES = 16
-"""The fixed part of a message: session, round, lengths. What a transport adds is the link's overhead."""
+"""The fixed part of a message: session, attempt, lengths. A link adds its own overhead."""
 REPLY_NBYTES = HEADER_NBYTES + 4
-"""With the one token that a verdict brings."""
+"""A reply: the header and one token."""
 
 Message: TypeAlias = Request | Reply | CacheMiss | Release | LoadReport
 
 
 def message_nbytes(message: Message) -> int:
-    """Of a message as it arrives; who sends one adds what its exchange says."""
+    """Bytes of a received message, without what the policy's `payload` slot adds on the device's uplink."""
     if isinstance(message, Request):
         return HEADER_NBYTES + message.slice.nbytes
     return REPLY_NBYTES if isinstance(message, Reply) else HEADER_NBYTES
 
 
+# What a user asks for.
+
+
 @message
 class RoutingOptions:
-    """A user's own wish for one call, where the policy routes tokens."""
+    """One request's overrides of token routing."""
 
     threshold: float | None = None
-    """In place of the policy's, with the same meaning; None: the policy's."""
+    """Replaces the policy's threshold; None: the policy's own."""
     small_only: bool = False
-    """Nothing is routed: the device writes all of it."""
+    """True: the small model writes every token."""
     large_only: bool = False
-    """All of it is routed, because who asks has decided already."""
+    """True: the large model writes every token."""
 
 
 @message
 class GenerationRequest:
-    """A user's question to a device: what opens a session."""
+    """A user's request to a device. It opens a session, or continues one whose caches were kept."""
 
     session: str
-    prompt: tuple[int, ...]
+    prompt: TokenIds
     max_new_tokens: int
-    """Tokens to write at most."""
-    stop_tokens: tuple[int, ...] = ()
-    """Tokens after which there is nothing to write."""
+    stop_tokens: TokenIds = ()
+    """Tokens that end the answer."""
     sampling: SamplingParams | None = None
+    """None: greedy."""
     slo_tokens_per_s: float = 0.0
-    """Tokens a second that the user was promised; 0: no promise."""
+    """The promised token rate; 0: none."""
     slo_ttft_s: float = INF
+    """The promised time to first token."""
     keep_cache: bool = False
-    """May another call of this session follow, whose prompt goes on from here? Then caches stay until it is cancelled.
-    """
+    """True: keep the caches for a later request of this session whose prompt extends this text."""
     seed: int | None = None
-    """Of the device's own decisions about this session; None: of its sampling, or else the device's."""
+    """Keys the device's random decisions about this session. None: the sampling seed, else the device's."""
     routing: RoutingOptions | None = None
+
+
+# Events: what a driver tells a node.
 
 
 @message
 class RequestArrived:
-    """A call reaches its device."""
+    """A user's request has reached its device."""
 
     request: GenerationRequest
 
 
 @message
 class WorkFinished:
-    """Work that was started is done."""
+    """Started work is done."""
 
     job: int
     outcome: Outcome
@@ -411,7 +459,7 @@ class WorkFinished:
 
 @message
 class WorkFailed:
-    """Work that was started raised an error: it has no outcome, and what it touched is not to be relied on."""
+    """Started work raised an error. It has no outcome, and the caches that it used are not reliable."""
 
     job: int
 
@@ -428,21 +476,21 @@ class TimerFired:
 
 @message
 class PeerLost:
-    """A peer cannot be reached any more."""
+    """A peer is not reachable."""
 
     peer: str
 
 
 @message
 class PeerRestored:
-    """A lost peer is back; its caches may be gone."""
+    """A lost peer is reachable again. Its caches may be gone."""
 
     peer: str
 
 
 @message
 class SessionCancelled:
-    """The user of a session left."""
+    """The user has cancelled a session."""
 
     session: str
 
@@ -459,9 +507,12 @@ Event: TypeAlias = (
 )
 
 
+# Commands: what a node tells its driver.
+
+
 @message
 class StartWork:
-    """Run this on my chip; the outcome comes back as `WorkFinished` with the same job. Work is never cancelled."""
+    """Run this work on the node's chip. The outcome comes back as `WorkFinished`. Work cannot be cancelled."""
 
     job: int
     work: Work
@@ -482,7 +533,7 @@ class SetTimer:
 
 @message
 class DropCache:
-    """A session's cache on my chip may go: of the span that begins at layer `start_layer`, or the drafter's (None)."""
+    """Free a session's cache on the node's chip: that of the span at `start_layer`, or the draft model's (None)."""
 
     session: str
     start_layer: int | None
@@ -490,27 +541,30 @@ class DropCache:
 
 @message
 class EmitTokens:
-    """Tokens that the user sees now; `ending` says how the session ended, "" while it goes on."""
+    """Show these tokens to the user. `ending` says how the session ended; "": it goes on."""
 
     session: str
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     origins: tuple[Origin, ...]
     ending: Literal["", "complete", "cancelled", "failed"] = ""
 
 
 @message
 class DraftDecision:
-    """What was decided of a draft: it was judged (`accepted` of it stand), or kept unasked (`accepted` is None)."""
+    """Reports what became of one draft. Only observers read it."""
 
     session: str
     position: int
-    tokens: tuple[int, ...]
+    """Committed tokens before the draft."""
+    tokens: TokenIds
     scores: Mapping[str, tuple[float, ...]]
     accepted: int | None
+    """Drafts that the target accepted; None: the device kept the draft without verification."""
     lookahead_outcome: LookaheadOutcome = ""
 
 
 Command: TypeAlias = StartWork | SendMessage | SetTimer | DropCache | EmitTokens | DraftDecision
+Commands: TypeAlias = list[Command]
 
 
 class Node(Protocol):

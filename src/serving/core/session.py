@@ -22,6 +22,7 @@ from serving.messages import (
     Origin,
     SequenceSlice,
     TensorRef,
+    TokenIds,
     Verdict,
 )
 
@@ -30,7 +31,6 @@ _PRIOR_DRAFTS = 8
 
 StopPredicate = Callable[[Mapping[str, Sequence[float]]], bool]
 """Do these scores end a draft?"""
-TokenIds = tuple[int, ...]
 Origins = tuple[Origin, ...]
 
 

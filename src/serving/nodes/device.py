@@ -14,6 +14,7 @@ from serving.messages import (
     INF,
     CacheMiss,
     Command,
+    Commands,
     DraftWork,
     EmitTokens,
     Event,
@@ -46,8 +47,6 @@ from serving.policy.slots.scheduler import ContinuousBatch
 
 _MAX_IDLE_SESSIONS = 48
 """Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
-
-Commands = list[Command]
 
 
 class Device:

@@ -11,7 +11,7 @@ from serving.messages import (
     HEADER_NBYTES,
     INF,
     MEDUSA_TREE,
-    Command,
+    Commands,
     DropCache,
     Hop,
     LoadReport,
@@ -75,9 +75,6 @@ class NodeSelector:
 
     def _load_report(self, node: str) -> LoadReport:
         return self.load_reports.get(node) or LoadReport(node, 0.0, _NOMINAL_TOKEN_S, _NOMINAL_TOKEN_S, INF)
-
-
-Commands = list[Command]
 
 
 class HopPath:

@@ -10,11 +10,11 @@ from typing import Literal
 
 from serving.core.ids import IdGenerator
 from serving.core.scores import IMPORTANCE
-from serving.core.session import Branch, Origins, Session, TokenIds
+from serving.core.session import Branch, Origins, Session
 from serving.messages import (
     INF,
     CacheMiss,
-    Command,
+    Commands,
     DraftDecision,
     DraftOutcome,
     DraftStopRule,
@@ -33,6 +33,7 @@ from serving.messages import (
     SetTimer,
     StartWork,
     TimerFired,
+    TokenIds,
     WorkFailed,
     WorkFinished,
 )
@@ -47,7 +48,6 @@ _MAX_ATTEMPTS = 64
 _MAX_RETRY_S = 300.0
 """How long one question is asked in vain: a chip may be slower than a device is patient."""
 
-Commands = list[Command]
 SessionState = Literal["running", "complete", "cancelled", "failed"]
 
 

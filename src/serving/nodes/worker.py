@@ -22,7 +22,7 @@ from serving.messages import (
     INF,
     REPLY_NBYTES,
     CacheMiss,
-    Command,
+    Commands,
     DropCache,
     Event,
     ForwardWork,
@@ -52,8 +52,6 @@ from serving.nodes.session_registry import SessionRegistry
 from serving.policy.policy import Policy
 from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import Scheduler
-
-Commands = list[Command]
 
 _REPORT_INTERVAL_S = 0.25
 """A node whose sessions stay the same tells how far it is this often at most."""
