@@ -17,11 +17,11 @@ CONF = Path(__file__).parents[1] / "conf"
 SLOTS = [
     "draft",
     "offload",
-    "waiting",
+    "lookahead",
     "early_exit",
     "verify",
     "prefill",
-    "exchange",
+    "payload",
     "kv_cache",
     "scheduler",
     "placement",
@@ -30,32 +30,15 @@ SLOTS = [
 ]
 POLICIES = sorted(path.stem for path in (CONF / "policy").glob("*.yaml") if path.stem != "unset")
 FOLDERS = sorted({path.parent.relative_to(CONF).as_posix() for path in CONF.rglob("*.yaml")} - {"."})
-OVERRIDES = (
-    "pair",
-    "method",
-    "exit",
-    "ahead",
-    "strain",
-    "slo",
-    "system",
-    "candidate",
-    "suite",
-    "contender",
-    "strategy",
-    "router",
-    "orchestrator",
-    "mixture",
-    "failures",
-    "front",
-)
+OVERRIDES = ("slo", *(name for name in FOLDERS if name.startswith("variant/")))
 """Groups of overrides, added with a plus: what experiments vary together."""
 _APART = (
     "experiment", "hydra", "hardware/chip", "model/architecture", "model/drafter", "runtime/outcomes",
-    "policy/artifacts", "page", "division", *OVERRIDES,
+    "policy/artifacts", "page", "policy/placement/partition", *OVERRIDES,
 )  # fmt: skip
 GROUPS = [name for name in FOLDERS if not name.startswith(_APART)]
 """Experiments have tests of their own; chips and architectures are named in nodes; outcomes are one runtime's, policies
-beside each other the page's, divisions come with placements, and artifacts with the slots that need them.
+beside each other the page's, partitions come with placements, and artifacts with the slots that need them.
 """
 
 
@@ -100,7 +83,7 @@ def test_every_choice_of_policies_beside_each_other_composes(name: str) -> None:
     data = composed(f"+page={name}")
     beside = {key: node["name"] for key, node in data["page"]["policies"].items()}
     assert all(key == policy for key, policy in beside.items())
-    assert (data["stages"]["page"]["show"]["beside"] or {}).keys() == beside.keys()
+    assert (data["stages"]["page"]["config"]["other_policies"] or {}).keys() == beside.keys()
 
 
 @pytest.mark.parametrize("name", choices("runtime/outcomes"))

@@ -28,16 +28,16 @@ TOY = (
 EFFORT = "hardware.stages.local_latency.options"
 SMALL = (f"{EFFORT}.configurations=12", f"{EFFORT}.held_out=6", f"{EFFORT}.repeats=1", f"{EFFORT}.bootstraps=100")
 SHORT = (
-    "model=qwen3", "search.limit=2", "search.window_s=1", "search.warmup_s=5", "workload.max_new_tokens=8",
+    "model=qwen3", "capacity_search.max_devices=2", "capacity_search.window_s=1", "capacity_search.warmup_s=5", "workload.max_new_tokens=8",
     "stages.capacity._resources_.processes=1",
 )  # fmt: skip
 FEW = (
-    "model=qwen3", "stages.load.device_counts=[2]", "stages.load.seeds=[0]", "measure.answers=1", "measure.window_s=1",
-    "measure.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
+    "model=qwen3", "stages.load.device_counts=[2]", "stages.load.seeds=[0]", "load_test.answers=1", "load_test.window_s=1",
+    "load_test.warmup_s=5", "workload.max_new_tokens=8", "stages.load._resources_.processes=1",
 )  # fmt: skip
 HAT = ("workload.max_new_tokens=8", "runtime.stages.record_outcomes.workload.num_prompts=12")
 ROUTES = "policy.artifacts.routes_1"
-ROUTED = ("training.seed=0", f"{ROUTES}.times=2", f"{ROUTES}.forks=1", "policy.artifacts.router_1.mlp.epochs=2")
+ROUTED = ("training.seed=0", f"{ROUTES}.prompt_factor=2", f"{ROUTES}.max_comparisons=1", "policy.artifacts.router_1.mlp.epochs=2")
 FIRST = (*ROUTED, "policy.offload.router.path=${stage:router_1}")
 TIERS = ("model=llama3_8b", "workload.seed=0", "workload.arrivals.tasks_per_episode=3", "workload.max_new_tokens=4")
 LESS = {
@@ -61,7 +61,7 @@ LESS = {
     "synera/early_exit": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "+variant/synera/early_exit=none,at_half"),
     "synera/frontier": ("training.seed=0", "+variant/shared/model_pair=1b_13b", "policy.offload.budget=0.1", "+variant/synera/method=edgefm,synera"),
     "wisp/table1": FEW, "wisp/table3": FEW, "wisp/table6": FEW, "wisp/fig1": FEW, "wisp/fig7": FEW, "wisp/fig8": FEW,
-    "wisp/table2": (*SHORT, "search.seeds=[0]", "search.answers=1"),
+    "wisp/table2": (*SHORT, "capacity_search.seeds=[0]", "capacity_search.answers=1"),
     "wisp/sensitivity": (*SHORT, "~stages.capacity.variants"),
     "wisp/embedded_pair": (*FEW[1:], "workload.profiling.num_prompts=24"),
     "wisp/table5": ("training.seed=0", "+variant/shared/model_pair=1b_13b"),
@@ -76,10 +76,10 @@ LESS = {
     ),
     **{f"token_routing/{name}": (*FIRST, "policy.offload.threshold=0,0.9") for name in ("fig6", "fig7", "fig8")},
     "token_routing/table1": (*FIRST, "policy.offload.threshold=0.4,0.9"),
-    "token_routing/frontier": (*ROUTED, "+variant/token_routing/router=citer,citer_round_1", "share=0.07"),
+    "token_routing/frontier": (*ROUTED, "+variant/token_routing/router=citer,citer_round_1", "routed_share=0.07"),
     "token_routing/cost": (*ROUTED, "+variant/token_routing/router=citer,small_only"),
     "token_routing/kv_cache": (*ROUTED, "+variant/token_routing/router=citer,no_cache"),
-    "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "share=0.2"),
+    "token_routing/spans": (*ROUTED, "+variant/token_routing/router=citer,span_2", "routed_share=0.2"),
     "token_routing/commonsense_qa": (
         *FIRST[1:], "policy.offload.threshold=0,0.9", f"workload.path={Path(__file__).with_name('questions.jsonl')}",
         "workload.max_prompt_tokens=160", "workload.max_new_tokens=6", "workload.dataset.shots=0",
@@ -92,7 +92,7 @@ LESS = {
     "hat/fig8": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/method=u_shape,u_medusa", *HAT),
     **{f"hat/fig{n}": ("seed=0", "policy.placement.pipeline_stages=3", "+variant/hat/method=u_shape,hat", *HAT) for n in (11, 12)},
     "hat/table5": ("seed=0", "+variant/hat/dataset=spec_bench", "+variant/hat/ablation=none,sd_pd", *HAT),
-    "paced": ('stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
+    "validate_grpc_pacing": ('stages.validate_grpc_pacing.real={grpc: ["${stage:grpc_1}"]}', "workload.devices=1", "workload.max_new_tokens=12"),
     **{f"hyperion/fig{n}": (*TIERS, "network=lan_1gbps", "+variant/hyperion/orchestrator=hyperion,heft") for n in (5, 6)},
     "hyperion/fig7": (*TIERS, "+variant/hyperion/orchestrator=hyperion,heft_nearest_first"), "hyperion/fig8": TIERS, "hyperion/fig10": TIERS,
     "hyperion/fig9": (*TIERS, "+variant/hyperion/orchestrator=hyperion,least_latency"),
@@ -120,7 +120,7 @@ SAID = {
     "synera/fig4": ("Synera, Fig. 4 and 5b", "importance of drafts"),
     "synera/table3": ("Synera, Table 3", "llama_160m"),
     "validate": ("simulated against local", "6 of 6 requests have the same text"),
-    "paced": ("simulated against grpc", "6 of 6 requests have the same text"),
+    "validate_grpc_pacing": ("simulated against grpc", "6 of 6 requests have the same text"),
 }
 
 

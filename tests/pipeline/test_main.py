@@ -142,7 +142,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "choices that do not go together": (
         ("policy/draft=none",),
-        "policy synera: offload=ConfidenceImportance decides on a draft",
+        "policy synera: offload=SyneraOffload decides on a draft",
     ),
     "thresholds that are none": (
         ("policy.offload.thresholds.path={tmp}",),

@@ -40,7 +40,7 @@ EXPERIMENT = {
                 "stages.cheap.shape": "choice([8],[4,4])",
                 "stages.cheap.deep": "true,false",
             },
-            "first": {"default": {}},
+            "initial_points": {"default": {}},
         },
     },
 }  # fmt: skip

@@ -122,8 +122,8 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """What the page would be started with."""
     called = []
 
-    def run(show: Any, accelerator: str = "cpu") -> None:
-        called.append(show)
+    def run(config: Any, accelerator: str = "cpu") -> None:
+        called.append(config)
 
     def load(path: str, where: str) -> Any:
         return run if path == "serving.frontend.ui.server.run" else build_load(path, where)
@@ -154,7 +154,7 @@ def test_policies_stand_beside_each_other(
     assert list(found.setups) == policies
     assert (found.service.page.pace, found.service.page.shaped, found.service.pace) == ("hardware", True, "wall")
     schedulers = [type(setup.policy.scheduler).__name__ for setup in found.setups.values()]
-    assert schedulers[0] == ("Continuous" if "policy/scheduler=sarathi" in words else "StaticBatch")
+    assert schedulers[0] == ("ContinuousBatch" if "policy/scheduler=sarathi" in words else "StaticBatch")
 
 
 def test_a_policy_whose_artifact_would_be_made_for_another_is_refused(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_policies_beside_the_first_leave_what_it_is_made_of_alone(
 ) -> None:
     """Slots that are composed last have the last word on artifacts that all share."""
     (tmp_path / "own" / "policy").mkdir(parents=True)
-    own = "defaults: [citer, _self_]\nname: own\nartifacts: {router_1: {share: 0.3}}\n"
+    own = "defaults: [citer, _self_]\nname: own\nartifacts: {router_1: {routed_share: 0.3}}\n"
     (tmp_path / "own" / "policy" / "own.yaml").write_text(own)
     words = (*words, *TOY, f"outputs={tmp_path / 'outputs'}", "--config-dir", str(tmp_path / "own"))
     with pytest.raises(ConfigError, match=match):

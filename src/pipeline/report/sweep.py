@@ -6,7 +6,7 @@ The jobs may run in other processes and on other hosts (joblib, submitit): sweep
 
 What a search found, for the report of its sweep: search.json as a table, and for MLflow.
 
-search.json: {metrics, directions, best: [number], trials: [{number, label, state, values, chosen}]}
+search.json: {metrics, directions, best: [number], trials: [{number, label, state, values, params}]}
 """
 
 import json
@@ -197,7 +197,7 @@ class SearchResult:
         complete = sum(one["state"] == "complete" for one in self.trials)
         facts = [("searched", f"{', '.join(self.metrics)}; {complete} of {len(self.trials)} trials complete")]
         for one in (trial for trial in self.trials if trial["number"] in self.best):
-            chosen = ", ".join(f"{key.lstrip('+')}={value}" for key, value in one["chosen"].items())
+            chosen = ", ".join(f"{key.lstrip('+')}={value}" for key, value in one["params"].items())
             facts.append(("best", f"{', '.join(map(format_number, one['values']))} (trial {one['label']}): {chosen}"))
         return [LabelledTexts(tuple(facts))]
 
@@ -208,7 +208,7 @@ class SearchResult:
 
     def best_params(self) -> dict[str, str]:
         """`search.KEY` of the best trial."""
-        chosen = self.best_trial["chosen"] if self.best_trial else {}
+        chosen = self.best_trial["params"] if self.best_trial else {}
         return flatten({f"search.{key.lstrip('+')}": value for key, value in chosen.items()})
 
 

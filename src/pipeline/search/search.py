@@ -94,7 +94,7 @@ class SearchRunner:
         point = self.study.point(trial)
         return {
             "number": point.number, "label": point.label, "state": trial.state.name.lower(), "values": trial.values,
-            "chosen": dict(point.params),
+            "params": dict(point.params),
         }  # fmt: skip
 
 
