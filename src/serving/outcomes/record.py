@@ -62,6 +62,8 @@ class TraceRecorder:
     """Heads of the target, whose proposals are recorded, too."""
     router: RoutingScorer | None = None
     """Whose scores of the drafts are recorded, too."""
+    timed_layers: int | None = None
+    """Layers of the architecture that the target is timed as: placements split it by them; None: as many as it has."""
 
     def record(self, queries: Sequence[Query], work: Path, progress: Progress) -> OutcomeTrace:
         """The trace of all queries; a few sessions at a time, each time kept in `work`, where an interrupted recording
@@ -86,11 +88,9 @@ class TraceRecorder:
 
     def _record_sessions(self, queries: Sequence[Query]) -> OutcomeTrace:
         lossy = self.policy if self.policy and not self.policy.lossless else None
-        played = self.policy if self.policy and (self.policy.lookahead.max_steps or not self.policy.lossless) else None
         heard, (small, large) = LookaheadRecorder(self.models.device), self._teacher_forced()
-        records = offline.run_untimed(
-            played or target_only(), replace(self.models, device=heard), queries, self.seed, silent
-        )
+        models, played = replace(self.models, device=heard), self.policy or target_only()
+        records = offline.run_untimed(played, models, queries, self.seed, silent, self.timed_layers)
         sessions, tables, first = [], list[TraceTables](), 0
         for query in queries:
             record, call = records[query.request.session], query.request

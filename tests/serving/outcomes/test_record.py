@@ -1,24 +1,28 @@
 """TraceRecorder: what is interrupted goes on, what was saved is read again, and what is damaged is refused by name."""
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import checkpoints
 import numpy as np
 import pytest
+from fake_setup import setup
 from fake_world import policy
 from made import trace
 from pairs import pair, questions
 
 from serving.core.decoding import Decoding
+from serving.deployment.queries import LoadedModels
 from serving.engines.models import Checkpoint
-from serving.messages import EarlyExitRule
+from serving.engines.torch.engine import TorchEngine
+from serving.messages import DraftWork, EarlyExitRule, ForwardWork
 from serving.outcomes import fitted, replayed, store
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.trace import OutcomeTrace, TraceTables
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
+from serving.runtimes.emulated import simulate
 from serving.stages import fit_outcomes, record_outcomes
 from serving.workload.metrics import ExactMatch, Metric
 from serving.workload.prompt import Prompt
@@ -118,6 +122,40 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "work" / "part-00000" / store.TENSORS_FILE).stat().st_mtime_ns == kept
     assert_equal(whole, recording.record(asked, tmp_path / "other", lambda *_: None))
     assert [s.first_row for s in whole.sessions[:2]] == [0, whole.sessions[0].num_rows]
+
+
+class SpanRecorder:
+    """An engine that keeps the spans of layers that it was asked for."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.engine, self.model = engine, engine.model
+        self.spans: set[tuple[int, int]] = set()
+
+    def execute(self, work: DraftWork | ForwardWork) -> Any:
+        if isinstance(work, ForwardWork):
+            self.spans.add((work.span.start_layer, work.span.end_layer))
+        return self.engine.execute(work)
+
+    def drop(self, session: str, first: int | None) -> None:
+        self.engine.drop(session, first)
+
+
+def split_pair() -> tuple[LoadedModels, SpanRecorder]:
+    """Both parts of the large model are on one engine."""
+    models = pair(layers=8)
+    spans = SpanRecorder(models.cloud)  # type: ignore[arg-type]
+    return replace(models, cloud=spans, device_target=spans), spans
+
+
+def test_a_policy_that_splits_the_target_is_recorded_as_it_is_served(tmp_path: Path) -> None:
+    """Hidden states are rounded wherever the target is split, so that another split writes another text."""
+    made = setup("u_shape")
+    (served, asked), (recorded, asked_again) = split_pair(), split_pair()
+    simulate(made, served, questions(2))
+    layers = made.pair.cloud.timed_architecture.layers
+    recorder = TraceRecorder(recorded, made.policy, 0, 2, {}, timed_layers=layers)
+    recorder.record(questions(2), tmp_path, lambda *_: None)
+    assert asked_again.spans == asked.spans == {(0, 1), (1, 8), (8, 8)}
 
 
 @pytest.mark.parametrize("exits", [False, True])
