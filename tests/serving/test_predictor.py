@@ -105,15 +105,15 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, field: str, value
     made(4).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps({**header, field: value}))
-    with pytest.raises(ValueError, match=f"{HEADER} cannot be used .*({said})"):
+    with pytest.raises(ValueError, match=f"{HEADER} cannot be read .*({said})"):
         load(tmp_path)
 
 
 def test_layers_that_do_not_fit_each_other_are_refused() -> None:
     predictor = made(4)
-    with pytest.raises(ValueError, match="one chance"):
+    with pytest.raises(ValueError, match="one probability"):
         replace(predictor, layers=predictor.layers[:1])
     with pytest.raises(ValueError, match="weights of shape"):
         replace(predictor, layers=(made(5).layers[0], predictor.layers[1]))
-    with pytest.raises(ValueError, match="deviation is not above 0"):
+    with pytest.raises(ValueError, match="std is not above 0"):
         replace(predictor, std=np.zeros(4, np.float32))

@@ -49,7 +49,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, side: ThresholdSide) -> None:
     router.save(tmp_path)
     found = load(tmp_path)
     assert repr(found) == repr(router) == f"co_llm router linear {router.digest[:12]}, {side} 0.7"
-    assert json.loads((tmp_path / HEADER).read_text())["routed"] == side
+    assert json.loads((tmp_path / HEADER).read_text())["side"] == side
     x = np.linspace(-1, 1, 8)
     assert found.probability(x) == router.probability(x)
     assert (found.heldout_scores, found.metrics, found.made_from) == (
@@ -63,19 +63,19 @@ def test_a_reversed_side_is_another_router(tmp_path: Path) -> None:
     """The direction is read from the artifact, not known by the family."""
     made(8, 0.7, "below", family="citer").save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
-    (tmp_path / HEADER).write_text(json.dumps(header | {"routed": "above"}))
+    (tmp_path / HEADER).write_text(json.dumps(header | {"side": "above"}))
     assert [load(tmp_path).routes(score) for score in (0.6, 0.8)] == [False, True]
 
 
 @pytest.mark.parametrize(("change", "said"), [
-    ({"routed": "left"}, "'left'"), ({"threshold": 1.5}, "1.5"), ({"version": 9}, "version 9"),
+    ({"side": "left"}, "'left'"), ({"threshold": 1.5}, "1.5"), ({"version": 9}, "version 9"),
     ({"sha256": "0" * 64}, "was written for 000000000000"), ({"layers": [1, 1]}, "1.weight"),
 ])  # fmt: skip
 def test_a_damaged_artifact_is_refused(tmp_path: Path, change: dict[str, object], said: str) -> None:
     made(8).save(tmp_path)
     header = json.loads((tmp_path / HEADER).read_text())
     (tmp_path / HEADER).write_text(json.dumps(header | change))
-    with pytest.raises(ValueError, match=r"router\.json cannot be used .*train again") as refused:
+    with pytest.raises(ValueError, match=r"router\.json cannot be read .*train again") as refused:
         load(tmp_path)
     assert said in str(refused.value)
 
@@ -85,7 +85,7 @@ def test_a_missing_or_cut_off_artifact_is_refused(tmp_path: Path) -> None:
         load(tmp_path)
     made(8).save(tmp_path)
     (tmp_path / WEIGHTS).write_bytes((tmp_path / WEIGHTS).read_bytes()[:40])
-    with pytest.raises(ValueError, match="cannot be used"):
+    with pytest.raises(ValueError, match="cannot be read"):
         load(tmp_path)
 
 

@@ -1,38 +1,40 @@
-"""HAT's adapter as an artifact: what makes a draft model of a target's first layers and its head (section 3.4)."""
+"""HAT's adapter as an artifact: it makes a draft model of a target's first layers and its head (section 3.4)."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from serving.learned.artifact import ArtifactFormat
+
 HEADER, WEIGHTS = "adapter.json", "adapter.safetensors"
+FORMAT = ArtifactFormat("adapter", HEADER, WEIGHTS, "model.device.adapter")
 
 
 @dataclass(frozen=True)
 class Adapter:
     """One self-attention module behind the first `shallow_layers` layers; `WEIGHTS` lie in the same folder.
 
-    Raises ValueError for a header that says too little.
+    Raises ValueError for no layers or no parameters.
     """
 
     shallow_layers: int
-    """Layers of the target that run here, before it."""
+    """Layers of the target that run before the module, on the device."""
     num_parameters: int
-    """That were trained."""
+    """Trained parameters."""
     acceptance_length: float = 0.0
-    """Tokens a round when it was served on prompts that it was not trained on, the target's own included."""
+    """Tokens a verification, the target's own included, when served on prompts outside the training set."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.shallow_layers < 1 or self.num_parameters < 1:
             raise ValueError(
-                f"shallow={self.shallow_layers} layers and {self.num_parameters} parameters make no draft model"
+                f"shallow_layers={self.shallow_layers} and num_parameters={self.num_parameters} make no draft model"
             )
 
     def save(self, folder: Path) -> None:
-        (folder / HEADER).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        FORMAT.save(folder, asdict(self))
 
 
 def load(path: Path) -> Adapter:
@@ -40,10 +42,6 @@ def load(path: Path) -> Adapter:
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """
-    file = path / HEADER
-    try:
-        return Adapter(**json.loads(file.read_text(encoding="utf-8")))
-    except OSError:
-        raise ValueError(f"there is no {file}; model.device.adapter names a folder that stage=train made") from None
-    except (ValueError, TypeError) as problem:
-        raise ValueError(f"adapter {file} cannot be read ({problem}); train again with stage=train") from None
+    header = FORMAT.read_header(path)
+    with FORMAT.parsing(path):
+        return Adapter(**header)

@@ -1,8 +1,7 @@
-"""A dispatcher as it is served: a trained graph network over a task and the nodes that may take it (Hyperion, V-A)."""
+"""Hyperion's learned dispatcher as an artifact: a graph network over a task and its candidate nodes (section V-A)."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,20 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving.core.queued_request import Task
-from serving.learned import arrays
-from serving.learned.arrays import Floats
+from serving.learned import artifact
+from serving.learned.artifact import ArtifactFormat, Floats, check_digest
 from serving.learned.mlp import DenseLayer
 from serving.messages import LoadReport
 
 HEADER, WEIGHTS = "dispatcher.json", "dispatcher.safetensors"
+FORMAT = ArtifactFormat("dispatcher", HEADER, WEIGHTS, "policy.dispatch.dispatcher.path")
 VERSION = 1
 MESSAGE_ROUNDS = 2
 TASK_FEATURES = ("rows", "steps", "nodes")
-"""Of the task's vertex, squashed: r / (r + 64), s / (s + 8), 1 / K."""
+"""The task vertex: t / (t + 64) of its t tokens, p / (p + 8) of its p passes, 1 / K for K nodes."""
 NODE_FEATURES = ("queued", "steps", "rows", "completion", "free", "enough")
-"""Of a node's vertex. What waits there, all passes of this task, its further rows, and the sum of these: seconds over
-the task's mean seconds, so that they are the same on slower chips. Free memory over the task's, within `_MEMORY`; and
-whether it is enough: 0 or 1.
+"""A node vertex. Seconds of the node's queue, of the task's passes, of its further tokens, and their sum, each over the
+task's mean seconds, so that they do not depend on the speed of all chips. Free memory over the task's, limited to
+`_MAX_MEMORY_RATIO` and scaled to -1 to 1; and 1 if it is enough, else 0.
 """
 LAYER_NAMES = (
     "task",
@@ -35,12 +35,18 @@ LAYER_NAMES = (
     "score",
 )
 _MAX_MEMORY_RATIO = 4.0
+_GRAPH = {
+    "task": list(TASK_FEATURES),
+    "node": list(NODE_FEATURES),
+    "message_rounds": MESSAGE_ROUNDS,
+    "aggregation": "mean",
+}
 
 Doubles: TypeAlias = NDArray[np.float64]
 
 
 def graph_features(task: Task, reports: Sequence[LoadReport]) -> tuple[list[float], list[list[float]]]:
-    """Features of the task, in the order of `TASK_FEATURES`, and of each of K nodes, in that of `NODE`."""
+    """Features of the task, in the order of `TASK_FEATURES`, and of each of K nodes, in that of `NODE_FEATURES`."""
     own = [task.compute_s(each) for each in reports]
     mean_s = sum(own) / len(own) or 1.0
     nodes = [_node_features(task, each, seconds, mean_s) for each, seconds in zip(reports, own, strict=True)]
@@ -61,14 +67,15 @@ def _node_features(task: Task, report: LoadReport, task_s: float, mean_s: float)
 class DispatchNetwork:
     """Scores of the K nodes of a tier for a task, whatever K is.
 
-    A bipartite graph: the task's vertex, and the nodes' vertices around it. Both kinds are embedded; in each of
-    `MESSAGE_ROUNDS` rounds the task hears the mean of its nodes, t = relu(W (t, mean n)), and each node hears the task,
-    n = relu(V (n, t)); a linear layer reads a node's score from its state and its features. Raises ValueError for
-    layers that do not fit each other, and for weights that are not finite.
+    A bipartite graph of the task's vertex and the nodes' vertices. Both kinds are embedded. In each of
+    `MESSAGE_ROUNDS` rounds the task aggregates the mean of its nodes, t = relu(W (t, mean n)), then each node the task,
+    n = relu(V (n, t)). A linear layer computes a node's score from its state and its features.
+
+    Raises ValueError for layers that do not fit each other, and for weights that are not finite.
     """
 
     layers: Mapping[str, DenseLayer]
-    """By the names in `LAYERS`: weights of shape (outputs, inputs), biases of shape (outputs)."""
+    """By the names in `LAYER_NAMES`: weights of shape (outputs, inputs), biases of shape (outputs)."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, Any] = field(default_factory=dict)
 
@@ -79,8 +86,8 @@ class DispatchNetwork:
             weight, bias = self.layers[name]
             if weight.shape != (outputs, inputs) or bias.shape != (outputs,):
                 raise ValueError(
-                    f"layer {name} of a dispatcher of width {self.hidden_size} goes from {inputs} to {outputs}, got weights "
-                    f"of shape {weight.shape} and biases of shape {bias.shape}"
+                    f"layer {name} of a dispatcher of width {self.hidden_size} goes from {inputs} to {outputs}, got "
+                    f"weights of shape {weight.shape} and biases of shape {bias.shape}"
                 )
         if not all(np.isfinite(each).all() for each in self.arrays().values()):
             raise ValueError("a weight is not finite")
@@ -90,15 +97,15 @@ class DispatchNetwork:
 
     @property
     def hidden_size(self) -> int:
-        """How wide a vertex's state is."""
+        """The width of a vertex's state."""
         return len(self.layers["task"][1])
 
     def scores(self, task: Task, reports: Sequence[LoadReport]) -> list[float]:
-        """One a node; the highest is to take the task."""
+        """One score per node; the node with the highest takes the task."""
         return self.scores_from_features(*graph_features(task, reports))
 
     def scores_from_features(self, task: Sequence[float], nodes: Sequence[Sequence[float]]) -> list[float]:
-        """The same from the features; nodes with equal features have equal scores."""
+        """Scores from features; nodes with equal features have equal scores."""
         seen = np.array(nodes)
         t, n = self._relu_layer("task", np.array(task)), self._relu_layer("node", seen)
         for i in range(1, MESSAGE_ROUNDS + 1):
@@ -111,44 +118,39 @@ class DispatchNetwork:
         return np.maximum(self._linear(name, x), 0.0)
 
     def _linear(self, name: str, x: Doubles) -> Doubles:
-        """Row by row: what a matrix product makes of a row depends on where in the matrix it is."""
+        """Row by row: in a matrix product, rounding depends on the row's place in the matrix."""
         weight, bias = self._double_layers[name]
         found: Doubles = (x[..., None, :] * weight).sum(axis=-1) + bias
         return found
 
     @cached_property
     def _double_layers(self) -> dict[str, tuple[Doubles, Doubles]]:
-        return {name: (weight.astype(np.float64), bias.astype(np.float64)) for name, (weight, bias) in
-                self.layers.items()}  # fmt: skip
+        return {
+            name: (weight.astype(np.float64), bias.astype(np.float64)) for name, (weight, bias) in self.layers.items()
+        }
 
     @cached_property
     def digest(self) -> str:
-        """Of all that the scores depend on."""
-        return arrays.digest(self.arrays())
+        """The digest of everything that the scores depend on."""
+        return artifact.digest(self.arrays())
 
     def arrays(self) -> dict[str, Floats]:
-        """Everything by name, as it is saved."""
+        """All weights by name, as they are saved."""
         pairs = [((f"{name}.weight", weight), (f"{name}.bias", bias)) for name, (weight, bias) in self.layers.items()]
         return {name: array for both in pairs for name, array in both}
 
     def save(self, folder: Path) -> None:
         """Writes dispatcher.json and dispatcher.safetensors."""
-        arrays.save(self.arrays(), folder / WEIGHTS)
         header = {
             "version": VERSION,
             "family": "graph",
-            "graph": {
-                "task": list(TASK_FEATURES),
-                "node": list(NODE_FEATURES),
-                "rounds": MESSAGE_ROUNDS,
-                "hears": "mean",
-            },
-            "hidden": self.hidden_size,
+            "graph": _GRAPH,
+            "hidden_size": self.hidden_size,
             "sha256": self.digest,
             "metrics": dict(self.metrics),
             "made_from": dict(self.made_from),
         }
-        (folder / HEADER).write_text(json.dumps(header, indent=1), encoding="utf-8")
+        FORMAT.save(folder, header, self.arrays())
 
 
 def layer_shapes(hidden_size: int) -> dict[str, tuple[int, int]]:
@@ -167,36 +169,20 @@ def load(path: Path) -> DispatchNetwork:
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """
-    if not (path / HEADER).is_file():
-        raise ValueError(
-            f"there is no {path / HEADER}; policy.dispatch.dispatcher.path names a folder that stage=train made"
-        )
-    try:
-        return _from_header(json.loads((path / HEADER).read_text(encoding="utf-8")), path)
-    except Exception as problem:  # SafetensorError is no ValueError
-        raise ValueError(
-            f"dispatcher {path / HEADER} cannot be used ({problem!r}); train again with stage=train"
-        ) from None
+    header, saved = FORMAT.read_header(path), FORMAT.read_weights(path)
+    with FORMAT.parsing(path):
+        return _from_header(header, saved)
 
 
-def _from_header(header: Mapping[str, Any], path: Path) -> DispatchNetwork:
+def _from_header(header: Mapping[str, Any], saved: dict[str, Floats]) -> DispatchNetwork:
     if header["version"] != VERSION:
         raise ValueError(f"it is of version {header['version']}, this code reads {VERSION}")
-    if header["graph"] != {
-        "task": list(TASK_FEATURES),
-        "node": list(NODE_FEATURES),
-        "rounds": MESSAGE_ROUNDS,
-        "hears": "mean",
-    }:
-        raise ValueError(
-            f"its graph is {header['graph']}, this code makes one of {list(TASK_FEATURES)} and {list(NODE_FEATURES)}"
-        )
-    saved = arrays.load(path / WEIGHTS)
+    if header["graph"] != _GRAPH:
+        raise ValueError(f"its graph is {header['graph']}, this code reads {_GRAPH}")
     found = DispatchNetwork(
         {name: (saved[f"{name}.weight"], saved[f"{name}.bias"]) for name in LAYER_NAMES},
         metrics=dict(header["metrics"]),
         made_from=dict(header["made_from"]),
     )
-    if header["sha256"] != found.digest:
-        raise ValueError(f"the weights beside it are {found.digest[:12]}, it was written for {header['sha256'][:12]}")
+    check_digest(header["sha256"], found.digest)
     return found

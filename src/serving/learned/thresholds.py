@@ -1,38 +1,38 @@
-"""Synera's profiled thresholds as an artifact that says what it was made from."""
+"""Synera's profiled thresholds as an artifact."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
-from typing import Any
+
+from serving.learned.artifact import ArtifactFormat
 
 FILE = "thresholds.json"
+FORMAT = ArtifactFormat("thresholds", FILE, "", "thresholds.path", "profile")
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Synera, section 5: the confidence cut-off, the acceptance probability, and the profiled chunks themselves.
-
-    `confidence` and `importance` are per-chunk averages, in the order the chunks were seen; a threshold is compared
-    with "above stays on the device" for confidence and "above is sent" for importance. `first_chunk_perplexities` are
-    the perplexities of each answer's first chunk.
-    """
+    """Synera, section 5: the confidence cut-off, the acceptance probability, and the profiled chunks."""
 
     c_th: float
+    """Chunks with a higher confidence stay on the device."""
     alpha: float
     confidence: tuple[float, ...]
+    """Mean confidence of each profiled chunk, in the order of the profile."""
     importance: tuple[float, ...]
+    """Mean importance of each profiled chunk; chunks above a percentile of it are sent."""
     made_from: dict[str, str]
     """What was profiled: model pair, data, window, seed."""
     first_chunk_perplexities: tuple[float, ...] = ()
+    """The perplexity of each answer's first chunk."""
 
     def importance_percentile(self, share: float) -> float:
         """The importance that `share` of the profiled chunks do not exceed (nearest rank)."""
         return nearest_rank(self.importance, share) if self.importance else 0.0
 
     def save(self, folder: Path) -> None:
-        (folder / FILE).write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
+        FORMAT.save(folder, asdict(self))
 
 
 def nearest_rank(values: Sequence[float], share: float) -> float:
@@ -46,21 +46,13 @@ def load(path: Path) -> Thresholds:
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """
-    file = path / FILE
-    try:
-        return _from_json(json.loads(file.read_text(encoding="utf-8")))
-    except OSError:
-        raise ValueError(f"there is no {file}; thresholds.path names a folder that stage=profile made") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"thresholds {file} cannot be read ({problem!r}); profile again with stage=profile") from None
-
-
-def _from_json(fields: dict[str, Any]) -> Thresholds:
-    return Thresholds(
-        c_th=float(fields["c_th"]),
-        alpha=float(fields["alpha"]),
-        confidence=tuple(fields["confidence"]),
-        importance=tuple(fields["importance"]),
-        first_chunk_perplexities=tuple(fields["first_chunk_perplexities"]),
-        made_from=dict(fields["made_from"]),
-    )
+    fields = FORMAT.read_header(path)
+    with FORMAT.parsing(path):
+        return Thresholds(
+            c_th=float(fields["c_th"]),
+            alpha=float(fields["alpha"]),
+            confidence=tuple(fields["confidence"]),
+            importance=tuple(fields["importance"]),
+            first_chunk_perplexities=tuple(fields["first_chunk_perplexities"]),
+            made_from=dict(fields["made_from"]),
+        )

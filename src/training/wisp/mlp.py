@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from serving.core.scores import LOGIT_SCORES
-from serving.learned.arrays import Floats
+from serving.learned.artifact import Floats
 from serving.learned.mlp import DenseLayer, NumpyMLP
 from serving.learned.rejection_predictor import RejectionPredictor
 from serving.progress import Progress, silent

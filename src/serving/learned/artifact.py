@@ -1,0 +1,83 @@
+"""The format of trained artifacts: a JSON header, and weights by name in a safetensors file beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float32]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ArtifactFormat:
+    """The files of one kind of artifact. Errors name the file, the setting that points to it and how to build it."""
+
+    kind: str
+    header_file: str
+    weights_file: str
+    setting: str
+    """The configuration key whose value is the artifact's folder."""
+    stage: str = "train"
+    """The stage that builds the artifact."""
+
+    def save(self, folder: Path, header: Mapping[str, Any], weights: Mapping[str, Floats] | None = None) -> None:
+        if weights is not None:
+            from safetensors.numpy import save_file
+
+            save_file({name: np.ascontiguousarray(each) for name, each in weights.items()}, folder / self.weights_file)
+        (folder / self.header_file).write_text(json.dumps(header, indent=1), encoding="utf-8")
+
+    def read_header(self, folder: Path) -> Any:
+        """Raises ValueError when the header is missing or not JSON."""
+        return self._read(folder / self.header_file, lambda file: json.loads(file.read_text(encoding="utf-8")))
+
+    def read_weights(self, folder: Path) -> dict[str, Floats]:
+        """Raises ValueError when the weights are missing or damaged."""
+        from safetensors.numpy import load_file
+
+        return self._read(folder / self.weights_file, lambda file: dict(load_file(file)))
+
+    @contextmanager
+    def parsing(self, folder: Path) -> Iterator[None]:
+        """Turns any error in the block into a ValueError that names the header."""
+        try:
+            yield
+        except Exception as problem:
+            raise self._unreadable(folder / self.header_file, problem) from None
+
+    def _read(self, file: Path, read: Callable[[Path], T]) -> T:
+        if not file.is_file():
+            raise ValueError(f"there is no {file}; {self.setting} names a folder that stage={self.stage} made")
+        try:
+            return read(file)
+        except Exception as problem:  # SafetensorError is no ValueError
+            raise self._unreadable(file, problem) from None
+
+    def _unreadable(self, file: Path, problem: Exception) -> ValueError:
+        return ValueError(
+            f"{self.kind} {file} cannot be read ({problem!r}); {self.stage} again with stage={self.stage}"
+        )
+
+
+def digest(weights: Mapping[str, Floats]) -> str:
+    """SHA-256 of names, shapes and values."""
+    found = sha256()
+    for name, array in sorted(weights.items()):
+        found.update(f"{name} {array.shape} ".encode())
+        found.update(np.ascontiguousarray(array, "<f4").tobytes())
+    return found.hexdigest()
+
+
+def check_digest(expected: str, found: str) -> None:
+    """Raises ValueError for weights that are not those that the header was written for."""
+    if expected != found:
+        raise ValueError(f"the weights beside it are {found[:12]}, it was written for {expected[:12]}")
