@@ -1,6 +1,6 @@
-"""`python -m serving.cloud +policy=synera ...`: a cloud that listens for its devices until it is told to stop.
+"""`python -m serving.cloud +policy=synera ...`: a cloud that serves its devices until SIGINT or SIGTERM.
 
-Give it the same words as its devices: both sides refuse each other when they mean different things.
+Give it the same arguments as its devices: they refuse each other if their configurations differ.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.01
-"""How often a cloud that is to stop looks whether it has answered all."""
+"""How often a stopping cloud checks that all work is done."""
 
 
 @dataclass(frozen=True)
 class CloudConfig:
-    """Raises ValueError for a policy that has no cloud, for nodes of tiers of which nobody said where they are or which
-    of them this is, or for a token that anybody could read.
+    """Raises ValueError for a policy without a cloud, tier nodes without an address, a process without a tier node,
+    and a token that would travel without TLS.
     """
 
     setup: Setup
@@ -46,16 +46,16 @@ class CloudConfig:
                 f"policy {self.setup.policy.name} places nothing in a cloud: there is nothing to serve. Start the "
                 "device alone, or choose another policy"
             )
-        cast = Topology(self.setup, self.setup.pair.cloud.timed_architecture.layers)
-        self.service.local_nodes(cast)
+        topology = Topology(self.setup, self.setup.pair.cloud.timed_architecture.layers)
+        self.service.local_nodes(topology)
         security = self.service.security
-        for address in dict.fromkeys(self.service.addresses(cast).values()):
+        for address in dict.fromkeys(self.service.addresses(topology).values()):
             security.check_token_is_protected(address, security.certificate is not None)
 
 
 def run(config: CloudConfig, accelerator: str = "cpu") -> None:
-    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, for a node of an earlier tier that
-    refuses this one, and when what executes here is broken for good.
+    """Serves until SIGINT or SIGTERM. Raises ValueError for an address in use, a node of an earlier tier that refuses
+    this one, and an engine that fails for good.
     """
     try:
         asyncio.run(_run(config.setup, config.service, accelerator))
@@ -70,36 +70,37 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
 
     stop = stop_signal()
     limits = replace(service.limits, max_tokens=context_tokens(setup, service.context_tokens))
-    blobs = TensorStore()
-    cast = Topology(setup, num_layers(setup.pair.cloud))
-    names, addresses = service.local_nodes(cast), service.addresses(cast)
-    tier = cast.tier_of[names[0]] if setup.hardware.tiers else None
-    models = load_side(setup, "cloud", blobs, accelerator, limits.max_tokens, tier)
-    chips = ChipFactory(cast, models, ())
-    workers = [node for node in map(cast.create_node, names) if isinstance(node, Worker)]
-    census = CloudStats(*workers)
-    host = NodeHost(cast, names, blobs, service.security, limits, deployment_digest(cast), len(models.tokenizer))
-    live = RealTimeDriver(WallClock(), [census], service.pace, _error_handler(census))
+    tensors = TensorStore()
+    topology = Topology(setup, num_layers(setup.pair.cloud))
+    names, addresses = service.local_nodes(topology), service.addresses(topology)
+    tier = topology.tier_of[names[0]] if setup.hardware.tiers else None
+    models = load_side(setup, "cloud", tensors, accelerator, limits.max_tokens, tier)
+    chips = ChipFactory(topology, models, ())
+    workers = [node for node in map(topology.create_node, names) if isinstance(node, Worker)]
+    stats = CloudStats(*workers)
+    host = NodeHost(
+        topology, names, tensors, service.security, limits, deployment_digest(topology), len(models.tokenizer)
+    )
+    driver = RealTimeDriver(WallClock(), [stats], service.pace, _error_handler(stats))
     for worker in workers:
-        live.add(worker.name, worker, chips(worker.name))
+        driver.add(worker.name, worker, chips(worker.name))
     if service.shaped:
-        connect_nodes(live, cast)
+        connect_nodes(driver, topology)
     async with AsyncExitStack() as stack:
         stack.callback(models.close)
-        stack.callback(live.close)
+        stack.callback(driver.close)
         stack.push_async_callback(host.close, service.grace_s)
         address = await _listen(host, addresses[names[0]], f"nodes.{names[0]}" if tier else "cloud")
-        await host.connect({node: addresses[node] for node in cast.upstream_nodes(names[0])})
-        where = await _start_health_server(service, HealthServer(census, lambda: len(host.reachable)), stack)
-        host.start(live)
-        print(
-            f"{names[0] if tier else 'cloud'}: {setup.pair.cloud.token_source} listens on {address}{where}", flush=True
-        )
-        await run_until_stopped(live, stop, lambda: _drained(workers, service.grace_s))
+        await host.connect({node: addresses[node] for node in topology.upstream_nodes(names[0])})
+        where = await _start_health_server(service, HealthServer(stats, lambda: len(host.reachable)), stack)
+        host.start(driver)
+        name = names[0] if tier else "cloud"
+        print(f"{name}: {setup.pair.cloud.token_source} listens on {address}{where}", flush=True)
+        await run_until_stopped(driver, stop, lambda: _drained(workers, service.grace_s))
 
 
 async def _drained(workers: Sequence[Worker], grace_s: float) -> None:
-    """What was asked is answered, as far as that is done in time."""
+    """Returns when all workers are idle, or after `grace_s`."""
     with suppress(TimeoutError):
         async with asyncio.timeout(grace_s):
             while any(worker.queue or worker.running for worker in workers):
@@ -107,14 +108,14 @@ async def _drained(workers: Sequence[Worker], grace_s: float) -> None:
 
 
 def _error_handler(stats: CloudStats) -> Callable[[Exception], None]:
-    def told(problem: Exception) -> None:
+    def on_error(problem: Exception) -> None:
         stats.errors += 1
         if isinstance(problem, TransientWorkError):
             log.error("%s", problem)
             return
-        log.error("an error in the cloud; what it happened in begins anew", exc_info=problem)
+        log.error("an error in the cloud; the affected sessions start again", exc_info=problem)
 
-    return told
+    return on_error
 
 
 async def _listen(host: NodeHost, address: str, option: str) -> str:
@@ -131,7 +132,7 @@ async def _start_health_server(service: ServiceOptions, server: "HealthServer", 
         return ""
     port = await server.serve(service.health.host, service.health.port)
     stack.push_async_callback(server.stop)
-    return f", and tells how it is on http://{service.health.host}:{port}/readyz"
+    return f", health on http://{service.health.host}:{port}/readyz"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`python -m serving.device +policy=synera ...`: a device that works with its cloud, behind an OpenAI endpoint.
 
-One process is one of the testbed's devices (service.device). Give it the same words as its cloud: both sides refuse
-each other when they mean different things.
+One process is one of the testbed's devices (service.device). Give it the same arguments as its cloud: they refuse each
+other if their configurations differ.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DeviceConfig:
-    """Raises ValueError for a device that the testbed does not have, nodes of tiers that are nobody knows where, a
-    token that anybody could read, an empty key.
+    """Raises ValueError for a device that the testbed does not have, tier nodes without an address, a token that would
+    travel without TLS, and an empty key.
     """
 
     setup: Setup
@@ -56,33 +56,33 @@ async def _run(setup: Setup, service: ServiceOptions, accelerator: str) -> None:
     from serving.deployment.model_loading import load_side
     from serving.engines.torch.tensor_store import TensorStore
     from serving.frontend.openai.server import serve
+    from serving.frontend.routing_api.handler import routing_routes
 
     stop = stop_signal()
-    context, blobs = context_tokens(setup, service.context_tokens), TensorStore()
-    models = load_side(setup, "device", blobs, accelerator)
-    cast = Topology(setup, models.cloud_layers, service.timeout_s)
-    name = cast.devices[service.device]
-    host = NodeHost(
-        cast, (name,), blobs, service.security, service.limits, deployment_digest(cast), len(models.tokenizer)
-    )
+    context_len, tensors = context_tokens(setup, service.context_tokens), TensorStore()
+    models = load_side(setup, "device", tensors, accelerator)
+    topology = Topology(setup, models.cloud_layers, service.timeout_s)
+    name = topology.devices[service.device]
+    digest, vocabulary = deployment_digest(topology), len(models.tokenizer)
+    host = NodeHost(topology, (name,), tensors, service.security, service.limits, digest, vocabulary)
     gateway = DeviceGateway(
-        name, setup.policy, models.tokenizer, context, lambda: _all_tiers_reachable(host), setup.requires_greedy
+        name, setup.policy, models.tokenizer, context_len, lambda: _all_tiers_reachable(host), setup.requires_greedy
     )
-    live = _build_driver(cast, name, models, service, gateway)
+    driver = _build_driver(topology, name, models, service, gateway)
     async with AsyncExitStack() as stack:
-        stack.callback(live.close)
+        stack.callback(driver.close)
         stack.push_async_callback(host.close, 1.0)
-        await host.connect(service.addresses(cast))
-        host.start(live)
-        gateway.attach(live)
-        endpoint = await serve(service.endpoint, gateway)
+        await host.connect(service.addresses(topology))
+        host.start(driver)
+        gateway.attach(driver)
+        endpoint = await serve(service.endpoint, gateway, routing_routes)
         print(f"device: {name} answers on http://{service.endpoint.url_host}:{endpoint.port}/v1", flush=True)
         stack.callback(asyncio.create_task(_announce_cloud(host, service)).cancel)
-        await run_until_stopped(live, stop, lambda: endpoint.stop(service.grace_s))
+        await run_until_stopped(driver, stop, lambda: endpoint.stop(service.grace_s))
 
 
 async def _announce_cloud(host: NodeHost, service: ServiceOptions) -> None:
-    """Whoever read that a cloud is tried again wants to read that it is there."""
+    """Prints that the cloud is connected, after earlier messages that it could not be reached."""
     addresses = service.addresses(host.topology)
     if addresses:
         await host.wait_until_reachable(addresses)
@@ -93,13 +93,13 @@ async def _announce_cloud(host: NodeHost, service: ServiceOptions) -> None:
 def _build_driver(
     topology: Topology, name: str, models: LoadedModels, service: ServiceOptions, gateway: DeviceGateway
 ) -> RealTimeDriver:
-    live = RealTimeDriver(WallClock(), [gateway], service.pace, _log_error)
+    driver = RealTimeDriver(WallClock(), [gateway], service.pace, _log_error)
     node = topology.create_node(name)
     assert isinstance(node, Device)
-    live.add(name, FaultBarrier(node), ChipFactory(topology, models, ())(name))
+    driver.add(name, FaultBarrier(node), ChipFactory(topology, models, ())(name))
     if service.shaped:
-        connect_nodes(live, topology)
-    return live
+        connect_nodes(driver, topology)
+    return driver
 
 
 def _log_error(problem: Exception) -> None:
@@ -107,7 +107,7 @@ def _log_error(problem: Exception) -> None:
 
 
 def _all_tiers_reachable(host: NodeHost) -> bool:
-    """Is a node of every tier there?"""
+    """True if at least one node of every tier can be reached."""
     return all(not host.reachable.isdisjoint(nodes) for nodes in host.topology.tiers.values())
 
 

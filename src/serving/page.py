@@ -1,8 +1,8 @@
 """`python -m serving.page +policy=citer ...`: a page on which a device and its cloud write an answer, token by token.
 
-Device and cloud are played by this process at the pace of the named chips, over the named link; service.page.pace=wall
-and service.page.shaped=false show how fast this machine is instead. With service.page.remote_cloud=true the cloud is a
-`python -m serving.cloud` process, given the same words. Other policies beside the first: page=NAME, of conf/page, or
+This process runs device and cloud at the pace of the named chips, over the named link; service.page.pace=wall and
+service.page.shaped=false show how fast this machine is instead. With service.page.remote_cloud=true the cloud is a
+`python -m serving.cloud` process with the same arguments. Other policies beside the first: page=NAME, of conf/page, or
 +policy@page.policies.NAME=NAME.
 """
 

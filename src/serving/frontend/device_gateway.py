@@ -1,7 +1,4 @@
-"""A device of this process as its endpoint sees it: questions become calls, deliveries become pieces.
-
-Calls to the devices of a live driver, and what their users are told.
-"""
+"""Connects an endpoint to a device node of a real-time driver: requests in, token deltas out."""
 
 import asyncio
 import secrets
@@ -40,11 +37,11 @@ from serving.policy.policy import Policy
 from serving.policy.slots.routed_offload import RoutedOffload
 
 SessionUpdate = EmitTokens | PeerLost | PeerRestored
-"""What a call's user may want to know: tokens, and that the cloud is gone or back."""
+"""What the stream of a request yields: tokens, and changes of the cloud's reachability."""
 
 
 class RequestStreams:
-    """Posts calls, and hands on what is delivered, each with its time; `notify` adds what else is worth knowing."""
+    """Posts requests to the driver's devices, and streams the updates of each with their times."""
 
     def __init__(self, driver: RealTimeDriver) -> None:
         self._driver = driver
@@ -54,15 +51,15 @@ class RequestStreams:
     async def stream(
         self, device: str, request: GenerationRequest
     ) -> AsyncGenerator[tuple[SessionUpdate, float], None]:
-        """All news of a call, up to the delivery with its ending; closing it early cancels the call."""
-        news = self._queues[request.session] = asyncio.Queue()
+        """Yields updates up to the EmitTokens with an `ending`; closing the generator early cancels the request."""
+        updates = self._queues[request.session] = asyncio.Queue()
         self._driver.post(self._driver.now(), device, RequestArrived(request))
         ending = ""
         try:
             while not ending:
-                told, now = await news.get()
-                ending = told.ending if isinstance(told, EmitTokens) else ""
-                yield told, now
+                update, now = await updates.get()
+                ending = update.ending if isinstance(update, EmitTokens) else ""
+                yield update, now
         finally:
             del self._queues[request.session]
             if not ending:
@@ -72,16 +69,20 @@ class RequestStreams:
         self._driver.post(self._driver.now(), device, SessionCancelled(session))
 
     def notify(self, session: str, update: PeerLost | PeerRestored, now: float) -> None:
+        """Adds an update that does not come from the driver's emitted tokens."""
         if queue := self._queues.get(session):
             queue.put_nowait((update, now))
 
-    def _on_emit(self, deliver: EmitTokens, now: float) -> None:
-        if queue := self._queues.get(deliver.session):
-            queue.put_nowait((deliver, now))
+    def _on_emit(self, emitted: EmitTokens, now: float) -> None:
+        if queue := self._queues.get(emitted.session):
+            queue.put_nowait((emitted, now))
 
 
 def normalize_seed(request: GenerationRequest) -> GenerationRequest:
-    """The call with the luck of its seed, whatever its session is called: one seed, one text. Greedy calls have one."""
+    """Makes all random draws depend on the request's seed and not on its session name: one seed gives one text.
+
+    All greedy requests have the same seed.
+    """
     if not request.sampling:
         return replace(request, seed=seed_for(0, request.session))
     sampling = replace(request.sampling, seed=seed_for(request.sampling.seed, request.session))
@@ -89,9 +90,7 @@ def normalize_seed(request: GenerationRequest) -> GenerationRequest:
 
 
 class DeviceGateway:
-    """`serving.frontend.openai.gateway.Gateway` over the node `device` of a live driver, which it watches as an
-    observer.
-    """
+    """A `serving.frontend.openai.gateway.Gateway` over the node `device` of a driver, which it also observes."""
 
     def __init__(
         self,
@@ -102,13 +101,9 @@ class DeviceGateway:
         is_cloud_reachable: Callable[[], bool],
         greedy: bool = False,
     ) -> None:
-        """`greedy`: whoever serves the large model draws nothing."""
-        self.model_name, self.created_unix_s, self.tokenizer, self.context_len = (
-            policy.name,
-            int(time.time()),
-            tokenizer,
-            context_len,
-        )
+        """`greedy`: True if the server of the large model decodes greedily only."""
+        self.model_name, self.created_unix_s = policy.name, int(time.time())
+        self.tokenizer, self.context_len = tokenizer, context_len
         self.uplink_nbytes = self.downlink_nbytes = 0
         self._device, self._policy, self._is_cloud_reachable = device, policy, is_cloud_reachable
         self._greedy = greedy or policy.verify.greedy_only
@@ -125,8 +120,8 @@ class DeviceGateway:
 
     @property
     def ready(self) -> bool:
-        alone = self._policy.offload.scope == "none" or self._policy.link_loss.action == "local"
-        return self._streams is not None and (alone or self.cloud_reachable)
+        cloud_optional = self._policy.offload.scope == "none" or self._policy.link_loss.action == "local"
+        return self._streams is not None and (cloud_optional or self.cloud_reachable)
 
     @property
     def routed(self) -> RoutedOffload | None:
@@ -146,7 +141,7 @@ class DeviceGateway:
             raise UnsupportedRequestError(f"{self.model_name} decodes greedily only; ask with temperature 0")
         session = self._session_name(conversation.name if conversation else f"call-{next(self._request_numbers)}")
         self._cached_lens[session] = None
-        call = GenerationRequest(
+        request = GenerationRequest(
             session,
             prompt,
             max_new_tokens,
@@ -156,26 +151,26 @@ class DeviceGateway:
             routing=routing,
         )
         try:
-            async with aclosing(self._streams.stream(self._device, normalize_seed(call))) as news:
-                async for told, _ in news:
-                    if isinstance(told, EmitTokens):
-                        yield self._token_delta(told)
+            async with aclosing(self._streams.stream(self._device, normalize_seed(request))) as updates:
+                async for update, _ in updates:
+                    if isinstance(update, EmitTokens):
+                        yield self._token_delta(update)
         finally:
             del self._cached_lens[session]
 
-    def _token_delta(self, deliver: EmitTokens) -> TokenDelta:
-        cached, self._cached_lens[deliver.session] = self._cached_lens[deliver.session] or 0, 0  # told once
-        return TokenDelta(deliver.tokens, deliver.origins, deliver.ending, cached)
+    def _token_delta(self, emitted: EmitTokens) -> TokenDelta:
+        cached, self._cached_lens[emitted.session] = self._cached_lens[emitted.session] or 0, 0  # reported once
+        return TokenDelta(emitted.tokens, emitted.origins, emitted.ending, cached)
 
     def release(self, conversation: str) -> None:
         if self._streams:
             self._streams.cancel(self._device, self._session_name(conversation))
 
     def _session_name(self, name: str) -> str:
-        """Unlike any of an earlier life of this device, whose sessions the cloud may remember as released."""
+        """A name that no earlier process of this device used: the cloud may remember those sessions as released."""
         return f"{self._device}.{self._boot_id}.{name}"
 
-    # The observer.
+    # Observer.
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if isinstance(event, MessageReceived):
@@ -189,7 +184,7 @@ class DeviceGateway:
         self.uplink_nbytes += nbytes
 
     def _note_cached_len(self, command: Command) -> None:
-        """Where the first work on a session begins is what its caches already held."""
+        """A session's first work starts behind the tokens that its caches already hold."""
         match command:
             case StartWork(_, DraftWork() as work):
                 session, start = work.session, work.start

@@ -1,7 +1,4 @@
-"""A cloud's pages for those who look after it: `/healthz`, `/readyz`, `/metrics`.
-
-What a cloud counts of its own work while it serves.
-"""
+"""A cloud's `/healthz`, `/readyz` and `/metrics`, and the statistics behind them."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -21,10 +18,10 @@ from serving.nodes.worker import Worker
 
 
 class CloudStats:
-    """An observer of a cloud's nodes, in the order in which requests meet them; what they hold now is read from them.
+    """An observer of a cloud's nodes, given in path order.
 
-    Requests, sessions and cached tokens are those of the first, bytes are what comes from and goes to devices, by the
-    policy's own account.
+    Requests, sessions and cached tokens are those of the first node. Bytes are exchanged with devices, and counted as
+    the policy counts them.
     """
 
     def __init__(self, *nodes: Worker) -> None:
@@ -36,7 +33,7 @@ class CloudStats:
 
     @property
     def queue_len(self) -> int:
-        """Parts of requests in the queue."""
+        """Queued requests, prompt chunks included."""
         return sum(len(parts) for node in self.nodes for parts in node.queue.values())
 
     @property
@@ -51,7 +48,7 @@ class CloudStats:
     def capacity_tokens(self) -> float:
         return self.entry_node.kv_accounting.capacity_tokens
 
-    # The observer.
+    # Observer.
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:  # noqa: ARG002
         if (
@@ -59,14 +56,14 @@ class CloudStats:
             and isinstance(event, MessageReceived)
             and isinstance(event.message, messages.Request)
         ):
-            rows = event.message.slice
+            piece = event.message.slice
             self.requests += 1
-            self.uplink_nbytes += HEADER_NBYTES + rows.nbytes + self.entry_node.policy.payload.nbytes(rows)
+            self.uplink_nbytes += HEADER_NBYTES + piece.nbytes + self.entry_node.policy.payload.nbytes(piece)
 
     def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:  # noqa: ARG002
         if isinstance(work, ForwardWork):
             self.batches += 1
-            self.tokens += sum(rows.num_tokens for rows in work.slices)
+            self.tokens += sum(piece.num_tokens for piece in work.slices)
             self.busy_s += end_s - begin_s
 
     def message_sent(self, node: str, to: str, message: Message, nbytes: int, now: float, arrives_s: float) -> None:  # noqa: ARG002
@@ -78,7 +75,7 @@ MAX_CONNECTIONS = 16
 
 
 class HealthServer:
-    """`devices` says how many are connected."""
+    """`num_devices` returns how many devices are connected."""
 
     def __init__(self, stats: CloudStats, num_devices: Callable[[], int]) -> None:
         self._registry, self._num_devices = CollectorRegistry(), num_devices
@@ -86,7 +83,7 @@ class HealthServer:
         self._http: HttpServer | None = None
 
     async def serve(self, host: str, port: int) -> int:
-        """The port that it got. Raises ValueError for an address that cannot be had."""
+        """Starts, and returns the port. Raises ValueError for an address in use."""
         routes = [Route(f"/{page.__name__}", page) for page in (self.healthz, self.readyz, self.metrics)]
         self._http = HttpServer(Starlette(routes=routes), "service.health", host, port, MAX_CONNECTIONS)
         await self._http.start()
@@ -97,11 +94,10 @@ class HealthServer:
             await self._http.stop()
 
     async def healthz(self, _: Request) -> Response:
-        """Alive: this answer is the proof."""
         return JSONResponse({"alive": True})
 
     async def readyz(self, _: Request) -> Response:
-        """Models are loaded and devices may come, or these pages would not be there."""
+        """Always ready: the pages are served only after the models are loaded."""
         return JSONResponse({"ready": True, "devices": self._num_devices()})
 
     async def metrics(self, _: Request) -> Response:
@@ -113,22 +109,22 @@ class _StatsCollector(Collector):
         self._stats, self._num_devices = stats, num_devices
 
     def collect(self) -> Iterator[Metric]:
-        c = self._stats
-        for name, what, value in (
-            ("requests", "Requests heard from devices, parts of prompts among them.", c.requests),
-            ("batches", "Batches that ran.", c.batches),
-            ("tokens", "Tokens in these batches.", c.tokens),
-            ("busy_seconds", "Time spent in batches.", c.busy_s),
-            ("errors", "Errors survived; the log says what.", c.errors),
-            ("uplink_bytes", "Heard from devices, as the policy counts it.", c.uplink_nbytes),
-            ("downlink_bytes", "Said to devices.", c.downlink_nbytes),
+        stats = self._stats
+        for name, description, value in (
+            ("requests", "Requests from devices, prompt chunks included.", stats.requests),
+            ("batches", "Batches that ran.", stats.batches),
+            ("tokens", "Tokens in these batches.", stats.tokens),
+            ("busy_seconds", "Time spent in batches.", stats.busy_s),
+            ("errors", "Errors; details are in the log.", stats.errors),
+            ("uplink_bytes", "Bytes from devices, as the policy counts them.", stats.uplink_nbytes),
+            ("downlink_bytes", "Bytes to devices.", stats.downlink_nbytes),
         ):
-            yield CounterMetricFamily(f"tandem_cloud_{name}", what, value)
-        for name, what, value in (
-            ("devices", "Devices that are connected.", self._num_devices()),
-            ("sessions", "Sessions with something kept for them.", c.sessions),
-            ("queue_length", "Requests that wait for a batch.", c.queue_len),
-            ("cached_tokens", "Tokens in the KV caches.", c.cached_tokens),
-            ("cache_capacity_tokens", "Tokens that the KV caches may hold.", c.capacity_tokens),
+            yield CounterMetricFamily(f"tandem_cloud_{name}", description, value)
+        for name, description, value in (
+            ("devices", "Connected devices.", self._num_devices()),
+            ("sessions", "Sessions with state in this cloud.", stats.sessions),
+            ("queue_length", "Requests that wait for a batch.", stats.queue_len),
+            ("cached_tokens", "Tokens in the KV caches.", stats.cached_tokens),
+            ("cache_capacity_tokens", "Token capacity of the KV caches.", stats.capacity_tokens),
         ):
-            yield GaugeMetricFamily(f"tandem_cloud_{name}", what, value)
+            yield GaugeMetricFamily(f"tandem_cloud_{name}", description, value)

@@ -1,24 +1,24 @@
-"""How the processes of a deployment are set up: where a cloud listens, which device this is, who may talk."""
+"""Options of the serving processes (`service.*`): addresses, pace, limits, security, and the options of each server."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from serving.deployment.topology import Topology
 from serving.drivers.real_time import Pace
-from serving.frontend.openai.options import EndpointOptions
-from serving.frontend.ui.options import UiOptions
+from serving.frontend.openai.options import EndpointOptions, ServerOptions
 from serving.transport.limits import Limits
 from serving.transport.security import Security
 
 
 @dataclass(frozen=True)
 class HealthOptions:
-    """Where a cloud tells how it is. Raises ValueError for a port outside its range."""
+    """Where a cloud serves its health pages. Raises ValueError for a port outside its range."""
 
     host: str = "127.0.0.1"
     port: int | None = 7071
-    """0: any free port; null: it tells nobody."""
+    """0: any free port; null: no health pages."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -28,28 +28,54 @@ class HealthOptions:
 
 
 @dataclass(frozen=True)
-class ServiceOptions:
-    """Shared by the cloud and its devices, so that one configuration describes both.
+class UiOptions(ServerOptions):
+    """The page's server, and the clock and link of the nodes behind it. Raises ValueError for a value outside its
+    range.
+    """
 
-    `cloud` is where the cloud listens, and where devices dial it: host:port. `device` is which of the testbed's devices
-    a device process is, counted from 0. With `pace` hardware work lasts as long as on the named chips, and with
-    `shaped` messages take as long as on the named link.
+    port: int = 8080
+    pace: Pace = "hardware"
+    """hardware: work lasts as long as on the named chips; wall: as long as here, and energy is unknown."""
+    shaped: bool = True
+    """True: messages take the named link's time."""
+    max_runs: int = 2
+    """Simultaneous runs, each on a device of its own, at most one per device of the testbed; others wait."""
+    max_tokens: int = 512
+    """Limit of one run."""
+    remote_cloud: bool = False
+    """True: the cloud is another process, at service.cloud, which serves the first policy."""
+    max_body_nbytes: int = 1 << 18
+    section: ClassVar[str] = "service.page"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_minimum(max_runs=1, max_tokens=1)
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Shared by the cloud and its devices: one configuration describes both. Raises ValueError for a value outside its
+    range.
     """
 
     cloud: str = "127.0.0.1:7070"
+    """host:port where the cloud listens and devices connect."""
     nodes: Mapping[str, str] = field(default_factory=dict)
-    """Where the nodes of a testbed's tiers listen, by their names, such as nano-0: host:port."""
+    """host:port where each node of a testbed's tiers listens, by node name, such as nano-0."""
     node: str | None = None
-    """Which of them a cloud process is."""
+    """The tier node that a cloud process runs."""
     device: int = 0
+    """Index of the testbed's device that a device process runs."""
     pace: Pace = "wall"
+    """wall: work lasts as long as here; hardware: as long as on the named chips."""
     shaped: bool = False
+    """True: messages take the named link's time."""
     timeout_s: float = 30.0
-    """A device that has heard nothing for so long asks again, later each time."""
+    """A device repeats its request after this long without a reply, with back-off."""
     context_tokens: int | None = None
-    """Of a prompt and its answer together; None: as many as both models and the cloud's cache take."""
+    """Tokens of prompt and answer together; None: as many as both models and the cloud's cache take."""
     grace_s: float = 5.0
-    """How long answers may still take once the process is told to stop."""
+    """Time that running answers get to finish when the process stops."""
     endpoint: EndpointOptions = field(default_factory=EndpointOptions)
     page: UiOptions = field(default_factory=UiOptions)
     health: HealthOptions = field(default_factory=HealthOptions)
@@ -72,20 +98,19 @@ class ServiceOptions:
         kept = self.endpoint.cached_conversations, self.endpoint.routing.cached_sessions
         if sum(kept) > self.limits.sessions_per_node:
             raise ValueError(
-                f"service.endpoint.cached_conversations is {kept[0]} and service.endpoint.routing.cached_sessions {kept[1]}, but the "
-                f"cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of one device; keep fewer, or allow more"
+                f"service.endpoint.cached_conversations is {kept[0]} and service.endpoint.routing.cached_sessions "
+                f"{kept[1]}, but the cloud keeps service.limits.sessions_per_node={self.limits.sessions_per_node} of "
+                "one device; keep fewer, or allow more"
             )
 
     def addresses(self, topology: Topology) -> dict[str, str]:
-        """Where each node of the cloud listens. Raises ValueError for a node of a tier that has no address here, for an
-        address of none, and for one of two.
+        """host:port of each node of the cloud. Raises ValueError for a tier node without an address, an address of an
+        unknown node, and an address of two nodes.
         """
         workers = topology.workers if topology.setup.hardware.tiers else ()
-        if strangers := sorted(self.nodes.keys() - workers):
+        if unknown := sorted(self.nodes.keys() - workers):
             known = ", ".join(workers) or "none, because it has no tiers"
-            raise ValueError(
-                f"service.nodes names {', '.join(strangers)}; the nodes of this testbed's tiers are {known}"
-            )
+            raise ValueError(f"service.nodes names {', '.join(unknown)}; the nodes of this testbed's tiers are {known}")
         if not workers:
             return {node: self.cloud for names in topology.cloud_processes[:1] for node in names}
         if missing := [name for name in workers if name not in self.nodes]:
@@ -102,17 +127,18 @@ class ServiceOptions:
         return found
 
     def local_nodes(self, topology: Topology) -> tuple[str, ...]:
-        """The nodes of the cloud that this process is. Raises ValueError where it does not say which."""
+        """The cloud nodes of this process. Raises ValueError if `node` is not a node of the testbed's tiers."""
         if not topology.setup.hardware.tiers:
             return topology.cloud_processes[0]
         if self.node not in topology.workers:
             raise ValueError(
-                f"service.node is {self.node!r}; say which node of the tiers this process is: {', '.join(topology.workers)}"
+                f"service.node is {self.node!r}; say which node of the tiers this process is: "
+                f"{', '.join(topology.workers)}"
             )
         return (self.node,)
 
 
 def deployment_digest(topology: Topology) -> str:
-    """Names what a cloud and its devices must agree on: what hosts of any run must, and how many devices there are."""
+    """Identifies what a cloud and its devices must agree on: the policy, the number of devices, the topology."""
     name = re.sub(r"[^A-Za-z0-9._-]", "-", topology.setup.policy.name)[:64]
     return f"{name}/{len(topology.devices)}-devices-{topology.digest}"

@@ -1,7 +1,4 @@
-"""How a process learns that it should come to an end, and comes to it.
-
-A device that survives its own faults: one ends the session that it happened in, with its user told.
-"""
+"""Stop signals of a serving process, its orderly end, and a barrier that limits a fault to one session."""
 
 import asyncio
 import logging
@@ -14,32 +11,32 @@ from serving.nodes.device import Device
 
 
 def stop_signal() -> asyncio.Event:
-    """Set at the first SIGINT or SIGTERM; a second one is not caught any more."""
+    """An event that the first SIGINT or SIGTERM sets; a second signal has its default effect."""
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
 
-    def told() -> None:
+    def on_signal() -> None:
         stop.set()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, told)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 
 async def run_until_stopped(
     driver: RealTimeDriver, stop: asyncio.Event, on_shutdown: Callable[[], Awaitable[None]] | None = None
 ) -> None:
-    """Lets things happen until `stop`, and while the process winds down; raises what ended the driver before."""
-    over = asyncio.Event()
-    running, told = asyncio.create_task(driver.run(over.is_set)), asyncio.create_task(stop.wait())
+    """Runs the driver until `stop` is set and `on_shutdown` has finished. Raises the error that ended the driver."""
+    finished = asyncio.Event()
+    running, stopping = asyncio.create_task(driver.run(finished.is_set)), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait({running, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        told.cancel()
+        stopping.cancel()
         if on_shutdown:
             await on_shutdown()
-        over.set()
+        finished.set()
         driver.wake_up()
         await running
 
@@ -48,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class FaultBarrier:
-    """Handles events as `device` does; an error is logged, and what it happened in is cancelled."""
+    """Passes events to `device`; an error is logged, and cancels the session in which it happened."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

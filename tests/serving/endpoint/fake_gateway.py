@@ -2,15 +2,18 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from endpoint.tokenizers_made import byte_level
+from starlette.routing import Route
 
 from serving.frontend.openai.gateway import Conversation, TokenDelta
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.server import EndpointServer, serve
+from serving.frontend.openai.service import EndpointService
+from serving.frontend.routing_api.handler import routing_routes
 from serving.messages import Origin, RoutingOptions, SamplingParams
 
 T = TypeVar("T")
@@ -142,8 +145,15 @@ class Loop:
     def __init__(self, runner: asyncio.Runner, endpoint: EndpointOptions, gateway: FakeGateway | None = None) -> None:
         self._runner = runner
         self.gateway = gateway or FakeGateway()
-        self.server: EndpointServer = runner.run(serve(endpoint, self.gateway))
+        self.routing: Any = None
+        """The routing API's endpoint, once the server runs."""
+        self.server: EndpointServer = runner.run(serve(endpoint, self.gateway, self._mount_routing))
         self.url = f"http://127.0.0.1:{self.server.port}"
+
+    def _mount_routing(self, service: EndpointService) -> Sequence[Route]:
+        routes = routing_routes(service)
+        self.routing = routes[0].endpoint
+        return routes
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Bounded, so that what hangs fails."""

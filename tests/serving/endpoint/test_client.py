@@ -183,9 +183,7 @@ def test_the_synchronous_client_is_served_too(loop: Loop) -> None:
         with openai.OpenAI(base_url=f"{loop.url}/v1", api_key="none", max_retries=0) as c:
             whole = c.chat.completions.create(model="toy", messages=USER)
             chunks = list(c.chat.completions.create(model="toy", messages=USER, stream=True))
-        return whole.choices[0].message.content, "".join(
-            chunk.choices[0].delta.content or "" for chunk in chunks
-        )
+        return whole.choices[0].message.content, "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
     assert loop.run(asyncio.to_thread(work)) == (ANSWER, ANSWER)
 

@@ -58,8 +58,6 @@ def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
     assert loop.gateway.asks == []
 
 
-@pytest.mark.parametrize(
-    ("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")]
-)
+@pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")])
 def test_a_host_as_a_url_writes_it(host: str, shown: str) -> None:
     assert EndpointOptions(host=host).url_host == shown

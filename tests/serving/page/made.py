@@ -15,14 +15,11 @@ from fake_setup import setup
 from serving.core.scores import ThresholdSide
 from serving.deployment.queries import LoadedModels
 from serving.engines.models import ModelConfig, ModelPair
-from serving.frontend.service_options import ServiceOptions
-from serving.frontend.ui.config import UiConfig
-from serving.frontend.ui.device_pool import open_shared_models
+from serving.frontend.service_options import ServiceOptions, UiOptions
+from serving.frontend.ui.config import PolicyCard, UiConfig
 from serving.frontend.ui.run_metrics import RunMeter
-from serving.frontend.ui.options import UiOptions
-from serving.frontend.ui.policy_card import PolicyCard
 from serving.frontend.ui.server import UiServer
-from serving.frontend.ui.ui_deployment import UiDeployment
+from serving.frontend.ui.ui_deployment import UiDeployment, open_shared_models
 from serving.hardware.replica_packing import REPORTED_FACTORS, PackingEstimate
 from serving.learned.router import TokenRouter
 from serving.policy.policy import Policy
@@ -60,7 +57,8 @@ def routed(name: str = "citer", found: TokenRouter | None = None) -> Policy:
 def pair(folder: Path) -> ModelPair:
     models, timing = made(folder), setup().pair
     device, cloud = (
-        ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timed_architecture) for side in ("device", "cloud")
+        ModelConfig(path=models[side], timed_architecture=getattr(timing, side).timed_architecture)
+        for side in ("device", "cloud")
     )
     return ModelPair(device, cloud)
 

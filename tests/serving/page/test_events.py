@@ -11,8 +11,8 @@ from page.made import meter, named, offer, routed
 
 from serving.frontend.openai.detokenizer import decode
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.run import UiRun, encode_sse
+from serving.frontend.ui.run_request import RunRequest
 from serving.frontend.ui.token_trace import RunObserver
 from serving.messages import EmitTokens, GenerationRequest, PeerLost, PeerRestored, RequestArrived, RoutingOptions
 from serving.policy.slots.link_loss import LinkLoss

@@ -21,7 +21,13 @@ def record() -> SessionRecord:
 def test_figures_are_what_their_words_say() -> None:
     bed, found = setup().hardware, meter().read(record(), 14.0)
     assert (found["ttft_ms"], found["tbt_ms"]) == (1000, 1000)
-    assert (found["tokens"], found["cloud_tokens"], found["device_tokens"], found["offline_tokens"], found["cloud_share"]) == (
+    assert (
+        found["tokens"],
+        found["cloud_tokens"],
+        found["device_tokens"],
+        found["offline_tokens"],
+        found["cloud_share"],
+    ) == (
         4,
         2,
         2,

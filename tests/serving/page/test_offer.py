@@ -10,9 +10,9 @@ from page.made import offer, routed, router
 from serving.deployment.topology import Topology
 from serving.engines.remote.server import RemoteServer
 from serving.frontend.openai.errors import ApiError
-from serving.frontend.ui.device_pool import PrefixedTopology, engine_groups
-from serving.frontend.ui.policy_card import PolicyCard
+from serving.frontend.ui.config import PolicyCard
 from serving.frontend.ui.run_request import parse_run_request
+from serving.frontend.ui.ui_deployment import PrefixedTopology, engine_groups
 from serving.policy.policy import NO_REQUIREMENTS
 
 

@@ -11,8 +11,7 @@ from fake_setup import setup
 from page.made import PROMPT, Played, named, routed, router, show
 
 from serving.engines.models import ModelPair
-from serving.frontend.ui.app import RunEndpoint
-from serving.frontend.ui.device_pool import DevicePool
+from serving.frontend.ui.app import DevicePool, RunEndpoint
 from serving.messages import PeerLost, PeerRestored
 from serving.policy.slots.link_loss import LinkLoss
 
@@ -368,10 +367,15 @@ def test_about_tells_what_each_figure_means(page: Played) -> None:
     assert [policy["name"] for policy in about["policies"]] == ["citer", "edge_centric", "cloud_centric"]
     found = about["policies"][0]["router"]
     assert (found["threshold"], found["artifact_threshold"], found["side"]) == (0.4, 0.4, "below")
+    assert len(found["scores"]) == 100
     assert found["scores"] == sorted(found["scores"])
     assert "has no router" in about["policies"][1]["no_slider_reason"]
     counters = named(page.ask(max_tokens=2), "counters")[-1]
-    assert {each["key"] for each in about["metrics"]} == counters.keys() - {"cloud_tokens", "device_tokens", "offline_tokens"}
+    assert {each["key"] for each in about["metrics"]} == counters.keys() - {
+        "cloud_tokens",
+        "device_tokens",
+        "offline_tokens",
+    }
     assert all(each["description"] for each in about["metrics"])
     assert about["examples"] == ["Where?"]
     assert about["limits"] == {"max_tokens": 512, "default_max_tokens": 24, "context": 512}

@@ -7,9 +7,8 @@ import pytest
 from fake_setup import setup
 from page.made import routed
 
-from serving.frontend.service_options import ServiceOptions
+from serving.frontend.service_options import ServiceOptions, UiOptions
 from serving.frontend.ui.config import UiConfig
-from serving.frontend.ui.options import UiOptions
 
 
 @pytest.mark.parametrize(

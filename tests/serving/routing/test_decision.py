@@ -10,7 +10,7 @@ from routing.shown import routed
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.options import RoutingLimits
-from serving.frontend.routing_api.decision import RoutingDecision, decide
+from serving.frontend.routing_api.handler import RoutingDecision, decide
 from serving.frontend.routing_api.schema import PastDecision, RoutingRequest
 from serving.frontend.routing_api.sessions import RoutingSessions, StateHandles
 
@@ -152,7 +152,14 @@ def test_the_session_unused_for_longest_is_forgotten() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"min_threshold": 0.7, "max_threshold": 0.3}, {"min_threshold": -0.1}, {"max_threshold": 1.1}, {"max_tokens": 0}, {"cached_sessions": -1}]
+    "wrong",
+    [
+        {"min_threshold": 0.7, "max_threshold": 0.3},
+        {"min_threshold": -0.1},
+        {"max_threshold": 1.1},
+        {"max_tokens": 0},
+        {"cached_sessions": -1},
+    ],
 )
 def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"service.endpoint.routing"):

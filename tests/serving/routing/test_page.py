@@ -35,7 +35,12 @@ def loop(runner: asyncio.Runner) -> Iterator[Loop]:
 def opened(runner: asyncio.Runner, **how: Any) -> Loop:
     end = EndpointOptions(
         port=0,
-        **{"api_key_env": "", "max_waiting": 1, "routing": RoutingLimits(0.1, 0.9, max_tokens=8, cached_sessions=2), **how},
+        **{
+            "api_key_env": "",
+            "max_waiting": 1,
+            "routing": RoutingLimits(0.1, 0.9, max_tokens=8, cached_sessions=2),
+            **how,
+        },
     )
     return Loop(runner, end, FakeGateway(routed=routed()))
 
@@ -222,7 +227,7 @@ def test_a_key_is_asked_for_and_names_the_client(runner: asyncio.Runner, monkeyp
         status, told = ask(keyed, question(), KEY)
         assert status == 200
         assert KEY not in json.dumps(told)
-        ((client, session),) = keyed.server.service.routing_sessions._idle
+        ((client, session),) = keyed.routing.sessions._idle
         assert session == "session123"
         assert len(client) == 64
         assert KEY not in client

@@ -1,9 +1,4 @@
-"""The key that clients show, asked for before anything of a request is read.
-
-Which requests are not for a server that this machine alone can reach.
-
-A request's body, as far as this endpoint reads one.
-"""
+"""Checks before a request is served: its API key, its Host header, and the size and type of its body."""
 
 import asyncio
 import hmac
@@ -18,16 +13,15 @@ from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.options import ServerOptions
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
-"""For orchestrators, which have no key; they tell nothing about what is asked."""
-
+"""Orchestrators read these without a key; they reveal nothing about requests."""
 
 CLIENT_SCOPE_KEY = "tandem.client"
-"""Whose key a request showed, in its scope: a digest, or "" where nobody shows any."""
+"""Key of the ASGI scope: a digest of the API key that the request showed, "" if no key is required."""
 
 
 class ApiKeyGuard:
-    """Lets a request pass to `app` if no key is configured, it shows the right one, or its path is open; else answers
-    401.
+    """Passes a request to `app` if no key is configured, it shows the right one, or its path is open. Answers others
+    with 401 before reading their body.
     """
 
     def __init__(self, app: ASGIApp, key: str | None, open_paths: Collection[str] = OPEN_PATHS) -> None:
@@ -62,9 +56,10 @@ LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 class HostGuard:
-    """Behind a door on loopback a request must name this machine, or the door's own host: a foreign name that leads
-    here (DNS rebinding: some web site's page asks in its reader's browser) is refused with 421. Other doors are known
-    by names that nobody here can list, and let everything pass.
+    """On a loopback server, refuses requests (421) whose Host header is neither this machine nor the configured host.
+
+    This stops DNS rebinding, where a foreign web page reaches a local server through its reader's browser. Servers on
+    other addresses accept any Host header, since their names are not known here.
     """
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
@@ -85,13 +80,13 @@ class HostGuard:
 
 
 def _host_name(host: str) -> str:
-    """A Host header without its port."""
+    """The Host header without its port, in lower case."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdecimal() else host).lower()
 
 
 async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> bytes:
-    """The bytes of a JSON body. Raises ApiError: 415 for another type, 413 above the bound, 408 when too slow."""
+    """Reads a JSON body. Raises ApiError: 415 for another type, 413 above `max_nbytes`, 408 after `timeout_s`."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, f"the body's type is {kind or 'missing'}; send application/json", "unsupported_media_type")
@@ -107,9 +102,9 @@ async def read_body(request: Request, max_nbytes: int, timeout_s: float) -> byte
 
 
 async def _read_bounded(request: Request, max_nbytes: int) -> bytes:
-    found = bytearray()
+    body = bytearray()
     async for chunk in request.stream():
-        found += chunk
-        if len(found) > max_nbytes:
+        body += chunk
+        if len(body) > max_nbytes:
             raise ApiError.too_large(max_nbytes)
-    return bytes(found)
+    return bytes(body)

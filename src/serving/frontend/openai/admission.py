@@ -1,9 +1,4 @@
-"""The line before the device, which serves one request at a time.
-
-What is being answered, each in a task of its own: a client that reads slowly holds up nobody but itself.
-
-Work for a client only while the client is there.
-"""
+"""Admission and cancellation: the queue before the device, running requests, clients that disconnect or stall."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
@@ -16,7 +11,7 @@ from serving.frontend.openai.errors import ApiError
 
 
 class AdmissionQueue:
-    """First come, first served; at most `max_waiting` wait."""
+    """First come, first served: one request runs, and at most `max_waiting` wait."""
 
     def __init__(self, max_waiting: int, retry_after_s: float) -> None:
         self.max_waiting, self.retry_after_s = max_waiting, retry_after_s
@@ -29,7 +24,7 @@ class AdmissionQueue:
 
     @asynccontextmanager
     async def admit(self) -> AsyncIterator[None]:
-        """Waits for one's turn and holds it. Raises ApiError (429) when the line is full."""
+        """Waits, then holds the device. Raises ApiError (429) if the queue is full."""
         if self.busy and self.waiting >= self.max_waiting:
             raise ApiError.queue_full(self.waiting, self.retry_after_s)
         self.waiting += 1
@@ -47,7 +42,10 @@ T = TypeVar("T")
 
 
 class RunningRequests:
-    """The answers under way; once `stopping`, the endpoint takes no new ones."""
+    """The answers under way, each in a task of its own, so that a slow client delays no other.
+
+    Once `stopping`, the endpoint refuses new requests.
+    """
 
     def __init__(self) -> None:
         self.stopping = False
@@ -57,7 +55,7 @@ class RunningRequests:
         return len(self._tasks)
 
     async def stream(self, source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-        """The source's items, made ahead of their reader (as many as an answer has, at most) and closed with it."""
+        """Yields the source's items, which a task produces ahead of the reader; closing this closes the source."""
         items: asyncio.Queue[T | Exception | None] = asyncio.Queue()
         task = asyncio.create_task(_pump(source, items))
         self._tasks.add(task)
@@ -72,7 +70,7 @@ class RunningRequests:
             await asyncio.wait({task})
 
     async def stop(self, grace_s: float) -> None:
-        """Lets what runs come to its end for `grace_s` seconds, then breaks it off with an error to its client."""
+        """Lets running answers finish for `grace_s` seconds, then cancels them with an error to their clients."""
         self.stopping = True
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=grace_s)
@@ -87,40 +85,40 @@ async def _pump(source: AsyncGenerator[T, None], items: "asyncio.Queue[T | Excep
                 items.put_nowait(item)
         items.put_nowait(None)
     except asyncio.CancelledError:
-        items.put_nowait(ApiError.stopping())  # read only if it was not the reader who left
+        items.put_nowait(ApiError.stopping())  # not read if the reader itself closed the stream
         raise
     except Exception as error:
         items.put_nowait(error)
 
 
 class ClientStalledError(Exception):
-    """A client does not read what it asked for."""
+    """A client does not read its response."""
 
 
 async def cancel_on_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Runs `work` to its end, or cancels it when the client hangs up; the request's body must have been read."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
+    """Runs `work` to its end, or cancels it when the client disconnects. The request's body must have been read."""
+    task, disconnect = asyncio.create_task(work), asyncio.create_task(_disconnected(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.wait({task, gone})
+        disconnect.cancel()
+        await asyncio.wait({task, disconnect})
     if not task.cancelled():
         task.result()
 
 
 def with_send_timeout(send: Send, timeout_s: float) -> Send:
-    """`send` that raises StalledError when the client has read nothing for so long that buffers are full."""
+    """`send` that raises ClientStalledError after `timeout_s` of full buffers."""
 
-    async def patiently(message: Message) -> None:
+    async def send_in_time(message: Message) -> None:
         try:
             async with asyncio.timeout(timeout_s):
                 await send(message)
         except TimeoutError:
             raise ClientStalledError from None
 
-    return patiently
+    return send_in_time
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,9 +1,4 @@
-"""Tokens to text while they come: only text that no later token can change.
-
-Stop strings: where an answer ends, and what may be shown before that is known.
-
-One answer while it is written: tokens in, text out, up to an end token, a stop string or the limit.
-"""
+"""Tokens to text, incrementally: only text that no later token can change, up to a stop token or stop string."""
 
 import re
 from collections.abc import Callable
@@ -18,14 +13,14 @@ if TYPE_CHECKING:
 
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _REPLACEMENT_CHAR = "\ufffd"
-"""What a decoder writes for bytes that are no character, or not yet one."""
+"""What tokenizers decode invalid or incomplete UTF-8 to."""
 
 
 class IncrementalDetokenizer:
-    """The pieces that `push` and `flush` return, joined, are the text of all tokens, without special ones.
+    """The texts that `push` and `flush` return, joined, are the text of all tokens, without special ones.
 
-    Text waits while its last character may be half there. So do runs of byte tokens (SentencePiece's byte fallback),
-    which decode together or not at all. A window of earlier tokens gives each decoding its context (leading spaces).
+    Text is held back while its last character may be incomplete, and during runs of byte tokens (SentencePiece's byte
+    fallback), which decode only as a whole. A window of earlier tokens gives each decoding its context: leading spaces.
     """
 
     def __init__(self, hf: Any) -> None:
@@ -33,12 +28,12 @@ class IncrementalDetokenizer:
         self._special = {i for i, token in hf.added_tokens_decoder.items() if token.special}
         self._window: list[int] = []
         self._num_emitted = 0
-        """The window's first `_num_emitted` tokens are out already, as `_emitted_text`."""
+        """The window's first `_num_emitted` tokens were returned already, as `_emitted_text`."""
         self._emitted_text = ""
         self._in_byte_run = False
 
     def push(self, token: int) -> str:
-        """The text that became certain with this token."""
+        """The text that this token completes."""
         self._window.append(token)
         name = None if token in self._special else self._hf.convert_ids_to_tokens(token)
         if name is not None:  # a token without text does not end a run of bytes
@@ -49,7 +44,7 @@ class IncrementalDetokenizer:
         return self._emit(text)
 
     def flush(self) -> str:
-        """The rest: no token follows."""
+        """The text held back, after the last token."""
         return self._emit(decode(self._hf, self._window))
 
     def _emit(self, text: str) -> str:
@@ -61,16 +56,16 @@ class IncrementalDetokenizer:
 
 
 def decode(hf: Any, tokens: list[int] | tuple[int, ...]) -> str:
-    """The text of tokens, without special ones; spaces stay as the model wrote them."""
+    """The text of tokens, without special ones and without clean-up of spaces."""
     text: str = hf.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return text
 
 
 class StopMatcher:
-    """Text passes until a stop string is complete; no part of that string passes.
+    """Passes text through up to the first complete stop string, of which no part passes.
 
-    The first to be complete ends the text (of two at once, the longer), so the result is the same however the text
-    is cut into pieces.
+    Of two stop strings that complete at the same character, the longer counts, so the result does not depend on how the
+    text is divided between calls of `push`.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -79,7 +74,7 @@ class StopMatcher:
         self.matched = False
 
     def push(self, text: str) -> str:
-        """The text that is certain to stand before any stop string."""
+        """The text that cannot be part of a stop string."""
         if self.matched:
             return ""
         whole, self._pending = self._pending + text, ""
@@ -92,34 +87,33 @@ class StopMatcher:
         return whole[:passed]
 
     def flush(self) -> str:
-        """What was held back in vain."""
+        """The text held back, after the last `push`."""
         rest, self._pending = self._pending, ""
         return rest
 
     def _partial_match_len(self, text: str) -> int:
-        """The longest end of the text with which a stop string begins."""
+        """Length of the longest suffix that begins a stop string."""
         longest = max(map(len, self._stops), default=1) - 1
         lengths = range(min(longest, len(text)), 0, -1)
         return next((n for n in lengths if any(stop.startswith(text[-n:]) for stop in self._stops)), 0)
 
 
 class AnswerWriter:
-    """`count` hears the origin of each token that belongs to the answer; what a stop string cuts off does not."""
+    """Turns the deltas of one answer into text, up to a stop token, a stop string or the limit.
+
+    `on_token` gets the origin of each token of the answer; tokens after a stop string do not count.
+    """
 
     def __init__(self, tokenizer: "Tokenizer", stops: tuple[str, ...], on_token: Callable[[Origin], None]) -> None:
         self.tokens: list[int] = []
-        """All that the gateway delivered."""
+        """All tokens that the gateway delivered."""
         self.finish_reason: FinishReason | None = None
-        """Why it ended; None while it goes on."""
-        self._stop_tokens, self._detokenizer, self._stop_matcher, self._on_token = (
-            tokenizer.eos_token_ids,
-            IncrementalDetokenizer(tokenizer.hf),
-            StopMatcher(stops),
-            on_token,
-        )
+        """None while the answer goes on."""
+        self._stop_tokens, self._on_token = tokenizer.eos_token_ids, on_token
+        self._detokenizer, self._stop_matcher = IncrementalDetokenizer(tokenizer.hf), StopMatcher(stops)
 
     def add(self, delta: TokenDelta) -> str:
-        """The text that a piece makes certain."""
+        """The text that this delta completes."""
         self.tokens.extend(delta.tokens)
         text = ""
         for token, origin in zip(delta.tokens, delta.origins, strict=True):

@@ -1,4 +1,4 @@
-"""What went wrong, in the shape that OpenAI's clients turn into their typed exceptions."""
+"""Errors in the JSON shape that OpenAI's clients turn into their typed exceptions."""
 
 from math import ceil
 from typing import Any
@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 
 class ApiError(Exception):
-    """`status` is HTTP's; `error_type` goes out as the error's `type`; `param` is the request's field at fault."""
+    """`status` is the HTTP status; `param` names the request's field at fault."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class ApiError(Exception):
         wanted = f" and {max_new_tokens} more are asked for" if max_new_tokens else ""
         return cls(
             400,
-            f"this model's context is {context_len} tokens, but the prompt has {prompt_len}{wanted}; shorten the prompt or ask "
-            "for fewer tokens",
+            f"this model's context is {context_len} tokens, but the prompt has {prompt_len}{wanted}; shorten the "
+            "prompt or ask for fewer tokens",
             "context_length_exceeded",
             param,
         )
 
     @classmethod
     def too_large(cls, max_nbytes: int) -> "ApiError":
-        """The rest of the body stays unread, so the connection closes."""
+        """Closes the connection, since the rest of the body is not read."""
         message = f"the request's body is above {max_nbytes} bytes, the most that this endpoint reads"
         return cls(413, message, "request_too_large", None, {"connection": "close"})
 

@@ -1,6 +1,6 @@
-"""What the endpoint asks of the device behind it; the real-time driver implements it in the same event loop.
+"""What the endpoint needs of the device behind it, and the index of cached conversations.
 
-Which earlier turn a prompt continues, so that its KV cache is used again.
+`serving.frontend.device_gateway.DeviceGateway` implements `Gateway` in the endpoint's event loop.
 """
 
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from serving.messages import Origin, RoutingOptions, SamplingParams
+from serving.messages import Origin, RoutingOptions, SamplingParams, TokenIds
 
 if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Under which name a request's KV caches live on, and how much of an earlier turn serves it."""
+    """The name of a conversation's KV caches, and how much of them a prompt can use."""
 
     name: str
     shared_len: int
-    """The prompt's first `shared_len` tokens are those of the name's last turn; always less than the whole prompt."""
+    """Leading prompt tokens that the conversation's last turn contains; less than the whole prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDelta:
-    """Tokens that became agreed, as in `EmitTokens`."""
+    """Newly emitted tokens, as in `EmitTokens`."""
 
-    tokens: tuple[int, ...]
+    tokens: TokenIds
     origins: tuple[Origin, ...]
     ending: Literal["", "complete", "cancelled", "failed"] = ""
     cached_tokens: int = 0
-    """Prompt tokens that were really found in the KV cache; told once, with any piece."""
+    """Prompt tokens found in the KV cache; reported once, with any delta of the answer."""
 
 
 class UnsupportedRequestError(ValueError):
-    """This request asks for what the policy or the models cannot do; the message is for the client."""
+    """The policy or the models cannot serve this request; the message is for the client."""
 
 
 class Gateway(Protocol):
-    """A device that collaborates with its cloud, one request at a time."""
+    """A device that works with its cloud, one request at a time."""
 
     @property
     def model_name(self) -> str: ...
 
     @property
     def created_unix_s(self) -> int:
-        """When the model was made, in Unix seconds."""
+        """Creation time of the model, in Unix seconds."""
         ...
 
     @property
@@ -60,22 +60,20 @@ class Gateway(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Are the models loaded, and the cloud reachable where the policy cannot do without it?"""
+        """True if the models are loaded, and the cloud is reachable or not needed."""
         ...
 
     @property
-    def cloud_reachable(self) -> bool:
-        """Is the cloud reachable?"""
-        ...
+    def cloud_reachable(self) -> bool: ...
 
     @property
     def routed(self) -> "RoutedOffload | None":
-        """How the policy routes tokens, if it does."""
+        """The slot that routes tokens; None if the policy has none."""
         ...
 
     @property
     def uplink_nbytes(self) -> int:
-        """Sent to the cloud since the start."""
+        """Bytes sent to the cloud since the start."""
         ...
 
     @property
@@ -83,41 +81,38 @@ class Gateway(Protocol):
 
     def generate(
         self,
-        prompt: tuple[int, ...],
+        prompt: TokenIds,
         max_new_tokens: int,
         sampling: SamplingParams | None,
         conversation: Conversation | None,
         routing: RoutingOptions | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
-        """Pieces up to one with an ending; at most `max_new_tokens` tokens; closing the generator early cancels the
-        request.
+        """Yields deltas up to one with an `ending`; at most `max_new_tokens` tokens. Closing the generator early
+        cancels the request.
 
-        Afterwards, however it ended, the caches of a named conversation may be kept for its next turn; a name whose
-        caches are gone starts from nothing (`cached` 0). Raises RefusedError before the first piece.
+        The caches of a conversation may be kept for its next turn, however this one ends; if they are gone, the next
+        turn has `cached_tokens` 0. Raises UnsupportedRequestError before the first delta.
         """
         ...
 
     def release(self, conversation: str) -> None:
-        """The conversation has no next turn: its caches may go."""
+        """Frees the caches of a conversation that will have no next turn."""
         ...
-
-
-TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CachedTurn:
-    """The last turn of a conversation that nobody is asking now."""
+    """The last turn of an idle conversation."""
 
     prompt_len: int
-    """How many of the tokens were asked; the others were answered."""
+    """The first `prompt_len` tokens are the prompt, the others the answer."""
     tokens: TokenIds
 
 
 class PrefixIndex:
-    """At most `capacity` of them; the one unused for longest is forgotten first, and `forget` hears its name.
+    """At most `capacity` conversations, least recently used evicted first; `on_evict` gets the evicted name.
 
-    A conversation that is taken is nobody else's until it is parked again: one request at a time.
+    A conversation serves one request at a time: between `acquire` and `store` no other request finds it.
     """
 
     def __init__(self, capacity: int, on_evict: Callable[[str], None]) -> None:
@@ -130,19 +125,20 @@ class PrefixIndex:
         return len(self._idle) + len(self._in_use)
 
     def longest_match(self, prompt: TokenIds) -> Conversation | None:
-        """The parked conversation that shares most with this prompt, all that was asked before included.
+        """The idle conversation with the longest common prefix that includes its whole last prompt; None if there is
+        none.
 
-        Its answer may differ from what the prompt repeats of it: chat templates leave out what a model only thought.
+        The prompt may repeat only part of the last answer: chat templates leave reasoning out.
         """
         best = max(
             (Conversation(name, shared_prefix_len(turn, prompt)) for name, turn in self._idle.items()),
-            key=lambda found: found.shared_len,
+            key=lambda conversation: conversation.shared_len,
             default=None,
         )
         return best if best and best.shared_len else None
 
     def acquire(self, prompt: TokenIds) -> Conversation | None:
-        """The conversation of this prompt's earlier turn, or a new one; None where none are kept."""
+        """The conversation that this prompt continues, or a new one; None if `capacity` is 0."""
         if not self.capacity:
             return None
         found = self.longest_match(prompt) or self._new()
@@ -152,14 +148,14 @@ class PrefixIndex:
         return found
 
     def store(self, conversation: Conversation | None, prompt: TokenIds, answer: TokenIds) -> None:
-        """A turn is over; another may follow."""
+        """Makes a conversation idle after a complete turn."""
         if conversation:
             self._in_use.discard(conversation.name)
             self._idle[conversation.name] = CachedTurn(len(prompt), prompt + answer)
             self._evict()
 
     def discard(self, conversation: Conversation | None) -> None:
-        """A turn broke off: nothing of it is worth keeping."""
+        """Evicts a conversation after an incomplete turn."""
         if conversation:
             self._in_use.discard(conversation.name)
             self._on_evict(conversation.name)
@@ -174,9 +170,9 @@ class PrefixIndex:
 
 
 def shared_prefix_len(turn: CachedTurn, prompt: TokenIds) -> int:
-    """Leading tokens in common; 0 unless all that was asked in `turn` is among them.
+    """Number of leading tokens in common; 0 unless they include the turn's whole prompt.
 
-    Never the whole prompt: its last token must be computed for the first answer token to exist.
+    At most len(prompt) - 1: the last token must be computed to get the first answer token.
     """
     if turn.tokens[: turn.prompt_len] != prompt[: turn.prompt_len]:
         return 0

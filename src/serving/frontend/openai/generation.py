@@ -1,8 +1,11 @@
-"""A request for text, from its bytes to the last event; one instance a URL."""
+"""The generation URLs: one request from its bytes to the last event, and the JSON of its response."""
 
+import json
 import secrets
 import time
+from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,62 +14,110 @@ from starlette.types import Receive, Scope, Send
 
 from serving.frontend.openai.access import read_body
 from serving.frontend.openai.admission import ClientStalledError, cancel_on_disconnect, with_send_timeout
-from serving.frontend.openai.answers import ResponseBuilder, TextDelta, sse_event
 from serving.frontend.openai.metrics import RequestStats
-from serving.frontend.openai.request_handlers import ParsedRequest, RequestHandler
-from serving.frontend.openai.service import EndpointService, as_api_error
+from serving.frontend.openai.request_handlers import Choice, ParsedRequest, RequestHandler
+from serving.frontend.openai.service import EndpointService, TextDelta, as_api_error
 
 SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
 class GenerationEndpoint:
-    """An ASGI application for one form of request."""
+    """An ASGI application for the requests of one handler."""
 
     def __init__(self, service: EndpointService, handler: RequestHandler) -> None:
         self.service, self.handler = service, handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint, tally = self.service.options, RequestStats(self.service.clock())
-        client = _ClientStream(scope, receive, with_send_timeout(send, endpoint.stall_timeout_s), tally)
+        options, stats = self.service.options, RequestStats(self.service.clock())
+        client = _ClientStream(scope, receive, with_send_timeout(send, options.stall_timeout_s), stats)
         try:
-            raw = await read_body(Request(scope, receive), endpoint.max_body_nbytes, endpoint.body_timeout_s)
+            raw = await read_body(Request(scope, receive), options.max_body_nbytes, options.body_timeout_s)
             await cancel_on_disconnect(receive, self._answer(raw, client))
         except ClientDisconnect:
-            pass  # its request ended with it: there is nobody to answer
+            pass  # the request is cancelled, and there is no client to answer
         except ClientStalledError:
-            tally.outcome = "stalled"  # the server closes the connection, since the response is not complete
+            stats.outcome = "stalled"  # the server closes the connection, since the response is not complete
         except Exception as error:
             await client.send_error(error)
         finally:
-            self.service.metrics.record(self.handler.name, tally)
+            self.service.metrics.record(self.handler.name, stats)
 
     async def _answer(self, raw: bytes, client: "_ClientStream") -> None:
-        asked, job = await self.service.parse_request(self.handler, raw)
-        reply = self._response(asked, len(job.prompts))
+        parsed, job = await self.service.parse_request(self.handler, raw)
+        response = self._response(parsed, len(job.prompts))
         answer = self.service.running.stream(self.service.answer_generator.generate(job, client.stats))
-        async with aclosing(answer) as parts:
-            if not asked.params.stream:
-                await client.send_full(await reply.full_response(parts, client.stats))
+        async with aclosing(answer) as deltas:
+            if not parsed.params.stream:
+                await client.send_full(await response.full_response(deltas, client.stats))
                 return
-            await client.start(await anext(parts), reply)
+            await client.start(await anext(deltas), response)
             try:
-                async for part in parts:
-                    await client.send_delta(part, reply)
-                await client.finish(reply)
+                async for delta in deltas:
+                    await client.send_delta(delta, response)
+                await client.finish(response)
             except ClientStalledError:
                 raise
             except Exception as error:
                 await client.abort(error)
 
-    def _response(self, parsed: ParsedRequest, num_choices: int) -> ResponseBuilder:
+    def _response(self, parsed: ParsedRequest, num_choices: int) -> "ResponseBuilder":
         name = f"{self.handler.id_prefix}-{secrets.token_hex(12)}"
         return ResponseBuilder(
             self.handler, name, int(time.time()), self.service.model_name, num_choices, parsed.params.include_usage
         )
 
 
+@dataclass(frozen=True)
+class ResponseBuilder:
+    """The JSON of one response, whole or as the chunks of a stream."""
+
+    handler: RequestHandler
+    id: str
+    created: int
+    model: str
+    num_choices: int
+    include_usage: bool
+
+    async def full_response(self, deltas: AsyncIterator[TextDelta], stats: RequestStats) -> dict[str, Any]:
+        texts, choices = [""] * self.num_choices, []
+        async for delta in deltas:
+            texts[delta.index] += delta.text
+            if delta.finish_reason:
+                choices.append(self.handler.choice(delta.index, texts[delta.index], delta.finish_reason))
+        extra = {"usage": stats.usage, "tandem": stats.extension}
+        return self._envelope(self.handler.object_name, choices) | extra
+
+    def opening_chunks(self, index: int) -> list[dict[str, Any]]:
+        choice = self.handler.opening_choice(index)
+        return [self._chunk([choice])] if choice else []
+
+    def chunks(self, delta: TextDelta, stats: RequestStats) -> list[dict[str, Any]]:
+        """A chunk for the text and one for the finish reason; the last answer's also carries the `tandem` extension."""
+        found = [self._chunk([self.handler.delta_choice(delta.index, delta.text, None)])] if delta.text else []
+        if delta.finish_reason:
+            last = self._chunk([self.handler.delta_choice(delta.index, "", delta.finish_reason)])
+            found.append(last | {"tandem": stats.extension} if delta.index == self.num_choices - 1 else last)
+        return found
+
+    def closing_chunks(self, stats: RequestStats) -> list[dict[str, Any]]:
+        return [self._chunk([]) | {"usage": stats.usage}] if self.include_usage else []
+
+    def _chunk(self, choices: list[Choice]) -> dict[str, Any]:
+        usage = {"usage": None} if self.include_usage else {}
+        return self._envelope(self.handler.chunk_name, choices) | usage
+
+    def _envelope(self, object_name: str, choices: list[Choice]) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": object_name,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+
 class _ClientStream:
-    """What is sent to one client; the tally learns the outcome before the last byte goes."""
+    """Sends one response, and records its outcome in `stats` before the last byte."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, stats: RequestStats) -> None:
         self._scope, self._receive, self._send, self.stats = scope, receive, send, stats
@@ -77,22 +128,22 @@ class _ClientStream:
         await JSONResponse(body)(self._scope, self._receive, self._send)
 
     async def send_error(self, error: Exception) -> None:
-        """An error before anything was sent."""
+        """Sends an error response; nothing may have been sent before."""
         refusal = as_api_error(error)
         self.stats.outcome = refusal.code or "error"
         await refusal.response()(self._scope, self._receive, self._send)
 
-    async def start(self, part: TextDelta, response: ResponseBuilder) -> None:
-        """The first text is there, so nothing can be refused any more."""
+    async def start(self, delta: TextDelta, response: ResponseBuilder) -> None:
+        """Sends status 200 and the first text; from here on an error can only be an event."""
         await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        await self.send_delta(part, response)
+        await self.send_delta(delta, response)
 
-    async def send_delta(self, part: TextDelta, response: ResponseBuilder) -> None:
-        chunks = response.chunks(part, self.stats)
-        if part.index > self._last_opened:
-            self._last_opened, chunks = part.index, response.opening_chunks(part.index) + chunks
-        if part.finish_reason and part.index == response.num_choices - 1:
-            self.stats.outcome = part.finish_reason
+    async def send_delta(self, delta: TextDelta, response: ResponseBuilder) -> None:
+        chunks = response.chunks(delta, self.stats)
+        if delta.index > self._last_opened:
+            self._last_opened, chunks = delta.index, response.opening_chunks(delta.index) + chunks
+        if delta.finish_reason and delta.index == response.num_choices - 1:
+            self.stats.outcome = delta.finish_reason
         await self._send_events(*chunks)
 
     async def finish(self, response: ResponseBuilder) -> None:
@@ -104,5 +155,11 @@ class _ClientStream:
         await self._send_events(refusal.body, more=False)
 
     async def _send_events(self, *data: dict[str, Any] | str, more: bool = True) -> None:
-        """One network write for what is known at once; none for nothing, but for the end."""
+        """Sends all events in one network write."""
         await self._send({"type": "http.response.body", "body": b"".join(map(sse_event, data)), "more_body": more})
+
+
+def sse_event(data: dict[str, Any] | str) -> bytes:
+    """One server-sent event."""
+    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {text}\n\n".encode()

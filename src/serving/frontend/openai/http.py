@@ -1,7 +1,4 @@
-"""An ASGI application on a socket, in the event loop of whoever starts it.
-
-HTTP/1.1 as uvicorn speaks it, for tokens that cannot wait and against connections that say nothing.
-"""
+"""An HTTP/1.1 server (uvicorn) for an ASGI application, in the running event loop."""
 
 import asyncio
 import os
@@ -17,16 +14,17 @@ FIRST_REQUEST_TIMEOUT_S = 10.0
 
 
 class HttpProtocol(H11Protocol):
-    """Closes a connection whose first request has not begun within `first_request_timeout_s`; idle ones would use up
-    the limit.
+    """Sends tokens without delay, and closes connections that send no request.
+
+    A connection without a complete request header after `first_request_timeout_s` would use up the connection limit.
     """
 
     first_request_timeout_s = FIRST_REQUEST_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does this only for sockets made with an explicit protocol number; without it Nagle's algorithm holds
-        # a token back until the client acknowledges the one before, up to 40 ms.
+        # asyncio sets this only for sockets with an explicit protocol number. Without it, Nagle's algorithm delays a
+        # token until the client acknowledges the previous one, up to 40 ms.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._first_request_timer = self.loop.call_later(self.first_request_timeout_s, self._close_if_silent)
 
@@ -40,11 +38,11 @@ class HttpProtocol(H11Protocol):
 
 
 FLUSH_TIMEOUT_S = 2
-"""How long clients have to take what is left for them when a server stops."""
+"""Time for clients to read the rest of their responses when a server stops."""
 
 
 class HttpServer:
-    """At `port`, with at most `connections`. Raises ValueError, with `what` before it, for an address in use."""
+    """Listens at `port`. `section` is the configuration section that the ValueError for an address in use names."""
 
     def __init__(self, app: ASGIApp, section: str, host: str, port: int, max_connections: int) -> None:
         self._socket = _bind_socket(section, host, port, max_connections)
@@ -76,14 +74,14 @@ class HttpServer:
             self._task.result()
 
     async def stop(self) -> None:
-        """Lets clients take what is left for them, for a moment."""
+        """Gives clients FLUSH_TIMEOUT_S to read the rest of their responses."""
         self._server.should_exit = True
         if self._task:
             await self._task
 
 
 class _EmbeddedServer(uvicorn.Server):
-    """Leaves signals to whoever owns the process, and says when it is up."""
+    """A uvicorn server that leaves signals to the process and sets `started_event` when it accepts connections."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -105,6 +103,6 @@ def _bind_socket(section: str, host: str, port: int, backlog: int) -> socket.soc
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ValueError(
-            f"{section}: cannot listen on {host} port {port} ({why}); choose another {section}.port (0: any free one) or "
-            f"{section}.host"
+            f"{section}: cannot listen on {host} port {port} ({why}); choose another {section}.port (0: any free one) "
+            f"or {section}.host"
         ) from error

@@ -1,7 +1,4 @@
-"""What Prometheus reads of this device, in a registry of its own.
-
-What one request came to: tokens, who wrote them, when they were seen, and how it ended.
-"""
+"""Statistics of one request, and the Prometheus metrics of an endpoint."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,17 +18,17 @@ from serving.messages import Origin
 
 @dataclass
 class RequestStats:
-    """`arrived_s` and all times are seconds of the endpoint's clock; waiting in line counts."""
+    """Tokens, latencies and outcome of one request. Times are seconds of the endpoint's clock and include queueing."""
 
     arrived_s: float
     prompt_tokens: int = 0
     cached_tokens: int = 0
     origins: Counter[Origin] = field(default_factory=Counter)
     tbts_s: list[float] = field(default_factory=list)
-    """Between tokens, within one answer: tokens of one piece are seen together, so 0 between them (TBT)."""
+    """Time between tokens of one answer (TBT); 0 between tokens of one delta."""
     ttft_s: float | None = None
     outcome: str = "disconnected"
-    """What it is if nobody says otherwise."""
+    """The default stands if the client disconnects."""
     _last_token_s: float | None = None
 
     @property
@@ -39,12 +36,11 @@ class RequestStats:
         return self.origins.total()
 
     def begin_prompt(self, prompt_tokens: int) -> None:
-        """Another prompt's turn."""
+        """Call before the first token of each prompt's answer."""
         self.prompt_tokens += prompt_tokens
         self._last_token_s = None
 
     def count_token(self, origin: Origin, now: float) -> None:
-        """One token is seen."""
         self.origins[origin] += 1
         if self.ttft_s is None:
             self.ttft_s = now - self.arrived_s
@@ -63,7 +59,7 @@ class RequestStats:
 
     @property
     def extension(self) -> dict[str, Any]:
-        """The extension of the response: who wrote the answer."""
+        """The `tandem` object of a response: where its tokens come from, and TTFT."""
         return {
             "origins": dict(self.origins),
             "offline_tokens": self.origins["offline"],
@@ -76,24 +72,24 @@ TBT_BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 
 
 class EndpointMetrics:
-    """Counts requests as they end; what is a state now is read when somebody asks."""
+    """Counters grow as requests end; gauges are read at each scrape. The registry is the endpoint's own."""
 
     def __init__(self, gateway: Gateway, queue: AdmissionQueue, running: RunningRequests) -> None:
         self.registry = CollectorRegistry()
         self._requests = self._counter("requests", "Requests by how they ended.", "endpoint", "outcome")
-        self._tokens = self._counter("tokens", "Answer tokens by who wrote them.", "origin")
+        self._tokens = self._counter("tokens", "Answer tokens by origin.", "origin")
         self._prompt = self._counter("prompt_tokens", "Prompt tokens.")
         self._cached = self._counter("cached_tokens", "Prompt tokens found in the KV cache.")
         self._ttft = self._histogram("ttft_seconds", "From a request's arrival to its first token.", TTFT_BUCKETS_S)
-        self._tbt = self._histogram("tbt_seconds", "Between tokens; 0 between those seen together.", TBT_BUCKETS_S)
-        self._gauge("queue_length", "Requests that wait for their turn.", lambda: queue.waiting)
-        self._gauge("running_requests", "Requests in hand, the waiting ones included.", lambda: len(running))
+        self._tbt = self._histogram("tbt_seconds", "Between tokens; 0 within one delta.", TBT_BUCKETS_S)
+        self._gauge("queue_length", "Requests that wait.", lambda: queue.waiting)
+        self._gauge("running_requests", "Requests that run or wait.", lambda: len(running))
         self._gauge("cloud_reachable", "1 while the cloud can be reached.", lambda: float(gateway.cloud_reachable))
         self._gauge("ready", "1 while requests are answered.", lambda: float(gateway.ready and not running.stopping))
         self.registry.register(_TrafficCollector(gateway))
 
     def record(self, endpoint: str, stats: RequestStats) -> None:
-        """A request is over, well or not."""
+        """Counts a request that has ended, with whatever outcome."""
         self._requests.labels(endpoint, stats.outcome).inc()
         self._prompt.inc(stats.prompt_tokens)
         self._cached.inc(stats.cached_tokens)
@@ -101,8 +97,8 @@ class EndpointMetrics:
             self._tokens.labels(origin).inc(n)
         if stats.ttft_s is not None:
             self._ttft.observe(stats.ttft_s)
-        for gap_s in stats.tbts_s:
-            self._tbt.observe(gap_s)
+        for tbt_s in stats.tbts_s:
+            self._tbt.observe(tbt_s)
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
@@ -118,7 +114,7 @@ class EndpointMetrics:
 
 
 class _TrafficCollector(Collector):
-    """Counters that the gateway keeps."""
+    """Exports the gateway's byte counters."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway

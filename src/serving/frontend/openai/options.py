@@ -1,9 +1,4 @@
-"""Where a server of this machine listens, and what it lets in.
-
-How the device's OpenAI-compatible endpoint is set up.
-
-What a server's owner allows those who ask for routes.
-"""
+"""Options of the HTTP servers of this machine, of the OpenAI endpoint, and of the routing API on it."""
 
 import os
 from dataclasses import dataclass, field
@@ -13,7 +8,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Loopback only, unless `host` says otherwise; a key is asked for once the environment holds one.
+    """Where an HTTP server listens, and what it accepts. A key is required if the environment holds one.
 
     Raises ValueError for a value outside its range.
     """
@@ -22,18 +17,18 @@ class ServerOptions:
     port: int = 8000
     """0: any free port."""
     api_key_env: str = "TANDEM_API_KEY"
-    """The environment variable with the key that clients must show; unset: no key is asked for."""
+    """The environment variable that holds the key; unset: no key is required."""
     max_waiting: int = 16
-    """Requests that may wait while one is served; the next is told to come back (429)."""
+    """Requests that may wait while one is served; more get status 429."""
     retry_after_s: float = 1.0
     max_body_nbytes: int = 1 << 20
     max_connections: int = 128
     body_timeout_s: float = 30.0
-    """How long a request's body may take to arrive."""
+    """Time for a request's body to arrive."""
     stall_timeout_s: float = 30.0
-    """How long a client may leave what was sent unread before its connection is closed."""
+    """Time that a client may leave sent data unread before its connection is closed."""
     section: ClassVar[str] = "service.endpoint"
-    """Of the configuration, for messages."""
+    """The configuration section, for error messages."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -52,7 +47,7 @@ class ServerOptions:
 
     @property
     def is_loopback(self) -> bool:
-        """Can only this machine reach it?"""
+        """True if only this machine can connect."""
         try:
             return ip_address(self.host).is_loopback
         except ValueError:
@@ -60,13 +55,13 @@ class ServerOptions:
 
     @property
     def url_host(self) -> str:
-        """The host as a URL writes it."""
+        """The host as URLs write it."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     def api_key(self) -> str | None:
-        """The key in the environment, without blanks around it, which no header can carry.
+        """The key in the environment, stripped: no header can carry blanks around it. None if no key is required.
 
-        Raises ValueError for one that is empty, which would let everybody in.
+        Raises ValueError for an empty key, which any client could show.
         """
         key = os.environ[self.api_key_env].strip() if self.api_key_env in os.environ else None
         if key == "":
@@ -76,15 +71,15 @@ class ServerOptions:
 
 @dataclass(frozen=True)
 class RoutingLimits:
-    """Raises ValueError for a value outside its range."""
+    """Limits of the routing API (/v1/route). Raises ValueError for a value outside its range."""
 
     min_threshold: float = 0.0
-    """A client's threshold is moved into min_threshold..max_threshold."""
+    """A client's threshold is clamped to min_threshold..max_threshold."""
     max_threshold: float = 1.0
     max_tokens: int = 16
-    """That the large model writes for one question, at most."""
+    """Limit of what the large model writes for one request."""
     cached_sessions: int = 8
-    """Of all clients together, whose KV cache is kept for a next question; 0 keeps none."""
+    """Sessions of all clients whose KV cache is kept for a next request; 0 keeps none."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.min_threshold <= self.max_threshold <= 1.0:
@@ -95,27 +90,28 @@ class RoutingLimits:
         if self.max_tokens < 1:
             raise ValueError(f"service.endpoint.routing.max_tokens is {self.max_tokens}; give at least 1")
         if self.cached_sessions < 0:
-            raise ValueError(f"service.endpoint.routing.cached_sessions is {self.cached_sessions}; give 0 (none) or more")
+            raise ValueError(
+                f"service.endpoint.routing.cached_sessions is {self.cached_sessions}; give 0 (none) or more"
+            )
 
     def clamp_threshold(self, requested: float | None, default: float) -> float:
-        """What is compared with: the router's own, or what was asked for within what is allowed."""
+        """The router's own threshold, or the requested one within the limits."""
         return default if requested is None else min(self.max_threshold, max(self.min_threshold, requested))
 
 
 @dataclass(frozen=True)
 class EndpointOptions(ServerOptions):
-    """A door with what OpenAI's requests may leave open. Raises ValueError for a value outside its range."""
+    """The OpenAI endpoint. Raises ValueError for a value outside its range."""
 
     model_name: str = ""
-    """What clients call the model; empty: the name that the gateway gives."""
+    """The model's name for clients; empty: the gateway's name for it."""
     default_temperature: float = 1.0
-    """Of requests that name none; 1 is OpenAI's default."""
+    """Used if a request names none; 1 is OpenAI's default."""
     seed: int = 0
-    """Seeds of requests that name none are drawn from this one, by their number."""
+    """A request without a seed gets one derived from this seed and the request's number."""
     cached_conversations: int = 8
-    """Conversations whose KV cache is kept for a next turn, the one being served included; 0 keeps none."""
+    """Conversations whose KV cache is kept for a next turn, the running one included; 0 keeps none."""
     routing: RoutingLimits = field(default_factory=RoutingLimits)
-    """What those may do who ask for routes (/v1/route)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

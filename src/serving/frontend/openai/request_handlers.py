@@ -1,9 +1,4 @@
-"""The two kinds of request, as the rest of the endpoint sees them.
-
-POST /v1/chat/completions: messages, put into words by the tokenizer's chat template or plainly.
-
-POST /v1/completions: a text, or its tokens, to be gone on with.
-"""
+"""What differs between `/v1/chat/completions` and `/v1/completions`: parsing, prompts, and the JSON of a choice."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,23 +16,23 @@ Choice = dict[str, Any]
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """A parsed request; `inputs` are what its form reads."""
+    """`inputs` are messages for chat, texts or token ids for completions."""
 
     params: GenerationParams
     inputs: tuple[Any, ...]
 
 
 class RequestHandler(Protocol):
-    """One URL's request and response; all else is common."""
+    """The part of the endpoint that is specific to one generation URL."""
 
     name: str
     id_prefix: str
     object_name: str
-    """Of a whole response."""
+    """`object` of a whole response."""
     chunk_name: str
-    """Of one event of a stream."""
+    """`object` of one chunk of a stream."""
     default_max_tokens: int | None
-    """Tokens to write where the client does not say; None: what is left of the context."""
+    """Limit for requests that name none; None: the rest of the context."""
 
     def parse(self, fields: RequestFields, temperature: float, seed: int) -> ParsedRequest:
         """Raises ApiError (400)."""
@@ -48,7 +43,7 @@ class RequestHandler(Protocol):
         ...
 
     def stop_strings(self, tokenizer: "Tokenizer", /) -> tuple[str, ...]:
-        """Stop strings beside the client's own."""
+        """Stop strings in addition to the client's."""
         ...
 
     def choice(self, index: int, text: str, finish_reason: FinishReason) -> Choice: ...
@@ -57,13 +52,13 @@ class RequestHandler(Protocol):
 
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-"""What clients say, and what chat templates know."""
+"""Role in a request -> role for the chat template."""
 
 ChatMessage = dict[str, str]
 
 
 class ChatHandler:
-    """A `serving.frontend.openai.request_handlers.RequestHandler`: one list of messages, one answer."""
+    """A `RequestHandler`: one list of messages, one answer."""
 
     name, id_prefix = "chat", "chatcmpl"
     object_name, chunk_name = "chat.completion", "chat.completion.chunk"
@@ -84,7 +79,7 @@ class ChatHandler:
         return [tuple(tokenizer.hf(text, add_special_tokens=not templated)["input_ids"])]
 
     def stop_strings(self, tokenizer: "Tokenizer") -> tuple[str, ...]:
-        """A model without a template does not end its turn: it goes on with the user's."""
+        """A model without a chat template would go on with the user's next message."""
         return () if tokenizer.hf.chat_template else ("\nUser:", "\nSystem:")
 
     def choice(self, index: int, text: str, finish_reason: FinishReason) -> Choice:
@@ -99,7 +94,7 @@ class ChatHandler:
 
 
 def plain_prompt(messages: Sequence[ChatMessage]) -> str:
-    """Messages for a tokenizer without a chat template: a line `Role: text` each, and `Assistant:` at the end."""
+    """The prompt for a tokenizer without a chat template: a line `Role: text` per message, then `Assistant:`."""
     lines = [f"{message['role'].capitalize()}: {message['content'].strip()}\n" for message in messages]
     return "".join(lines) + "Assistant:"
 
@@ -135,7 +130,7 @@ def _message(value: Any, at: str) -> ChatMessage:
 
 
 def _content(value: Any, at: str) -> str:
-    """A text, or text parts in a row."""
+    """A text, or the joined texts of a list of parts."""
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not value:
@@ -155,7 +150,7 @@ MAX_PROMPTS = 16
 
 
 class CompletionsHandler:
-    """A `serving.frontend.openai.request_handlers.RequestHandler`: up to MAX_PROMPTS prompts, one answer each."""
+    """A `RequestHandler`: up to MAX_PROMPTS prompts, one answer each."""
 
     name, id_prefix = "completions", "cmpl"
     object_name = chunk_name = "text_completion"
@@ -193,7 +188,7 @@ class CompletionsHandler:
 
 
 def _prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
-    """A text, token ids, or a list of either."""
+    """Accepts a text, token ids, or a list of either."""
     prompts = [value] if isinstance(value, str) or _is_token_ids(value) else value
     if not isinstance(prompts, list) or not prompts or not all(isinstance(p, str) or _is_token_ids(p) for p in prompts):
         raise ApiError.invalid("prompt is missing or malformed; give a text, token ids, or a list of either", "prompt")

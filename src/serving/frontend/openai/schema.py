@@ -1,4 +1,4 @@
-"""A request's body: read within bounds, typed, and refused by field where it asks for what is not there."""
+"""Parsing of request bodies: bounded, typed, and with errors that name the field."""
 
 import json
 from collections.abc import Mapping
@@ -13,11 +13,21 @@ MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_NAME_CHARS = 128
 
-IGNORED_FIELDS = frozenset((
-    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-    "prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls", "prediction",
-))  # fmt: skip
-"""Change nothing of the answer's text."""
+IGNORED_FIELDS = frozenset(
+    (
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "parallel_tool_calls",
+        "prediction",
+    )
+)
+"""Accepted with any value: they do not change the answer's text."""
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "n": (1,),
@@ -36,17 +46,18 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
-"""Would change the answer and are not served: accepted only as null or as what they are by default."""
+"""Not supported: accepted only as null or with these values, which do not change the answer."""
 
 
 @dataclass(frozen=True)
 class GenerationParams:
-    """What the two kinds of request have in common."""
+    """The fields that chat and completion requests have in common."""
 
     model: str
     max_tokens: int | None
-    """Tokens to write at most, if the client says."""
+    """None if the request names no limit."""
     max_tokens_field: str
+    """The field that set `max_tokens`, for errors."""
     sampling: SamplingParams | None
     stop_strings: tuple[str, ...]
     stream: bool
@@ -55,10 +66,10 @@ class GenerationParams:
 
 @dataclass
 class RequestFields:
-    """A request's fields; `unread` are those that nobody asked about yet.
+    """Typed access to the fields of a JSON object. `unread` has the non-null fields that were not taken yet.
 
     Args:
-        before: what stands before their names in a refusal: the path to this object in the body, with its dot.
+        path_prefix: path of this object in the body, with a final dot, for errors.
     """
 
     body: Mapping[str, Any]
@@ -101,7 +112,7 @@ class RequestFields:
         return value
 
     def refuse_unread(self) -> None:
-        """Refuses what is left, unless it is harmless. Raises ApiError (400) that names the field."""
+        """Raises ApiError (400) that names an unread field, unless the field does not change the answer."""
         for name in sorted(self.unread - IGNORED_FIELDS):
             if name not in NEUTRAL_VALUES:
                 shown = printable(name)
@@ -118,7 +129,7 @@ class RequestFields:
 
 
 def parse_body(raw: bytes) -> RequestFields:
-    """The fields of a body. Raises ApiError (400) for what is no JSON object, or nested too deeply."""
+    """Raises ApiError (400) for a body that is no JSON object or nested too deeply."""
     try:
         body = json.loads(raw, parse_constant=_refuse_constant)
     except RecursionError:
@@ -138,7 +149,7 @@ def parse_body(raw: bytes) -> RequestFields:
 def generation_params(
     fields: RequestFields, max_tokens_fields: tuple[str, ...], temperature: float, seed: int
 ) -> GenerationParams:
-    """The common part; `temperature` and `seed` stand in for what the client leaves open."""
+    """`temperature` and `seed` are defaults for requests without these fields."""
     limits = {name: fields.integer(name, 1, 1 << 31) for name in max_tokens_fields}
     name, limit = next(((k, v) for k, v in limits.items() if v is not None), (max_tokens_fields[-1], None))
     stream = fields.flag("stream")
@@ -154,12 +165,12 @@ def generation_params(
 
 
 def printable(name: str) -> str:
-    """A name that a client made up, as it may be repeated: `one`, where it is long or cannot be printed."""
+    """The name of an unknown field, for errors: `one` if it is long or not printable."""
     return name if len(name) <= MAX_NAME_CHARS and name.isprintable() else "one"
 
 
 def encodable(text: str, param: str) -> str:
-    """The text, unless half a character is in it, which JSON can write and no tokenizer reads."""
+    """The text. Raises ApiError (400) if it has a lone surrogate, which JSON can encode and no tokenizer reads."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -207,7 +218,7 @@ def _depth(body: Any) -> int:
 
 
 def _matching_types(neutral: object) -> tuple[type, ...]:
-    """Types that may stand for a neutral value: 0 for 0.0, but not for false."""
+    """Types of values equal to a neutral one: 0.0 equals 0, but false does not."""
     return (int, float) if type(neutral) is int else (type(neutral),)
 
 

@@ -1,9 +1,7 @@
-"""The endpoint, in the event loop of its gateway.
-
-The endpoint's URLs.
-"""
+"""The endpoint's URLs, and the server that runs them in the event loop of its gateway."""
 
 import logging
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
@@ -21,10 +19,14 @@ from serving.frontend.openai.http import HttpServer
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.request_handlers import ChatHandler, CompletionsHandler
 from serving.frontend.openai.service import EndpointService
-from serving.frontend.routing_api.handler import RoutingEndpoint
+
+log = logging.getLogger(__name__)
+
+ExtraRoutes = Callable[[EndpointService], Sequence[Route]]
+"""Makes further URLs over the endpoint's own service; they share its queue, limits, key and metrics."""
 
 
-def build_app(service: EndpointService, api_key: str | None = None) -> ASGIApp:
+def build_app(service: EndpointService, api_key: str | None = None, extra_routes: Sequence[Route] = ()) -> ASGIApp:
     """An ASGI application around a service; `api_key` is what clients must show, None for none."""
     pages = _StatusPages(service)
     routes = [
@@ -32,7 +34,7 @@ def build_app(service: EndpointService, api_key: str | None = None) -> ASGIApp:
         Route("/v1/models/{name:path}", pages.model, methods=["GET"]),
         Route("/v1/completions", GenerationEndpoint(service, CompletionsHandler()), methods=["POST"]),
         Route("/v1/chat/completions", GenerationEndpoint(service, ChatHandler()), methods=["POST"]),
-        Route("/v1/route", RoutingEndpoint(service), methods=["POST"]),
+        *extra_routes,
         Route("/metrics", pages.metrics, methods=["GET"]),
         Route("/healthz", pages.healthz, methods=["GET"]),
         Route("/readyz", pages.readyz, methods=["GET"]),
@@ -42,7 +44,7 @@ def build_app(service: EndpointService, api_key: str | None = None) -> ASGIApp:
 
 
 class _StatusPages:
-    """What is read, not asked."""
+    """The URLs that only read state."""
 
     def __init__(self, service: EndpointService) -> None:
         self._service = service
@@ -58,7 +60,6 @@ class _StatusPages:
         return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def healthz(self, _: Request) -> Response:
-        """Alive: this answer is the proof."""
         return JSONResponse({"alive": True})
 
     async def readyz(self, _: Request) -> Response:
@@ -83,18 +84,13 @@ async def on_api_error(_: Request, error: Exception) -> Response:
     return error.response() if isinstance(error, ApiError) else ApiError.internal().response()
 
 
-log = logging.getLogger(__name__)
-
-
 class EndpointServer:
-    """A running endpoint at `port`; `serve` starts one."""
+    """An endpoint at `port`. `serve` makes one and starts it."""
 
-    def __init__(self, service: EndpointService, api_key: str | None) -> None:
+    def __init__(self, service: EndpointService, api_key: str | None, extra_routes: Sequence[Route] = ()) -> None:
         self.service = service
-        end = service.options
-        self._http = HttpServer(
-            build_app(service, api_key), "service.endpoint", end.host, end.port, end.max_connections
-        )
+        options, app = service.options, build_app(service, api_key, extra_routes)
+        self._http = HttpServer(app, options.section, options.host, options.port, options.max_connections)
         self.port = self._http.port
 
     async def start(self) -> None:
@@ -102,19 +98,20 @@ class EndpointServer:
         await self._http.start()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Refuses new requests (503), lets those in hand end for `grace_s` seconds, then breaks them off."""
+        """Refuses new requests (503), lets running ones finish for `grace_s` seconds, then breaks them off."""
         await self.service.running.stop(grace_s)
         await self._http.stop()
 
 
-async def serve(options: EndpointOptions, gateway: Gateway) -> EndpointServer:
-    """A running endpoint for a gateway that lives in this event loop.
+async def serve(options: EndpointOptions, gateway: Gateway, extra_routes: ExtraRoutes | None = None) -> EndpointServer:
+    """Starts an endpoint for a gateway that lives in this event loop.
 
-    Raises ValueError when its address cannot be had, or its key is empty.
+    Raises ValueError if the address is in use or the key is empty.
     """
     key = options.api_key()
     if not key and not options.is_loopback:
         log.warning("the endpoint on %s asks for no key; set %s", options.host, options.api_key_env)
-    server = EndpointServer(EndpointService(options, gateway), key)
+    service = EndpointService(options, gateway)
+    server = EndpointServer(service, key, extra_routes(service) if extra_routes else ())
     await server.start()
     return server

@@ -1,4 +1,4 @@
-"""A question of the routing API, as the paper's Figure 5 prints it: read within bounds, typed, refused by field."""
+"""Requests and responses of the routing API, after the paper's Figure 5; errors name the field."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ MAX_INDEX = 1 << 20
 MAX_STATE_ROWS = 64
 MAX_STATE_NUMBERS = 1 << 17
 MAX_VALUE = 65504.0
-"""The largest number of fp16, in which such states are computed."""
+"""The largest fp16 number; hidden states are computed in fp16."""
 
 
 @dataclass(frozen=True)
 class PastDecision:
-    """What a client says of an earlier token: believed by nobody."""
+    """A client's claim about an earlier token. It does not influence decisions."""
 
     token: str
     route: Route
@@ -31,25 +31,25 @@ class PastDecision:
 
 @dataclass(frozen=True)
 class RoutingRequest:
-    """Shapes: `hidden_state` is the last hidden state of the device's model at the row that writes the current token,
-    of shape (width,). Attention states are read, bounded and left alone.
+    """`hidden_state`, of shape (width,), is the device model's last hidden state at the position that predicts the
+    current token. Attention states are checked against bounds and not used.
     """
 
     model: str | None
     context: str
     """The text before the current token."""
     current_token: str
-    """What the small model would write next."""
+    """The small model's next token."""
     token_index: int
     threshold: float | None
     hidden_state: tuple[float, ...]
     state_handle: str | None
-    """llm_state."""
+    """`llm_state` of an earlier response."""
     history: tuple[PastDecision, ...]
     session_id: str
     request_id: str
     max_tokens: int | None
-    """That the large model may write, if the client says."""
+    """Limit for the large model; None if the request names none."""
 
 
 def parse_request(raw: bytes) -> RoutingRequest:
@@ -59,7 +59,7 @@ def parse_request(raw: bytes) -> RoutingRequest:
     if version != VERSION:
         raise ApiError.invalid(f"version is {version}; this server speaks version {VERSION}", "version")
     meta, state = _object(fields, "meta_data"), _object(fields, "slm_state")
-    asked = RoutingRequest(
+    request = RoutingRequest(
         model=fields.text("model") if fields.body.get("model") is not None else None,
         context=_text(fields, "context", MAX_CONTEXT_CHARS),
         current_token=_text(fields, "current_token", MAX_TOKEN_CHARS),
@@ -74,7 +74,7 @@ def parse_request(raw: bytes) -> RoutingRequest:
     )
     for group in (state, meta, fields):
         _refuse_unread(group)
-    return asked
+    return request
 
 
 def _object(fields: RequestFields, name: str) -> RequestFields:
@@ -147,7 +147,7 @@ def _past_decision(value: Any, at: str) -> PastDecision:
 
 
 def _hidden_state(state: RequestFields) -> tuple[float, ...]:
-    """A row, or rows whose last one is the current token's."""
+    """Accepts one row, or several, of which the last is the current token's."""
     _check_bounds(state.take("attention_states"), "slm_state.attention_states")
     at, value = "slm_state.hidden_states", state.take("hidden_states")
     _check_bounds(value, at)
@@ -160,7 +160,7 @@ def _hidden_state(state: RequestFields) -> tuple[float, ...]:
 
 
 def _check_bounds(value: Any, at: str) -> None:
-    """Finite numbers in lists of lists, so many at most."""
+    """Raises ApiError for anything but nested lists of finite numbers within MAX_STATE_ROWS and MAX_STATE_NUMBERS."""
     if value is None:
         return
     if not isinstance(value, list) or len(value) > MAX_STATE_NUMBERS:
@@ -188,9 +188,7 @@ def _refuse_unread(fields: RequestFields) -> None:
 
 @dataclass(frozen=True)
 class RoutingResponse:
-    """What the server decided, and what it wrote: `tokens` and `text` are the large model's, empty where the small
-    model's token stands.
-    """
+    """A decision; `tokens` and `text` are the large model's, empty for route SLM."""
 
     route: Route
     score: float

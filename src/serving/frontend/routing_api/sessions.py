@@ -1,21 +1,19 @@
-"""Which KV cache serves a client's session: found by the tokens that this server itself ran, never by what is said.
-
-What a server gives out as llm_state: a name for a text that it wrote behind, which only it can make.
-"""
+"""What the server keeps of a client's routing session: its KV cache, found by tokens, and the handle that names it."""
 
 import hmac
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from serving.frontend.openai.gateway import CachedTurn, Conversation, TokenIds, shared_prefix_len
+from serving.frontend.openai.gateway import CachedTurn, Conversation, shared_prefix_len
+from serving.messages import TokenIds
 
 Owner = tuple[str, str]
-"""(client, its name for the session): nobody names another's."""
+"""(client, session id): a client cannot reach another client's session."""
 
 
 class RoutingSessions:
-    """At most `capacity`; the one unused for longest is forgotten first. One question of a session at a time."""
+    """At most `capacity` KV caches, least recently used evicted first. A cache serves one request at a time."""
 
     def __init__(self, capacity: int, on_evict: Callable[[str], None]) -> None:
         self.capacity, self._on_evict = capacity, on_evict
@@ -26,7 +24,7 @@ class RoutingSessions:
         return len(self._idle)
 
     def acquire(self, owner: Owner, prompt: TokenIds) -> Conversation | None:
-        """Its cache, as far as its tokens begin the prompt; a new one where they do not, None where none is kept."""
+        """The owner's cache if its tokens begin the prompt, else a new one; None if `capacity` is 0."""
         if not self.capacity:
             return None
         if found := self._idle.pop(owner, None):
@@ -55,7 +53,9 @@ _VERSION_PREFIX = "v1."
 
 
 class StateHandles:
-    """Bound to a client and its session; nothing is kept, and a process's handles end with it."""
+    """Signs a text for a client and its session (`llm_state`). Nothing is stored: a handle is valid until the process
+    ends.
+    """
 
     def __init__(self, secret: bytes | None = None) -> None:
         self._secret = secret or secrets.token_bytes(32)
@@ -64,16 +64,17 @@ class StateHandles:
         return f"{_VERSION_PREFIX}{len(text)}.{self._signature(client, session, text)}"
 
     def mismatch(self, handle: str, client: str, session: str, context: Sequence[int]) -> str:
-        """Why a handle says nothing of this context; empty where it does."""
-        mark, _, rest = handle.partition(_VERSION_PREFIX)
-        digits, _, shown = rest.partition(".")
-        if mark or not (digits.isascii() and digits.isdecimal() and len(digits) < 10) or not shown:
-            return "it is none of this server's"
-        known = hmac.compare_digest(shown.encode(), self._signature(client, session, context[: int(digits)]).encode())
-        return "" if known else "it was not issued for this client, session and context"
+        """Why the handle was not issued for a beginning of this context; empty if it was."""
+        before, _, rest = handle.partition(_VERSION_PREFIX)
+        digits, _, signature = rest.partition(".")
+        if before or not (digits.isascii() and digits.isdecimal() and len(digits) < 10) or not signature:
+            return "this server issued no such handle"
+        expected = self._signature(client, session, context[: int(digits)])
+        same = hmac.compare_digest(signature.encode(), expected.encode())
+        return "" if same else "it was not issued for this client, session and context"
 
     def _signature(self, client: str, session: str, text: Sequence[int]) -> str:
-        """Of parts of which none can be taken for another."""
+        """Each part is preceded by its length, so that different parts cannot give the same bytes."""
         parts = [client.encode(), session.encode(), b"".join(token.to_bytes(8, "big") for token in text)]
-        said = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hmac.digest(self._secret, said, "sha256").hex()
+        signed = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
+        return hmac.digest(self._secret, signed, "sha256").hex()

@@ -1,23 +1,92 @@
-"""What the page shows: a setup, with other policies beside its own."""
+"""What the page shows: a setup with other policies beside its own, and how each policy is described there."""
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from serving.deployment.setup import Setup, context_tokens
 from serving.frontend.service_options import ServiceOptions
-from serving.frontend.ui.policy_card import PolicyCard
 from serving.hardware.replica_packing import PackingEstimate, ReplicaPacking, reported_factor
 from serving.policy.policy import Policy
+from serving.policy.slots.routed_offload import RoutedOffload, RoutingMode
+
+_SUMMARIES = {
+    "none": "the device writes everything",
+    "full": "the cloud writes everything",
+    "all": "the device drafts, and the cloud checks every draft",
+    "some": "the device drafts, and the cloud is asked about some drafts",
+}
+
+
+@dataclass(frozen=True)
+class PolicyCard:
+    """A setup's policy as the page presents it: its modes, and what its threshold means."""
+
+    setup: Setup
+
+    @property
+    def policy(self) -> Policy:
+        return self.setup.policy
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def routed(self) -> RoutedOffload | None:
+        """The slot that routes single tokens; None for a policy without one."""
+        offload = self.policy.offload
+        return offload if isinstance(offload, RoutedOffload) else None
+
+    @property
+    def greedy(self) -> bool:
+        """True if the policy, or the server of its large model, decodes greedily only."""
+        return self.setup.requires_greedy
+
+    @property
+    def modes(self) -> tuple[RoutingMode, ...]:
+        """joint, unless the policy offloads nothing; small_only, if the policy routes tokens or offloads nothing."""
+        if self.policy.offload.scope == "none" or (self.routed and self.routed.mode == "small_only"):
+            return ("small_only",)
+        return ("joint", "small_only") if self.routed else ("joint",)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "description": "a router decides for each token who writes it" if self.routed else self._summary,
+            "modes": self.modes,
+            "greedy": self.greedy,
+            "router": _router_json(self.routed) if self.routed else None,
+            "no_slider_reason": "" if self.routed else f"{self.name} has no router: {self._summary}, at any threshold.",
+        }
+
+    @property
+    def _summary(self) -> str:
+        return _SUMMARIES[self.policy.offload.scope]
+
+
+def _router_json(routed: RoutedOffload) -> dict[str, Any]:
+    """`scores` are those of held-out states, ascending; they show what share of tokens a threshold routes."""
+    router = routed.router
+    return {
+        "family": getattr(router, "family", type(router).__name__.lower()),
+        "threshold": routed.effective_threshold,
+        "artifact_threshold": router.threshold,
+        "side": router.side,
+        "scores": list(getattr(router, "heldout_scores", ())),
+    }
 
 
 @dataclass(frozen=True)
 class UiConfig:
-    """Raises ValueError for policies that the setup cannot serve, an empty key, or a remote cloud with nothing to do.
+    """Raises ValueError for policies that the setup cannot serve, an empty key, or a policy that does not use the
+    remote cloud.
 
     Args:
-        beside: policies to be chosen on the page beside the setup's own, which comes first; by the names that they
-            get there; one that would have the name of the setup's own gives way to it.
-        packing: what the cloud's model costs; None: what is reported of it, if anything.
+        other_policies: policies to choose beside the setup's own, by the names that the page gives them. The setup's
+            own comes first; another of the same name is left out.
+        packing: cost of the cloud's model; None: the published figure, if there is one.
     """
 
     setup: Setup
@@ -29,8 +98,8 @@ class UiConfig:
         page = self.service.page
         if page.remote_cloud and not self.setup.uses_target:
             raise ValueError(
-                f"service.page.remote_cloud is true, but policy {self.setup.policy.name} places nothing in a cloud; choose "
-                "another policy, or leave service.page.remote_cloud out"
+                f"service.page.remote_cloud is true, but policy {self.setup.policy.name} places nothing in a cloud; "
+                "choose another policy, or leave service.page.remote_cloud out"
             )
         if page.remote_cloud:
             security = self.service.security
@@ -40,7 +109,7 @@ class UiConfig:
 
     @cached_property
     def setups(self) -> dict[str, Setup]:
-        """A setup of each policy, by its name; beside a remote cloud only policies that need none."""
+        """One setup per policy, by name. With a remote cloud, other policies only if they need no cloud."""
         first = self.setup.policy.name
         others = {name: policy for name, policy in (self.other_policies or {}).items() if name != first}
         found = {name: replace(self.setup, policy=replace(policy, name=name)) for name, policy in others.items()}
@@ -50,7 +119,7 @@ class UiConfig:
 
     @property
     def excluded_policies(self) -> tuple[str, ...]:
-        """Policies that would need a cloud of their own beside the remote one."""
+        """Policies left out because they would need a second cloud beside the remote one."""
         return tuple(sorted((self.other_policies or {}).keys() - self.setups.keys()))
 
     @cached_property
@@ -64,7 +133,7 @@ class UiConfig:
 
     @property
     def default_max_tokens(self) -> int:
-        """That a run writes at most where it does not say."""
+        """Limit of a run that names none."""
         return min(self.service.page.max_tokens, self.setup.workload.max_new_tokens)
 
     @cached_property
@@ -75,6 +144,6 @@ class UiConfig:
 
     @cached_property
     def packing_factor(self) -> PackingEstimate | None:
-        """Pf of the cloud's model."""
-        timing = self.setup.pair.cloud.timed_architecture
-        return self.packing.factor(timing) if self.packing else reported_factor(timing)
+        """Pf of the cloud's model; None: not known."""
+        architecture = self.setup.pair.cloud.timed_architecture
+        return self.packing.factor(architecture) if self.packing else reported_factor(architecture)

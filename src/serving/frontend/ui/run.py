@@ -1,4 +1,4 @@
-"""One run: a prompt becomes events, until the answer ends or its reader leaves."""
+"""One run of the page: the events from a prompt to the end of its answer."""
 
 import json
 from collections.abc import AsyncGenerator, Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
 
 UiEvent = tuple[str, dict[str, Any]]
-"""Its name, and what it tells."""
+"""(name, data)."""
 
 _CLOUD_LOST_TEXT = {
     "local": "The cloud cannot be reached. The device goes on alone; what it writes now is marked offline.",
@@ -30,9 +30,7 @@ _CLOUD_LOST_TEXT = {
 
 @dataclass
 class UiRun:
-    """`prompt` are the question's tokens, `device` the node that it is put to; `reach()` says whether it can reach the
-    cloud now, as far as anybody knows.
-    """
+    """A request on the node `device`. `is_cloud_reachable()` is the last known state of that device's link."""
 
     request: RunRequest
     prompt: tuple[int, ...]
@@ -44,7 +42,7 @@ class UiRun:
     tokenizer: "Tokenizer"
     is_cloud_reachable: Callable[[], bool]
     reported_reachable: bool = field(default=True, init=False)
-    """What the reader was told last of the cloud."""
+    """The reachability that the last event reported."""
     _detokenizer: IncrementalDetokenizer = field(init=False)
     _num_tokens: int = field(default=0, init=False)
 
@@ -52,31 +50,40 @@ class UiRun:
         self._detokenizer = IncrementalDetokenizer(self.tokenizer.hf)
 
     async def events(self) -> AsyncGenerator[list[UiEvent], None]:
-        """What is known at once, together. Raises ApiError where the answer breaks off; closing it cancels the call."""
-        q = self.request
-        call = GenerationRequest(
-            self.session, self.prompt, q.max_tokens, self.tokenizer.eos_token_ids, q.sampling, routing=q.routing
-        )  # fmt: skip
+        """Yields simultaneous events. Raises ApiError if the answer fails. Closing it early cancels the run."""
+        wanted = self.request
+        request = GenerationRequest(
+            self.session,
+            self.prompt,
+            wanted.max_tokens,
+            self.tokenizer.eos_token_ids,
+            wanted.sampling,
+            routing=wanted.routing,
+        )
         self.observer.start(self.session, self.device)
         try:
             self.reported_reachable = self.is_cloud_reachable()
             yield [("started", self._start_data()), *([] if self.reported_reachable else self._cloud_notice())]
-            while (
-                self.reported_reachable != self.is_cloud_reachable()
-            ):  # it went or came before there was anybody to tell
+            # The link may have changed before the stream began to report changes.
+            while self.reported_reachable != self.is_cloud_reachable():
                 yield self._reachability_events(not self.reported_reachable)
-            async with aclosing(self.streams.stream(self.device, normalize_seed(call))) as news:
-                async for told, now in news:
-                    yield self._update_events(told, now)
+            async with aclosing(self.streams.stream(self.device, normalize_seed(request))) as updates:
+                async for update, now in updates:
+                    yield self._update_events(update, now)
         finally:
             self.observer.forget(self.session)
 
     def _start_data(self) -> dict[str, Any]:
-        q = self.request
+        request = self.request
         return {
-            "device": self.device, "policy": q.policy_card.name, "mode": q.mode, "threshold": q.threshold,
-            "prompt_tokens": len(self.prompt), "max_tokens": q.max_tokens, "cloud": self.reported_reachable,
-        }  # fmt: skip
+            "device": self.device,
+            "policy": request.policy_card.name,
+            "mode": request.mode,
+            "threshold": request.threshold,
+            "prompt_tokens": len(self.prompt),
+            "max_tokens": request.max_tokens,
+            "cloud": self.reported_reachable,
+        }
 
     def _update_events(self, update: SessionUpdate, now: float) -> list[UiEvent]:
         if not isinstance(update, EmitTokens):
@@ -88,31 +95,29 @@ class UiRun:
         ]
         found.append(("counters", self.meter.read(record, now)))
         if update.ending == "complete":
-            found.append(("done", {"finish_reason": self._finish_reason(record.tokens), "remaining_text": self._detokenizer.flush()}))
+            reason, rest = self._finish_reason(record.tokens), self._detokenizer.flush()
+            found.append(("done", {"finish_reason": reason, "remaining_text": rest}))
         elif update.ending:
-            raise ApiError.failed(
-                not self.request.needs_cloud or (self.reported_reachable and self.is_cloud_reachable())
-            )
+            reachable = self.reported_reachable and self.is_cloud_reachable()
+            raise ApiError.failed(not self.request.needs_cloud or reachable)
         return found
 
     def _reachability_events(self, reachable: bool) -> list[UiEvent]:
         if reachable == self.reported_reachable:
-            return []  # another of its nodes
+            return []  # another node of the cloud had changed it already
         self.reported_reachable = reachable
         return self._cloud_notice()
 
     def _cloud_notice(self) -> list[UiEvent]:
-        """The policy says what becomes of the run; one that asks nobody is not concerned."""
+        """What the policy does without the cloud; nothing for a run that never uses the cloud."""
         action = self.request.policy_card.policy.link_loss.action
         message = "The cloud is back." if self.reported_reachable else _CLOUD_LOST_TEXT[action]
-        return (
-            []
-            if self.request.mode == "small_only"
-            else [("cloud", {"reachable": self.reported_reachable, "message": message})]
-        )
+        if self.request.mode == "small_only":
+            return []
+        return [("cloud", {"reachable": self.reported_reachable, "message": message})]
 
     def _token_data(self, token: int, origin: Origin, at_ms: float) -> dict[str, Any]:
-        look = self.observer.drafted_token(self.session, len(self.prompt) + self._num_tokens, token)
+        drafted = self.observer.drafted_token(self.session, len(self.prompt) + self._num_tokens, token)
         self._num_tokens += 1
         end = token in self.tokenizer.eos_token_ids
         return {
@@ -121,17 +126,17 @@ class UiRun:
             "end": end,
             "origin": origin,
             "by_cloud": origin in CLOUD_ORIGINS,
-            "score": look.scores.get(ROUTE) if look else None,
-            "device_token": self._token_text(look.token) if look else None,
-            "alternatives": self._alternatives(look),
+            "score": drafted.scores.get(ROUTE) if drafted else None,
+            "device_token": self._token_text(drafted.token) if drafted else None,
+            "alternatives": self._alternatives(drafted),
             "at_ms": round(at_ms, 3),
         }
 
-    def _alternatives(self, trace: DraftedToken | None) -> list[str]:
-        return [self._token_text(token) for token in trace.top_candidates] if trace else []
+    def _alternatives(self, drafted: DraftedToken | None) -> list[str]:
+        return [self._token_text(token) for token in drafted.top_candidates] if drafted else []
 
     def _token_text(self, token: int) -> str:
-        """One token by itself: its text, or what the tokenizer calls it where it has none."""
+        """The text of one token, or its name in the vocabulary if it has no text."""
         text = decode(self.tokenizer.hf, (token,))
         return text if text and "\ufffd" not in text else str(self.tokenizer.hf.convert_ids_to_tokens(token))
 
@@ -140,7 +145,5 @@ class UiRun:
 
 
 def encode_sse(events: list[UiEvent]) -> bytes:
-    """Events as a browser reads them (text/event-stream)."""
-    return b"".join(
-        f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode() for name, data in events
-    )  # fmt: skip
+    """Events as text/event-stream."""
+    return b"".join(f"event: {name}\ndata: {json.dumps(data, allow_nan=False)}\n\n".encode() for name, data in events)

@@ -1,4 +1,4 @@
-"""What a browser asks for, read and checked."""
+"""The body of `POST /api/runs`, parsed and checked."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.schema import RequestFields, parse_body, printable
-from serving.frontend.ui.policy_card import PolicyCard
+from serving.frontend.ui.config import PolicyCard
 from serving.messages import RoutingOptions, SamplingParams
 
 _MAX_SEED = (1 << 63) - 1
@@ -14,18 +14,18 @@ _MAX_SEED = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class RunRequest:
-    """One run, before its prompt is tokens."""
+    """One run, before its prompt is tokenized."""
 
     policy_card: PolicyCard
     prompt: str
     max_tokens: int
     sampling: SamplingParams | None
     routing: RoutingOptions | None
-    """None where the policy has no router."""
+    """None if the policy has no router."""
 
     @property
     def threshold(self) -> float | None:
-        """The very number that scores are compared with; None where nothing is routed by a score."""
+        """The number that scores are compared with; None if no score decides."""
         routed = self.policy_card.routed
         if not routed or not self.routing or self.routing.small_only:
             return None
@@ -33,29 +33,34 @@ class RunRequest:
 
     @property
     def needs_cloud(self) -> bool:
-        """Is there no answer without the cloud?"""
+        """True if there is no answer without the cloud."""
         return self.mode == "joint" and self.policy_card.policy.link_loss.action != "local"
 
     @property
     def mode(self) -> str:
-        alone = self.policy_card.modes == ("small_only",) or (self.routing is not None and self.routing.small_only)
-        return "small_only" if alone else "joint"
+        device_only = self.policy_card.modes == ("small_only",) or (
+            self.routing is not None and self.routing.small_only
+        )
+        return "small_only" if device_only else "joint"
 
 
 def parse_run_request(
     raw: bytes, policy_cards: Mapping[str, PolicyCard], max_tokens: int, default_max_tokens: int
 ) -> RunRequest:
-    """At most `max_tokens`, and `default_max_tokens` where nothing is said. Raises ApiError (400) that names the field
-    at fault.
+    """Raises ApiError (400) that names the field at fault.
+
+    Args:
+        max_tokens: the highest limit that a request may name.
+        default_max_tokens: the limit of a request that names none.
     """
     fields = parse_body(raw)
-    offer = _policy_card(fields, policy_cards)
+    card = _policy_card(fields, policy_cards)
     found = RunRequest(
-        offer,
+        card,
         fields.text("prompt"),
         fields.integer("max_tokens", 1, max_tokens) or default_max_tokens,
-        _sampling(fields, offer),
-        _routing(fields, offer),
+        _sampling(fields, card),
+        _routing(fields, card),
     )
     if fields.unread:
         name = printable(min(fields.unread))

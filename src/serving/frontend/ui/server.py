@@ -1,4 +1,4 @@
-"""The page on a socket, and the process that shows it."""
+"""The page's server, and `run`, which `python -m serving.page` calls."""
 
 import asyncio
 import logging
@@ -11,15 +11,14 @@ from serving.frontend.service_options import deployment_digest
 from serving.frontend.shutdown import run_until_stopped, stop_signal
 from serving.frontend.ui.app import build_app
 from serving.frontend.ui.config import UiConfig
-from serving.frontend.ui.device_pool import open_device_models, open_shared_models
-from serving.frontend.ui.ui_deployment import UiDeployment
+from serving.frontend.ui.ui_deployment import UiDeployment, open_device_models, open_shared_models
 from serving.runtimes.host import NodeHost
 
 log = logging.getLogger(__name__)
 
 
 class UiServer:
-    """A running page at `port`, once it is started."""
+    """The page at `port`."""
 
     def __init__(self, deployment: UiDeployment) -> None:
         page = deployment.config.service.page
@@ -37,7 +36,7 @@ class UiServer:
         await self._http.start()
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Refuses new runs (503), lets those under way end for `grace_s` seconds, then breaks them off."""
+        """Refuses new runs (503), lets running ones finish for `grace_s` seconds, then breaks them off."""
         await self._running.stop(grace_s)
         await self._http.stop()
 
@@ -50,33 +49,28 @@ def run(config: UiConfig, accelerator: str = "cpu") -> None:
 async def _run(config: UiConfig, accelerator: str) -> None:
     stop, service = stop_signal(), config.service
     async with AsyncExitStack() as stack:
-        stage = (
-            await _with_remote_cloud(config, accelerator, stack)
-            if service.page.remote_cloud
-            else _with_local_cloud(config, accelerator)
-        )
-        stack.callback(stage.close)
-        server = UiServer(stage)
+        if service.page.remote_cloud:
+            deployment = await _with_remote_cloud(config, accelerator, stack)
+        else:
+            deployment = UiDeployment(config, open_shared_models(config.setups, accelerator, config.context_lens))
+        stack.callback(deployment.close)
+        server = UiServer(deployment)
         await server.start()
         print(f"page: open http://{service.page.url_host}:{server.port}/", flush=True)
-        await run_until_stopped(stage.driver, stop, lambda: server.stop(service.grace_s))
-
-
-def _with_local_cloud(config: UiConfig, accelerator: str) -> UiDeployment:
-    return UiDeployment(config, open_shared_models(config.setups, accelerator, config.context_lens))
+        await run_until_stopped(deployment.driver, stop, lambda: server.stop(service.grace_s))
 
 
 async def _with_remote_cloud(config: UiConfig, accelerator: str, stack: AsyncExitStack) -> UiDeployment:
-    """The first policy's cloud is dialled; one that is not there yet is tried again, again and again."""
+    """Connects to the first policy's cloud, and repeats that until the cloud listens."""
     from serving.engines.torch.tensor_store import TensorStore
 
-    blobs, service, first = TensorStore(), config.service, config.setup.policy.name
-    models = open_device_models(config.setups, blobs, accelerator)
-    cast = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
-    names, vocabulary = cast.devices[: config.num_devices], len(models[first].tokenizer)
-    host = NodeHost(cast, names, blobs, service.security, service.limits, deployment_digest(cast), vocabulary)
-    stage = UiDeployment(config, models, host)
+    tensors, service, first = TensorStore(), config.service, config.setup.policy.name
+    models = open_device_models(config.setups, tensors, accelerator)
+    topology = Topology(config.setup, models[first].cloud_layers, service.timeout_s)
+    names, vocabulary = topology.devices[: config.num_devices], len(models[first].tokenizer)
+    host = NodeHost(topology, names, tensors, service.security, service.limits, deployment_digest(topology), vocabulary)
+    deployment = UiDeployment(config, models, host)
     stack.push_async_callback(host.close, 1.0)
-    await host.connect(service.addresses(cast))
-    host.start(stage.driver)
-    return stage
+    await host.connect(service.addresses(topology))
+    host.start(deployment.driver)
+    return deployment

@@ -1,4 +1,4 @@
-"""What is seen of each run on the page: its record, and what its device thought of every token that it wrote."""
+"""Observes the page's runs: the record of each, and the device's candidates and scores for every token."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ from serving.messages import (
 from serving.metrics.recorder import Recorder, SessionRecord
 
 PeerCallback = Callable[[str, PeerLost | PeerRestored, float], None]
-"""(session, news, now)"""
+"""(session, update, now)"""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedToken:
-    """A token that the device wrote at some position, whoever wrote the one that stands there."""
+    """A token that the device drafted at a position; the answer may have another one there."""
 
     token: int
     top_candidates: tuple[int, ...]
@@ -37,9 +37,12 @@ class DraftedToken:
 
 
 class RunObserver:
-    """An observer; `devices` are the names of the driver's device nodes.
+    """An observer of a driver.
 
-    With `afar` the cloud is another process: what it says is counted where it arrives, and how busy it is nobody knows.
+    Args:
+        devices: names of the driver's device nodes.
+        remote_cloud_devices: those whose cloud is another process. Its messages are counted when they arrive, and its
+            busy time is not known.
     """
 
     def __init__(self, devices: Sequence[str], remote_cloud_devices: frozenset[str] = frozenset()) -> None:
@@ -48,9 +51,9 @@ class RunObserver:
         self._devices, self._remote_cloud_devices = frozenset(devices), remote_cloud_devices
         self._drafted_tokens: dict[str, dict[int, list[DraftedToken]]] = {}
         self._device_of: dict[str, str] = {}
-        """The device of each session that is watched."""
+        """Device of each observed session."""
         self._lost_peers: dict[str, set[str]] = defaultdict(set)
-        """Per device the peers that it cannot reach now, whether or not anybody asks it anything."""
+        """Device -> peers that it cannot reach now."""
         self.on_peer_change: PeerCallback | None = None
 
     def start(self, session: str, device: str) -> None:
@@ -61,22 +64,22 @@ class RunObserver:
         self._recorder.forget(session)
 
     def has_lost_peer(self, device: str) -> bool:
-        """Has a device lost a peer, as far as it was told?"""
+        """True if the device was notified of a lost peer and not of its return."""
         return bool(self._lost_peers[device])
 
     def record(self, session: str) -> SessionRecord:
         return self._recorder.records[session]
 
     def drafted_token(self, session: str, position: int, token: int) -> DraftedToken | None:
-        """What the device thought at a position: of this very token where it wrote it, else of its own last one."""
-        looks = self._drafted_tokens[session].get(position, [])
-        return next((look for look in looks if look.token == token), looks[-1] if looks else None)
+        """The device's draft of `token` at a position, else its last draft there; None if there is none."""
+        drafts = self._drafted_tokens[session].get(position, [])
+        return next((draft for draft in drafts if draft.token == token), drafts[-1] if drafts else None)
 
-    # The observer.
+    # Observer.
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None:
         if isinstance(event, RequestArrived) and event.request.session not in self._device_of:
-            return  # it was left before it began: nobody wants its record
+            return  # its client disconnected before it began
         self._recorder.event_handled(node, event, now, commands)
         match event:
             case PeerLost() | PeerRestored() if node in self._devices:
@@ -93,26 +96,25 @@ class RunObserver:
         self._recorder.message_sent(node, to, message, nbytes, now, arrives_s)
 
     def _on_peer_change(self, device: str, update: PeerLost | PeerRestored, now: float) -> None:
-        (self._lost_peers[device].add if isinstance(update, PeerLost) else self._lost_peers[device].discard)(
-            update.peer
-        )
-        for session, at in self._device_of.items():
-            if at == device and self.on_peer_change:
+        lost = self._lost_peers[device]
+        lost.add(update.peer) if isinstance(update, PeerLost) else lost.discard(update.peer)
+        for session, of in self._device_of.items():
+            if of == device and self.on_peer_change:
                 self.on_peer_change(session, update, now)
 
     def _record_draft(
         self, drafted_tokens: dict[int, list[DraftedToken]], work: DraftWork, outcome: DraftOutcome
     ) -> None:
-        """Branches yield a token each, a continuation as many as it drafted."""
-        behind = work.start + len(work.input_tokens)
-        for i, (token, tops) in enumerate(zip(outcome.tokens, outcome.top_candidates, strict=True)):
-            position = work.start + len(work.branches[i]) if work.branches else behind + i
+        """Branches have one token each; a plain draft has consecutive ones."""
+        first = work.start + len(work.input_tokens)
+        for i, (token, candidates) in enumerate(zip(outcome.tokens, outcome.top_candidates, strict=True)):
+            position = work.start + len(work.branches[i]) if work.branches else first + i
             scores = {name: values[i] for name, values in outcome.scores.items() if i < len(values)}
-            drafted_tokens[position].append(DraftedToken(token, tops, scores))
+            drafted_tokens[position].append(DraftedToken(token, candidates, scores))
 
 
 class _ActiveRecords(dict[str, SessionRecord]):
-    """Records of the runs under way; what still happens to one that is over goes nowhere."""
+    """Records of running sessions. Late events of a finished session write to a record that is not kept."""
 
     def __missing__(self, session: str) -> SessionRecord:
         return SessionRecord(session, "", 0, 0.0)
