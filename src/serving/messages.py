@@ -225,7 +225,9 @@ class DraftWork:
     branches: tuple[TokenIds, ...] = ()
     """If given: generate one token after each of these continuations instead, and keep nothing in the cache."""
     num_adopted_drafts: int = 0
-    """So many of the last input tokens are drafts adopted from a branch, whose importance is still to be computed."""
+    """Drafts adopted from a branch, whose importance is still to be computed. They are the last input tokens; if nothing
+    is generated, the last of them is left out.
+    """
     full_draft_probs: bool = False
     """True if the outcome must hold the full distributions of the drafts, even where verification needs less."""
 

@@ -1,10 +1,11 @@
-"""Token bookkeeping of one session: what is agreed, drafted, sent, drafted ahead. The only place where it lives.
+"""The tokens of one session on its device: committed, drafted, awaiting a verdict, and drafted ahead.
 
-The rules of the machine:
-1. `tokens` is agreed: the prompt and what the user has seen. Everything else is provisional.
-2. `flight` is None unless a verdict is awaited; then it is the drafts that were sent, perhaps none.
-3. The last correction travels again: after a verdict the route's caches are valid up to `len(tokens) - 1`.
-4. A continuation drafted ahead survives only if it starts with what the target really wrote.
+Invariants:
+1. `tokens` are committed: the prompt and the tokens that the user has seen. All others are provisional.
+2. `in_flight_drafts` is None unless a verdict is awaited. Then it holds the drafts that were sent, perhaps none.
+3. After a verdict the target's caches are valid up to `len(tokens) - 1`: the target's own token is sent with the next
+   request.
+4. A branch drafted ahead becomes the next draft only if the verdict is the one that it assumed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,34 +28,33 @@ from serving.messages import (
 )
 
 _PRIOR_DRAFTS = 8
-"""How many drafts what was expected counts for, once some were judged."""
+"""Weight of the acceptance that was expected beforehand, in drafts."""
 
 StopPredicate = Callable[[Mapping[str, Sequence[float]]], bool]
-"""Do these scores end a draft?"""
+"""True if these scores end a draft."""
 Origins = tuple[Origin, ...]
 
 
 @dataclass(slots=True)
 class Branch:
-    """A continuation drafted while a verdict is awaited: it assumes `accepted` drafts and then `token`."""
+    """A continuation drafted while a verdict is awaited. It assumes that `accepted` drafts and then `token` follow."""
 
     accepted: int
     token: int | None
-    """None: whatever the target adds after full acceptance; the drafter's own guess stands in for it."""
+    """None: the target's bonus token after full acceptance, until the draft model's own token stands in for it."""
     tokens: list[int] = field(default_factory=list)
     scores: dict[str, list[float]] = field(default_factory=dict)
     top_candidates: list[tuple[int, ...]] = field(default_factory=list)
     draft_probs: list[TensorRef] = field(default_factory=list)
     stopped: bool = False
-    """By the draft's stop rule."""
+    """True if the stop rule has ended this branch."""
 
     @property
     def continuation(self) -> TokenIds:
-        """What follows the accepted drafts, as far as it is known."""
+        """The tokens after the accepted drafts, as far as known."""
         return tuple(self.tokens) if self.token is None else (self.token, *self.tokens)
 
     def drop_last(self) -> None:
-        """The stop rule does not want it."""
         del self.tokens[-1:], self.top_candidates[-1:], self.draft_probs[-1:]
         for values in self.scores.values():
             del values[-1:]
@@ -99,38 +99,40 @@ class Session:
         self.tokens = list(request.prompt)
         self.prompt_len = len(request.prompt)
         self.max_len = self.prompt_len + request.max_new_tokens
-        """How long it is when the limit is reached."""
+        """Prompt and the longest answer."""
         self.stop_tokens = frozenset(request.stop_tokens)
         own = request.sampling.seed if request.sampling else seed
         self.random_stream = key(own if request.seed is None else request.seed, request.session)
         self.target_cached_len = 0
-        """Length up to which every cache on the route is valid."""
+        """Length up to which the target's cache is valid on every node of the path."""
         self.draft_cached_len = 0
-        """Length up to which the drafter's cache is valid."""
+        """Length up to which the draft model's cache is valid."""
         self.attempt = 0
+        """Numbers the tries; a reply to an older attempt is ignored."""
         self.remaining_budget = 0
-        """Tokens that the route may still write in this round."""
+        """Tokens that the target may still write before it waits for the device."""
         self.path: tuple[str, ...] = ()
         self.previous_path: tuple[str, ...] = ()
-        """The path before: its nodes know the session, and those that live keep it."""
+        """The path before it was invalidated. The next path reuses its nodes that are reachable."""
         self.may_have_stale_nodes = False
-        """May nodes know of this session that its path does not lead to, since there was another or a node was lost?"""
+        """True if nodes outside `path` may still hold this session's caches (after a new path or a lost node)."""
         self.kept_tree_nodes: tuple[int, ...] | None = None
+        """Drafts of the last tree that the target accepted; its caches still hold the others."""
         self.in_flight_drafts: tuple[int, ...] | None = None
         self.branches: list[Branch] = []
         self.lookahead_started = False
         self.offline = False
         self.last_emitted_s = 0.0
-        """When the user last saw a token."""
+        """When the user last received a token."""
         self.drafts_verified = self.drafts_accepted = 0
-        """Drafts that were judged, and that stood."""
+        """Drafts that the target has verified, and how many of them it accepted."""
         self.network_s = 0.0
-        """How long messages are on their way to the route and back, by the last round."""
+        """Network time of the last round trip, in seconds."""
         self._clear_draft()
 
     def resume(self, old: "Session") -> None:
-        """Goes on from an earlier call's caches, as far as its text and this prompt are the same."""
-        n = min(len(old.tokens), len(self.tokens) - 1)  # the last one is asked in any case
+        """Reuses the caches of this session's previous request, up to the longest common prefix."""
+        n = min(len(old.tokens), len(self.tokens) - 1)  # at least one token must be computed
         same = next((i for i in range(n) if old.tokens[i] != self.tokens[i]), n)
         self.draft_cached_len, self.attempt = min(old.draft_cached_len, same), old.attempt + 1
         self.target_cached_len, self.path, self.may_have_stale_nodes = (
@@ -145,9 +147,9 @@ class Session:
         self.top_candidates: list[tuple[int, ...]] = []
         self.draft_probs: list[TensorRef] = []
         self.draft_parents: tuple[int, ...] | None = None
-        self.stopped = False
+        self.stopped = False  # True if the stop rule ended the draft
 
-    # What slots may read.
+    # State that the policy's slots read.
 
     @property
     def num_generated(self) -> int:
@@ -159,33 +161,34 @@ class Session:
 
     @property
     def is_complete(self) -> bool:
-        """Did the user see all there is: the limit, or an end token?"""
+        """True if the answer has reached its limit or a stop token."""
         n = len(self.tokens)
         return n >= self.max_len or (self.tokens[-1] in self.stop_tokens and n > self.prompt_len)
 
     @property
     def draft_hit_stop_token(self) -> bool:
-        """Does the draft run into an end token, so that there is nothing to draft behind it?"""
+        """True if the draft ends with a stop token, so that nothing can follow it."""
         return bool(self.draft) and self.draft[-1] in self.stop_tokens
 
     @property
     def num_unscored(self) -> int:
-        """How many drafts, adopted from a branch, have no importance yet: that of a draft is seen from later ones."""
+        """How many drafts have no importance yet. A branch has none: importance depends on the tokens that follow."""
         return len(self.draft) - len(self.scores.get(IMPORTANCE, ()))
 
     def expected_tokens(self, num_drafts: int, acceptance: float) -> float:
-        """Tokens to expect of a verification (WISP, Eq. 5): the share of its drafts that stood so far in this session,
-        beside the `acceptance` that was expected before, and the token that the target adds.
+        """Tokens to expect from verifying `num_drafts` drafts (WISP, Eq. 5): those accepted, and the target's own.
+
+        The acceptance rate is this session's so far, with `acceptance` as its prior.
         """
         return 1.0 + num_drafts * (self.drafts_accepted + _PRIOR_DRAFTS * acceptance) / (
             self.drafts_verified + _PRIOR_DRAFTS
         )
 
     def uniform(self, purpose: str) -> float:
-        """A number in [0, 1) for one decision at the current position; the same for every policy under one seed."""
+        """A random number in [0, 1) for one decision at the current position, the same for all policies of a seed."""
         return uniform(self.random_stream, len(self.tokens), purpose)
 
-    # What happens.
+    # State changes.
 
     def add_draft(self, outcome: DraftOutcome) -> None:
         self.draft += outcome.tokens
@@ -197,7 +200,7 @@ class Session:
             self.scores.setdefault(name, []).extend(values)
 
     def growing_branches(self, max_tokens: int) -> list[Branch]:
-        """The branches that want another token: shorter than `max_tokens`, not at their end, with room in the answer."""
+        """The branches to extend: shorter than `max_tokens`, not stopped, and with room in the answer."""
         return [
             b for b in self.branches if len(b.tokens) < max_tokens and not (b.stopped or self._is_branch_complete(b))
         ]
@@ -210,10 +213,10 @@ class Session:
     def extend_branches(
         self, outcome: DraftOutcome, branches: Sequence[Branch], stops: StopPredicate, keep_last: bool
     ) -> None:
-        """One token more on every branch that was to grow; where the target's own token is guessed, that comes first.
+        """Appends one token to each of `branches`; the first one of a branch without `token` becomes its `token`.
 
-        The one at which a draft would end ends it, and is dropped unless `keep_last` is set or it is
-        the first.
+        A token whose scores satisfy `stops` ends its branch. It is dropped unless `keep_last` is set or it is the
+        branch's first.
         """
         for i, branch in enumerate(branches):
             if branch.token is None:
@@ -229,9 +232,7 @@ class Session:
                 branch.drop_last()
 
     def draft_input(self) -> tuple[int, tuple[int, ...]]:
-        """What the drafter lacks to go on: from where its cache is to be filled, and with what; at least one token,
-        because a model answers to a row.
-        """
+        """(start, tokens) that the draft model's cache lacks; at least one token, since a forward pass needs one."""
         base = len(self.tokens)
         start = base + len(self.draft) - 1
         if self.draft_cached_len < start:
@@ -242,7 +243,7 @@ class Session:
         return start, feed
 
     def branch_inputs(self, branches: Sequence[Branch]) -> tuple[int, tuple[TokenIds, ...]]:
-        """The same for branches, from where they have all in common."""
+        """(start, tokens of each branch), from the end of the branches' common prefix or of the cache."""
         base = len(self.tokens)
         start = min(self.draft_cached_len, base + min(b.accepted for b in branches) - 1)
         return start, tuple(self._branch_input(branch, start) for branch in branches)
@@ -252,22 +253,29 @@ class Session:
         return (*self.tokens[start:], *flight, *branch.continuation)
 
     def start_verification(self, send_drafts: bool, rule: AcceptanceRule) -> SequenceSlice:
-        """Puts the draft in flight and says what the route lacks: uncached tokens, then the drafts to check."""
+        """Puts the draft in flight. Returns what the target must compute: the uncached tokens, then the drafts."""
         new = tuple(self.tokens[self.target_cached_len :])
         draft = tuple(self.draft) if send_drafts else ()
         self.in_flight_drafts = draft
         self.branches, self.lookahead_started = [], False
-        odds = tuple(self.draft_probs) if draft and self.draft_probs else ()
+        probs = tuple(self.draft_probs) if draft and self.draft_probs else ()
         return SequenceSlice(
-            self.request.session, self.target_cached_len, len(new) + len(draft), new + draft, len(draft), rule, self.request.sampling,
-            self.draft_parents, self.kept_tree_nodes, None, odds,
-        )  # fmt: skip
+            self.request.session,
+            self.target_cached_len,
+            len(new) + len(draft),
+            new + draft,
+            len(draft),
+            rule,
+            self.request.sampling,
+            self.draft_parents,
+            self.kept_tree_nodes,
+            draft_probs=probs,
+        )
 
     def apply_verdict(self, verdict: Verdict) -> tuple[TokenIds, Origins]:
-        """Agrees on the accepted drafts and the target's token; keeps what was drafted ahead only if it starts with
-        them.
+        """Commits the accepted drafts and the target's token, and adopts the branch that assumed this verdict, if any.
 
-        Returns the tokens that became agreed, and who wrote each.
+        Returns the committed tokens and the origin of each.
         """
         flight, at, accepted = self.in_flight_drafts or (), len(self.tokens), verdict.accepted
         self.drafts_verified += len(flight)
@@ -288,7 +296,7 @@ class Session:
         return new
 
     def num_accepted_in_answer(self, verdict: Verdict) -> int:
-        """How many of its accepted drafts become part of the answer: a tree reaches beyond the answer's end."""
+        """How many accepted drafts become part of the answer: a tree may reach beyond the answer's end."""
         kept = verdict.kept_tree_nodes
         return verdict.accepted if kept is None else self._num_that_fit(self._kept_drafts(kept))
 
@@ -297,7 +305,7 @@ class Session:
         return tuple([flight[i] for i in kept_tree_nodes])
 
     def lookahead_outcome(self, verdict: Verdict) -> LookaheadOutcome:
-        """How the branches fit a verdict that is not settled yet."""
+        """How the assumed verdicts compare with `verdict`, which is not applied yet."""
         if not self.branches:
             return ""
         there = [branch.token for branch in self.branches if branch.accepted == verdict.accepted]
@@ -315,7 +323,7 @@ class Session:
                 self.stopped = b.stopped
 
     def accept_locally(self) -> tuple[TokenIds, Origins]:
-        """The device's own draft stands: not offloaded, or the cloud is gone."""
+        """Commits the draft without verification: the policy keeps it local, or the cloud is not reachable."""
         origin: Origin = "offline" if self.offline else "device"
         new = self._commit(tuple(self.draft), (origin,) * len(self.draft))
         self.draft_cached_len = min(self.draft_cached_len, len(self.tokens))
@@ -331,7 +339,7 @@ class Session:
         return tokens, origins
 
     def _num_that_fit(self, tokens: TokenIds) -> int:
-        """How many of them the answer has room for: up to the limit, and up to and with the first end token."""
+        """How many of `tokens` fit into the answer: up to its limit, and up to the first stop token."""
         n, room = len(tokens), self.max_len - len(self.tokens)
         if n > room:
             n = room
@@ -340,7 +348,7 @@ class Session:
         return n
 
     def invalidate_path(self) -> None:
-        """The route's caches may be gone: a new attempt sends everything."""
+        """The target's caches may be gone: the next attempt resends the whole sequence, on a new path."""
         self.attempt += 1
         self.previous_path, self.target_cached_len, self.path, self.kept_tree_nodes = (
             self.path or self.previous_path,

@@ -1,7 +1,8 @@
-"""One session and its policy's device slots: hears events, says commands.
+"""Runs one session on a device: drafts, asks the target, applies its verdicts, as the policy's slots decide.
 
-`handle` settles what happened, then `_advance` asks the slots what comes next. Stale things are ignored by what they
-name: a job, a timer, a round, the position a reply answers.
+`handle` applies an event to the `Session`. `_advance` then asks the slots for the next step: draft on, send a request,
+or accept the draft locally. Late events are recognised by the job, timer, attempt or position that they name, and
+ignored.
 """
 
 from collections.abc import Mapping
@@ -44,9 +45,9 @@ from serving.policy.slots.offload import ScoredOffload
 _NO_SCORES: Mapping[str, tuple[float, ...]] = {}
 _MAX_REPLY_TIMEOUT_S = 60.0
 _MAX_ATTEMPTS = 64
-"""Vain attempts at one question; misses and broken routes mend themselves in a few."""
+"""Failed attempts at one request before the session gives up; cache misses and lost nodes take a few."""
 _MAX_RETRY_S = 300.0
-"""How long one question is asked in vain: a chip may be slower than a device is patient."""
+"""Seconds of failed attempts before the session gives up; a slow chip may need longer than one reply timeout."""
 
 SessionState = Literal["running", "complete", "cancelled", "failed"]
 
@@ -61,35 +62,30 @@ class Requester:
         base_timeout_s: float = INF,
         exclusive_chip: bool = True,
     ) -> None:
-        """With the chip `exclusive_chip`, else a token at a time, so that other sessions' hops need not wait for a
-        draft.
         """
-        self.exclusive_chip = exclusive_chip
-        self.session, self.policy, self.hop_path, self.ids, self.base_timeout_s = (
-            session,
-            policy,
-            hop_path,
-            ids,
-            base_timeout_s,
-        )
+        Args:
+            base_timeout_s: seconds to wait for a reply before the first retry; the timeout doubles with each retry.
+            exclusive_chip: if False, draft one token per job, so that other sessions' work can run in between.
+        """
+        self.session, self.policy, self.hop_path, self.ids = session, policy, hop_path, ids
+        self.base_timeout_s, self.exclusive_chip = base_timeout_s, exclusive_chip
         self.state: SessionState = "running"
         self.job: int | None = None
-        """The job whose outcome is awaited; None while the chip owes this session nothing."""
+        """The job on the chip whose outcome this session awaits; None: no job."""
         self.drafting_branches: list[Branch] = []
-        """The branches that this job drafts on, which an arriving verdict makes void; none where it drafts."""
+        """The branches that the job extends, one token each; empty if the job extends the draft itself."""
         self.job_started_s = 0.0
-        """When that job was asked for."""
         self.timer = 0
-        """The one timer under way, 0 where none is; a timer a question would fill a driver's heap."""
+        """The only timer that is set; 0: none. It is re-armed instead of replaced, to keep the driver's heap small."""
         self.request_sent_s = self.timer_due_s = 0.0
-        """When the last question was asked, and when the timer is due."""
         self.awaiting_first_reply = False
-        """Was the last question not answered yet?"""
+        """True until the last request has its first reply."""
         self.reply_timeout_s = base_timeout_s
-        """How long the next answer is waited for: doubled by every vain retry, reset by progress."""
+        """Seconds to wait for the next reply: doubled by each timeout, reset by a reply."""
         self.failed_attempts = 0
-        """Attempts at the question in flight since something was agreed, and when the first of them was made."""
+        """Attempts since the last reply."""
         self.failing_since_s = 0.0
+        """When the first of them began."""
         self.given_up = False
         self.has_drafter, self.requested_scores = policy.draft.source == "model", policy.requested_scores
         self.needs_importance = IMPORTANCE in self.requested_scores
@@ -97,10 +93,10 @@ class Requester:
         self.may_be_unverified = self.has_drafter and (
             not hop_path.hops or policy.early_exit.has_sequence_exit or policy.link_loss.action == "local"
         )
-        """Can it come to `_unverified` at all?"""
+        """False if `_unverified` can never become True."""
         session.offline = not self._reachable()
 
-    # One event.
+    # Events.
 
     def start(self, now: float) -> Commands:
         self.session.last_emitted_s = now
@@ -111,11 +107,11 @@ class Requester:
             elif self.policy.prefill.when == "ahead" and len(self.session.tokens) > self.session.target_cached_len + 1:
                 out = self._send_prompt_ahead(now)
         if self.session.in_flight_drafts is not None and self.hop_path.starts_on_device:
-            return out  # the chip is the route's first, see `meanwhile`
+            return out  # the target's first hop runs on this chip, before the draft model: see `on_chip_idle`
         return out + self._advance(now)
 
     def _stays_local(self) -> bool:
-        """Is nothing of this session to leave the device, its prompt neither?"""
+        """True if the policy sends nothing of this session to the cloud, not even its prompt."""
         return isinstance(self.policy.offload, ScoredOffload) and self.policy.offload.never_offloads(self.session)
 
     def handle(self, event: Event, now: float) -> Commands:
@@ -142,15 +138,14 @@ class Requester:
         if isinstance(message, Reply):
             return self._on_reply(message, now)
         if isinstance(message, CacheMiss) and message.attempt >= self.session.attempt:
-            self.session.attempt = (
-                message.attempt
-            )  # a later one than this session ever had: it is over there, and opens above
+            # It is later than the session's own if the node has released the session: continue above it.
+            self.session.attempt = message.attempt
             return self._retry(now)
         return []
 
     def _on_draft(self, job: int, outcome: Outcome, now: float) -> Commands:
         if job != self.job or not isinstance(outcome, DraftOutcome):
-            return []  # abandoned
+            return []  # the job was abandoned
         self.job, self.session.draft_cached_len = None, outcome.cached_len
         draft = self.policy.draft
         self.session.monitor.record_draft(1 if self.drafting_branches else len(outcome.tokens), self.job_started_s, now)
@@ -161,26 +156,22 @@ class Requester:
         return self._next_step(now)
 
     def on_chip_idle(self, now: float) -> Commands:
-        """The chip, which this device shares with its part of the route, is free."""
+        """The device's own hop of the target has left the chip idle: use it while a verdict is awaited."""
         waits = self.state == "running" and self.session.in_flight_drafts is not None and self.job is None
         return self._use_waiting_time(now) if waits else []
 
     def _on_reply(self, reply: Reply, now: float) -> Commands:
         s = self.session
         if reply.attempt != s.attempt or s.in_flight_drafts is None or reply.committed_len < len(s.tokens):
-            return []  # late or repeated
+            return []  # late or duplicate
         if reply.committed_len > len(s.tokens):
-            return self._retry(now, caches_lost=False)  # an earlier reply of this round was lost
-        self.job = None  # whatever ran ahead is abandoned
-        s.path, s.remaining_budget, self.reply_timeout_s, self.failed_attempts = (
-            reply.path,
-            reply.remaining_budget,
-            self.base_timeout_s,
-            0,
-        )
+            return self._retry(now, caches_lost=False)  # an earlier reply of this attempt was lost
+        self.job = None  # abandon the lookahead
+        s.path, s.remaining_budget = reply.path, reply.remaining_budget
+        self.reply_timeout_s, self.failed_attempts = self.base_timeout_s, 0
         if self.awaiting_first_reply:
             self.awaiting_first_reply, s.network_s = False, max(0.0, now - self.request_sent_s - reply.path_latency_s)
-        # A draft that did not travel was replaced: none of it accepted.
+        # A draft that was not sent is replaced by the target's token: 0 accepted.
         out = self._draft_decision(s.num_accepted_in_answer(reply.verdict), s.lookahead_outcome(reply.verdict))
         out += self._emit(*s.apply_verdict(reply.verdict), now)
         if not self.policy.kv_cache.device_keeps_cache:
@@ -199,12 +190,12 @@ class Requester:
         if s.in_flight_drafts is None or s.offline:
             self.timer = 0
             return []
-        due = max(s.last_emitted_s, self.request_sent_s) + self.reply_timeout_s  # progress re-arms it
-        if now < due:
-            self.timer_due_s = due
-            return [SetTimer(due, timer)]
+        due_s = max(s.last_emitted_s, self.request_sent_s) + self.reply_timeout_s
+        if now < due_s:  # there was progress since the timer was set
+            self.timer_due_s = due_s
+            return [SetTimer(due_s, timer)]
         self.timer = 0
-        s.path = s.previous_path = ()  # whoever does not answer is not asked again before the others
+        s.path = s.previous_path = ()  # choose nodes anew: one of these does not answer
         self.reply_timeout_s = max(self.base_timeout_s, min(2 * self.reply_timeout_s, _MAX_REPLY_TIMEOUT_S))
         return self._retry(now)
 
@@ -227,7 +218,7 @@ class Requester:
         return self._accept_locally(now) + self._advance(now) if s.draft else self._advance(now)
 
     def _give_up(self, now: float) -> Commands:
-        """The cloud is there and answers nothing of use: for this session it is as good as gone."""
+        """Treats the cloud as lost for this session: it is reachable, but no attempt succeeds."""
         if self.policy.link_loss.action != "local":
             return self._end("failed")
         self.given_up = self.session.offline = True
@@ -239,16 +230,15 @@ class Requester:
         if s.in_flight_drafts is None:
             return self._advance(now)
         if was and not s.offline:
-            self.failing_since_s = now  # while nobody could be asked, nothing was asked in vain
-        affected = (
-            was or self.awaiting_first_reply or peer in s.path
-        )  # until an answer came, nobody knows by way of whom it would
+            self.failing_since_s = now  # time offline does not count as failing
+        # Until the first reply, the path's later nodes are not known here.
+        affected = was or self.awaiting_first_reply or peer in s.path
         return self._retry(now, caches_lost=False) if affected and not s.offline else []
 
     def _reachable(self) -> bool:
         return not self.given_up and self.hop_path.reachable()
 
-    # What next.
+    # Decisions.
 
     def _advance(self, now: float) -> Commands:
         return self._end("complete") if self.session.is_complete else self._next_step(now)
@@ -259,19 +249,19 @@ class Requester:
             return []
         if s.in_flight_drafts is not None:
             return self._use_waiting_time(now)
-        alone = self.may_be_unverified and self._unverified()
-        stop = self._unverified_stop() if alone else self.policy.draft.next_stop(s) or self._importance_stop()
+        unverified = self.may_be_unverified and self._unverified()
+        stop = self._unverified_stop() if unverified else self.policy.draft.next_stop(s) or self._importance_stop()
         if stop:
             return self._start_draft(stop, now)
-        budget = 0 if alone else self._token_budget()  # nobody is asked when alone
+        budget = 0 if unverified else self._token_budget()
         if budget:
             return self._on_unreachable(budget) if s.offline else self._send_request(now, budget)
         if not s.draft:
-            raise RuntimeError(f"{self.hop_path.name}: policy {self.policy.name} drafted nothing and asks nobody")
+            raise RuntimeError(f"{self.hop_path.name}: policy {self.policy.name} drafted nothing and offloads nothing")
         return self._accept_locally(now) + self._advance(now)
 
     def _unverified(self) -> bool:
-        """Will nobody check what is drafted now? Then stop rules do not apply, and each token is shown at once."""
+        """True if the target will not verify what is drafted now. Each token is then emitted at once."""
         return self.may_be_unverified and (
             not self.hop_path.hops
             or self.policy.early_exit.past_sequence_exit(self.session)
@@ -282,24 +272,24 @@ class Requester:
         return None if self.session.draft else DraftStopRule(1)
 
     def _importance_stop(self) -> DraftStopRule | None:
-        """A draft adopted whole is fed once, for its importance, before it is decided on."""
+        """A complete draft adopted from a branch is fed to the model once, to compute its importance."""
         return DraftStopRule(0) if self.needs_importance and self.session.num_unscored else None
 
     def _token_budget(self) -> int:
-        """Tokens the route may write now; an empty draft is always asked."""
+        """Tokens that the target may write now; 0: keep the draft. Without a draft, always at least one."""
         if not self.session.draft and self.has_drafter:
             return 1
         return self.policy.offload.tokens_to_offload(self.session)
 
     def _use_waiting_time(self, now: float) -> Commands:
-        """A verdict is awaited: fill the drafter's cache with the prompt, then draft ahead."""
+        """While a verdict is awaited: prefill the draft model, then draft ahead."""
         s = self.session
         if self.has_drafter and s.draft_cached_len == 0 and len(s.tokens) > 1:
             return self._start_draft(DraftStopRule(0), now)
         return self._start_lookahead(now) if self.has_lookahead else []
 
     def _on_unreachable(self, budget: int) -> Commands:
-        """The cloud is gone: fail, or let the question stand until it is back."""
+        """The cloud is lost: fail, or keep the request in flight until the cloud is back."""
         if self.policy.link_loss.action == "fail":
             return self._end("failed")
         self.session.start_verification(self.policy.verify.sends_drafts, self.policy.verify.rule(self.session))
@@ -307,18 +297,18 @@ class Requester:
         return []
 
     def _accept_locally(self, now: float) -> Commands:
-        """The draft is shown unasked; where nobody could be asked there was no decision, and no chunk to count."""
-        chunk = [] if self._unverified() else self._draft_decision(None)
-        return chunk + self._emit(*self.session.accept_locally(), now)
+        """Emits the draft without verification. It is reported only if the policy decided so."""
+        decision = [] if self._unverified() else self._draft_decision(None)
+        return decision + self._emit(*self.session.accept_locally(), now)
 
     def _end(self, ending: Literal["complete", "cancelled", "failed"]) -> Commands:
         self.state, self.job = ending, None
-        told: Commands = [EmitTokens(self.session.request.session, (), (), ending)]
-        return told if self.keeps_cache else told + self.hop_path.release_commands(self.session)
+        out: Commands = [EmitTokens(self.session.request.session, (), (), ending)]
+        return out if self.keeps_cache else out + self.hop_path.release_commands(self.session)
 
     @property
     def keeps_cache(self) -> bool:
-        """Do the caches of this session, which is over, wait for another call?"""
+        """True if this session has ended and its caches are kept for its next request."""
         return self.session.request.keep_cache and self.state in ("complete", "cancelled")
 
     def _emit(self, tokens: TokenIds, origins: Origins, now: float) -> Commands:
@@ -332,26 +322,20 @@ class Requester:
         scores = {name: tuple(values) for name, values in s.scores.items()} if s.scores else _NO_SCORES
         return [DraftDecision(s.request.session, len(s.tokens), tuple(s.draft), scores, accepted, lookahead_outcome)]
 
-    # Work on the own chip.
+    # Work on the device's chip.
 
     def _start_draft(self, stop: DraftStopRule, now: float) -> Commands:
         s = self.session
-        start, feed = s.draft_input()
-        if not stop.max_tokens:
-            feed = feed[:-1]
+        start, input_tokens = s.draft_input()
+        if not stop.max_tokens:  # nothing is generated: the last token belongs to the job that continues from it
+            input_tokens = input_tokens[:-1]
         elif not self.exclusive_chip and stop.max_tokens > 1:
             stop = replace(stop, max_tokens=1)
-        return self._start_work(
-            DraftWork(
-                s.request.session, start, feed, stop, s.request.stop_tokens, self.requested_scores, s.request.sampling, self.policy.early_exit.layer_exit,
-                num_adopted_drafts=s.num_unscored if self.needs_importance else 0, full_draft_probs=self.policy.payload.full_distributions,
-            ),
-            [],
-            now,
-        )  # fmt: skip
+        work = self._draft_work(start, input_tokens, stop, s.num_unscored if self.needs_importance else 0)
+        return self._start_work(work, [], now)
 
     def _start_lookahead(self, now: float) -> Commands:
-        """One token on each guess; work cannot be cancelled, so a verdict waits for one token at most."""
+        """Extends each branch by one token. Work cannot be cancelled, so a verdict waits for one token at most."""
         s = self.session
         if not s.lookahead_started:
             s.lookahead_started = True
@@ -359,50 +343,66 @@ class Requester:
         growing = s.growing_branches(self.policy.lookahead.num_steps(s))
         if not growing:
             return []
-        start, feeds = s.branch_inputs(growing)
-        work = DraftWork(
-            s.request.session, start, (), DraftStopRule(1), s.request.stop_tokens, self.requested_scores, s.request.sampling, self.policy.early_exit.layer_exit,
-            feeds, full_draft_probs=self.policy.payload.full_distributions,
-        )  # fmt: skip
-        return self._start_work(work, growing, now)
+        start, branch_inputs = s.branch_inputs(growing)
+        return self._start_work(self._draft_work(start, (), DraftStopRule(1), branches=branch_inputs), growing, now)
+
+    def _draft_work(
+        self,
+        start: int,
+        input_tokens: TokenIds,
+        stop: DraftStopRule,
+        num_adopted_drafts: int = 0,
+        branches: tuple[TokenIds, ...] = (),
+    ) -> DraftWork:
+        request = self.session.request
+        return DraftWork(
+            request.session,
+            start,
+            input_tokens,
+            stop,
+            request.stop_tokens,
+            self.requested_scores,
+            request.sampling,
+            self.policy.early_exit.layer_exit,
+            branches,
+            num_adopted_drafts,
+            self.policy.payload.full_distributions,
+        )
 
     def _start_work(self, work: DraftWork, branches: list[Branch], now: float) -> Commands:
-        self.job, self.drafting_branches, self.session.draft_cached_len, self.job_started_s = (
-            self.ids.next(),
-            branches,
-            work.start,
-            now,
-        )
+        self.job, self.drafting_branches, self.job_started_s = self.ids.next(), branches, now
+        self.session.draft_cached_len = work.start
         return [StartWork(self.job, work)]
 
-    # Questions to the route.
+    # Requests to the target.
 
     def _send_request(self, now: float, budget: int, with_drafts: bool = True) -> Commands:
         s = self.session
         s.remaining_budget = budget
-        rows = s.start_verification(with_drafts and self.sends_drafts, self.policy.verify.rule(s))
-        out = self.hop_path.requests(s, rows, budget, now)
+        seq = s.start_verification(with_drafts and self.sends_drafts, self.policy.verify.rule(s))
+        out = self.hop_path.requests(s, seq, budget, now)
         self.request_sent_s, self.awaiting_first_reply = now, True
         if self.base_timeout_s < INF and not (self.timer and self.timer_due_s <= now + self.reply_timeout_s):
             self.timer, self.timer_due_s = self.ids.next(), now + self.reply_timeout_s
             out.append(SetTimer(self.timer_due_s, self.timer))
-        if not self.hop_path.starts_on_device:  # else the route's first hop goes first
+        if not self.hop_path.starts_on_device:  # else the target's first hop needs the chip
             out += self._use_waiting_time(now)
         return out
 
     def _send_prompt_ahead(self, now: float) -> Commands:
-        """The prompt but its last token, which travels with the first question."""
+        """Sends the prompt without its last token, which belongs to the first request."""
         s = self.session
-        at, n = s.target_cached_len, len(s.tokens) - 1
-        out = self.hop_path.requests(s, SequenceSlice(s.request.session, at, n - at, tuple(s.tokens[at:n])), 1, now)
-        s.target_cached_len = n
+        start, end = s.target_cached_len, len(s.tokens) - 1
+        seq = SequenceSlice(s.request.session, start, end - start, tuple(s.tokens[start:end]))
+        out = self.hop_path.requests(s, seq, 1, now)
+        s.target_cached_len = end
         return out
 
     def _retry(self, now: float, caches_lost: bool = True) -> Commands:
-        """The same question to a route that may have lost its caches: a new attempt."""
+        """Starts a new attempt at the request in flight. `caches_lost`: resend the whole sequence."""
         s = self.session
         waiting = s.in_flight_drafts is not None
-        if caches_lost or s.kept_tree_nodes is not None:  # `keep` names rows of one forward: it cannot be said twice
+        if caches_lost or s.kept_tree_nodes is not None:  # nodes apply `kept_tree_nodes` once
             s.invalidate_path()
         else:
             s.attempt += 1
@@ -415,6 +415,6 @@ class Requester:
             _MAX_RETRY_S, 4 * self.base_timeout_s
         ):
             return self._give_up(now)
-        self.job = None  # a look-ahead belongs to the old attempt
+        self.job = None  # the lookahead belongs to the old attempt
         s.in_flight_drafts = None
         return self._send_request(now, s.remaining_budget)

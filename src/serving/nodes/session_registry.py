@@ -10,7 +10,7 @@ MAX_RELEASED = 4096
 _REOPEN_ATTEMPT_GAP = 1024
 """Rounds by which a session that is over must be exceeded: nothing that is still on its way is so young."""
 
-RequestStatus = Literal["open", "old", "over"]
+RequestStatus = Literal["open", "superseded", "released"]
 
 
 class SessionRegistry:
@@ -33,11 +33,11 @@ class SessionRegistry:
         session, newest = request.slice.session, self.newest_attempt.get(request.slice.session, -1)
         if session in self.released:
             if request.attempt <= newest:
-                return "over"
+                return "released"
             del self.released[session]
         elif request.attempt < newest:
             if not self._owner_restarted(session, request.reply_to):
-                return "old"
+                return "superseded"
             del self.newest_attempt[session]
         self.owners[session] = request.reply_to, now
         self.first_seen_s.setdefault(session, now)

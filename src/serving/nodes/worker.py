@@ -1,16 +1,15 @@
-"""A worker: a queue, a scheduler and caches. It runs its hop for batches, hands on to the next, loops while a budget
-lasts.
+"""A worker: a queue, a scheduler and KV caches. It runs its hop for batches of sessions and forwards them to the next.
 
-1. It decides on a timer of its own, never inside an arrival, so that every arrival of one instant is in view.
-2. One item per session and one span per batch, the deepest that waits: what has gone far finishes first.
-3. A request of an older round than the newest seen is dead; a cache shorter than a request needs is a `Miss`.
-4. With a free chip and a waiting item something runs, whatever a budget says: `admit` makes room.
+1. Batches are formed on a timer, never inside an arrival, so that the scheduler sees all arrivals of one instant.
+2. A batch has one request per session and one span: the deepest that waits, so that started passes finish first.
+3. A request of an older attempt than the newest seen is dropped. A request that needs a longer cache than there is
+   gets a `CacheMiss`.
+4. If the chip is idle and a request waits, something runs: `admit` evicts caches to make room.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any
 
 from serving.core.ids import IdGenerator
 from serving.core.kv_accounting import KVAccounting, MemoryBudget, admit, has_required_cache
@@ -54,7 +53,7 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import Scheduler
 
 _REPORT_INTERVAL_S = 0.25
-"""A node whose sessions stay the same tells how far it is this often at most."""
+"""Least time between two load reports while no session starts or ends."""
 
 _start_layer, _arrived_s = attrgetter("start_layer"), attrgetter("arrived_s")
 
@@ -81,21 +80,20 @@ class Worker:
         self.kv_accounting = KVAccounting(capacity, policy.kv_cache.keeps_prefixes, policy.kv_cache.block_tokens)
         self.node_selector = NodeSelector(tiers or {}, policy.dispatch, name, policy.kv_cache.block_tokens)
         self.queue: dict[str, list[QueuedRequest]] = {}
-        """Session -> its parts in order."""
+        """Session -> the chunks of its request, in order."""
         self.session_tokens: dict[str, tuple[int, ...]] = {}
-        """Without cache reuse: the tokens to compute a session from."""
+        """Session -> its tokens, where caches are not kept and each request is computed from the first token."""
         self.retained_requests: dict[tuple[str, int, int], Request] = {}
-        """Questions whose tokens are kept here for the head hop, so that they never travel; by (session, round, end).
-        """
+        """(session, attempt, end) -> a request whose drafts stay on this device until its last hop verifies them."""
         self.session_registry = SessionRegistry()
         self.reservations = Reservations(estimator)
         self.last_report_s = -INF
         self.forwarded: dict[tuple[str, int], tuple[str, Request]] = {}
-        """(session, hop) -> the last hand-on, to repair when its receiver is lost."""
+        """(session, hop) -> the receiver of the last request forwarded, which misses if the receiver is lost."""
         self.undeliverable: dict[str, Request] = {}
-        """Session -> what waits until somebody of the next tier lives: its device, if told, would only ask again."""
+        """Session -> a request that waits until a node of its next tier is reachable."""
         self.quarantined: set[str] = set()
-        """Sessions whose last batch failed: they run alone, so that a bad one spoils no other's."""
+        """Sessions whose last batch failed. Each runs in a batch of its own, so that a bad one fails no other."""
         self.running: list[tuple[QueuedRequest, SequenceSlice]] = []
         self.batch_started_s = 0.0
         self.job = self.timer = 0
@@ -126,7 +124,7 @@ class Worker:
                 return self._on_peer_restored(event.peer, now)
         return []
 
-    # In.
+    # Requests that arrive.
 
     def _on_control_message(self, message: Message, now: float) -> Commands:
         match message:
@@ -137,13 +135,13 @@ class Worker:
         return []
 
     def _on_request(self, m: Request, now: float) -> Commands:
-        standing = self.session_registry.register(m, now)
-        if standing == "open":
+        status = self.session_registry.register(m, now)
+        if status == "open":
             return self._enqueue(m, now)
-        return [self._released_miss(m)] if standing == "over" else []
+        return [self._released_miss(m)] if status == "released" else []
 
     def _released_miss(self, m: Request) -> SendMessage:
-        """Late, and nobody awaits an answer; or the session does go on, in rounds newer than what this Miss names."""
+        """Names the newest attempt, so that a device whose session goes on continues above it; else it is ignored."""
         session = m.slice.session
         return SendMessage(
             m.reply_to, CacheMiss(session, self.session_registry.newest_attempt[session], self.name), HEADER_NBYTES
@@ -152,70 +150,67 @@ class Worker:
     def _enqueue(self, m: Request, now: float) -> Commands:
         if self.monitor:
             self.monitor.record_request(m, now)
-        session, rounds = m.slice.session, self.session_registry.newest_attempt
-        newest = rounds.get(session, -1)
+        session, newest_attempt = m.slice.session, self.session_registry.newest_attempt
+        newest = newest_attempt.get(session, -1)
         if m.attempt < newest:
             return []
         if m.attempt > newest:
-            rounds[session] = m.attempt
+            newest_attempt[session] = m.attempt
             self.queue.pop(session, None)
         span = m.hops[m.hop_index].span
-        whole = (
-            self._restore_retained(m)
-            if m.slice.rule and span.lm_head and m.hop_index and self._ends_at_requester(m)
-            else m
-        )
-        rows = self._slice_to_run(whole.slice, span) if whole else None
-        if rows is None or whole is None:
+        if m.slice.rule and span.lm_head and m.hop_index and self._ends_at_requester(m):
+            restored = self._restore_retained(m)
+            if restored is None:
+                return [self._cache_miss(m)]
+            m = restored
+        seq = self._slice_to_run(m.slice, span)
+        if seq is None:
             return [self._cache_miss(m)]
-        need = self.kv_accounting.round_up_to_blocks(rows.start + rows.num_tokens)
-        if (
-            self.kv_accounting.keep_caches and need > self.kv_accounting.capacity_tokens
-        ):  # in the queue it would stop the others
-            raise RuntimeError(
-                f"{session} needs {need} cached tokens, the budget is {self.kv_accounting.capacity_tokens}"
-            )
-        if not self.kv_accounting.keep_caches and span.embedding and not rows.rule:
-            return []  # a part of a prompt: its text is stored, and computed with the question
-        item, parts = (
-            QueuedRequest(
-                whole, rows, span, now, rows.num_tokens, session_arrived_s=self.session_registry.first_seen_s[session]
-            ),
-            self.queue.get(session),
+        self._check_fits(seq)
+        if not self.kv_accounting.keep_caches and span.embedding and not seq.rule:
+            return []  # a chunk of a prompt: its tokens are stored, and computed with the request that verifies
+        queued = QueuedRequest(
+            m, seq, span, now, seq.num_tokens, session_arrived_s=self.session_registry.first_seen_s[session]
         )
-        if parts:
-            parts.append(item)
-        else:
-            self.queue[session] = [item]
-        out = self._report_load(now) if self.watchers and self.reservations.reserve(whole, span) else []
+        self.queue.setdefault(session, []).append(queued)
+        out = self._report_load(now) if self.watchers and self.reservations.reserve(m, span) else []
         return out if self.running or self.decision_pending else out + self._schedule_decision(now)
 
-    def _slice_to_run(self, rows: SequenceSlice, span: Span) -> SequenceSlice | None:
-        """What a request comes to here: without cache reuse the whole text."""
-        return rows if self.kv_accounting.keep_caches or not span.embedding else self._full_slice(rows)
-
-    def _full_slice(self, rows: SequenceSlice) -> SequenceSlice | None:
-        text = self.session_tokens.get(rows.session, ())
-        if len(text) < rows.start:
+    def _slice_to_run(self, seq: SequenceSlice, span: Span) -> SequenceSlice | None:
+        """The slice to compute; where caches are not kept, the whole text. None: an earlier part of it is missing."""
+        if self.kv_accounting.keep_caches or not span.embedding:
+            return seq
+        tokens = self.session_tokens.get(seq.session, ())
+        if len(tokens) < seq.start:
             return None
-        text = self.session_tokens[rows.session] = text[: rows.start] + rows.tokens
-        return replace(rows, start=0, num_tokens=len(text), tokens=text)
+        tokens = self.session_tokens[seq.session] = tokens[: seq.start] + seq.tokens
+        return replace(seq, start=0, num_tokens=len(tokens), tokens=tokens)
+
+    def _check_fits(self, seq: SequenceSlice) -> None:
+        """Raises RuntimeError for a sequence that no eviction makes room for: it would block the queue for ever."""
+        need = self.kv_accounting.round_up_to_blocks(seq.start + seq.num_tokens)
+        if self.kv_accounting.keep_caches and need > self.kv_accounting.capacity_tokens:
+            raise RuntimeError(
+                f"{seq.session} needs {need} cached tokens, the budget is {self.kv_accounting.capacity_tokens}"
+            )
 
     def _ends_at_requester(self, m: Request) -> bool:
-        """Does the route end here, on the device that asked? Then no token of the question leaves it."""
+        """True if this worker is the requester's own and the last hop runs on it: drafts need not leave the device."""
         return m.reply_to == self.name and m.hops[-1].node == DEVICE_TIER
 
     def _restore_retained(self, m: Request) -> Request | None:
-        """A question that came back, with what was kept of it here; None where that is not known any more."""
-        rows = m.slice
-        kept = self.retained_requests.pop((rows.session, m.attempt, rows.start + rows.num_tokens), None)
+        """The request with the drafts that were retained for its last hop; None if they are not known any more."""
+        seq = m.slice
+        kept = self.retained_requests.pop((seq.session, m.attempt, seq.start + seq.num_tokens), None)
         if kept is None:
             return None
         return replace(
             m,
-            slice=replace(rows, tokens=kept.slice.tokens, draft_probs=kept.slice.draft_probs),
+            slice=replace(seq, tokens=kept.slice.tokens, draft_probs=kept.slice.draft_probs),
             stop_tokens=kept.stop_tokens,
         )
+
+    # Batches.
 
     def _schedule_decision(self, now: float) -> Commands:
         if self.running or self.decision_pending or not self.queue:
@@ -223,152 +218,161 @@ class Worker:
         self.decision_pending, self.timer = True, self.ids.next()
         return [SetTimer(now, self.timer)]
 
-    # Decide.
-
     def _form_batch(self, now: float) -> Commands:
         out: Commands = []
-        heads = self._ready_requests(out)
-        if not heads:
+        ready = self._ready_requests(out)
+        if not ready:
             return out
         if self.quarantined:
-            heads = [i for i in heads if i.slice.session in self.quarantined][:1] or heads
-        span = max([i.span for i in heads], key=_start_layer)
-        heads = [i for i in heads if i.span is span or i.span == span]
-        picked = self.scheduler.pick(heads, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
+            ready = [each for each in ready if each.slice.session in self.quarantined][:1] or ready
+        span = max([each.span for each in ready], key=_start_layer)
+        ready = [each for each in ready if each.span is span or each.span == span]
+        picked = self.scheduler.pick(ready, now, MemoryBudget(self.kv_accounting, self.queue), self.estimator)
         if not isinstance(picked, list):
             self.timer = self.ids.next()
             return [*out, SetTimer(picked, self.timer)]
+        if not picked:
+            raise RuntimeError(
+                f"{self.name}: {self.scheduler} picked an empty batch while {len(ready)} requests wait and the chip is "
+                "idle. Scheduler.pick returns at least one request, or the time until which to wait."
+            )
         picked, evicted = admit(picked, self.kv_accounting, self.queue)
         out += [DropCache(*key) for key in evicted]
-        if not picked:
-            raise RuntimeError(f"{self.name}: {self.policy.scheduler} left {len(heads)} requests and a free chip")
         return [*out, self._start_batch(picked, span, now)]
 
     def _ready_requests(self, out: Commands) -> list[QueuedRequest]:
-        """The first item of every session whose cache is what it needs, oldest first; the others miss."""
-        heads: list[QueuedRequest] = []
+        """The first request of each session, oldest first. Sessions whose cache is too short get a `CacheMiss`."""
+        ready: list[QueuedRequest] = []
         missed: list[QueuedRequest] = []
-        for parts in self.queue.values():
-            (heads if has_required_cache(parts[0], self.kv_accounting) else missed).append(parts[0])
-        for item in missed:
-            del self.queue[item.slice.session]
-            out.append(self._cache_miss(item.request))
-        heads.sort(key=_arrived_s)
-        return heads
+        for chunks in self.queue.values():
+            (ready if has_required_cache(chunks[0], self.kv_accounting) else missed).append(chunks[0])
+        for queued in missed:
+            del self.queue[queued.slice.session]
+            out.append(self._cache_miss(queued.request))
+        ready.sort(key=_arrived_s)
+        return ready
 
     def _start_batch(self, picked: list[tuple[QueuedRequest, int]], span: Span, now: float) -> StartWork:
-        self.running = [(item, self._take_slice(item, n)) for item, n in picked]
+        self.running = [(queued, self._take_slice(queued, num_tokens)) for queued, num_tokens in picked]
         self.batch_started_s = now
         self.job = self.ids.next()
-        requests = [item.request for item, _ in picked]
-        probes = next((m.requested_outputs for m in requests if m.requested_outputs), ())
-        out = tuple([_hidden_export(item.request, rows) for item, rows in self.running])
-        return StartWork(self.job, ForwardWork(span, tuple([rows for _, rows in self.running]), out, probes))
+        requests = [queued.request for queued, _ in picked]
+        requested_outputs = next((m.requested_outputs for m in requests if m.requested_outputs), ())
+        exports = tuple([_hidden_export(queued.request, seq) for queued, seq in self.running])
+        return StartWork(
+            self.job, ForwardWork(span, tuple([seq for _, seq in self.running]), exports, requested_outputs)
+        )
 
     def _take_slice(self, queued: QueuedRequest, num_tokens: int) -> SequenceSlice:
-        """The next `num_tokens` rows of an item, which leaves the queue with its last."""
-        rows = (
-            queued.slice
-            if num_tokens == queued.slice.num_tokens
-            else queued.slice.narrow(queued.done_tokens, queued.done_tokens + num_tokens)
-        )
+        """The next `num_tokens` tokens of a request, which leaves the queue with its last ones."""
+        seq = queued.slice
+        if num_tokens < seq.num_tokens:
+            seq = seq.narrow(queued.done_tokens, queued.done_tokens + num_tokens)
         queued.advance(num_tokens)
         if not queued.remaining_tokens:
-            self._dequeue(rows.session)
-        self.kv_accounting.start_forward(rows, queued.span)
-        return rows
+            self._dequeue(seq.session)
+        self.kv_accounting.start_forward(seq, queued.span)
+        return seq
 
     def _dequeue(self, session: str) -> None:
-        parts = self.queue[session]
-        if len(parts) == 1:
+        chunks = self.queue[session]
+        if len(chunks) == 1:
             del self.queue[session]
         else:
-            del parts[0]
+            del chunks[0]
 
-    # Out.
-
-    def _finish_batch(self, results: tuple[SliceOutcome, ...], now: float) -> Commands:
+    def _finish_batch(self, outcomes: tuple[SliceOutcome, ...], now: float) -> Commands:
         out: Commands = []
         batch, self.running = self.running, []
         if self.monitor and (span := batch[0][0].span).start_layer < span.end_layer:
-            self.monitor.record_batch(sum([rows.num_tokens for _, rows in batch]), now - self.batch_started_s)
+            self.monitor.record_batch(sum([seq.num_tokens for _, seq in batch]), now - self.batch_started_s)
         if self.quarantined:
-            self.quarantined.difference_update([rows.session for _, rows in batch])
+            self.quarantined.difference_update([seq.session for _, seq in batch])
         newest = self.session_registry.newest_attempt
-        for (item, rows), result in zip(batch, results, strict=True):
-            m = item.request
-            if m.attempt < newest.get(rows.session, INF):  # released or superseded while it ran
-                out += self._drop_if_released(rows.session)
+        for (queued, seq), outcome in zip(batch, outcomes, strict=True):
+            m = queued.request
+            if m.attempt < newest.get(seq.session, INF):  # released or superseded while it ran
+                out += self._drop_if_released(seq.session)
                 continue
-            verdict = result.verdict
-            rejected = rows.num_drafts - verdict.accepted if verdict and verdict.kept_tree_nodes is None else 0
-            self.kv_accounting.finish_forward(rows, item.span, rejected)
-            self.reservations.complete(rows.session, rows.num_tokens)
+            verdict = outcome.verdict
+            rejected = seq.num_drafts - verdict.accepted if verdict and verdict.kept_tree_nodes is None else 0
+            self.kv_accounting.finish_forward(seq, queued.span, rejected)
+            self.reservations.complete(seq.session, seq.num_tokens)
             if m.hop_index + 1 < len(m.hops):
-                if result.hidden_states:
-                    out += self._forward(item, rows, result.hidden_states, now)
+                if outcome.hidden_states:
+                    out += self._forward(queued, seq, outcome.hidden_states, now)
             elif verdict:
-                out += self._reply(item, rows, verdict, now)
+                out += self._reply(queued, seq, verdict, now)
         if self.watchers and now >= self.last_report_s + _REPORT_INTERVAL_S:
             out += self._report_load(now)
         return out + self._schedule_decision(now)
 
+    def _fail_batch(self, now: float) -> Commands:
+        """The chip failed during a batch: drop its sessions' caches. Each session misses, and then runs on its own."""
+        batch, self.running = self.running, []
+        out: Commands = []
+        for queued, seq in batch:
+            out += [DropCache(*key) for key in self.kv_accounting.evict_session(seq.session)]
+            if queued.request.attempt >= self.session_registry.newest_attempt.get(seq.session, INF):
+                self.queue.pop(seq.session, None)
+                self.quarantined.add(seq.session)
+                out.append(self._cache_miss(queued.request))
+        return out + self._schedule_decision(now)
+
+    # Messages that leave.
+
     def _report_load(self, now: float) -> Commands:
-        """What those who choose among this node and its peers go by, once it knows how fast it is."""
+        """Tells the watchers how loaded this node is, once it knows how long a pass takes."""
         if not self.reservations.has_timing:
             return []
         self.last_report_s = now
-        backlog = self.reservations.load_report(self.name, self.kv_accounting)
-        return [SendMessage(watcher, backlog, HEADER_NBYTES) for watcher in self.watchers]
+        report = self.reservations.load_report(self.name, self.kv_accounting)
+        return [SendMessage(watcher, report, HEADER_NBYTES) for watcher in self.watchers]
 
-    def _forward(
-        self, queued: QueuedRequest, seq: SequenceSlice, hidden_states: TensorRef | None, now: float
-    ) -> Commands:
-        m, here_s = queued.request, now - queued.arrived_s
-        hop = m.hop_index + 1
-        path = self._bind_hop(m, seq, hop)
-        to, ends, tokens, odds = (
-            path[hop],
-            m.stop_tokens,
-            seq.tokens[:0],
-            seq.draft_probs,
-        )  # hidden states travel instead
-        if seq.num_drafts:  # drafts go where the head is
-            tokens = seq.tokens[-seq.num_drafts :]
-        if self._ends_at_requester(m):  # neither drafts nor what they were drawn from leave
+    def _forward(self, queued: QueuedRequest, seq: SequenceSlice, hidden_states: TensorRef, now: float) -> Commands:
+        """Sends the hidden states to the next hop, with the drafts that the last hop verifies."""
+        m, hop_index, here_s = queued.request, queued.request.hop_index + 1, now - queued.arrived_s
+        path = self._bind_hop(m, seq, hop_index)
+        tokens = seq.tokens[-seq.num_drafts :] if seq.num_drafts else ()
+        draft_probs, stop_tokens = seq.draft_probs, m.stop_tokens
+        if self._ends_at_requester(m):  # no token leaves the device
             if seq.rule:
                 kept = replace(m, slice=replace(seq, tokens=tokens))
                 self.retained_requests[seq.session, m.attempt, seq.start + seq.num_tokens] = kept
-            ends, tokens, odds = (), (), ()
-        seq = replace(seq, tokens=tokens, hidden_states=hidden_states, draft_probs=odds, hidden_offset=0)
-        m = replace(
-            m, slice=seq, hop_index=hop, path=path, stop_tokens=ends, slack_s=m.slack_s - here_s, upstream_s=m.upstream_s + here_s,
-            **self._monitoring_fields(m, now),
-        )  # fmt: skip
-        return self._send_request(to, m)
+            tokens, draft_probs, stop_tokens = (), (), ()
+        sent_s, path_stats = m.sent_s, m.path_stats
+        if self.monitor:
+            sent_s, path_stats = now, None if m.reply_to == self.name else self.monitor.path_stats(m)
+        forwarded = replace(
+            m,
+            slice=replace(seq, tokens=tokens, hidden_states=hidden_states, draft_probs=draft_probs, hidden_offset=0),
+            hop_index=hop_index,
+            path=path,
+            stop_tokens=stop_tokens,
+            slack_s=m.slack_s - here_s,
+            upstream_s=m.upstream_s + here_s,
+            sent_s=sent_s,
+            path_stats=path_stats,
+        )
+        return self._send_request(path[hop_index], forwarded)
 
     def _send_request(self, to: str, m: Request) -> Commands:
         if to not in self.node_selector.lost_nodes:
             self.forwarded[m.slice.session, m.hop_index] = to, m
             return [SendMessage(to, m, HEADER_NBYTES + m.slice.nbytes)]
-        if self.node_selector.reachable(m.hops[m.hop_index].node):  # asked anew it goes to another
+        if self.node_selector.reachable(m.hops[m.hop_index].node):  # the device's next attempt goes to another node
             return [self._cache_miss(m)]
         self.undeliverable[m.slice.session] = m
         return []
 
-    def _monitoring_fields(self, m: Request, now: float) -> dict[str, Any]:
-        """What a monitored request says of its way so far."""
-        if not self.monitor:
-            return {}
-        return {"sent_s": now, "path_stats": None if m.reply_to == self.name else self.monitor.path_stats(m)}
-
     def _bind_hop(self, m: Request, seq: SequenceSlice, hop_index: int) -> tuple[str, ...]:
-        """The path with a node for a hop: the one that has had this session, else a fresh choice; where it is lost and
-        everything is sent again, another.
+        """The request's path with a node for the hop: the session's node so far, else a newly chosen one.
+
+        If that node is lost and the whole sequence is resent, another one is chosen.
         """
         tier, last = m.hops[hop_index].node, self.forwarded.get((seq.session, hop_index))
         node = m.path[hop_index] if len(m.path) > hop_index else ""
-        if last and (not node or last[1].attempt == m.attempt):  # an earlier part of this attempt went there
+        if last and (not node or last[1].attempt == m.attempt):  # where an earlier chunk of this attempt went
             node = last[0]
         if not node or (node in self.node_selector.lost_nodes and not seq.start):
             node = m.reply_to if tier == DEVICE_TIER else self.node_selector.choose(tier, seq, m.budget)
@@ -376,21 +380,20 @@ class Worker:
 
     def _reply(self, queued: QueuedRequest, seq: SequenceSlice, verdict: Verdict, now: float) -> Commands:
         m = queued.request
-        agreed = seq.start + seq.num_tokens - seq.num_drafts
-        left = 0 if verdict.next_token in m.stop_tokens else m.budget - 1
-        condition = self.monitor.path_stats(m) if self.monitor and m.reply_to != self.name else None
-        reply = Reply(
-            seq.session, m.attempt, agreed, verdict, m.path, left, m.upstream_s + now - queued.arrived_s, condition
-        )
+        committed_len = seq.start + seq.num_tokens - seq.num_drafts
+        remaining_budget = 0 if verdict.next_token in m.stop_tokens else m.budget - 1
+        path_latency_s = m.upstream_s + now - queued.arrived_s
+        stats = self.monitor.path_stats(m) if self.monitor and m.reply_to != self.name else None
+        reply = Reply(seq.session, m.attempt, committed_len, verdict, m.path, remaining_budget, path_latency_s, stats)
         out: Commands = [SendMessage(m.reply_to, reply, REPLY_NBYTES)]
-        if left:
-            out += self._loop_to_first_hop(m, seq, agreed + verdict.accepted, verdict, left, now)
+        if remaining_budget:
+            out += self._loop_to_first_hop(m, seq, committed_len + verdict.accepted, verdict, remaining_budget, now)
         return out
 
     def _loop_to_first_hop(
         self, m: Request, seq: SequenceSlice, start: int, verdict: Verdict, remaining_budget: int, now: float
     ) -> Commands:
-        """The route goes on writing: the new token starts over at the first hop."""
+        """Continues the generation within the budget: the new token goes to the first hop."""
         one = SequenceSlice(seq.session, start, 1, (verdict.next_token,), 0, seq.rule, seq.sampling)
         slack_s = 1 / m.slo_tokens_per_s if m.slo_tokens_per_s else INF
         m = replace(
@@ -405,12 +408,12 @@ class Worker:
         self.reservations.release(m.slice.session)
         return SendMessage(m.reply_to, CacheMiss(m.slice.session, m.attempt, self.name), HEADER_NBYTES)
 
-    # Gone.
+    # Lost peers and ended sessions.
 
     def _on_peer_lost(self, peer: str, now: float) -> Commands:
         self.node_selector.mark_lost(peer)
-        gone = [key for key, (to, _) in self.forwarded.items() if to == peer]
-        missed = [self._cache_miss(self.forwarded.pop(key)[1]) for key in gone]
+        lost = [key for key, (to, _) in self.forwarded.items() if to == peer]
+        missed = [self._cache_miss(self.forwarded.pop(key)[1]) for key in lost]
         return [
             *missed,
             *self._start_lease(peer, now),
@@ -420,58 +423,43 @@ class Worker:
 
     def _on_peer_restored(self, peer: str, now: float) -> Commands:
         self.node_selector.mark_restored(peer)
-        unsent, self.undeliverable = self.undeliverable, {}
-        missed = [self._cache_miss(m) for m in unsent.values()]
+        undeliverable, self.undeliverable = self.undeliverable, {}
+        missed = [self._cache_miss(m) for m in undeliverable.values()]
         return [*missed, *(self._report_load(now) if peer in self.watchers else ())]
 
     def _close_stranded(self, peer: str) -> Commands:
-        """What came here by way of a peer that is lost is asked anew, and may come another way: nobody counts on it any
-        more, and its caches go, but for what is under way.
+        """A lost peer had forwarded these sessions here. Their devices will resend, perhaps by another path.
+
+        Drops their reservations now, and their caches unless the session is queued or running.
         """
-        found = self.session_registry.stranded_sessions(peer, self.name)
-        busy = self.queue.keys() | {rows.session for _, rows in self.running}
-        for session in found:
+        stranded = self.session_registry.stranded_sessions(peer, self.name)
+        busy = self.queue.keys() | {seq.session for _, seq in self.running}
+        for session in stranded:
             self.reservations.release(session)
-        idle = [session for session in found if session not in busy]
+        idle = [session for session in stranded if session not in busy]
         self.session_registry.reset(idle)
         return [command for session in idle for command in self._forget_session(session)]
 
     def _start_lease(self, peer: str, now: float) -> Commands:
+        """Keeps the lost peer's own sessions for `session_lease_s`, in case it comes back."""
         timer = self.session_registry.start_lease(peer, now)
         return [] if timer is None else [SetTimer(now + self.session_lease_s, timer)]
 
     def _expire_lease(self, timer: int, now: float) -> Commands:
-        out = [
-            command
-            for session in self.session_registry.expire_lease(timer)
-            for command in self._forget_session(session)
-        ]
+        expired = self.session_registry.expire_lease(timer)
+        out = [command for session in expired for command in self._forget_session(session)]
         return out + self._report_load(now) if self.watchers else out
 
-    def _fail_batch(self, now: float) -> Commands:
-        """The chip broke down in the middle of a batch: all that was in it begins anew, each on its own."""
-        batch, self.running = self.running, []
-        out: Commands = []
-        for item, rows in batch:
-            out += [DropCache(*key) for key in self.kv_accounting.evict_session(rows.session)]
-            if item.request.attempt >= self.session_registry.newest_attempt.get(rows.session, INF):
-                self.queue.pop(rows.session, None)
-                self.quarantined.add(rows.session)
-                out.append(self._cache_miss(item.request))
-        return out + self._schedule_decision(now)
-
     def _release_session(self, session: str, now: float) -> Commands:
-        """Whoever it was handed on to hears it from here: the device may not reach that node itself."""
-        sent = [each for (name, _), each in self.forwarded.items() if name == session]
-        onward = (
-            {to for to, m in sent if to not in (m.reply_to, self.name)}
-            if self.session_registry.is_open(session)
-            else ()
-        )
+        """Frees the session here and on the nodes that it was forwarded to: the device may not reach them itself."""
+        next_nodes: set[str] = set()
+        if self.session_registry.is_open(session):
+            forwarded = [each for (name, _), each in self.forwarded.items() if name == session]
+            next_nodes = {to for to, m in forwarded if to not in (m.reply_to, self.name)}
         self.session_registry.release(session)
-        told = self._report_load(now) if self.reservations.release(session) else []
-        onwards = [SendMessage(node, Release(session), HEADER_NBYTES) for node in sorted(onward)]
-        return [*self._forget_session(session), *onwards, *told]
+        report = self._report_load(now) if self.reservations.release(session) else []
+        releases = [SendMessage(node, Release(session), HEADER_NBYTES) for node in sorted(next_nodes)]
+        return [*self._forget_session(session), *releases, *report]
 
     def _forget_session(self, session: str) -> Commands:
         self.session_registry.owners.pop(session, None)
@@ -481,32 +469,29 @@ class Worker:
         self.quarantined.discard(session)
         self.session_tokens.pop(session, None)
         self.undeliverable.pop(session, None)
-        for key in [k for k in self.retained_requests if k[0] == session]:
+        for key in [key for key in self.retained_requests if key[0] == session]:
             del self.retained_requests[key]
-        for hop in [k for k in self.forwarded if k[0] == session]:
+        for hop in [hop for hop in self.forwarded if hop[0] == session]:
             del self.forwarded[hop]
-        if any(rows.session == session for _, rows in self.running):
+        if any(seq.session == session for _, seq in self.running):
             return []  # its cache is in use: dropped when the batch is done
         return [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
 
     def _drop_if_released(self, session: str) -> Commands:
-        return (
-            []
-            if self.session_registry.is_open(session)
-            else [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
-        )
+        if self.session_registry.is_open(session):
+            return []
+        return [DropCache(*key) for key in self.kv_accounting.evict_session(session)]
 
 
 def _hidden_export(request: Request, seq: SequenceSlice) -> str:
-    """Which hidden states are exported: of a part of a prompt none where all that follows is the head, which is not
-    asked, and it wants the last only.
+    """Which hidden states the hop exports for this slice: "all", "last" or "" (none).
+
+    None for a chunk of a prompt if only the LM head follows and it reads just the last hidden state: that of a later
+    chunk.
     """
-    hop, last = request.hops[request.hop_index], request.hop_index + 1 == len(request.hops)
-    if last:
+    hop = request.hops[request.hop_index]
+    if request.hop_index + 1 == len(request.hops):
         return hop.hidden_export
-    after = request.hops[request.hop_index + 1].span
-    return (
-        ""
-        if not seq.rule and after.start_layer == after.end_layer and hop.hidden_export == "last"
-        else hop.hidden_export
-    )
+    next_span = request.hops[request.hop_index + 1].span
+    only_head_follows = next_span.start_layer == next_span.end_layer
+    return "" if not seq.rule and only_head_follows and hop.hidden_export == "last" else hop.hidden_export

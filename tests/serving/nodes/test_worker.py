@@ -1,5 +1,6 @@
 """A worker by hand: when it decides, what it forgets, what it makes room for."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -280,3 +281,18 @@ def test_a_token_that_the_cloud_writes_by_itself_has_the_time_of_one() -> None:
     ((item,),) = w.queue.values()
     assert item.deadline_s == 2.25
     assert item.request.expected_tokens == 1.0
+
+
+@dataclass(frozen=True)
+class EmptyBatches:
+    """A scheduler that picks nothing, which the protocol forbids."""
+
+    def pick(self, *_: Any) -> list[Any]:
+        return []
+
+
+def test_an_empty_batch_is_an_error_that_names_the_scheduler() -> None:
+    w = worker(scheduler=EmptyBatches())
+    w.handle(ask(), 0.0)
+    with pytest.raises(RuntimeError, match=r"cloud: EmptyBatches\(\) picked an empty batch while 1 requests wait"):
+        decide(w)

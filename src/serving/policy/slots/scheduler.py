@@ -9,20 +9,30 @@ from serving.core.queued_request import QueuedRequest
 from serving.hardware.estimator import Estimator
 
 ScheduledBatch = list[tuple[QueuedRequest, int]]
-"""Items and how many of their rows run now."""
+"""Requests, and how many tokens of each run now."""
 
 
 class Scheduler(Protocol):
     def pick(
         self, queue: Sequence[QueuedRequest], now: float, memory_budget: MemoryBudget, estimator: Estimator
     ) -> ScheduledBatch | float:
-        """A batch, or the time to hold until. `queue`: one per session, oldest first, all of one span."""
+        """The next batch, or the time until which to wait for a better one.
+
+        A batch holds at least one request of `queue`: an empty batch is an error, because nothing would wake the worker
+        again. Called when the chip is idle and `queue` is not empty.
+
+        Args:
+            queue: the first waiting request of each session, oldest first, all of one span.
+            now: seconds of the run's clock.
+            memory_budget: what the KV cache can still hold.
+            estimator: how long a batch would take.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class StaticBatch:
-    """First come, first served, in batches that are full or have waited `window_s` (SLED)."""
+    """First come, first served: a batch starts when it is full or its oldest request has waited `window_s` (SLED)."""
 
     max_num_seqs: int
     window_s: float
@@ -47,10 +57,10 @@ class StaticBatch:
 
 @dataclass(frozen=True)
 class ContinuousBatch:
-    """Whoever is there joins the next iteration; with `chunk_tokens` rows an iteration at most, so that a long prompt
-    is run in parts beside the decodes (Sarathi-Serve, Agrawal et al. 2024).
+    """Iteration-level batching: every waiting request joins the next batch.
 
-    With a chunk, work of up to 16 rows goes first: sessions enough to fill every batch with it keep prompts waiting.
+    With `chunk_tokens`, a batch has at most so many tokens, and a long prompt is computed in chunks beside the decodes
+    (Sarathi-Serve, Agrawal et al. 2024). Requests of up to 16 tokens then go first; enough of them delay prompts.
     """
 
     max_num_seqs: int = 64
@@ -77,8 +87,8 @@ class ContinuousBatch:
 
 @dataclass(frozen=True)
 class Fifo:
-    """The task that came first goes first, `max_num_seqs` of them at a time; others run where those wait elsewhere
-    (Hyperion, section IV-B: queues are FIFO, and a node runs little in parallel).
+    """The session that came first runs first, `max_num_seqs` at a time (Hyperion, section IV-B: FIFO queues, and nodes
+    that run little in parallel). Later sessions run while earlier ones wait on other nodes.
     """
 
     max_num_seqs: int = 1
@@ -98,10 +108,10 @@ class Fifo:
 
 @dataclass(frozen=True)
 class UpwardRank:
-    """HEFT's order: the task with the longest way to its end goes first, `max_num_seqs` of them at a time.
+    """HEFT's order: the request with the highest upward rank first, `max_num_seqs` at a time.
 
-    rank_u of a task is its own time and the rank of what follows it; here what follows is the rest of this pass and a
-    pass for each token still to come, so that more tokens to come mean a higher rank.
+    The upward rank of a task is its own time plus the rank of the tasks that follow it. Here these are the rest of this
+    pass and one pass for each remaining token, so more remaining tokens mean a higher rank.
     """
 
     max_num_seqs: int = 1
@@ -122,11 +132,10 @@ class UpwardRank:
 
 @dataclass(frozen=True)
 class VerificationAware:
-    """Synera, Algorithm 1: prefills in iterations of their own and first, cut into chunks; else all waiting
-    verifications, each a partial prefill of its uncached and its drafted tokens.
+    """Synera, Algorithm 1: prefills first, in batches of their own and in chunks; else all waiting verifications.
 
-    What counts as a prefill: more rows left than a chunk holds. The printed loop ends after a prefill; this one goes
-    on.
+    A verification is a partial prefill of a session's uncached and drafted tokens. A request counts as a prefill while
+    more tokens remain than a chunk holds. The printed loop ends after a prefill; this one continues.
     """
 
     max_num_seqs: int = 64
@@ -150,18 +159,18 @@ class VerificationAware:
 
 
 MAX_DECODE_TOKENS = 16
-"""Rows up to which a request counts as a decode or a verification, not as a prefill."""
+"""A request of at most so many tokens counts as a decode or a verification, not as a prefill."""
 
 
 def _fill_batch(queue: Sequence[QueuedRequest], size: int, max_tokens: int) -> ScheduledBatch:
-    """Items in order until `max_tokens` are taken; what cannot be cut waits for an iteration that it leads."""
+    """Requests in order, up to `max_tokens` tokens. One that cannot be split that small waits until it is the first."""
     batch: ScheduledBatch = []
-    for item in queue:
-        take = item.chunk_size(max_tokens)
-        if take > max_tokens and batch:
+    for queued in queue:
+        num_tokens = queued.chunk_size(max_tokens)
+        if num_tokens > max_tokens and batch:
             continue
-        batch.append((item, take))
-        max_tokens -= take
+        batch.append((queued, num_tokens))
+        max_tokens -= num_tokens
         if len(batch) == size or max_tokens <= 0:
             break
     return batch
