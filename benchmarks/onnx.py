@@ -132,8 +132,11 @@ def main(small: Path, corpus: Path) -> bool:
 def compare_engines(small: Path, folders: dict[str, Path], asked: list[Prompt], ends: tuple[int, ...]) -> bool:
     engines: Engines = {"torch": TorchEngine(load_model(small))}
     engines |= {name: OnnxEngine(folder) for name, folder in folders.items()}
-    print(f"onnx: bytes: torch {(small / 'model.safetensors').stat().st_size}, "
-          + ", ".join(f"{name} {(folder / MODEL_FILE).stat().st_size}" for name, folder in folders.items()))  # fmt: skip
+    sizes = {name: (folder / MODEL_FILE).stat().st_size for name, folder in folders.items()}
+    print(
+        f"onnx: bytes: torch {(small / 'model.safetensors').stat().st_size}, "
+        + ", ".join(f"{name} {nbytes}" for name, nbytes in sizes.items())
+    )
     tokens = measure_in_turn(engines, lambda engine: token_ms(engine, asked[:NUM_TIMED]))
     print_times("a token", tokens)
     print_times(
@@ -142,8 +145,10 @@ def compare_engines(small: Path, folders: dict[str, Path], asked: list[Prompt], 
     texts = {prompt: generate(engines["torch"], prompt, LIMIT, ends) for prompt in asked}
     for name, folder in folders.items():
         logits, hidden = max_differences(small, folder, texts)
-        print(f"{name}: {agreement(engines[name], texts, ends)}; largest difference of logits {logits:.2g}, "
-              f"of hidden states {hidden:.2g}; {median_speedup(tokens, name):.2f} times torch's tokens a second")  # fmt: skip
+        print(
+            f"{name}: {agreement(engines[name], texts, ends)}; largest difference of logits {logits:.2g}, "
+            f"of hidden states {hidden:.2g}; {median_speedup(tokens, name):.2f} times torch's tokens a second"
+        )
     faster = median_speedup(tokens, "onnx")
     print(f"onnx: tokens a second over torch's: {faster:.2f}, at least {MIN_SPEEDUP}")
     return faster > MIN_SPEEDUP

@@ -22,7 +22,7 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.simulator import Simulator
-from serving.hardware.timed_executor import Engine
+from serving.hardware.executor import Engine
 from serving.messages import DraftStopRule, DraftWork
 from serving.metrics.overhead import OverheadTimer
 from serving.metrics.recorder import Recorder
@@ -76,7 +76,12 @@ def synera_setup(budget: float, outputs: str = "outputs") -> Setup:
     from pipeline.artifacts.store import Store
     from pipeline.config.build import construct
 
-    words = ("policy=synera", f"policy.offload.budget={budget}", f"workload.num_prompts={PROMPTS}", f"outputs={outputs}")
+    words = (
+        "policy=synera",
+        f"policy.offload.budget={budget}",
+        f"workload.num_prompts={PROMPTS}",
+        f"outputs={outputs}",
+    )
     stages = {stage.name: stage for stage in api.stages(words)}
     store = Store(Path(outputs).absolute() / "artifacts")
     made: Setup = construct(stages["serve"].args["setup"], lambda name: store.path(stages[name]), "setup")
@@ -180,8 +185,10 @@ def print_round(budget: float, found: Sequence[OverheadRound]) -> bool:
             format_range([r.batch_us for r in found], 0),
             format_percent_range([r.named_hardware_share for r in found]),
         )
-        print(f"  cloud   {batch_us} us a batch: {format_percent_range(share)} beside its forwards here, limit {LIMIT_SHARE:.0%}; "
-              f"{named} beside those of the named hardware")  # fmt: skip
+        print(
+            f"  cloud   {batch_us} us a batch: {format_percent_range(share)} beside its forwards here, "
+            f"limit {LIMIT_SHARE:.0%}; {named} beside those of the named hardware"
+        )
     return median(device_ms) <= LIMIT_MS and median(share) <= LIMIT_SHARE
 
 

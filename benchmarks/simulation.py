@@ -109,7 +109,8 @@ def poisson_1000() -> float:
         testbed(1000, 4), make_queries(1000, 1000, Poisson(rate_per_s=1000 / REQUEST_INTERVAL_S)), REQUEST_INTERVAL_S
     )
     print(
-        f"1,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s: {_format_range(found)} x real time, limit {LIMIT_SPEED:.0f} x"
+        f"1,000 devices, each asking every {REQUEST_INTERVAL_S:.0f} s: {_format_range(found)} x real time, "
+        f"limit {LIMIT_SPEED:.0f} x"
     )
     return median(found)
 

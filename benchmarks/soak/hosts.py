@@ -1,6 +1,7 @@
 """The processes of the soak: a cloud, and devices whose users never rest. They talk to their parent over pipes.
 
-A child says (word, value): `listening`, `asked`, `ended`, `tables`, `done`; it hears `tables`, `repeat` and `stop`.
+A child says (word, value): `listening`, `asked`, `ended`, `twice`, `error`, `tables`, `left`, `done`; it hears
+`tables`, `repeat` and `stop`.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -30,12 +32,14 @@ from serving.transport.security import Security
 
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 logging.getLogger("serving").setLevel(logging.ERROR)  # links break all the time here
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serving"))  # the fake pair, and the proxy
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "serving"))  # fake pair, proxy, leftovers
 
 LIMITS = Limits(
     keepalive_s=1.0, keepalive_timeout_s=1.0, connect_timeout_s=1.0, backoff_s=0.1, backoff_max_s=1.0, linger_s=5.0
 )
 LINGER_S, TIMEOUT_S = 5.0, 5.0
+FORGET_TIMEOUT_S = 10.0
+"""How long a device may take to forget what is over."""
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 24, 12, 24
 THINK_S = 1.0
 
@@ -64,7 +68,7 @@ class SoakConfig:
         setup = replace(setup, pair=replace(setup.pair, device=device, cloud=cloud))
         return Topology(setup, num_layers(cloud), TIMEOUT_S, LINGER_S)
 
-    def open_chip(self, cast: Topology, name: str, blobs: Any) -> tuple[ComputeResource, Any]:
+    def open_chip(self, topology: Topology, name: str, tensors: Any) -> tuple[ComputeResource, Any]:
         """A node's chip, and the engine on it."""
         if self.pair is None:
             from fake_pair import FakePair
@@ -73,9 +77,9 @@ class SoakConfig:
         from serving.deployment.model_loading import load_side
         from serving.deployment.wiring import ChipFactory
 
-        side = "device" if name in cast.device_fleets else "cloud"
-        models = load_side(cast.setup, side, blobs)
-        return ChipFactory(cast, models, ())(name), getattr(models, side)
+        side = "device" if name in topology.device_fleets else "cloud"
+        models = load_side(topology.setup, side, tensors)
+        return ChipFactory(topology, models, ())(name), getattr(models, side)
 
     def prompt(self, number: int) -> tuple[int, ...]:
         r = random.Random(f"{self.seed} {number}")
@@ -85,41 +89,52 @@ class SoakConfig:
 class SoakNode:
     """One node on a host of its own."""
 
-    def __init__(self, world: SoakConfig, name: str, action: str) -> None:
+    def __init__(self, config: SoakConfig, name: str, action: str, child: "SoakChild") -> None:
         from serving.engines.torch.tensor_store import TensorStore
 
-        self.name, self.topology, self.tensors, self.num_errors = name, world.topology(action), TensorStore(), 0
+        self.name, self.topology, self.tensors, self.child = name, config.topology(action), TensorStore(), child
         self.host = NodeHost(self.topology, (name,), self.tensors, Security(), LIMITS, "soak")
         self.driver = RealTimeDriver(WallClock(), pace="hardware", on_error=self._report_error)
         self.node: Any = self.topology.create_node(name)
-        chip, self.engine = world.open_chip(self.topology, name, self.tensors)
+        chip, self.engine = config.open_chip(self.topology, name, self.tensors)
         self.driver.add(name, self.node, chip)
 
     def _report_error(self, problem: Exception) -> None:
-        self.num_errors += 1
-        print(f"{self.name}: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+        """Work or an event was dropped, and this node goes on without it."""
+        self.child.send("error", f"{self.name}: {type(problem).__name__}: {problem}")
 
-    def table_sizes(self) -> dict[str, int]:
-        caches = getattr(self.engine, "caches", None)
-        found = {"caches": len(self.engine.cache if caches is None else caches), "blobs": len(self.tensors)}
+    def held(self) -> dict[str, int]:
+        """What is still held for sessions here: nothing, once all of them are over."""
+        from leftovers import in_chip, in_driver, in_node, in_streams, open_streams
+
+        found = in_node(self.node) | in_chip(self.engine, self.tensors) | in_driver(self.driver)
         if self.name in self.topology.device_fleets:
-            return found | {"parked": len(self.node.idle_sessions), "waiting": len(self.node.waiting)}
-        names = ("owners", "queue", "running", "text", "held", "sent", "leases", "suspects")
-        return found | {
-            **{name: len(getattr(self.node, name)) for name in names},
-            "newest": len(self.node.newest_attempt.keys() - self.node.released.keys()),
-            "lengths": len(self.node.kv_accounting.lengths),
-        }
+            del found["events"]  # a session's timer stays until it is due
+            return found
+        return found | in_streams(self.host) | open_streams(self.host)
+
+    def table_sizes(self) -> dict[str, Any]:
+        from leftovers import num_transport_sessions
+
+        tasks = len(asyncio.all_tasks())
+        return {"held": self.held(), "transport sessions": num_transport_sessions(self.host), "tasks": tasks}
+
+    async def held_in_the_end(self) -> dict[str, int]:
+        """What is left when nothing more goes, or after `FORGET_TIMEOUT_S`."""
+        until_s = time.monotonic() + FORGET_TIMEOUT_S
+        while any((held := self.held()).values()) and time.monotonic() < until_s:
+            await asyncio.sleep(0.1)
+        return {name: n for name, n in held.items() if n}
 
 
 class SoakChild:
     """A process: hears its parent on the event loop, ends with it."""
 
-    def __init__(self, line: Connection) -> None:
-        self.pipe, self.stop = line, asyncio.Event()
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe, self.stop = pipe, asyncio.Event()
         self.nodes: list[SoakNode] = []
         self.repeat_until_s = 0.0
-        asyncio.get_running_loop().add_reader(line.fileno(), self._receive)
+        asyncio.get_running_loop().add_reader(pipe.fileno(), self._receive)
 
     def send(self, word: str, value: Any = None) -> None:
         self.pipe.send((word, value))
@@ -127,47 +142,54 @@ class SoakChild:
     def _receive(self) -> None:
         try:
             word, value = self.pipe.recv()
-        except EOFError:
+        except (EOFError, OSError):
             os._exit(1)  # the parent is gone
         if word == "tables":
-            self.send("tables", [place.table_sizes() | {"errors": place.num_errors} for place in self.nodes])
+            self._send_tables()
         elif word == "repeat":
             self.repeat_until_s = time.monotonic() + value
         else:
             self.stop.set()
 
+    def _send_tables(self) -> None:
+        try:
+            self.send("tables", [node.table_sizes() for node in self.nodes])
+        except Exception:
+            traceback.print_exc()
+            os._exit(1)  # the parent hears it at once, instead of waiting for an answer
 
-def cloud(world: SoakConfig, address: str, pipe: Connection) -> None:
+
+def cloud(config: SoakConfig, address: str, pipe: Connection) -> None:
     _ignore_ctrl_c()
-    asyncio.run(_cloud(world, address, pipe))
+    asyncio.run(_cloud(config, address, pipe))
 
 
-async def _cloud(world: SoakConfig, address: str, pipe: Connection) -> None:
+async def _cloud(config: SoakConfig, address: str, pipe: Connection) -> None:
     child = SoakChild(pipe)
-    place = SoakNode(world, "cloud-0", "wait")
-    child.nodes.append(place)
-    child.send("listening", await place.host.listen(address))
-    place.host.start(place.driver)
-    running = asyncio.create_task(place.driver.run(child.stop.is_set))
+    node = SoakNode(config, "cloud-0", "wait", child)
+    child.nodes.append(node)
+    child.send("listening", await node.host.listen(address))
+    node.host.start(node.driver)
+    running = asyncio.create_task(node.driver.run(child.stop.is_set))
     await child.stop.wait()
-    place.driver.wake_up()
+    node.driver.wake_up()
     await running
-    await place.host.close(0.5)
-    place.driver.close()
+    await node.host.close(0.5)
+    node.driver.close()
     child.send("done")
 
 
-def devices(world: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
+def devices(config: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
     """Devices of one process; `addresses` says where each of them dials, `start_count` how often the process was
     started.
     """
     _ignore_ctrl_c()
-    asyncio.run(_devices(world, addresses, start_count, pipe))
+    asyncio.run(_devices(config, addresses, start_count, pipe))
 
 
-async def _devices(world: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
+async def _devices(config: SoakConfig, addresses: Mapping[int, str], start_count: int, pipe: Connection) -> None:
     child = SoakChild(pipe)
-    users = [SoakUser(world, number, way, start_count, child) for number, way in addresses.items()]
+    users = [SoakUser(config, number, way, start_count, child) for number, way in addresses.items()]
     await asyncio.gather(*(user.run() for user in users))
     child.send("done")
 
@@ -177,35 +199,37 @@ class SoakUser:
     question of the same conversation, sometimes without waiting for the end.
     """
 
-    def __init__(self, world: SoakConfig, number: int, address: str, start_count: int, child: SoakChild) -> None:
-        self.world, self.number, self.address, self.start_count, self.child = world, number, address, start_count, child
-        self.node = SoakNode(world, f"device-{number}", "local" if number % 2 else "wait")
+    def __init__(self, config: SoakConfig, number: int, address: str, start_count: int, child: SoakChild) -> None:
+        self.config, self.number, self.address, self.start_count = config, number, address, start_count
+        self.child = child
+        self.node = SoakNode(config, f"device-{number}", "local" if number % 2 else "wait", child)
         child.nodes.append(self.node)
         self.node.driver.on_emit(self._on_tokens)
         self.answer: list[EmitTokens] = []
         self.answered = asyncio.Event()
         self._expected = ""
-        self._random = random.Random(f"user {world.seed} {number} {start_count}")
+        self._random = random.Random(f"user {config.seed} {number} {start_count}")
 
     async def run(self) -> None:
-        place = self.node
-        await place.host.connect({"cloud-0": self.address})
-        place.host.start(place.driver)
-        place.driver.add_remote("cloud-0", self._duplicating(place.driver._transmitters["cloud-0"]))
-        running = asyncio.create_task(place.driver.run(lambda: False))
+        node = self.node
+        await node.host.connect({"cloud-0": self.address})
+        node.host.start(node.driver)
+        node.driver.add_remote("cloud-0", self._duplicating(node.driver._transmitters["cloud-0"]))
+        running = asyncio.create_task(node.driver.run(lambda: False))
         turn = 0
         while not self.child.stop.is_set():
             await self._ask_question(f"d{self.number}.{self.start_count}.{turn}")
             turn += 1
             await asyncio.sleep(self._random.uniform(0, 2 * THINK_S))
+        self.child.send("left", (node.name, await node.held_in_the_end()))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        await place.host.close(0.5)
-        place.driver.close()
+        await node.host.close(0.5)
+        node.driver.close()
 
     async def _ask_question(self, session: str) -> None:
         r, number = self._random, self._random.randrange(PROMPTS)
-        prompt, keep = self.world.prompt(number), r.random() < 0.1
+        prompt, keep = self.config.prompt(number), r.random() < 0.1
         text = await self._ask(GenerationRequest(session, prompt, NEW_TOKENS, keep_cache=keep), session, number)
         if keep:
             await self._ask(

@@ -7,31 +7,19 @@ from typing import Any
 
 import pytest
 from checkpoints import made
+from leftovers import in_chip, in_driver, in_node, in_streams, num_transport_sessions
 from rig import LIMITS, Party, Rig, call, rig, run, until
 
 from serving.messages import GenerationRequest
-from serving.nodes.session_registry import MAX_RELEASED
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 
 
 def left_in(cloud: Party) -> dict[str, int]:
-    """What a cloud holds for anybody; names of sessions that are over are remembered, so many of them."""
-    worker = cloud.node
-    (listener,) = cloud.host._transports
-    held: dict[str, int] = {
-        name: len(getattr(worker, name)) for name in ("queue", "retained_requests", "session_tokens", "forwarded", "running", "quarantined")
-    } | {name: len(getattr(worker.session_registry, name)) for name in ("owners", "leases")}
-    assert len(worker.session_registry.released) <= MAX_RELEASED
-    return held | {
-        "newest": len(worker.session_registry.newest_attempt.keys() - worker.session_registry.released.keys()),
-        "lengths": len(worker.kv_accounting.cached_lens),
-        "drafts_from": len(worker.kv_accounting._draft_starts),
-        "caches": len(cloud.chip.caches),
-        "events": len(cloud.live._heap),
-        "transport sessions": listener._connections.owners.num_sessions,  # type: ignore[attr-defined]
-        "outboxes": sum(len(each.outbox._queue) for each in listener._connections.connections),  # type: ignore[attr-defined]
-    }
+    """What a cloud holds for any device."""
+    names = {"transport sessions": num_transport_sessions(cloud.host)}
+    chip = in_chip(cloud.chip, cloud.blobs)
+    return in_node(cloud.node) | chip | in_driver(cloud.live) | in_streams(cloud.host) | names
 
 
 def nothing(cloud: Party) -> bool:
@@ -63,8 +51,7 @@ def test_many_sessions_leave_nothing(name: str) -> None:
             await until(lambda: nothing(cloud))
             assert len(asyncio.all_tasks()) == tasks
             for device in devices:
-                assert not device.chip.caches
-                assert not device.node.idle_sessions
+                assert not any((in_node(device.node) | in_chip(device.chip, device.blobs)).values())
                 assert len(device.live._heap) <= 100  # one timer a session, until it is due
 
     run(play)

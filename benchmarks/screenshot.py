@@ -1,4 +1,4 @@
-"""`python -m benchmarks.picture [FILE] [OVERRIDE ...]`: the page's picture in the README, taken of a real run.
+"""`python -m benchmarks.screenshot [FILE] [OVERRIDE ...]`: the page's picture in the README, taken of a real run.
 
 It needs the extra `browser` and Debian's chromium. The same words as for `python -m serving.page` may follow.
 """

@@ -1,4 +1,4 @@
-"""Strangers who dial a cloud and say anything: noise, broken Hellos, requests with wrong bytes."""
+"""Hostile clients dial a cloud and send anything: noise, broken Hellos, requests with wrong bytes."""
 
 import asyncio
 import random
@@ -16,7 +16,7 @@ STREAMS = 8
 
 
 async def attack(address: str, r: random.Random) -> None:
-    """A few hostile streams, one after the other; whatever is answered is nobody's concern."""
+    """A few hostile streams, one after the other; their answers are ignored."""
     for _ in range(STREAMS):
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(5):
