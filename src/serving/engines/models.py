@@ -16,6 +16,7 @@ Backend = Literal["torch", "onnx"]
 
 QUANTIZATION_LIBRARIES = ("bitsandbytes", "accelerate")
 """What `transformers` needs to load weights in 8 or 4 bits."""
+ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Checkpoint:
     dtype: Dtype = "fp32"
     """Of the computation on this machine; what the named hardware computes in is the fleet's `precision`."""
     quantization: Quantization = "none"
-    """int8 or nf4: the blocks' linear layers in 8 or 4 bits, by bitsandbytes; see `serving.engines.torch.quantization`.
+    """int8 or nf4: the blocks' linear layers in 8 or 4 bits, by bitsandbytes; see `serving.engines.torch.model.quantization_kwargs`.
     """
     adapter: Path | None = None
     """HAT's, a trained artifact: of this model only the first layers and the head are used, with it between them."""
@@ -182,7 +183,9 @@ class ModelPair:
 def _check_tensor_parallel(model: ModelConfig) -> None:
     """Refuses what several processes cannot share, without loading anything."""
     if model.tensor_parallel < 1:
-        raise ValueError(f"model.cloud.tensor_parallel is {model.tensor_parallel}; it is a number of processes, 1 or more")
+        raise ValueError(
+            f"model.cloud.tensor_parallel is {model.tensor_parallel}; it is a number of processes, 1 or more"
+        )
     if model.server:
         raise ValueError(
             f"model.cloud.tensor_parallel is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set model.cloud.tensor_parallel=1, or "
@@ -209,10 +212,8 @@ def _check_quantization_libraries(quantization: str) -> None:
 
 def _check_onnx_graph(model: ModelConfig) -> None:
     """Refuses what has no graph, without loading anything."""
-    from serving.engines.onnx import requirements
-
-    requirements.check_libraries()
-    requirements.check_exportable(model)
+    check_onnx_libraries()
+    check_exportable(model)
     if model.graph is None:
         raise ValueError(
             "model: backend=onnx needs a graph, the folder that the stage device_graph makes: in a model's file "
@@ -238,3 +239,33 @@ def _check_checkpoint(path: Path, quantization: str) -> None:
         raise ValueError(f"{path} is of architecture {kind!r}, which the engine cannot take apart; it knows {known}")
     if stored and quantization != "none":
         raise ValueError(f"{path} is quantised already; set quantization=none, or give the checkpoint it was made from")
+
+
+def check_onnx_libraries() -> None:
+    """Raises ValueError where a library is missing; imports none."""
+    missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise ValueError(
+            f"model: backend=onnx needs {' and '.join(missing)}, which this Python does not have; "
+            "install tandem-llm[onnx], or set model.device.backend=torch"
+        )
+
+
+def check_exportable(checkpoint: Checkpoint) -> None:
+    """Raises ValueError for a checkpoint whose graph would compute something else than torch does."""
+    if checkpoint.dtype != "fp32":
+        raise ValueError(
+            f"model: backend=onnx computes in fp32, and dtype is {checkpoint.dtype}; set model.device.dtype=fp32 "
+            "(model.stages.device_graph.int8=true stores a quarter of it), or model.device.backend=torch"
+        )
+    if checkpoint.quantization != "none":
+        raise ValueError(
+            f"model: backend=onnx cannot export quantization={checkpoint.quantization}, whose kernels are torch's; set "
+            "model.device.quantization=none and, for bytes, model.stages.device_graph.int8=true; or "
+            "model.device.backend=torch"
+        )
+    if checkpoint.adapter is not None:
+        raise ValueError(
+            "model: backend=onnx exports a whole causal LM, and this device drafts with an adapter behind the large "
+            "model's first layers (policy/draft=adapter); set model.device.backend=torch, or choose another draft"
+        )

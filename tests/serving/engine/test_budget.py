@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving.core.kv_accounting import KVAccounting
+from serving.core.kv_accounting import KVAccounting, admit
 from serving.core.queued_request import QueuedRequest
 from serving.engines.torch.engine import TorchEngine
 from serving.engines.torch.model import decompose
 from serving.messages import ForwardWork, SequenceSlice, Span
-from serving.core.kv_accounting import admit
 
 WHOLE = Span(0, 1, embedding=True, lm_head=True)
 CAPACITY = 100

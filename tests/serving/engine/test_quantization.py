@@ -10,8 +10,7 @@ from torch import nn
 
 from serving.engines.models import QUANTIZATION_LIBRARIES
 from serving.engines.torch.engine import TorchEngine
-from serving.engines.torch.model import load_model
-from serving.engines.torch.quantization import disable_unsupported_kernels, quantization_kwargs
+from serving.engines.torch.model import disable_unsupported_kernels, load_model, quantization_kwargs
 from serving.messages import DraftStopRule, DraftWork, ForwardWork, SequenceSlice, Span
 
 MISSING = [name for name in QUANTIZATION_LIBRARIES if find_spec(name) is None]

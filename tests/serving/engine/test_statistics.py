@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from serving.core.scores import LOGIT_SCORES
-from serving.engines.torch.logit_stats import compute_logit_stats
+from serving.engines.torch.sampling import compute_logit_stats
 
 ROWS = {
     "wide": lambda g: torch.randn(5, 1300, generator=g) * 4,

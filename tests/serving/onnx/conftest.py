@@ -71,7 +71,7 @@ def checkpoint(shared: Path) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def exported(checkpoint: Checkpoint, router: Router, shared: Path) -> Path:
+def exported(checkpoint: Checkpoint, router: TokenRouter, shared: Path) -> Path:
     """Its graph, which scores, too."""
     folder = shared / "exported"
     with FileLock(shared / "exported.lock"):

@@ -55,7 +55,7 @@ def test_a_quantised_checkpoint_is_refused_with_the_graphs_own_bytes(monkeypatch
 
 
 def test_a_missing_library_is_named_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("serving.engines.onnx.requirements.find_spec", lambda name: None)
+    monkeypatch.setattr("serving.engines.models.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs onnx and onnxscript and onnxruntime, .* install tandem-llm\[onnx\]"):
         on_onnx()
 
@@ -87,7 +87,7 @@ def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, 
 
 def test_early_exit_is_refused_by_its_slot() -> None:
     synera = setup("synera").policy
-    with pytest.raises(ValueError, match=r"policy.early_exit=LayerwiseExit leaves .* choose policy/early_exit=none or t"):
+    with pytest.raises(ValueError, match=r"policy.early_exit=ProgressiveExit leaves .* choose policy/early_exit=none or t"):
         setup("sled", pair=ModelPair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 
 from serving.engines.remote.client import RemoteClient
 from serving.engines.remote.server import RemoteServer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from certificates import certified
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 from remote.conftest import Clock, counting, server
 from remote.fake_server import FakeServer
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
-from endpoint.tokenizers_made import byte_level, words
+from frontend.openai.tiny_tokenizers import byte_level, words
 from fake_setup import setup
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
@@ -161,9 +161,9 @@ def test_what_no_server_does_is_refused_before_any_work() -> None:
     setup("sled", pair=pair, decoding=Decoding(temperature=0.8), override={"verify": Replace()})
     with pytest.raises(ValueError, match="verifies drafts, which takes the distribution"):
         setup("sled", pair=pair, decoding=Decoding(temperature=0.8))
-    with pytest.raises(ValueError, match="placement=UShape splits it"):
+    with pytest.raises(ValueError, match="placement=UShapedPlacement splits it"):
         setup("u_shape", pair=pair)
-    with pytest.raises(ValueError, match="placement=UShape splits it"):
+    with pytest.raises(ValueError, match="placement=UShapedPlacement splits it"):
         setup("hat", pair=pair, override={"placement": UShapedPlacement()})
     with pytest.raises(ValueError, match=r"model.device.server is set"):
         ModelPair(far(), far())

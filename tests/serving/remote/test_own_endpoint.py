@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeGateway
+from frontend.openai.fake_gateway import FakeGateway
 from remote.conftest import counting, server
 
 from serving.engines.remote.opening import connect_remote

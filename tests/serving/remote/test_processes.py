@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 from remote.conftest import counting
 from remote.fake_server import FakeServer
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 from fake_setup import Questions, setup
 from remote.conftest import Clock, server
 from remote.fake_server import FakeServer
@@ -190,7 +190,7 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
             timed_architecture=architecture("llama2_13b"), server=server(fake.url, retries=0, cooldown_s=5.0)
         )
         both = ModelPair(ModelConfig(path=pair[0], timed_architecture=architecture("tinyllama_1_1b")), far)
-        found = setup("cloud_centric", pair=both, devices=1, limits={"prompts": 1, "max_new_tokens": 6})
+        found = setup("cloud_centric", pair=both, devices=1, limits={"num_prompts": 1, "max_new_tokens": 6})
         connect_remote(server(fake.url), tokenizer, len(tokenizer), verifies=False)
         fake.faults.extend([*[None] * (len(fake.asked) + 2), 503, 503])
         served = runtime.serve(found, "cpu", silent)

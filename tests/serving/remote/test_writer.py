@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from endpoint.tokenizers_made import byte_fallback, byte_level, words
+from frontend.openai.tiny_tokenizers import byte_fallback, byte_level, words
 from hypothesis import given
 from hypothesis import strategies as st
 from remote.conftest import server

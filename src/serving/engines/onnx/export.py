@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from serving.engines.models import Checkpoint
-from serving.engines.onnx import requirements
+from serving.engines.models import Checkpoint, check_exportable, check_onnx_libraries
 from serving.engines.onnx.graph import ExportGraph, RouterLogit
 from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, GraphLayout, OnnxHeader, weights_digest
 from serving.engines.onnx.session import OnnxOutput, OnnxSession
@@ -111,8 +110,8 @@ def export(
     Raises ValueError for a checkpoint that is not computed in fp32, for a router of another model, where the exporter
     fails, and where the graph says something else than torch.
     """
-    requirements.check_libraries()
-    requirements.check_exportable(checkpoint)
+    check_onnx_libraries()
+    check_exportable(checkpoint)
     model = load_model(checkpoint.name_or_path)
     if router and router.num_features != model.hidden_size:
         raise ValueError(

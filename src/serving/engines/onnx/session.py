@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from serving.engines.onnx import requirements
+from serving.engines.models import check_onnx_libraries
 from serving.engines.onnx.header import MODEL_FILE, ROUTER_FILE, load_header
 from serving.engines.torch.sequence_cache import CacheHoleError
 from serving.learned.mlp import sigmoid
@@ -88,7 +88,7 @@ _EXPORT_AGAIN = "export again with force=[device_graph]"
 
 def open_session(file: Path, threads: int) -> Any:
     """An onnxruntime session on the CPU. Raises ValueError for a file that is missing or damaged."""
-    requirements.check_libraries()
+    check_onnx_libraries()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

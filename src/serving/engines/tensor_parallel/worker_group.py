@@ -19,8 +19,7 @@ from time import monotonic
 from typing import Any
 
 from serving.engines.tensor_parallel.commands import SYNC_TIMEOUT_S, RankConfig, TPCommand, check_divisible_heads
-from serving.engines.tensor_parallel.shard import leave_process_group, load_shard, load_unsharded
-from serving.engines.tensor_parallel.worker import run_worker
+from serving.engines.tensor_parallel.shard import leave_process_group, load_shard, load_unsharded, run_worker
 from serving.engines.torch.model import DecomposedModel, check_checkpoint
 from serving.hardware.executor import FatalWorkError
 from serving.messages import Span

@@ -7,11 +7,20 @@ import torch
 
 from serving.core.keyed_random import key, uniform
 from serving.core.scores import IMPORTANCE, LOGIT_SCORES, NO_SCORERS, Scorers
+from serving.engines.torch.attention import ImportanceCollector
 from serving.engines.torch.early_exit_pass import EarlyExitPass
-from serving.engines.torch.importance import ImportanceCollector
-from serving.engines.torch.logit_stats import LogitStats, check_scores, compute_logit_stats, required_scores
 from serving.engines.torch.model_runner import ModelRunner
-from serving.engines.torch.sampling import distribution, encode_probs, expand_probs, sample_token, support_size
+from serving.engines.torch.sampling import (
+    LogitStats,
+    check_scores,
+    compute_logit_stats,
+    distribution,
+    encode_probs,
+    expand_probs,
+    required_scores,
+    sample_token,
+    support_size,
+)
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.engines.torch.tensor_store import TensorStore
 from serving.hardware.exit_depths import with_head_loads

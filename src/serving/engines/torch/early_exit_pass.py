@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from serving.engines.torch.importance import ImportanceCollector
+from serving.engines.torch.attention import ImportanceCollector
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.hardware.exit_depths import ExitDepths

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from serving.engines.torch.attention import AttentionSegment, PackedBatch
-from serving.engines.torch.importance import ImportanceCollector
+from serving.engines.torch.attention import AttentionSegment, ImportanceCollector, PackedBatch
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.sequence_cache import SequenceCache
 
