@@ -1,4 +1,4 @@
-"""How tokens are chosen, by both models alike."""
+"""How both models choose tokens."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from serving.messages import SamplingParams
 
 @dataclass(frozen=True)
 class Decoding:
-    """Greedy at temperature 0; else drawn from the distribution cut to the `top_k` likeliest (0: all) and `top_p`."""
+    """Greedy at temperature 0; else sampled from the `top_k` likeliest tokens (0: all) within `top_p`."""
 
     temperature: float = 0.0
     top_k: int = 0

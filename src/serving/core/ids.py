@@ -1,4 +1,4 @@
-"""Names for jobs and timers that no two parts of one node share."""
+"""Job and timer ids, unique within one node."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,7 @@
-"""Random numbers by name: the same (seed, session, position, purpose) always meets the same luck."""
+"""Keyed random numbers: the same (seed, session, position, purpose) always gives the same number.
+
+So a decision does not depend on which other decisions were made before it, or on which node.
+"""
 
 from functools import cache
 from zlib import crc32
@@ -16,12 +19,12 @@ def _mix(x: int) -> int:
 
 
 def key(seed: int, name: str) -> int:
-    """A 64-bit stream for one named thing under one seed; equal in every process, unlike `hash(str)`."""
+    """The 64-bit stream of a name under a seed; the same in every process, unlike `hash(str)`."""
     return _mix((seed * _GOLDEN_GAMMA + crc32(name.encode()) * _NAME_MULTIPLIER + _GOLDEN_GAMMA) & _MASK)
 
 
 def seed_for(seed: int, name: str) -> int:
-    """The seed under which `name` has the luck that a thing without a name has under `seed`; 64 bits with a sign."""
+    """The seed whose stream for `name` equals the stream of "" under `seed`; 64 bits, signed."""
     found = (seed - crc32(name.encode()) * _NAME_MULTIPLIER * pow(_GOLDEN_GAMMA, -1, _MASK + 1)) & _MASK
     return found - (_MASK + 1) if found >> 63 else found
 
@@ -32,18 +35,18 @@ def _salt(purpose: str) -> int:
 
 
 def uniform(stream: int, position: int, purpose: str) -> float:
-    """A uniform number in [0, 1) for one purpose at one position of a stream made by `key`."""
+    """A uniform number in [0, 1) for one purpose at one position of a stream (see `key`)."""
     return uniform_at(stream + _salt(purpose), position)
 
 
 def substream(stream: int, purpose: str) -> int:
-    """What `luck_at` needs to find the luck of one purpose at every position of a stream."""
+    """The stream of one purpose, for `uniform_at`."""
     return (stream + _salt(purpose)) & _MASK
 
 
 def uniform_at(stream: int, position: int) -> float:
-    """`luck` where it is drawn often."""
+    """Equals `uniform(stream, position, purpose)` for a substream; faster for many positions."""
     x = (stream + position * _GOLDEN_GAMMA) & _MASK
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK  # `_mix`, which is drawn too often for a call of its own
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK  # `_mix`, inlined for speed
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
     return ((x ^ (x >> 31)) >> 11) * 2.0**-53

@@ -1,7 +1,6 @@
-"""What a worker knows of the caches on its chip: lengths per (session, first layer of the span), and the blocks that
-they take of a budget.
+"""The KV caches on a worker's chip: their lengths, the blocks that they take, and the evictions that a batch needs.
 
-The memory that a worker's next batch may take.
+The worker keeps these figures itself; the engine holds the tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,28 +11,29 @@ from serving.core.queued_request import QueuedRequest
 from serving.messages import INF, SequenceSlice, Span
 
 CacheKey = tuple[str, int]
+"""(session, first layer of the span)."""
 
 
 class KVAccounting:
     """
     Args:
-        capacity_tokens: what the chip holds; blocks are taken whole.
-        keep: are caches kept between two questions? If not, nothing is counted.
-        block_tokens: as large as the engine's.
+        capacity_tokens: tokens that the chip's blocks hold.
+        keep_caches: True if caches are kept between two requests of a session. If False, nothing is counted.
+        block_tokens: tokens of a block, as in the engine.
     """
 
     def __init__(self, capacity_tokens: float, keep_caches: bool, block_tokens: int = 1) -> None:
         self.capacity_tokens, self.keep_caches, self.block_tokens = capacity_tokens, keep_caches, block_tokens
         self.cached_lens: dict[CacheKey, int] = {}
         self._draft_starts: dict[CacheKey, int] = {}
-        """Where the drafts of the last forward began: what a tree verdict compacts from."""
+        """Where the drafts of the last pass began: a tree's accepted drafts are moved together from here on."""
         self._allocated: dict[CacheKey, int] = {}
-        """Tokens that the chip's blocks can hold: at least what the engine has taken, drafts that ran included."""
+        """Tokens that each cache's blocks can hold: no less than in the engine, rejected drafts included."""
         self._used_tokens = 0
 
     @property
     def used_tokens(self) -> int:
-        """Tokens that all blocks taken can hold."""
+        """Tokens that all allocated blocks can hold."""
         return self._used_tokens
 
     @property
@@ -41,11 +41,10 @@ class KVAccounting:
         return self.capacity_tokens - self._used_tokens
 
     def round_up_to_blocks(self, tokens: int) -> int:
-        """Tokens that the blocks of a session of so many tokens can hold."""
         return round_up_to_blocks(tokens, self.block_tokens)
 
     def valid_len(self, seq: SequenceSlice, span: Span) -> float:
-        """Up to which length the cache that these rows need is valid."""
+        """Length up to which the cache that this slice continues is valid."""
         first = span.start_layer
         if first == span.end_layer or not self.keep_caches:
             return INF
@@ -55,10 +54,9 @@ class KVAccounting:
         return self.cached_lens.get(key, 0)
 
     def extra_tokens(self, seq: SequenceSlice, span: Span, num_tokens: int, done_tokens: int = 0) -> int:
-        """Tokens' worth of blocks that are taken when `num_tokens` more of these rows run, `done_tokens` of them having
-        run before.
+        """Tokens of blocks that `num_tokens` more tokens of this slice allocate, after `done_tokens` of them.
 
-        Negative where their roll-back frees more than they take.
+        Negative if the slice rolls back more of the cache than it adds.
         """
         if span.start_layer == span.end_layer or not self.keep_caches:
             return 0
@@ -67,21 +65,21 @@ class KVAccounting:
         )
 
     def reclaimable_tokens(self, busy_sessions: Iterable[str]) -> float:
-        """Tokens' worth of blocks that are free, or would be if all sessions but `busy_sessions` were evicted."""
+        """Tokens of blocks that are free, or would be if all sessions except `busy_sessions` were evicted."""
         if self.capacity_tokens == INF or not self.keep_caches:
             return INF
-        waiting = set(busy_sessions)
-        return self.capacity_tokens - sum([held for key, held in self._allocated.items() if key[0] in waiting])
+        busy = set(busy_sessions)
+        return self.capacity_tokens - sum([tokens for key, tokens in self._allocated.items() if key[0] in busy])
 
     def allocated_tokens(self, key: CacheKey) -> int:
         """Tokens that the blocks of one cache can hold."""
         return self._allocated.get(key, 0)
 
     def start_forward(self, seq: SequenceSlice, span: Span) -> None:
-        """Rows are about to run: until they are done only `start` is sure, and blocks are taken for all of them."""
+        """A pass starts: the cache is valid up to `start` only, and blocks are allocated for the whole slice."""
         if span.start_layer < span.end_layer:
             key, start, lengths = (seq.session, span.start_layer), seq.start, self.cached_lens
-            lengths.pop(key, None)  # to the end: the order is that of use
+            lengths.pop(key, None)  # moves to the end: least recently used first
             lengths[key] = start
             self._draft_starts[key] = start + seq.num_tokens - seq.num_drafts
             self._allocate(key, start + seq.num_tokens)
@@ -94,14 +92,14 @@ class KVAccounting:
 
     def _allocate(self, key: CacheKey, tokens: int) -> None:
         if self.keep_caches:
-            held = self.round_up_to_blocks(tokens)
-            self._used_tokens += held - self._allocated.get(key, 0)
-            self._allocated[key] = held
+            allocated = self.round_up_to_blocks(tokens)
+            self._used_tokens += allocated - self._allocated.get(key, 0)
+            self._allocated[key] = allocated
 
     def idle_caches(self, busy_sessions: Iterable[str]) -> list[CacheKey]:
-        """Caches of sessions that wait for nothing here, the longest unused first."""
-        waiting = set(busy_sessions)
-        return [key for key in self.cached_lens if key[0] not in waiting]
+        """Caches of all sessions except `busy_sessions`, least recently used first."""
+        busy = set(busy_sessions)
+        return [key for key in self.cached_lens if key[0] not in busy]
 
     def evict(self, key: CacheKey) -> None:
         self.cached_lens.pop(key, None)
@@ -109,7 +107,7 @@ class KVAccounting:
         self._used_tokens -= self._allocated.pop(key, 0)
 
     def evict_session(self, session: str) -> list[CacheKey]:
-        """Strikes out a session; returns the caches it had."""
+        """Removes a session's caches from the account; returns them."""
         gone = [key for key in self.cached_lens if key[0] == session]
         for key in gone:
             self.evict(key)
@@ -117,25 +115,25 @@ class KVAccounting:
 
 
 def round_up_to_blocks(tokens: int, block_tokens: int) -> int:
-    """So many tokens in whole blocks."""
+    """Tokens that the blocks for `tokens` tokens can hold."""
     return -(-tokens // block_tokens) * block_tokens
 
 
 @dataclass
 class MemoryBudget:
-    """In tokens of whole blocks; asked for only by schedulers that look at it."""
+    """The memory for a worker's next batch, in tokens of whole blocks; computed on first use."""
 
     kv_accounting: KVAccounting
     busy_sessions: Iterable[str]
-    """Sessions that wait here: their caches are not given up for others."""
+    """Sessions with queued requests; their caches are not evicted for others."""
 
     @cached_property
     def available_tokens(self) -> float:
-        """M(t) of WISP, Eq. 14: what is free, and what idle sessions' prefixes would leave."""
+        """M(t) of WISP, Eq. 14: free blocks, and those that idle sessions' prefixes take."""
         return self.kv_accounting.reclaimable_tokens(self.busy_sessions)
 
     def extra_tokens(self, queued: QueuedRequest) -> float:
-        """What running the rest of a request takes beyond what its session has."""
+        """What the rest of a request allocates beyond its session's blocks."""
         return (
             0.0
             if self.available_tokens == INF
@@ -145,13 +143,15 @@ class MemoryBudget:
 
 PickedBatch = list[tuple[QueuedRequest, int]]
 RequestQueue = Mapping[str, Sequence[QueuedRequest]]
-"""Session -> its parts in order."""
+"""Session -> the chunks of its request, in order."""
 
 
 def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue) -> tuple[PickedBatch, list[CacheKey]]:
-    """What runs now, and the caches that the ledger has struck out for it; who lost its own will miss.
+    """The requests of a picked batch that fit into the cache budget, and the caches that were evicted for them.
 
-    Raises RuntimeError when the budget is too small for the first alone.
+    Idle sessions' caches are evicted first, least recently used first. For the first request, which must run, the
+    caches of queued sessions follow, youngest first; those sessions will miss. Raises RuntimeError if the budget is too
+    small for the first request alone.
     """
     if (
         kv_accounting.capacity_tokens == INF
@@ -187,19 +187,19 @@ def admit(picked: PickedBatch, kv_accounting: KVAccounting, queue: RequestQueue)
 
 
 def _extra_tokens(picked: PickedBatch, kv_accounting: KVAccounting) -> int:
-    """Blocks that the batch takes, in tokens, at any time while it starts."""
+    """Tokens of blocks that the batch allocates, without what roll-backs free."""
     return sum(
         [max(0, kv_accounting.extra_tokens(item.slice, item.span, rows, item.done_tokens)) for item, rows in picked]
     )
 
 
 def has_required_cache(queued: QueuedRequest, kv_accounting: KVAccounting) -> bool:
-    """Is the cache as long as what this item builds on?"""
+    """True if the cache is as long as this request needs."""
     return kv_accounting.valid_len(queued.slice, queued.span) >= queued.cached_len
 
 
 def _evict_until(tokens: float, kv_accounting: KVAccounting, victims: Sequence[CacheKey]) -> tuple[list[CacheKey], int]:
-    """Strikes out caches in this order until `tokens` are free; returns them, and how many became free."""
+    """Evicts caches in this order until `tokens` tokens are freed; returns them, and the tokens freed."""
     gone: list[CacheKey] = []
     freed = 0
     for key in victims:
@@ -212,7 +212,7 @@ def _evict_until(tokens: float, kv_accounting: KVAccounting, victims: Sequence[C
 
 
 def _queued_caches(excluded: QueuedRequest, kv_accounting: KVAccounting, queue: RequestQueue) -> list[CacheKey]:
-    """Caches of sessions that wait here, the youngest first."""
+    """Caches of the other queued sessions, youngest first."""
     young = [i for i in reversed([parts[0] for parts in queue.values()]) if i is not excluded]
     keys = [(i.slice.session, i.span.start_layer) for i in young]
     return [key for key in keys if key in kv_accounting.cached_lens]

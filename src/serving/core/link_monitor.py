@@ -1,24 +1,24 @@
-"""State monitoring (HAT, section 3.2): moving averages of what nodes see for themselves, whatever runtime they are in.
+"""State monitoring (HAT, section 3.2): moving averages of batch times and link rates, as nodes measure them.
 
-No two hosts share a clock. A message says when its sender sent it; what its way took beyond that of the quickest
-message so far is the time that its bytes took.
+Hosts share no clock. A message carries its sender's send time. Its delay beyond that of the fastest message so far is
+the time that its bytes took on the link.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from serving.messages import HEADER_NBYTES, PathStats, Request
 
 ALPHA = 0.8
 """The share of the past in a moving average (HAT, section 3.2)."""
 MIN_RATE_NBYTES = 4096
-"""A message that is larger than the quickest one by less says nothing of a rate: its way is delay and jitter."""
+"""Only a message larger than the fastest one by this much measures a rate; for others delay and jitter dominate."""
 _SCALE_TOKENS = 256.0
-"""At so many rows a batch's error tells as much of the slope as of the constant."""
+"""Batch size at which an error corrects the slope as much as the constant."""
 
 
 @dataclass(slots=True)
 class MovingAverage:
-    """Eq. 1: alpha of the past and the rest of what is seen; the first value seen begins it."""
+    """Eq. 1: alpha times the past plus (1 - alpha) times the new value; starts with the first value."""
 
     value: float | None = None
 
@@ -28,10 +28,10 @@ class MovingAverage:
 
 @dataclass(slots=True)
 class BatchTimeModel:
-    """g, the time of a batch by its rows: base_s + row_s x.
+    """g: the time of a batch of x tokens as base_s + per_token_s x.
 
-    Eq. 2 says what g becomes at the batch that was seen, and nothing of other sizes. Of all straight lines with that
-    value there we take the one nearest to the old (normalised least mean squares), none of them falling.
+    Eq. 2 gives g at the measured batch size only. Of the lines through that value, the one nearest to the old line is
+    taken (normalised least mean squares), with no negative coefficient.
     """
 
     base_s: float = 0.0
@@ -61,30 +61,29 @@ class LinkRate:
     _last_received_s: float = float("-inf")
 
     def update(self, nbytes: int, sent_s: float, now: float) -> None:
-        """A message of `nbytes` that was sent at `sent_s`, by the sender's clock; messages keep their order, so that
-        one that comes right behind another has waited for it.
+        """A message of `nbytes` was sent at `sent_s` by the sender's clock. Messages keep their order, so a message
+        that arrives right after another one was queued behind it.
         """
-        way_s = now - sent_s
-        begun_s = max(sent_s + self._min_delay_s, self._last_received_s)
-        queued, took_s = begun_s > sent_s + self._min_delay_s, now - begun_s
-        more = nbytes if queued else nbytes - self._min_delay_nbytes
+        delay_s = now - sent_s
+        begin_s = max(sent_s + self._min_delay_s, self._last_received_s)
+        queued, transfer_s = begin_s > sent_s + self._min_delay_s, now - begin_s
+        extra_nbytes = nbytes if queued else nbytes - self._min_delay_nbytes
         self._last_received_s = now
-        if way_s < self._min_delay_s:
-            self._min_delay_s, self._min_delay_nbytes = way_s, nbytes
-        elif more >= MIN_RATE_NBYTES and took_s > 0:
-            found = more / took_s
-            past = self.nbytes_per_s
-            self.nbytes_per_s = found if past is None else ALPHA * past + (1 - ALPHA) * found
+        if delay_s < self._min_delay_s:
+            self._min_delay_s, self._min_delay_nbytes = delay_s, nbytes
+        elif extra_nbytes >= MIN_RATE_NBYTES and transfer_s > 0:
+            rate, past = extra_nbytes / transfer_s, self.nbytes_per_s
+            self.nbytes_per_s = rate if past is None else ALPHA * past + (1 - ALPHA) * rate
 
     @property
     def mbps(self) -> float:
-        """0: not known yet."""
+        """0: not measured yet."""
         return 8e-6 * (self.nbytes_per_s or 0.0)
 
 
 @dataclass(slots=True)
 class NodeMonitor:
-    """What a node of the cloud sees: its batches, and the uplinks of those who ask."""
+    """What a worker measures: its batches, and the uplinks of the devices that send to it."""
 
     batch_tokens: MovingAverage = field(default_factory=MovingAverage)
     batch_time: BatchTimeModel = field(default_factory=BatchTimeModel)
@@ -95,7 +94,7 @@ class NodeMonitor:
         self.batch_time.update(num_tokens, elapsed_s)
 
     def record_request(self, request: Request, now: float) -> None:
-        """A request came; of one that comes from its device the uplink is seen."""
+        """A request that comes straight from its device measures the device's uplink."""
         if request.sent_s is not None and (
             request.hop_index == 0 or request.path[request.hop_index - 1] == request.reply_to
         ):
@@ -103,22 +102,24 @@ class NodeMonitor:
             uplink.update(HEADER_NBYTES + request.slice.nbytes, request.sent_s, now)
 
     def path_stats(self, request: Request) -> PathStats:
-        """What this node and those before it say."""
-        before, delay = request.path_stats, self.batch_time
+        """The statistics of the nodes before this one, and its own."""
+        before, own = request.path_stats, self.batch_time
         if before is None:
             uplink = self.uplinks.get(request.reply_to)
             return PathStats(
-                self.batch_tokens.value or 0.0, delay.base_s, delay.per_token_s, 1, uplink.mbps if uplink else 0.0
+                self.batch_tokens.value or 0.0, own.base_s, own.per_token_s, 1, uplink.mbps if uplink else 0.0
             )
-        return PathStats(
-            before.mean_batch_tokens, before.base_s + delay.base_s, before.per_token_s + delay.per_token_s, before.num_nodes + 1,
-            before.uplink_mbps,
-        )  # fmt: skip
+        return replace(
+            before,
+            base_s=before.base_s + own.base_s,
+            per_token_s=before.per_token_s + own.per_token_s,
+            num_nodes=before.num_nodes + 1,
+        )
 
 
 @dataclass(slots=True)
 class DeviceMonitor:
-    """What a device knows when it decides; None and 0 where nothing was seen yet."""
+    """What a device knows about the link and the cloud; None and 0: not measured yet."""
 
     hidden_nbytes: int = 0
     """A: bytes of one token's hidden state on the link."""
@@ -127,17 +128,17 @@ class DeviceMonitor:
     downlink: LinkRate = field(default_factory=LinkRate)
     path_stats: PathStats | None = None
     local_hop_time: BatchTimeModel = field(default_factory=BatchTimeModel)
-    """The time of a hop on the device itself, by its rows."""
+    """Batch time of the hop on the device itself."""
     chip_free_s: float = 0.0
-    """When the chip last ended something."""
+    """When the chip last finished a job."""
 
     def record_draft(self, steps: int, started_s: float, now: float) -> None:
-        """So many drafting steps were asked for at `started_s` and are done; the chip may have had to end something."""
+        """A job of `steps` drafting steps, queued at `started_s`, is done; it may have waited for an earlier job."""
         if steps:
             self.draft_step_s.update((now - max(started_s, self.chip_free_s)) / steps)
 
     def record_message(self, nbytes: int, sent_s: float | None, path_stats: PathStats | None, now: float) -> None:
-        """Something came from the cloud."""
+        """A message from the cloud."""
         if sent_s is not None:
             self.downlink.update(nbytes, sent_s, now)
         self.path_stats = path_stats or self.path_stats

@@ -1,4 +1,4 @@
-"""Where a figure comes from, as data beside the figure."""
+"""The source of a hardware or network figure, as data beside the figure."""
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias
@@ -9,9 +9,9 @@ EVIDENCE_CLASSES: tuple[EvidenceClass, ...] = ("datasheet", "derived", "measured
 
 
 def evidence_class(source: str) -> EvidenceClass:
-    """The class that a source begins with, as in `derived: SMs x GHz x 2.048`.
+    """The evidence class that a source begins with, as in `derived: SMs x GHz x 2.048`.
 
-    Raises ValueError when the text names no class, or names one and gives no reason.
+    Raises ValueError if the text names no class, or no reason after it.
     """
     kind, _, reason = source.partition(":")
     for known in EVIDENCE_CLASSES:
@@ -24,7 +24,7 @@ def evidence_class(source: str) -> EvidenceClass:
 
 
 def check_sources(owner: str, sources: Mapping[str, str], allowed: frozenset[str]) -> None:
-    """Every source is classed and speaks of a figure that `owner` has; raises ValueError otherwise."""
+    """Raises ValueError for a source without a class, and for one of a figure that `owner` does not have."""
     for name, source in sources.items():
         if name not in allowed:
             has = ", ".join(sorted(allowed))

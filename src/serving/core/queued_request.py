@@ -1,4 +1,6 @@
-"""A request in a worker's queue: what a scheduler may read."""
+"""A request as the policy sees it: `QueuedRequest` in a worker's queue (scheduler), `Task` before a node is chosen
+(dispatch).
+"""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,17 +13,17 @@ class QueuedRequest:
     request: Request
     slice: SequenceSlice
     span: Span
-    """Which layers run for it here."""
+    """The layers that it runs on this worker."""
     arrived_s: float
-    """When it joined the queue, in seconds."""
+    """When it joined the queue."""
     remaining_tokens: int
-    """Rows still to run."""
+    """Tokens still to compute."""
     done_tokens: int = 0
-    """Rows already run, where it is being run in parts."""
+    """Tokens already computed, if it runs in chunks."""
     cost_s: float = -1.0
-    """What the rows that are left add to a batch's time, once somebody asked; below 0: nobody has."""
+    """Seconds that the remaining tokens add to a batch, cached by the estimator; negative: not computed yet."""
     session_arrived_s: float = 0.0
-    """When its session first came here."""
+    """When its session's first request came."""
 
     @property
     def cached_len(self) -> int:
@@ -29,7 +31,7 @@ class QueuedRequest:
 
     @property
     def deadline_s(self) -> float:
-        """When its answer must leave (WISP, Eq. 12)."""
+        """When its reply must leave to keep the SLO (WISP, Eq. 12)."""
         return self.arrived_s + self.request.slack_s
 
     @property
@@ -37,14 +39,14 @@ class QueuedRequest:
         return self.request.expected_tokens
 
     def advance(self, num_tokens: int) -> None:
-        """So many of its rows run now."""
+        """`num_tokens` of its tokens run now."""
         self.done_tokens += num_tokens
         self.remaining_tokens -= num_tokens
         self.cost_s = -1.0
 
     def chunk_size(self, max_tokens: int) -> int:
-        """How many rows to run now where about `max_tokens` fit: all, or what leaves the drafts and the row before them
-        together.
+        """How many tokens to run if about `max_tokens` fit. The drafts stay together with the token before them, so it
+        may be more.
         """
         if self.remaining_tokens <= max_tokens:
             return self.remaining_tokens
@@ -52,18 +54,18 @@ class QueuedRequest:
 
 
 class Task(NamedTuple):
-    """What is to be placed: one request, with all that its route writes before it asks again."""
+    """One request to place on a node, with all the tokens that its budget allows."""
 
     session: str
     num_tokens: int
-    """Of its first pass."""
+    """Tokens of its first pass."""
     num_passes: int
-    """Passes: as many as tokens may be written, the last of which nobody may need."""
+    """One for each token of the budget, at most."""
     max_cached_len: int
-    """That its cache comes to, at most."""
+    """The longest that its cache can become."""
     choice_index: int
-    """How many choices this chooser made before."""
+    """How many nodes the same owner chose before."""
 
     def compute_s(self, report: LoadReport) -> float:
-        """How long a node would compute for it, by itself: F* / C of Hyperion, Eq. 20."""
+        """Seconds that a node computes for it alone: F* / C of Hyperion, Eq. 20."""
         return (self.num_tokens - 1) * report.per_token_s + self.num_passes * report.pass_s

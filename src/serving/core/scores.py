@@ -1,4 +1,4 @@
-"""What one can tell of a drafted token, by name."""
+"""Scores of a drafted token, by name."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -10,42 +10,40 @@ deviation of the logits over the vocabulary (n - 1). From the logits alone.
 """
 
 IMPORTANCE = "importance"
-"""The attention that later rows pay to the token."""
+"""The attention that later tokens pay to the token."""
 
 ACCEPTANCE = "accept"
-"""The chance that the target accepts the token, as a predictor sees it."""
+"""The probability that the target accepts the token, as a trained predictor estimates it."""
 
 ROUTE = "route"
-"""What a trained router makes of the drafter's last hidden state, from which the token was written."""
+"""A trained router's score of the draft model's last hidden state, from which the token was generated."""
 
 UNTRAINED_SCORES = (*LOGIT_SCORES, IMPORTANCE)
 """Scores that need no training."""
 
 
 class Scorer(Protocol):
-    """A trained score: what the `LOGIT_SCORES` of a token, in this order, or a hidden state say about it."""
+    """A trained score, computed from a token's `LOGIT_SCORES` (in this order) or from its hidden state."""
 
     @property
     def feature_kind(self) -> Literal["scores", "hidden"]:
-        """Its features: `LOGIT_SCORES`, or the hidden state that the head wrote the token from."""
+        """Its features: "scores" for `LOGIT_SCORES`, "hidden" for the hidden state that the LM head reads."""
         ...
 
     @property
-    def num_features(self) -> int:
-        """How many features it reads."""
-        ...
+    def num_features(self) -> int: ...
 
     @property
     def digest(self) -> str:
-        """Names it among others of its kind."""
+        """Identifies its weights."""
         ...
 
     def probability(self, features: Any) -> float:
-        """Of one token, from its features (a sequence, or an array of shape (features))."""
+        """The score of one token, from its features (a sequence, or an array of shape (features))."""
         ...
 
     def probabilities(self, features: Any) -> Any:
-        """Of many: an array of shape (tokens, features) to one of (tokens)."""
+        """The scores of many tokens: an array of shape (tokens, features) to one of (tokens)."""
         ...
 
 
@@ -62,6 +60,6 @@ THRESHOLD_SIDES: tuple[ThresholdSide, ...] = ("below", "above")
 
 
 def check_threshold(threshold: float) -> None:
-    """Raises ValueError for what no score can be compared with."""
+    """Raises ValueError unless 0 <= threshold <= 1, the range of scores."""
     if not 0.0 <= threshold <= 1.0:
         raise ValueError(f"the routing threshold is {threshold}; scores lie between 0 and 1, so must it")

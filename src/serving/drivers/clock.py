@@ -1,4 +1,4 @@
-"""What time it is for a live driver: this machine's, or what a script says."""
+"""The clock of a real-time driver: this machine's, or a scripted one for tests."""
 
 import asyncio
 import time
@@ -7,13 +7,13 @@ from typing import Protocol
 from serving.messages import INF
 
 _TIMER_RESOLUTION_S = 1.5e-3
-"""An event loop's timers count in milliseconds: the last of a wait is spent looking at the clock."""
+"""Event loop timers have millisecond resolution, so the last part of a wait polls the clock."""
 
 
 class Clock(Protocol):
     @property
     def scripted(self) -> bool:
-        """Does time stand still while anything is under way, and then jump to what is due next?"""
+        """True if time stands still while work or a message is in flight, and then jumps to the next event."""
         ...
 
     def now(self) -> float:
@@ -21,16 +21,16 @@ class Clock(Protocol):
         ...
 
     def advance_to(self, at: float) -> bool:
-        """Has `at` come?"""
+        """True if time `at` has come."""
         ...
 
     async def wait_until(self, at: float, wakeup: asyncio.Event) -> None:
-        """Returns when `at` has come, or something stirs."""
+        """Returns at time `at`, or earlier if `wakeup` is set."""
         ...
 
 
 class WallClock:
-    """This machine's monotonic clock; processes of one machine that share an `origin_s` share the clock."""
+    """This machine's monotonic clock. Processes of one machine with the same `origin_s` share it."""
 
     scripted = False
 
@@ -58,7 +58,7 @@ class WallClock:
 
 
 class ScriptedClock:
-    """Virtual time for a live driver: the same log as the simulator's, threads and transports included."""
+    """Virtual time for a real-time driver: with threads and transports, it yields the simulator's own log."""
 
     scripted = True
 

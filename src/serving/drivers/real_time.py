@@ -1,7 +1,7 @@
-"""Real time: nodes on an event loop, work on one thread, messages on wires of this process or through a transport.
+"""Runs nodes in real time: nodes on an event loop, work on one thread, messages over emulated links or a transport.
 
-What is due waits in a heap with the simulator's key (time, phase, serial). With a `Script` for a clock nothing is taken
-from it while work or a message is under way, so that threads and transports yield the simulator's own log.
+Events wait in a heap with the simulator's key (time, phase, serial). With a `ScriptedClock` none is handled while work
+or a message is in flight, so that threads and transports yield the simulator's own log.
 """
 
 import asyncio
@@ -39,24 +39,24 @@ from serving.messages import (
 log = logging.getLogger(__name__)
 
 Pace: TypeAlias = Literal["wall", "hardware"]
-"""Work takes as long as it takes here, or is stretched to what its executor says that it takes there."""
+"""wall: work takes as long as it does here. hardware: it is stretched to its executor's time on the timed hardware."""
 
 Transmit: TypeAlias = Callable[[str, str, Message], None]
-"""(sender, to, message) into a transport; never blocks."""
+"""Passes (sender, receiver, message) to a transport; never blocks."""
 
 
 _MAX_PENDING_EVENTS = 4096
-"""Events that may wait before transports are slowed down."""
+"""Waiting events above which transports stop reading."""
 
 
 @dataclass
 class PacingStats:
-    """How well a run kept to the clock: seconds by which things happened after they were due."""
+    """How well a run kept to the clock; `late_s` sums how long after they were due events were handled."""
 
     num_events: int = 0
     late_s: float = 0.0
     num_overruns: int = 0
-    """Pieces of work that took longer here than on the hardware they stand for."""
+    """Jobs that took longer here than on the timed hardware."""
     num_jobs: int = 0
 
     def record(self, late_s: float) -> None:
@@ -71,9 +71,9 @@ class PacingStats:
 
 
 class RealTimeDriver:
-    """Errors end the run, unless they are `told` to somebody: then the work or the event is dropped and it goes on.
+    """An error of a node or of work ends the run, unless `on_error` takes it: then the event or the work is dropped.
 
-    An OutageError never ends it: its node hears that the work failed. A BrokenError always does.
+    A `TransientWorkError` never ends the run: the node gets `WorkFailed`. A `FatalWorkError` always does.
     """
 
     def __init__(
@@ -101,24 +101,24 @@ class RealTimeDriver:
     # Before it runs.
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
-        """A node of this process; one that is there already is replaced: its host started again."""
+        """Adds a node to this process, or replaces the node of that name after a restart of its host."""
         self._nodes[name], self._compute[name] = node, compute
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
-        """Messages from `sender` to `receiver` take this wire; without one they arrive at once."""
+        """Messages from `sender` to `receiver` take this link; without one they arrive at once."""
         self._links[sender, receiver] = link
 
     def add_remote(self, node: str, transmit: Transmit) -> None:
-        """The node `node` lives in another process, or is to be reached as if it did."""
+        """Messages to `node` leave through `transmit`: it runs in another process, or is reached as if it did."""
         self._transmitters[node] = transmit
 
     def on_emit(self, callback: Callable[[EmitTokens, float], None]) -> None:
-        """`hear(deliver, now)` is called with all that a user is told."""
+        """Calls `callback(command, now)` for every `EmitTokens`."""
         self._emit_callbacks.append(callback)
 
     def on_session_end(self, callback: Callable[[str, float], None]) -> None:
-        """`hear(session, now)` is called when a session has ended."""
-        self.on_emit(lambda deliver, now: callback(deliver.session, now) if deliver.ending else None)
+        """Calls `callback(session, now)` when a session has ended."""
+        self.on_emit(lambda command, now: callback(command.session, now) if command.ending else None)
 
     # From outside, on the event loop.
 
@@ -129,7 +129,7 @@ class RealTimeDriver:
         return self.clock.now()
 
     def receive(self, to: str, message: Message) -> None:
-        """A transport brought a message for a node of this process."""
+        """Delivers a message from a transport to a node of this process."""
         if self.clock.scripted:
             self._num_in_flight -= 1
             self._push(
@@ -142,16 +142,16 @@ class RealTimeDriver:
             self.post(self.clock.now(), to, MessageReceived(message))
 
     def wake_up(self) -> None:
-        """Whoever runs this should look again whether it is over."""
+        """Lets `run` check again whether the run is over."""
         self._wakeup.set()
 
     async def wait_for_capacity(self) -> None:
-        """Returns when few enough events are waiting: until then a transport should not read on."""
+        """Returns when fewer than the maximum of events wait. A transport reads on only then."""
         while len(self._heap) >= _MAX_PENDING_EVENTS:
             await asyncio.sleep(0.001)
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Lets things happen until `over()`, or, by script, until nothing is left; raises what work raised."""
+        """Handles events until `is_over()`; with a scripted clock until none is left. Raises what work raised."""
         while not is_over():
             if self._error:
                 raise self._error
@@ -168,7 +168,7 @@ class RealTimeDriver:
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    # What nodes say.
+    # Commands of nodes.
 
     def _handle(self, name: str, event: Event) -> None:
         now = self.clock.now()
@@ -181,10 +181,10 @@ class RealTimeDriver:
     def _commands_of(self, name: str, event: Event, now: float) -> Sequence[Command]:
         try:
             return self._nodes[name].handle(event, now)
-        except Exception as problem:
+        except Exception as error:
             if self._on_error is None:
                 raise
-            self._on_error(problem)
+            self._on_error(error)
             return ()
 
     def _execute_command(self, name: str, command: Command, now: float) -> None:
@@ -198,28 +198,28 @@ class RealTimeDriver:
             case DropCache(session, first):
                 self._thread.submit(self._compute[name].executor.drop, session, first)
             case EmitTokens():
-                for hear in self._emit_callbacks:
-                    hear(command, now)
+                for callback in self._emit_callbacks:
+                    callback(command, now)
 
     def _start_work(self, name: str, job: int, work: Work, now: float) -> None:
         self._num_in_flight += 1
         self._thread.submit(self._run_work, asyncio.get_running_loop(), name, job, work, now, next(self._serial))
 
     def _send(self, name: str, to: str, message: Message, nbytes: int, now: float) -> None:
-        wire = self._links.get((name, to))
-        arrives = wire.arrival_s(nbytes, now) if wire else now
+        link = self._links.get((name, to))
+        arrives_s = link.arrival_s(nbytes, now) if link else now
         for observer in self._observers:
-            observer.message_sent(name, to, message, nbytes, now, arrives)
-        if arrives == INF:
+            observer.message_sent(name, to, message, nbytes, now, arrives_s)
+        if arrives_s == INF:
             return
         serial = next(self._serial)
-        if carry := self._transmitters.get(to):
-            self._push(arrives, Phase.ARRIVAL, serial, partial(self._depart, carry, name, to, message, serial))
+        if transmit := self._transmitters.get(to):
+            self._push(arrives_s, Phase.ARRIVAL, serial, partial(self._depart, transmit, name, to, message, serial))
         elif to in self._nodes:
-            self._push(arrives, Phase.ARRIVAL, serial, partial(self._handle, to, MessageReceived(message)))
+            self._push(arrives_s, Phase.ARRIVAL, serial, partial(self._handle, to, MessageReceived(message)))
 
     def _depart(self, transmit: Transmit, name: str, to: str, message: Message, serial: int) -> None:
-        """The shaped part of the way is over; by script the receiver hears it at this very instant."""
+        """The emulated link has delivered: pass the message to the transport. With a scripted clock no time passes."""
         if self.clock.scripted:
             self._num_in_flight += 1
             self._departed_serial = serial
@@ -233,11 +233,11 @@ class RealTimeDriver:
         began = self.clock.now()
         try:
             outcome, seconds = self._compute[name].executor.execute(work)
-        except BaseException as problem:
-            loop.call_soon_threadsafe(self._work_failed, name, job, problem)
+        except BaseException as error:
+            loop.call_soon_threadsafe(self._work_failed, name, job, error)
             return
-        here = (began, self.clock.now())
-        loop.call_soon_threadsafe(self._work_done, name, job, work, outcome, seconds, now, here, serial)
+        wall_interval = (began, self.clock.now())
+        loop.call_soon_threadsafe(self._work_done, name, job, work, outcome, seconds, now, wall_interval, serial)
 
     def _work_done(
         self, name: str, job: int, work: Work, outcome: Outcome, seconds: float, now: float,
@@ -256,7 +256,7 @@ class RealTimeDriver:
     def _hardware_interval(
         self, compute: ComputeResource, now: float, seconds: float, done: float
     ) -> tuple[float, float]:
-        """When the hardware would begin and end it; what took longer here ends when it is done."""
+        """When the timed hardware would begin and end the work; not before it is done here."""
         begin = max(now, compute.processor.busy_until_s)
         end = compute.processor.busy_until_s = max(begin + seconds, done)
         self.pacing.num_jobs += 1

@@ -1,7 +1,7 @@
-"""Virtual time: a heap of events, chips that run one thing at a time, links that keep their order.
+"""Runs nodes in virtual time: a heap of events, chips that run one job at a time, links that keep their order.
 
-The heap key is (time, phase, serial): at one instant arrivals come before decisions, and what was posted first comes
-first.
+The heap key is (time, phase, serial): at one instant arrivals come before decisions, and events in the order in which
+they were posted.
 """
 
 import gc
@@ -38,7 +38,7 @@ from serving.messages import (
 
 
 class Observer(Protocol):
-    """Sees everything, changes nothing; times are seconds of the run's clock."""
+    """Is told of every event, job and message of a run. Times are seconds of the run's clock."""
 
     def event_handled(self, node: str, event: Event, now: float, commands: Sequence[Command]) -> None: ...
 
@@ -51,7 +51,7 @@ class Observer(Protocol):
 
 @runtime_checkable
 class NodeObserver(Protocol):
-    """An observer that also wants to know which nodes are made, or made anew: they know nothing."""
+    """An observer that is also told when a node is created, or created again after a failure, with empty state."""
 
     def node_created(self, node: str, at_s: float) -> None: ...
 
@@ -67,27 +67,27 @@ class Phase(IntEnum):
 _ARRIVAL = Phase.ARRIVAL
 _CALLBACK_PHASE = -1
 _GC_THRESHOLD = 100_000
-"""New objects between two looks of the garbage collector."""
+"""New objects between two runs of the garbage collector."""
 
 
 class LinkDirection(Protocol):
     """One direction of a link."""
 
     def arrival_s(self, nbytes: float, now: float) -> float:
-        """When a message handed over at `now` arrives, infinite if never; calls come in order of `now`."""
+        """When a message sent at `now` arrives; infinite: it is lost. Calls come in order of `now`."""
         ...
 
 
 @dataclass(slots=True)
 class Processor:
-    """Runs one thing at a time."""
+    """Runs one job at a time."""
 
     busy_until_s: float = 0.0
 
 
 @dataclass(slots=True)
 class ComputeResource:
-    """What a node's work runs on; nodes of one host may share its processor."""
+    """What a node's work runs on. Nodes of one host may share its processor."""
 
     executor: Executor
     processor: Processor = field(default_factory=Processor)
@@ -97,10 +97,9 @@ class Simulator:
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
         self.now = 0.0
         self._heap: list[tuple[float, int, int, str, Any]] = []
-        """(time, phase, serial, node, event); of a call, which is nobody's event, the node is ""."""
+        """(time, phase, serial, node, event); a callback has the node ""."""
         self._crash_serials: dict[str, float] = {}
-        """Nodes that crashed -> the serial from which on events are for who came after; infinite while there is nobody.
-        """
+        """Crashed node -> the first serial of its successor's events; infinite until a successor is added."""
         self._serial = count()
         self._nodes: dict[str, Node] = {}
         self._compute: dict[str, ComputeResource] = {}
@@ -108,8 +107,12 @@ class Simulator:
         self._observers = tuple(observers)
         self._end_callbacks: list[Callable[[str, float], None]] = []
         self._command_handlers: dict[type[Command], Callable[[str, Any], None]] = {
-            StartWork: self._start_work, SendMessage: self._send, EmitTokens: self._emit, SetTimer: self._set_timer, DropCache: self._drop_cache,
-        }  # fmt: skip
+            StartWork: self._start_work,
+            SendMessage: self._send,
+            EmitTokens: self._emit,
+            SetTimer: self._set_timer,
+            DropCache: self._drop_cache,
+        }
 
     def add(self, name: str, node: Node, compute: ComputeResource) -> None:
         self._nodes[name], self._compute[name] = node, compute
@@ -117,66 +120,66 @@ class Simulator:
             self._crash_serials[name] = next(self._serial)
 
     def crash(self, name: str) -> None:
-        """The node is gone, with its work and with what is on its way to it, until another is added in its name."""
+        """Removes a node, its work and the messages on their way to it, until a node of that name is added again."""
         self._crash_serials[name] = INF
 
     def call_at(self, at: float, callback: Callable[[], None]) -> None:
-        """`do()` is called then, before what happens to nodes at that instant."""
+        """Calls `callback()` at that time, before the events of that instant."""
         heappush(self._heap, (max(at, self.now), _CALLBACK_PHASE, next(self._serial), "", callback))
 
     def connect(self, sender: str, receiver: str, link: LinkDirection) -> None:
-        """Messages from `sender` to `receiver` take this wire; without one they arrive at once."""
+        """Messages from `sender` to `receiver` take this link; without one they arrive at once."""
         self._links[sender][receiver] = link
 
     def on_session_end(self, callback: Callable[[str, float], None]) -> None:
-        """`hear(session, now)` is called when a session has ended."""
+        """Calls `callback(session, now)` when a session has ended."""
         self._end_callbacks.append(callback)
 
     def post(self, at: float, node: str, event: Event, phase: Phase = Phase.ARRIVAL) -> None:
         heappush(self._heap, (max(at, self.now), phase, next(self._serial), node, event))
 
     def run(self, until: float = INF) -> None:
-        """Lets everything happen up to `until`, in seconds."""
+        """Runs all events up to `until`, in seconds."""
         with infrequent_gc():
             self._run(until)
 
     def _run(self, until: float) -> None:
-        heap, nodes, obey, since = self._heap, self._nodes, self._command_handlers, self._crash_serials
-        heard = [observer.event_handled for observer in self._observers]
+        heap, nodes, handlers, crash_serials = self._heap, self._nodes, self._command_handlers, self._crash_serials
+        observe = [observer.event_handled for observer in self._observers]
         while heap and heap[0][0] <= until:
             now, _, serial, name, event = heappop(heap)
             self.now = now
             if not name:
                 event()
                 continue
-            if since and serial < since.get(name, 0):
+            if crash_serials and serial < crash_serials.get(name, 0):
                 continue
             commands = nodes[name].handle(event, now)
-            for handled in heard:
-                handled(name, event, now, commands)
+            for event_handled in observe:
+                event_handled(name, event, now, commands)
             for command in commands:
-                if type(command) is not DraftDecision:  # which is for observers
-                    obey[type(command)](name, command)
+                if type(command) is not DraftDecision:  # which is for observers only
+                    handlers[type(command)](name, command)
 
-    def _set_timer(self, name: str, wake: SetTimer) -> None:
-        self.post(wake.due_s, name, TimerFired(wake.timer), Phase.DECISION)
+    def _set_timer(self, name: str, command: SetTimer) -> None:
+        self.post(command.due_s, name, TimerFired(command.timer), Phase.DECISION)
 
-    def _drop_cache(self, name: str, drop: DropCache) -> None:
-        self._compute[name].executor.drop(drop.session, drop.start_layer)
+    def _drop_cache(self, name: str, command: DropCache) -> None:
+        self._compute[name].executor.drop(command.session, command.start_layer)
 
-    def _emit(self, name: str, deliver: EmitTokens) -> None:  # noqa: ARG002
-        if deliver.ending:
-            for hear in self._end_callbacks:
-                hear(deliver.session, self.now)
+    def _emit(self, name: str, command: EmitTokens) -> None:  # noqa: ARG002
+        if command.ending:
+            for callback in self._end_callbacks:
+                callback(command.session, self.now)
 
-    def _start_work(self, name: str, start: StartWork) -> None:
-        chip, work = self._compute[name], start.work
-        processor = chip.processor
+    def _start_work(self, name: str, command: StartWork) -> None:
+        compute, work = self._compute[name], command.work
+        processor = compute.processor
         try:
-            outcome, seconds = chip.executor.execute(work)
-        except TransientWorkError as problem:
-            log.warning("%s: %s", name, problem)
-            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, WorkFailed(start.job)))
+            outcome, seconds = compute.executor.execute(work)
+        except TransientWorkError as error:
+            log.warning("%s: %s", name, error)
+            heappush(self._heap, (self.now, _ARRIVAL, next(self._serial), name, WorkFailed(command.job)))
             return
         begin, busy_until_s = self.now, processor.busy_until_s
         if busy_until_s > begin:
@@ -184,22 +187,22 @@ class Simulator:
         end = processor.busy_until_s = begin + seconds
         for observer in self._observers:
             observer.work_done(name, work, outcome, begin, end)
-        heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(start.job, outcome)))
+        heappush(self._heap, (end, _ARRIVAL, next(self._serial), name, WorkFinished(command.job, outcome)))
 
-    def _send(self, name: str, send: SendMessage) -> None:
-        now, to, message, nbytes = self.now, send.to, send.message, send.nbytes
-        wire = self._links[name].get(to)
-        arrives = wire.arrival_s(nbytes, now) if wire else now
+    def _send(self, name: str, command: SendMessage) -> None:
+        now, to, message, nbytes = self.now, command.to, command.message, command.nbytes
+        link = self._links[name].get(to)
+        arrives_s = link.arrival_s(nbytes, now) if link else now
         for observer in self._observers:
-            observer.message_sent(name, to, message, nbytes, now, arrives)
-        if arrives < INF:
-            heappush(self._heap, (arrives, _ARRIVAL, next(self._serial), to, MessageReceived(message)))
+            observer.message_sent(name, to, message, nbytes, now, arrives_s)
+        if arrives_s < INF:
+            heappush(self._heap, (arrives_s, _ARRIVAL, next(self._serial), to, MessageReceived(message)))
 
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Messages and records form no cycles, so that a collection of the young, due every 700 new objects, finds nothing:
-    an eighth of a run's time.
+    """Messages and records form no cycles, so collecting every 700 new objects finds nothing; it takes an eighth of a
+    run's time.
     """
     before = gc.get_threshold()
     gc.set_threshold(_GC_THRESHOLD, *before[1:])

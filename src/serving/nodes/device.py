@@ -1,6 +1,6 @@
-"""A device: its users' sessions, and its own chip's part of the target where a placement puts layers on it.
+"""A device: a `Requester` for each session of its user, and a `Worker` if the placement puts target layers on it.
 
-What it says to itself never leaves it: the hops that run here, their answers, and the tokens in both.
+Messages between the two stay on the device: requests to the local hops and replies from them, and the tokens in both.
 """
 
 from collections import deque
@@ -46,14 +46,15 @@ from serving.policy.slots.placement import DEVICE_TIER
 from serving.policy.slots.scheduler import ContinuousBatch
 
 _MAX_IDLE_SESSIONS = 48
-"""Fewer than the sessions that a host lets a node have open: it would release the oldest in the node's name."""
+"""Below the number of open sessions that a host allows a node, since the host would release the oldest one."""
 
 
 class Device:
     """
     Args:
-        at_once: how many sessions it serves at a time; the others wait.
-        row_nbytes: bytes of one token's hidden state on the link.
+        timeout_s: how long a session waits for a reply before its first retry.
+        max_concurrency: how many sessions run at a time; the others wait.
+        hidden_nbytes: bytes of one token's hidden state on the link.
     """
 
     def __init__(
@@ -83,15 +84,15 @@ class Device:
         self.monitor = DeviceMonitor(hidden_nbytes)
         self.waiting: deque[GenerationRequest] = deque()
         self.active: dict[str, Requester] = {}
-        """Sessions that run."""
+        """Session -> its requester."""
         self.idle_sessions: dict[str, Session] = {}
-        """Sessions between two calls."""
+        """Ended sessions whose caches are kept for the next request, the longest idle first."""
         self.compute_queue = (
             ComputeQueue() if max_concurrency > 1 or any(hop.node == DEVICE_TIER for hop in hops) else None
         )
-        """Who uses it when, where more than one piece of work may want it."""
+        """Orders work on the chip; None if there is never more than one piece of work."""
         self.local_worker: Worker | None = None
-        """What runs the hops that are here."""
+        """Runs the hops that are placed on this device."""
         if any(hop.node == DEVICE_TIER for hop in hops):
             self.local_worker = Worker(name, policy, tiers, scheduler=ContinuousBatch(), ids=self.ids)
             if self.local_worker.monitor:
@@ -99,7 +100,7 @@ class Device:
 
     @property
     def active_requester(self) -> Requester | None:
-        """The session that is served, where it is one at a time."""
+        """The first active session's requester: the only one unless `max_concurrency` is larger."""
         return next(iter(self.active.values()), None)
 
     def handle(self, event: Event, now: float) -> Sequence[Command]:
@@ -107,19 +108,19 @@ class Device:
             return self._handle(event, now)
         if isinstance(event, WorkFinished | WorkFailed):
             self.compute_queue.finish(event.job)
-        said = self._handle_own_messages(self._handle(event, now), now)
+        commands = self._handle_own_messages(self._handle(event, now), now)
         return self.compute_queue.submit(
-            said, self._is_wanted, hop_pending=self.local_worker is not None and self.local_worker.decision_pending
+            commands, self._is_wanted, hop_pending=self.local_worker is not None and self.local_worker.decision_pending
         )
 
     def _is_wanted(self, job: int) -> bool:
-        """Does anybody still wait for this job?"""
+        """True if the outcome of this job is still awaited."""
         if self.local_worker and job == self.local_worker.job:
             return True
         return any(job == each.job for each in self.active.values())
 
     def _handle_own_messages(self, commands: Commands, now: float) -> Commands:
-        """What is left to say once everything that was said to this device itself has been heard."""
+        """Delivers the messages that this device sends to itself. Returns all other commands."""
         out: Commands = []
         queue = deque(commands)
         while queue:
@@ -131,7 +132,7 @@ class Device:
         return out
 
     def _handle(self, event: Event, now: float) -> Commands:
-        """What only a device knows is settled here, the frequent first; the rest is for the sessions it serves."""
+        """Handles what concerns the whole device, frequent events first, and passes the rest to its sessions."""
         match event:
             case MessageReceived(message):
                 return self._on_link_message(message, now)
@@ -151,8 +152,8 @@ class Device:
                 return self._notify(current, event, now) if current else self._cancel(session)
             case PeerLost(peer):
                 self.node_selector.mark_lost(peer)
-                for parked in self.idle_sessions.values():
-                    parked.may_have_stale_nodes = True
+                for idle in self.idle_sessions.values():
+                    idle.may_have_stale_nodes = True
                 return self._notify_all(event, now) + (
                     self.local_worker.handle(event, now) if self.local_worker else []
                 )
@@ -166,7 +167,7 @@ class Device:
     # Messages.
 
     def _on_link_message(self, message: Message, now: float) -> Commands:
-        """Something came over the link."""
+        """A message from another node."""
         if isinstance(message, Request) and self.policy.monitors_link:
             nbytes = HEADER_NBYTES + message.slice.nbytes
             self.monitor.record_message(nbytes, message.sent_s, message.path_stats, now)
@@ -189,7 +190,7 @@ class Device:
         here = self.local_worker
         if here and job == here.job:
             out = self._handle_own_messages(here.handle(event, now), now)
-            if not here.queue:  # now the sessions may have the chip, as they are once they have heard what it said
+            if not here.queue:  # the sessions may use the chip; they have seen the hop's messages by now
                 out += [command for each in list(self.active.values()) for command in each.on_chip_idle(now)]
         else:
             out = self._notify_all(event, now)
@@ -205,14 +206,14 @@ class Device:
         return out
 
     def _notify_all(self, event: Event, now: float) -> Commands:
-        """Each knows by name what is its own."""
+        """Every session gets the event, and ignores what is not its own."""
         if len(self.active) == 1:
             (current,) = self.active.values()
             return self._notify(current, event, now)
         return [command for each in list(self.active.values()) for command in self._notify(each, event, now)]
 
     def _start_waiting(self, now: float) -> Commands:
-        """Opens the sessions that wait longest, as long as there is room."""
+        """Starts waiting sessions, oldest first, up to `max_concurrency`."""
         out: Commands = []
         while self.waiting and len(self.active) < self.max_concurrency:
             session = Session(self.waiting.popleft(), self.seed, self.monitor)
@@ -233,7 +234,7 @@ class Device:
             session.invalidate_path()
 
     def _close(self, requester: Requester) -> Commands:
-        """A session that may go on keeps its caches; beyond so many the one unused for longest goes."""
+        """Removes an ended session. If its caches are kept, the longest idle session may be released instead."""
         name = requester.session.request.session
         del self.active[name]
         if not requester.keeps_cache or name in self.idle_sessions:
@@ -253,20 +254,22 @@ class Device:
 
 
 class ComputeQueue:
-    """One piece of work at a time; what waits and is not wanted any more is never begun.
+    """Runs one piece of work at a time on the device's chip: target hops first, then drafts, then lookahead drafts.
 
-    Drafting ahead is for idle times (HAT, section 3.5): it begins when nobody else wants the chip.
+    Lookahead uses idle time only (HAT, section 3.5). Queued work whose outcome is no longer wanted is never started.
     """
 
     def __init__(self) -> None:
         self.running: int | None = None
-        """The job that the chip is busy with."""
+        """The job on the chip; None: idle."""
         self._queues: tuple[deque[StartWork], ...] = (deque(), deque(), deque())
 
     def submit(self, commands: list[Command], is_wanted: Callable[[int], bool], hop_pending: bool) -> list[Command]:
-        """What is left to say once all work that was to be started has joined the queue, with what begins now.
+        """Queues the `StartWork` commands. Returns the other commands, and the next work if the chip is idle.
 
-        `hop_pending`: a hop is about to be decided on, at this very instant; nothing else begins before it.
+        Args:
+            is_wanted: True for a job whose outcome is still awaited.
+            hop_pending: True if the local worker forms a batch at this instant; no draft starts before it.
         """
         out: list[Command] = []
         for command in commands:

@@ -1,4 +1,4 @@
-"""What a node of a tier has promised to compute, and to hold: what those who choose among nodes want to know."""
+"""The compute and the cache that the open sessions of a node will still take: the content of its load reports."""
 
 from typing import NamedTuple
 
@@ -10,50 +10,48 @@ from serving.messages import INF, LoadReport, Request, Span
 class Reservation(NamedTuple):
     attempt: int
     pending_tokens: int
-    """That wait or run, of a session's present pass."""
+    """Tokens of the current pass that wait or run."""
     remaining_passes: int
-    """Passes that follow."""
+    """Passes after the current one."""
     max_cached_len: int
-    """That its cache may come to."""
+    """The longest that the session's cache can become."""
 
 
 class Reservations:
-    """By session. Remaining work is that of Hyperion, Eq. 19; an answer's length is its limit, because nobody knows it
-    before it is written.
-    """
+    """One reservation per session. Remaining work is that of Hyperion, Eq. 19, with an answer as long as its limit."""
 
     def __init__(self, estimator: Estimator) -> None:
         self._estimator = estimator
         self._by_session: dict[str, Reservation] = {}
         self.per_token_s = self.pass_s = 0.0
-        """Of a row more in a pass, and of a pass that has one: known since the first request."""
+        """Seconds of one more token in a pass, and of a pass of one token; set by the first request."""
 
     def __len__(self) -> int:
         return len(self._by_session)
 
     @property
     def has_timing(self) -> bool:
-        """Is it known how long a pass takes?"""
+        """True once it is known how long a pass takes."""
         return self.pass_s > 0
 
     def reserve(self, request: Request, span: Span) -> bool:
-        """A request has come; was its session new?"""
-        session, rows = request.slice.session, request.slice
+        """Reserves for a request. Returns True if its session had no reservation."""
+        session, seq = request.slice.session, request.slice
         if not self.has_timing:
             self.per_token_s, self.pass_s = self._estimator.per_token_s(span), self._estimator.pass_s(span)
         known = self._by_session.get(session)
-        waiting = known.pending_tokens if known and known.attempt == request.attempt else 0
-        tokens = rows.start + rows.num_tokens + request.budget - 1
-        self._by_session[session] = Reservation(request.attempt, waiting + rows.num_tokens, request.budget - 1, tokens)
+        pending = known.pending_tokens if known and known.attempt == request.attempt else 0
+        tokens = seq.start + seq.num_tokens + request.budget - 1
+        self._by_session[session] = Reservation(request.attempt, pending + seq.num_tokens, request.budget - 1, tokens)
         return known is None
 
     def complete(self, session: str, num_tokens: int) -> None:
-        """So many of its rows have run."""
+        """`num_tokens` of the session's pending tokens have run."""
         if known := self._by_session.get(session):
             self._by_session[session] = known._replace(pending_tokens=max(0, known.pending_tokens - num_tokens))
 
     def release(self, session: str) -> bool:
-        """Nothing is owed any more; was anything?"""
+        """Removes a session's reservation. Returns True if there was one."""
         return self._by_session.pop(session, None) is not None
 
     def load_report(self, node: str, kv_accounting: KVAccounting) -> LoadReport:

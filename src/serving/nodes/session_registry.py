@@ -1,4 +1,8 @@
-"""Which sessions a worker knows: the newest round of each, who asks for it, who of those was lost, which are over."""
+"""The sessions that a worker knows: each one's owner (the device that sends its requests) and newest attempt, and which
+were released.
+
+A request is accepted only for an open session, so that a message that was delayed opens nothing.
+"""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -6,9 +10,9 @@ from typing import Literal
 from serving.messages import Request
 
 MAX_RELEASED = 4096
-"""How many sessions that are over are remembered."""
+"""How many released sessions are remembered."""
 _REOPEN_ATTEMPT_GAP = 1024
-"""Rounds by which a session that is over must be exceeded: nothing that is still on its way is so young."""
+"""A released session opens again with an attempt this much newer; no delayed message can have one."""
 
 RequestStatus = Literal["open", "superseded", "released"]
 
@@ -16,20 +20,20 @@ RequestStatus = Literal["open", "superseded", "released"]
 class SessionRegistry:
     def __init__(self) -> None:
         self.newest_attempt: dict[str, int] = {}
-        """Session -> newest round seen; once it is released, the round that opens it again must be newer."""
+        """Session -> the newest attempt seen; for a released session, the attempt that a request must exceed."""
         self.released: dict[str, None] = {}
-        """The sessions that were released last, the oldest first."""
+        """The last released sessions, oldest first."""
         self.owners: dict[str, tuple[str, float]] = {}
-        """Session -> who asks for it, and when it last did."""
+        """Session -> its owner, and when the owner's last request came."""
         self.first_seen_s: dict[str, float] = {}
-        """Session -> when it first came."""
+        """Session -> when its first request came."""
         self.upstream_paths: dict[str, tuple[str, ...]] = {}
-        """Session -> the nodes by way of which it last came."""
+        """Session -> the nodes that forwarded its last request here."""
         self.leases: dict[int, tuple[str, float]] = {}
-        """Timer -> who was lost, and when: what it does not ask for again by then is released."""
+        """Timer -> a lost owner, and when it was lost. Its sessions are dropped when the timer fires."""
 
     def register(self, request: Request, now: float) -> RequestStatus:
-        """Is a request to be served? If it is, its owner is known from now on."""
+        """Registers a request as the newest of its session if the session is open."""
         session, newest = request.slice.session, self.newest_attempt.get(request.slice.session, -1)
         if session in self.released:
             if request.attempt <= newest:
@@ -45,12 +49,12 @@ class SessionRegistry:
         return "open"
 
     def _owner_restarted(self, session: str, owner: str) -> bool:
-        """Did the owner ask last before it was lost? Then it may have started again, and count from 0."""
+        """True if the owner was lost after its last request: it may have restarted, and count attempts from 0."""
         last = self.owners.get(session)
         return last is not None and any(last[0] == owner == p and last[1] <= at for p, at in self.leases.values())
 
     def start_lease(self, peer: str, now: float) -> int | None:
-        """Whoever was lost may come back for its sessions, for a while: the timer that ends it; None if it had none."""
+        """Starts a lease on the sessions of a lost owner. Returns its timer; None if the peer owns no session."""
         if not any(owner == peer for owner, _ in self.owners.values()):
             return None
         timer = min(self.leases, default=0) - 1
@@ -58,31 +62,31 @@ class SessionRegistry:
         return timer
 
     def expire_lease(self, timer: int) -> list[str]:
-        """The lease is over: the sessions that nobody came back for. They are not over: they may still open again."""
+        """The sessions for which the lost owner sent nothing since. They are reset, not released."""
         peer, since = self.leases.pop(timer)
         left = [session for session, (owner, asked) in self.owners.items() if owner == peer and asked <= since]
         self.reset(left)
         return left
 
     def stranded_sessions(self, peer: str, own_name: str) -> list[str]:
-        """The sessions of others that came here by way of a node that is lost."""
+        """The sessions that the lost node forwarded here for other owners."""
         return [
             session
-            for session, way in self.upstream_paths.items()
-            if peer in way and way[0] != own_name and self.owners.get(session, ("",))[0] != peer
+            for session, path in self.upstream_paths.items()
+            if peer in path and path[0] != own_name and self.owners.get(session, ("",))[0] != peer
         ]
 
     def reset(self, sessions: Iterable[str]) -> None:
-        """Not over, but nobody counts on them: should they come again, they open as new ones do."""
+        """Forgets these sessions: their next request opens them as new ones."""
         for session in sessions:
             self.newest_attempt.pop(session, None)
             self.first_seen_s.pop(session, None)
 
     def release(self, session: str) -> None:
-        """Over. What is on its way must not open it again; in time nothing is, and its name goes.
+        """Marks a session as released, so that a delayed request does not open it again.
 
-        A message that comes later still does no harm: if it needs a cache it is a `Miss` that nobody awaits, else it
-        leaves a cache that is the first to be evicted.
+        Only the last `MAX_RELEASED` are remembered. A request delayed for longer does no harm: it gets a `CacheMiss`
+        that its device ignores, or leaves a cache that is the first to be evicted.
         """
         self.first_seen_s.pop(session, None)
         if session not in self.released:
