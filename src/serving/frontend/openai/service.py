@@ -1,4 +1,4 @@
-"""The parts of an endpoint around one gateway, and a request's way through them: bytes, prompts, queue, tokens, text."""
+"""The parts of an endpoint around one gateway, and the way of a request through them: queue, prefix, tokens, text."""
 
 import asyncio
 import logging

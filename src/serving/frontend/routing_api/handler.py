@@ -1,4 +1,4 @@
-"""POST /v1/route: decides which model writes the next token; if the large one, lets it write, in the endpoint's queue."""
+"""POST /v1/route: decides which model writes the next tokens, and lets the large one write in the endpoint's queue."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

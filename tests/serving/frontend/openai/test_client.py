@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import Loop
+from frontend.openai.fake_gateway import Loop
 
 from serving.frontend.openai.gateway import TokenDelta, UnsupportedRequestError
 from serving.messages import SamplingParams

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from fake_setup import LAYERS, setup
-from page.made import offer, routed, router
+from frontend.ui.tiny_page import offer, routed, router
 
 from serving.deployment.topology import Topology
 from serving.engines.remote.server import RemoteServer

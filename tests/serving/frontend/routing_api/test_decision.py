@@ -4,9 +4,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from frontend.routing_api.examples import routed
 from hypothesis import given
 from hypothesis import strategies as st
-from routing.shown import routed
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.options import RoutingLimits

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from page.made import Played, pair, routed, show
+from frontend.ui.tiny_page import Played, pair, routed, show
 
 from serving.engines.models import ModelPair
 

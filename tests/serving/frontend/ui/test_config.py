@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from fake_setup import setup
-from page.made import routed
+from frontend.ui.tiny_page import routed
 
 from serving.frontend.service_options import ServiceOptions, UiOptions
 from serving.frontend.ui.config import UiConfig

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeTokenizer
 from fake_pair import own_text
 from fake_setup import LAYERS, setup
+from frontend.openai.fake_gateway import FakeTokenizer
 from rig import Gate, run, until
 
 from serving.core.keyed_random import key

@@ -2,7 +2,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from endpoint.fake_gateway import FakeGateway, Loop
+from frontend.openai.fake_gateway import FakeGateway, Loop
 
 from serving.frontend.openai.options import EndpointOptions
 

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from frontend.routing_api.examples import question, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from routing.shown import question, state
 
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.routing_api import schema

@@ -1,5 +1,5 @@
 import pytest
-from endpoint.tokenizers_made import byte_fallback, byte_level, words
+from frontend.openai.tiny_tokenizers import byte_fallback, byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

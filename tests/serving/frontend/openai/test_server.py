@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeGateway, Loop
-from endpoint.plain_http import JSON, Answer, asking, request, send
+from frontend.openai.fake_gateway import FakeGateway, Loop
+from frontend.openai.plain_http import JSON, Answer, asking, request, send
 
 from serving.frontend.openai.http import HttpProtocol
 from serving.frontend.openai.options import EndpointOptions

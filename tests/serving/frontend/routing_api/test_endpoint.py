@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeGateway, Loop
-from endpoint.plain_http import JSON, request, send
-from routing.shown import question, routed, state
+from frontend.openai.fake_gateway import FakeGateway, Loop
+from frontend.openai.plain_http import JSON, request, send
+from frontend.routing_api.examples import question, routed, state
 
 from serving.frontend.openai.gateway import TokenDelta
 from serving.frontend.openai.options import EndpointOptions, RoutingLimits

@@ -23,19 +23,22 @@ from serving.transport.security import Security
 NAMES = ("hyperion", "sled", "hat")
 
 
-def left(party: Party) -> dict[str, int]:
+STATE = ("queue", "retained_requests", "forwarded", "undeliverable", "running", "quarantined")
+"""Fields of a worker that are empty when it has no session."""
+
+
+def sizes_of_state(party: Party) -> dict[str, int]:
     worker = party.node
-    held = {name: len(getattr(worker, name)) for name in ("queue", "retained_requests", "forwarded", "undeliverable", "running", "quarantined")}
-    return held | {
+    return {name: len(getattr(worker, name)) for name in STATE} | {
         "caches": len(party.chip.caches),
-        "lengths": len(worker.kv_accounting.cached_lens),
-        "promised": len(worker.reservations),
+        "cached_lens": len(worker.kv_accounting.cached_lens),
+        "reservations": len(worker.reservations),
         "owners": len(worker.session_registry.owners),
     }
 
 
 async def nothing_is_left(nodes: dict[str, Party]) -> None:
-    await until(lambda: not any(n for party in nodes.values() for n in left(party).values()))
+    await until(lambda: not any(n for party in nodes.values() for n in sizes_of_state(party).values()))
 
 
 async def answered(device: Party, *sessions: str, limit: int = 24) -> None:

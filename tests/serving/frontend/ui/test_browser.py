@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from page.processes import Process, described, free_port, served
+from frontend.ui.processes import Process, described, free_port, served
 
 pytestmark = pytest.mark.slow
 

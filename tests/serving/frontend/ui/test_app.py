@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from fake_setup import setup
-from page.made import PROMPT, Played, named, routed, router, show
+from frontend.ui.tiny_page import PROMPT, Played, named, routed, router, show
 
 from serving.engines.models import ModelPair
 from serving.frontend.ui.app import DevicePool, RunEndpoint

@@ -4,8 +4,8 @@ from copy import copy
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeTokenizer
-from endpoint.tokenizers_made import byte_level, words
+from frontend.openai.fake_gateway import FakeTokenizer
+from frontend.openai.tiny_tokenizers import byte_level, words
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

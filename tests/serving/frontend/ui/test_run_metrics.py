@@ -1,7 +1,7 @@
 """What a run is counted as, and what its words say of it."""
 
 from fake_setup import setup
-from page.made import PF, meter
+from frontend.ui.tiny_page import PF, meter
 
 from serving.frontend.ui.run_metrics import RunMeter
 from serving.metrics.recorder import SessionRecord

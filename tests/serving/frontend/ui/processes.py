@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from checkpoints import made
-from page.made import router
+from frontend.ui.tiny_page import router
 
 
 def described(root: Path, store: Path) -> tuple[str, ...]:

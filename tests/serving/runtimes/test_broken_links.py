@@ -19,7 +19,7 @@ from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.link_loss import LinkLoss
 from serving.policy.slots.prefill import WholePrefill
 
-sys.path.insert(0, str(Path(__file__).parent / "transport"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "transport"))
 QUICK = replace(LIMITS, keepalive_s=0.1, keepalive_timeout_s=0.1, connect_timeout_s=0.3)
 
 

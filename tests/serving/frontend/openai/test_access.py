@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import Loop
-from endpoint.plain_http import JSON, request, send
+from frontend.openai.fake_gateway import Loop
+from frontend.openai.plain_http import JSON, request, send
 
 from serving.frontend.openai.access import HostGuard
 from serving.frontend.openai.options import EndpointOptions

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from endpoint.fake_gateway import FakeTokenizer
-from page.made import meter, named, offer, routed
+from frontend.openai.fake_gateway import FakeTokenizer
+from frontend.ui.tiny_page import meter, named, offer, routed
 
 from serving.frontend.openai.detokenizer import decode
 from serving.frontend.openai.errors import ApiError

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from endpoint.tokenizers_made import byte_level
+from frontend.openai.tiny_tokenizers import byte_level
 from starlette.routing import Route
 
 from serving.frontend.openai.gateway import Conversation, TokenDelta

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fake_pair import own_text
-from routing.shown import routed
-from test_gateway import PROMPT, Stage, played, text
+from frontend.routing_api.examples import routed
+from frontend.test_device_gateway import PROMPT, Stage, played, text
 
 from serving.core.scores import ROUTE
 from serving.frontend.routing_api.handler import UNVERIFIED
