@@ -37,13 +37,13 @@ def test_names_that_mean_something_else_are_refused(name: str) -> None:
 def test_a_cloud_or_tiers_but_not_both() -> None:
     with pytest.raises(ValueError, match=r"hardware\.cloud\) or tiers \(hardware\.tiers\), not neither"):
         Bed(device=DEVICE)
-    with pytest.raises(ValueError, match="not both; what is not meant is null"):
+    with pytest.raises(ValueError, match="not both; set the other to null"):
         Bed(fleet(AGX), DEVICE, tiers=tiers(1))
 
 
 TIERS: list[tuple[dict[str, Any], str]] = [
-    ({"nodes": fleet(NX, network={"uplink_mbps": 1, "downlink_mbps": 1})}, "tier: a link is the tier's own"),
-    ({"nodes": fleet(NX, schedule={"modes": ["15W"]})}, "its nodes have no schedule of modes; set null"),
+    ({"nodes": fleet(NX, network={"uplink_mbps": 1, "downlink_mbps": 1})}, "tier: the link belongs to the tier"),
+    ({"nodes": fleet(NX, schedule={"modes": ["15W"]})}, "its nodes have no schedule of modes; set both to null"),
     ({"nodes": fleet(NX), "other_nodes": (fleet(AGX, schedule={"modes": ["15W"]}),)}, "no schedule of modes"),
     (
         {"nodes": fleet(NX), "link": Link(1, 1, outages=PeriodicOutages(period_s=9, duration_s=1))},
@@ -51,7 +51,7 @@ TIERS: list[tuple[dict[str, Any], str]] = [
     ),
     ({"nodes": fleet(NX, count=2), "failing_nodes": (2,)}, "failing_nodes names node 2 of 2 x .*; there are 2, counted from 0"),
     ({"nodes": fleet(NX), "failing_nodes": (0, -1)}, "failing_nodes names node -1 of 1 x .*; there are 1"),
-    ({"nodes": fleet(NX), "failing_nodes": (0,)}, "nothing says when they fail; set outages, too"),
+    ({"nodes": fleet(NX), "failing_nodes": (0,)}, "there are no outages; set outages, too"),
     ({"nodes": fleet(NX), "detect_ms": -1.0}, r"detect_ms=-1\.0 must be 0 or more"),
     ({"nodes": fleet(NX), "detect_ms": float("inf")}, "detect_ms=inf must be"),
 ]
@@ -66,7 +66,7 @@ def test_impossible_tiers_are_refused(how: dict[str, Any], message: str) -> None
 def test_a_placement_names_tiers_that_there_are() -> None:
     with pytest.raises(ValueError, match="there is no tier 'cloud' in the testbed; there are here and nano, nx"):
         over(tiers(1, 1), override={"placement": CloudPlacement()})
-    with pytest.raises(ValueError, match=r"no tier 'nano' .* there are here and cloud, and for the stages of a pipe"):
+    with pytest.raises(ValueError, match=r"no tier 'nano' .* there are here and cloud, and for later stages of a pipe"):
         setup("cloud_centric", override={"placement": CloudPlacement("nano")})
 
 

@@ -1,4 +1,4 @@
-"""A chip: what it can compute, read and hold in each of its power modes, and who says so."""
+"""A chip: its figures in each power mode with their sources, and the roofline latency that follows from them."""
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -10,60 +10,60 @@ from serving.hardware.latency import FittedLatencies, LatencyModel
 
 @dataclass(frozen=True)
 class PowerMode:
-    """Clocks and peaks in one power mode; a figure that is not known, or that the chip does not have, is None."""
+    """Clocks and peaks in one power mode; None: unknown, or the chip has none."""
 
     fp16_tflops: float | None = None
-    """Dense FP16 peak of the processor that runs the model. Never the sparse headline."""
+    """Dense FP16 peak of the processor that runs the model, not the sparse headline."""
     fp32_tflops: float | None = None
     memory_gbps: float | None = None
-    """Peak bandwidth, 10^9 bytes a second."""
+    """Peak bandwidth, 10^9 bytes per second."""
     power_w: float | None = None
     int8_tops: float | None = None
     headline_tops: float | None = None
-    """What the box says of this mode, where it says more than the chip's `headline_tops`."""
+    """Advertised for this mode, if it differs from the chip's `headline_tops`."""
     nvpmodel_id: int | None = None
     gpu_mhz: float | None = None
     emc_mhz: float | None = None
     cpu_cores: int | None = None
     cpu_mhz: float | None = None
     tpcs: int | None = None
-    """Texture processing clusters that are switched on, two SMs each."""
+    """Active texture processing clusters, two SMs each."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Where this mode's figures come from, when not from where the chip's `sources` says for all modes."""
+    """Sources of this mode's figures, if they differ from the chip's `sources`."""
 
     def __post_init__(self) -> None:
         check_sources("mode", self.sources, _MODE_FIGURES)
         for name in _MODE_FIGURES - {"nvpmodel_id"}:
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"mode: {name}={value} must be more than 0; leave out what is not known.")
+                raise ValueError(f"mode: {name}={value} must be above 0; leave out unknown figures.")
 
 
 @dataclass(frozen=True)
 class Chip:
     """Memory, power modes and efficiencies, every figure with its source.
 
-    `sources` maps a field of the chip, or of all its modes, to `class: reason`, where the class is datasheet, derived,
-    measured or unverified. Efficiencies are shares of the peak that a model forward reaches.
+    `sources` maps a field of the chip or of all its modes to `class: reason`; the class is datasheet, derived, measured
+    or unverified. Efficiencies are the shares of the peaks that a forward reaches.
     """
 
     name: str
     modes: dict[str, PowerMode]
     default_mode: str
     memory_gb: float | None = None
-    """In units of 2^30 bytes, as memory is sold; None: unknown, nothing is refused."""
+    """In 2^30 bytes; None: unknown, no model is refused for its size."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     launch_overhead_s: float = 0.0
-    """Host time a forward that no kernel hides."""
+    """Host time per forward that no kernel hides."""
     idle_w: float | None = None
     headline_tops: float | None = None
-    """What the box says (sparse INT8, accelerators included); for information, nothing is computed from it."""
+    """Advertised peak (sparse INT8, accelerators included); not used in computations."""
     sources: dict[str, str] = field(default_factory=dict)
     fitted: dict[str, FittedLatencies] = field(default_factory=dict)
-    """Sets of coefficients that were fitted on this chip; a fleet's `timing` names the one to use."""
+    """Latency coefficients fitted on this chip, by name; a fleet's `timing` chooses one."""
     profile: Path | None = None
-    """The profile stage's artifact, used by `timing: profile`."""
+    """Artifact of the profile stage, for `timing: profile`."""
 
     def __post_init__(self) -> None:
         check_sources(f"chip {self.name}", self.sources, _CHIP_FIGURES | _MODE_FIGURES)
@@ -71,14 +71,14 @@ class Chip:
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(
-                    f"chip {self.name}: {name}={getattr(self, name)} must be a share of the peak: over 0, up to 1."
+                    f"chip {self.name}: {name}={getattr(self, name)} must be a share of the peak: above 0, at most 1."
                 )
         for name in ("memory_gb", "launch_overhead_s", "idle_w"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise ValueError(f"chip {self.name}: {name}={value} must not be negative.")
 
     def mode(self, name: str | None) -> PowerMode:
-        """The mode of that name, or the default one for None; raises ValueError that lists the chip's modes."""
+        """The mode of that name, None: the default mode. Raises ValueError that lists the chip's modes."""
         mode = self.modes.get(self.default_mode if name is None else name)
         if mode is None:
             raise ValueError(
@@ -88,22 +88,24 @@ class Chip:
         return mode
 
     def source(self, figure: str, mode: str | None = None) -> str | None:
-        """Where a figure of the chip, or of one of its modes, comes from; None when nobody said."""
+        """Source of a figure of the chip or of one of its modes; None if there is none."""
         own = self.mode(mode).sources.get(figure) if figure in _MODE_FIGURES else None
         return own or self.sources.get(figure)
 
     def unsourced(self) -> tuple[str, ...]:
-        """Figures that are given without saying where they come from."""
-        bare = [name for name in sorted(_CHIP_FIGURES) if getattr(self, name) is not None and not self.source(name)]
+        """Names of given figures without a source."""
+        unsourced = [
+            name for name in sorted(_CHIP_FIGURES) if getattr(self, name) is not None and not self.source(name)
+        ]
         for key, mode in self.modes.items():
             given = [name for name in sorted(_MODE_FIGURES) if getattr(mode, name) is not None]
-            bare += [f"{key}.{name}" for name in given if not self.source(name, key)]
-        return tuple(bare)
+            unsourced += [f"{key}.{name}" for name in given if not self.source(name, key)]
+        return tuple(unsourced)
 
     def joules(self, mode: str | None, busy_s: float, idle_s: float = 0.0) -> float | None:
-        """Energy: the mode's whole power budget while busy, `idle_w` while not; None when either power is unknown.
+        """Energy: the mode's power budget while busy, `idle_w` otherwise; None if either power is unknown.
 
-        The budget is an upper bound: a forward that waits for memory draws less, and a link's radio is not counted.
+        The budget is an upper bound: a memory-bound forward draws less. A link's radio is not counted.
         """
         power_w = self.mode(mode).power_w
         if power_w is None or self.idle_w is None:
@@ -119,20 +121,20 @@ _CHIP_FIGURES = frozenset(each.name for each in fields(Chip)) - _NOT_FIGURES
 def roofline(
     chip: Chip, mode: str | None, architecture: Architecture, precision: Precision, tensor_parallel: int = 1
 ) -> LatencyModel:
-    """Coefficients from a chip's figures and an architecture's shape.
+    """Latency coefficients from a chip's figures and an architecture's shape.
 
-    Linear layers: 2 FLOPs a weight, over the chip's dense peak times its compute efficiency. Attention: 4 x head_dim
-    FLOPs a head and pair, over the same. Cached tokens: their KV bytes over bandwidth times bandwidth efficiency.
-    Constant: the weights' bytes over the same, and the launch overhead. Compute and reading are added, as Eq. 19 does,
-    where a true roofline takes the larger: at most twice too slow, where both are equal. Tensor parallelism divides
-    all but the launch overhead; its all-reduces are not charged. Raises ValueError for a chip without such figures.
+    Linear layers: 2 FLOPs per weight over dense peak times compute efficiency. Attention: 4 x head_dim FLOPs per head
+    and (query, key) pair, over the same. Cached tokens: KV bytes over bandwidth times bandwidth efficiency. Constant:
+    weight bytes over the same, plus the launch overhead. Compute and memory time are added, as in WISP, Eq. 19; a true
+    roofline takes the larger, so the result is at most twice too slow. Tensor parallelism divides all but the launch
+    overhead; all-reduces are not charged. Raises ValueError for a chip without these figures.
     """
     figures = chip.mode(mode)
     peak = figures.fp32_tflops if precision == "fp32" else figures.fp16_tflops
     if peak is None or figures.memory_gbps is None:
         raise ValueError(
             f"chip {chip.name} has no {'FP32' if precision == 'fp32' else 'FP16'} peak or no bandwidth in mode "
-            f"{mode or chip.default_mode}, so no roofline can be drawn. Use its profile (timing: profile) or give both."
+            f"{mode or chip.default_mode}, so there is no roofline. Use its profile (timing: profile) or give both."
         )
     flops = peak * 1e12 * chip.compute_efficiency * tensor_parallel
     nbytes = figures.memory_gbps * 1e9 * chip.bandwidth_efficiency * tensor_parallel

@@ -1,4 +1,4 @@
-"""Own tokens, the target's clock: a model that runs here, timed as another architecture on another chip."""
+"""Executors run work. `TimedExecutor` runs it on a local model and times it as another architecture on another chip."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,20 +11,20 @@ from serving.messages import MEDUSA_TREE, DraftOutcome, DraftWork, ForwardWork, 
 
 
 class TransientWorkError(RuntimeError):
-    """Work that failed for a reason outside this program: its node hears `WorkFailed`, and everything else goes on."""
+    """Work failed for a reason outside this program: its node receives `WorkFailed`, and the run goes on."""
 
 
 class FatalWorkError(RuntimeError):
-    """Work failed, and all later work will: the process ends, so that others see its nodes lost."""
+    """Work failed and all later work would: the process ends, so that its peers lose its nodes."""
 
 
 class Executor(Protocol):
     def execute(self, work: Work) -> tuple[Outcome, float]:
-        """The outcome, and the seconds that the chip is busy with it. Raises OutageError, BrokenError."""
+        """Returns the outcome and the seconds that the chip is busy. Raises TransientWorkError, FatalWorkError."""
         ...
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees a session's cache: of the span that begins at layer `first`, or the drafter's (None)."""
+        """Frees a session's cache: of the span that starts at layer `first`, or the drafter's (None)."""
         ...
 
 
@@ -38,20 +38,21 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class ModelSplit:
-    """How a placement divides a model."""
+    """How a placement splits a model."""
 
     scale: LayerScale
     hidden_dtype: HiddenDtype
-    """In which hidden states leave a span."""
+    """Type in which hidden states leave a span."""
     draft_heads_ratio: float = 0.0
-    """The weights of heads that draft, as a multiple of the model's own head's."""
+    """Weights of the draft heads as a multiple of the LM head's."""
 
 
 class TimedExecutor:
-    """An executor: outcomes from `engine`, a model of `layers` layers; seconds and bytes of the timed `architecture`.
+    """Outcomes come from `engine`, a model of `layers` layers; seconds and bytes are those of the timed `architecture`.
 
-    Each of its layers stands for L_timed / L layers, or where a placement splits it as `split` says. `latency` gives
-    the coefficients for a session, because a device may change its power mode between two of them.
+    Args:
+        latency: coefficients for a session; a device may change its power mode between sessions.
+        split: None: each layer stands for timed layers / `layers`.
     """
 
     def __init__(
@@ -76,28 +77,28 @@ class TimedExecutor:
         self._engine.drop(session, first)
 
     def _split_s(self, work: ForwardWork, loads: tuple[ForwardLoad, ...], split: ModelSplit) -> float:
-        """A hop of a split model, by the layers that its span stands for, and the heads that draft beside its own."""
-        (one,) = loads
-        scaled = [one._replace(layers=split.scale.layers_for(work.span))]
+        """Seconds of a hop of a split model: the timed layers of its span, and its draft heads."""
+        (load,) = loads
+        scaled = [load._replace(layers=split.scale.layers_for(work.span))]
         if (
             MEDUSA_TREE in work.requested_outputs
             and work.span.lm_head
-            and (asked := sum(bool(rows.rule) for rows in work.slices))
+            and (num_verdicts := sum(bool(seq.rule) for seq in work.slices))
         ):
             scaled.append(
-                ForwardLoad(0, 0, 0, 0, asked * split.draft_heads_ratio, num_forwards=split.draft_heads_ratio)
+                ForwardLoad(0, 0, 0, 0, num_verdicts * split.draft_heads_ratio, num_forwards=split.draft_heads_ratio)
             )
         return self._latency(work.slices[0].session).total_seconds(scaled, 1, 1)
 
     def _with_timed_nbytes(self, work: Work, outcome: Outcome) -> Outcome:
-        """The outcome with the bytes that its tensors would have on the timed architecture."""
+        """Returns the outcome with the tensor sizes of the timed architecture."""
         if isinstance(outcome, DraftOutcome):
             if not outcome.draft_probs:
                 return outcome
             sized = zip(outcome.draft_probs, outcome.probs_support, strict=True)
             return replace(
                 outcome,
-                draft_probs=tuple(TensorRef(b.id, draft_probs_nbytes(kept, self._vocab_size)) for b, kept in sized),
+                draft_probs=tuple(TensorRef(ref.id, draft_probs_nbytes(n, self._vocab_size)) for ref, n in sized),
             )
         if not isinstance(work, ForwardWork) or work.span.lm_head:
             return outcome
@@ -106,15 +107,17 @@ class TimedExecutor:
     def _result_with_timed_nbytes(self, result: SliceOutcome, work: ForwardWork, i: int) -> SliceOutcome:
         if result.hidden_states is None:
             return result
-        rows = work.slices[i].num_tokens if work.hidden_exports[i] == "all" else work.slices[i].num_drafts + 1
-        number: HiddenDtype = self._split.hidden_dtype if self._split else "fp16"
+        seq = work.slices[i]
+        num_tokens = seq.num_tokens if work.hidden_exports[i] == "all" else seq.num_drafts + 1
+        dtype: HiddenDtype = self._split.hidden_dtype if self._split else "fp16"
         return replace(
-            result, hidden_states=TensorRef(result.hidden_states.id, hidden_nbytes(rows, self._hidden_size, number))
+            result,
+            hidden_states=TensorRef(result.hidden_states.id, hidden_nbytes(num_tokens, self._hidden_size, dtype)),
         )
 
 
 class DeviceExecutor:
-    """A device's chip: the drafter's work and the target's part of it are of two models."""
+    """A device's executor: draft work runs on the drafter, forward work on the device's part of the target."""
 
     def __init__(self, drafter: Executor, target: Executor) -> None:
         self._drafter, self._target = drafter, target

@@ -1,4 +1,4 @@
-"""A fleet: so many like nodes, how they are set, how they are connected, and what times them."""
+"""A fleet of equal nodes: chip, power mode, link and latency; and whether a model fits their memory."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -14,7 +14,7 @@ GB = 2**30
 
 @dataclass(frozen=True)
 class PowerModeSchedule:
-    """Power modes that change while serving, a new one every `requests_per_mode` requests of a device."""
+    """Power modes that change during a run, every `requests_per_mode` requests of a device."""
 
     modes: tuple[str, ...]
     requests_per_mode: int = 1
@@ -22,35 +22,35 @@ class PowerModeSchedule:
 
     def __post_init__(self) -> None:
         if not self.modes:
-            raise ValueError("schedule: modes is empty; name the power modes to change between.")
+            raise ValueError("schedule: modes is empty; list the power modes to change between.")
         if self.requests_per_mode < 1:
-            raise ValueError(f"schedule: every={self.requests_per_mode} requests must be at least 1.")
+            raise ValueError(f"schedule: requests_per_mode={self.requests_per_mode} must be at least 1.")
 
     def mode(self, stream: int, request: int) -> str:
-        """The mode in which a device (its `stream` from `serving.core.keyed_random.key`) serves its `request`, counted
-        from 0.
+        """The mode in which a device serves its `request`, counted from 0; `stream` is from
+        `serving.core.keyed_random.key`.
         """
-        turn = request // self.requests_per_mode
+        period = request // self.requests_per_mode
         if self.order == "cycle":
-            return self.modes[turn % len(self.modes)]
-        return self.modes[int(uniform(stream, turn, "mode") * len(self.modes))]
+            return self.modes[period % len(self.modes)]
+        return self.modes[int(uniform(stream, period, "mode") * len(self.modes))]
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """`count` like nodes: the chip, how it is set, how it is connected, and what times it."""
+    """`count` equal nodes."""
 
     chip: Chip
     mode: str | None = None
     count: int = 1
     schedule: PowerModeSchedule | None = None
     network: Link | None = None
-    """This fleet's own link; None: the run's network."""
+    """Link of these nodes; None: the run's network."""
     tensor_parallel: int = 1
-    """Chips that share one model, in each node."""
+    """Chips of each node, which share one model."""
     precision: Precision = "fp16"
     timing: str = "roofline"
-    """roofline, profile, or the name of a set in the chip's `fitted`."""
+    """roofline, profile, or a name in the chip's `fitted`."""
 
     def __post_init__(self) -> None:
         for name in ("count", "tensor_parallel"):
@@ -67,9 +67,9 @@ class Fleet:
             raise ValueError(f"fleet of {self.chip.name}: unknown timing {self.timing!r}; use one of {known}.")
 
     def _check_fitted(self) -> None:
-        """What was fitted on one chip in one mode says nothing of others."""
-        elsewhere = self.tensor_parallel > 1 or self.schedule or self.mode_name != self.chip.default_mode
-        if self.timing != "roofline" and elsewhere:
+        """Fitted coefficients hold only for one chip in the default mode."""
+        differs = self.tensor_parallel > 1 or self.schedule or self.mode_name != self.chip.default_mode
+        if self.timing != "roofline" and differs:
             raise ValueError(
                 f"fleet of {self.chip.name}: timing={self.timing} was measured on one chip in mode "
                 f"{self.chip.default_mode}; tensor_parallel, a schedule and other modes need timing=roofline."
@@ -81,23 +81,22 @@ class Fleet:
 
     @property
     def power_mode(self) -> PowerMode:
-        """Clocks, peaks and power of the mode that the fleet is set to."""
         return self.chip.mode(self.mode)
 
     @property
     def memory_nbytes(self) -> float | None:
-        """Of one node, over its chips; None when unknown."""
+        """Memory of one node, all its chips; None: unknown."""
         return None if self.chip.memory_gb is None else self.chip.memory_gb * GB * self.tensor_parallel
 
     def mode_at(self, stream: int, request: int) -> str:
-        """The mode of one device at its `request`-th request: by the schedule, or always the same."""
+        """The mode of one device at its `request`-th request."""
         return self.schedule.mode(stream, request) if self.schedule else self.mode_name
 
     def latency(self, architecture: Architecture, mode: str | None = None) -> LatencyModel:
-        """The coefficients that time this architecture here, in the fleet's mode or in `mode`; `source` says which.
+        """Latency coefficients of this architecture, in the fleet's mode or in `mode`.
 
-        A set of fitted coefficients without this architecture falls back to the roofline, and its source says so.
-        Raises ValueError when there is neither.
+        If the fitted coefficients lack this architecture, the roofline is used and its `source` says so. Raises
+        ValueError if there is neither.
         """
         if self.timing == "roofline":
             return self._roofline(architecture, mode)
@@ -105,15 +104,15 @@ class Fleet:
         if found := fits.latencies.get(architecture.name):
             return found
         try:
-            drawn = self._roofline(architecture, mode)
+            model = self._roofline(architecture, mode)
         except ValueError as error:
             raise ValueError(f"{fits.source} has no coefficients for {architecture.name}, and {error}") from None
-        return replace(drawn, source=f"{drawn.source} ({self.timing} has no {architecture.name})")
+        return replace(model, source=f"{model.source} ({self.timing} has no {architecture.name})")
 
     def joules(self, busy_s: float, idle_s: float = 0.0, mode: str | None = None) -> float | None:
         """Energy of one node, all its chips: see `Chip.joules`."""
-        one = self.chip.joules(mode or self.mode, busy_s, idle_s)
-        return None if one is None else one * self.tensor_parallel
+        per_chip = self.chip.joules(mode or self.mode, busy_s, idle_s)
+        return None if per_chip is None else per_chip * self.tensor_parallel
 
     def _roofline(self, architecture: Architecture, mode: str | None) -> LatencyModel:
         return roofline(self.chip, mode or self.mode_name, architecture, self.precision, self.tensor_parallel)
@@ -127,15 +126,14 @@ class Fleet:
 
 
 def check_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> None:
-    """Refuse a model that does not fit: weights, KV of `sessions` x `tokens`, and one forward of `tokens` rows.
+    """Raises ValueError if weights, KV cache of `sessions` x `tokens` and one forward of `tokens` tokens do not fit.
 
-    The operating system's share of a unified memory is not counted. Raises ValueError with each term, and where fleet
-    and model both say in how few bits weights are stored.
+    Also if both fleet and model quantise the weights. The operating system's share of a unified memory is not counted.
     """
     if architecture.quantization != "none" and fleet.precision in ("int8", "int4"):
         raise ValueError(
-            f"{architecture.name} is quantised, and precision={fleet.precision} of {fleet.chip.name} stores weights in "
-            "fewer bits once more; set the hardware's precision to fp16, or the model's quantization to none."
+            f"{architecture.name} is quantised, and precision={fleet.precision} of {fleet.chip.name} would quantise "
+            "its weights again; set the hardware's precision to fp16, or the model's quantization to none."
         )
     memory = fleet.memory_nbytes
     weights, cache, activations = _memory_terms(fleet, architecture, sessions, tokens)
@@ -150,7 +148,7 @@ def check_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens
 
 
 def fits_memory(fleet: Fleet, architecture: Architecture, sessions: int, tokens: int) -> bool:
-    """Does a model fit, as far as memory goes, where `check_fits` would refuse it?"""
+    """True if the model fits the memory as in `check_memory`."""
     memory = fleet.memory_nbytes
     return memory is None or sum(_memory_terms(fleet, architecture, sessions, tokens)) <= memory
 

@@ -1,4 +1,4 @@
-"""How long a forward takes: linear in what it did."""
+"""The latency of a forward as a linear function of its load, and the scale from served to timed layers."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -11,50 +11,50 @@ from serving.messages import Hop, Span
 
 PROFILE_FILE = "latency.json"
 COEFFICIENTS = ("a_s", "b_compute_s", "b_read_s", "c_s", "head_token_s", "head_c_s", "session_s", "wake_s")
-"""What a latency is linear in: WISP, Eq. 19, the LM head's row and constant, a further session, a piece of work."""
+"""Coefficients of a latency: WISP, Eq. 19; per LM-head token and constant; per extra session; per work item."""
 
 
 class ForwardLoad(NamedTuple):
-    """What one forward did, in the terms of WISP, Eq. 18 and 19."""
+    """The load of one forward in the terms of WISP, Eq. 18 and 19."""
 
     layers: float
-    """Layers of the timed architecture that ran; a split or an early exit runs fewer than all."""
+    """Layers that ran; a split model or an early exit runs fewer than all."""
     num_tokens: float
     """Tokens through the linear layers, summed over the batch: N_linear."""
     interactions: float
-    """Query times key pairs, (cached + new) x new summed over the batch: N_interactions."""
+    """(Query, key) pairs, (cached + new) x new summed over the batch: N_interactions."""
     cached_tokens: float
-    """Cached tokens read, summed over the batch's sessions: N_cached."""
+    """Cached tokens read, summed over the batch: N_cached."""
     head_tokens: float = 0.0
-    """Rows through the LM head."""
+    """Tokens through the LM head."""
     num_forwards: float = 1
-    """How many forwards of as many layers, one after the other, these sums are of: each costs the constant part."""
+    """Number of consecutive forwards that these sums cover; each costs the constant part."""
     extra_sessions: int = 0
-    """Sessions in each forward beyond its first, summed: every session has attention calls of its own."""
+    """Sessions of each forward beyond its first, summed; every session has its own attention calls."""
 
 
 def batch_load(layers: float, spans: Iterable[tuple[int, int]], head_tokens: float = 0.0) -> ForwardLoad:
-    """The load of one batched forward, from (cached, new) tokens of each session in it.
+    """The load of one batched forward, from (cached, new) tokens of each session.
 
-    Interactions follow WISP, Eq. 18: the whole rectangle, without halving the causal part of a prefill. Coefficients
-    that were fitted on one way of counting are wrong for the other, so everybody counts here.
+    Interactions follow WISP, Eq. 18: the full rectangle, without halving the causal part of a prefill. Coefficients fit
+    one way of counting only, so all callers must count here.
     """
-    rows = interactions = read = sessions = 0
+    num_tokens = interactions = read = sessions = 0
     for cached, new in spans:
         sessions += 1
-        rows += new
+        num_tokens += new
         interactions += (cached + new) * new
         read += cached
-    return ForwardLoad(layers, rows, interactions, read, head_tokens, extra_sessions=max(0, sessions - 1))
+    return ForwardLoad(layers, num_tokens, interactions, read, head_tokens, extra_sessions=max(0, sessions - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
-    """Coefficients of `a*N_linear + b_compute*N_interactions + b_read*N_cached + c` (WISP, Eq. 19), and the LM head's.
+    """Coefficients of `a*N_linear + b_compute*N_interactions + b_read*N_cached + c` (WISP, Eq. 19), and of the LM head.
 
-    a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share of each.
-    The head is apart, because most rows of a prefill never meet it; coefficients fitted on whole forwards leave it 0.
-    `session_s` and `wake_s` are ours, and 0 where nobody measured them.
+    a, b_compute, b_read and c are seconds for all `layers` together; a forward of fewer layers takes its share. The
+    head is separate, because most tokens of a prefill skip it; it is 0 in coefficients fitted on whole forwards.
+    `session_s` and `wake_s` are not in WISP, and 0 if not measured.
     """
 
     a_s: float
@@ -66,9 +66,9 @@ class LatencyModel:
     head_token_s: float = 0.0
     head_c_s: float = 0.0
     session_s: float = 0.0
-    """Of each session beyond the first in a forward, for all layers."""
+    """Per session of a forward beyond its first, for all layers."""
     wake_s: float = 0.0
-    """Of each piece of work, however many forwards it has: what the first one costs more after a rest."""
+    """Per work item, however many forwards it has: extra cost of the first forward after a pause."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -82,37 +82,38 @@ class LatencyModel:
                 )
 
     def seconds(self, load: ForwardLoad) -> float:
-        """Seconds that one forward takes, by itself."""
+        """Seconds of a single forward."""
         return self.total_seconds((load,), 1, 1)
 
     def total_seconds(self, loads: Sequence[ForwardLoad], timed_layers: int, served_layers: int) -> float:
-        """Seconds of one piece of work, whose forwards follow each other without a rest, of a model of `served_layers`
-        layers that stands for one of `timed_layers`: each of its layers for depth / of layers.
+        """Seconds of one work item, whose forwards run without a pause.
+
+        The model has `served_layers` layers and stands for one of `timed_layers`: each layer counts timed / served.
         """
         a_s, b_compute_s, b_read_s, c_s = self.a_s, self.b_compute_s, self.b_read_s, self.c_s
         total_s = self.wake_s if loads else 0.0
-        for layers, rows, interactions, cached, head_rows, forwards, further in loads:
-            body_s = a_s * rows + b_compute_s * interactions + b_read_s * cached + c_s * forwards
-            if further:
-                body_s += self.session_s * further
+        for layers, num_tokens, interactions, cached, head_tokens, forwards, extra_sessions in loads:
+            body_s = a_s * num_tokens + b_compute_s * interactions + b_read_s * cached + c_s * forwards
+            if extra_sessions:
+                body_s += self.session_s * extra_sessions
             total_s += layers * timed_layers / (served_layers * self.layers) * body_s
-            if head_rows:
-                total_s += self.head_token_s * head_rows + self.head_c_s * forwards
+            if head_tokens:
+                total_s += self.head_token_s * head_tokens + self.head_c_s * forwards
         return total_s
 
 
 @dataclass(frozen=True)
 class FittedLatencies:
-    """Coefficients that somebody fitted on measurements, by the name of the architecture."""
+    """Coefficients fitted on measurements, by architecture name."""
 
     source: str
     latencies: dict[str, LatencyModel]
 
 
 def load_fitted_latencies(path: Path) -> FittedLatencies:
-    """Read a profile artifact: `{"source": ..., "latencies": {name: {...}}}` in `latency.json`, or the folder with it.
+    """Reads a profile artifact: `{"source": ..., "latencies": {name: {...}}}` in the file `latency.json` or its folder.
 
-    Raises ValueError that names the file when it is missing, cut off, or not of this form.
+    Raises ValueError that names the file if it is missing or malformed.
     """
     file = path / PROFILE_FILE if path.is_dir() else path
     try:
@@ -131,27 +132,25 @@ LayerRange = tuple[int, int]
 
 @dataclass(frozen=True)
 class LayerScale:
-    """Every layer of a model of `layers` stands for depth / layers of them, but for spans that are named apart."""
+    """Each of `layers` served layers stands for timed_layers / layers timed ones, except in `range_overrides`."""
 
     layers: int
     timed_layers: int
     range_overrides: dict[LayerRange, LayerRange] = field(default_factory=dict)
-    """(first, last) here -> there: where a placement splits the model, both are split at the same place."""
+    """(start, end) served -> (start, end) timed: a placement splits both models at corresponding layers."""
 
     def layers_for(self, span: Span) -> float:
-        """Layers of the timed architecture that a span stands for."""
-        ends = self.range_overrides.get((span.start_layer, span.end_layer))
-        return ends[1] - ends[0] if ends else (span.end_layer - span.start_layer) * self.timed_layers / self.layers
+        """Timed layers that a span stands for."""
+        timed = self.range_overrides.get((span.start_layer, span.end_layer))
+        return timed[1] - timed[0] if timed else (span.end_layer - span.start_layer) * self.timed_layers / self.layers
 
 
 IDENTITY_SCALE = LayerScale(1, 1)
-"""Every layer stands for one."""
+"""Each layer stands for one."""
 
 
 def layer_scale(served_hops: Sequence[Hop], timed_hops: Sequence[Hop], layers: int, timed_layers: int) -> LayerScale:
-    """The scale of a model whose route is `served_hops`, and would be `timed_hops` if it had as many layers as it
-    stands for.
-    """
+    """The scale of a model with hops `served_hops`, which stand for `timed_hops` of the timed model."""
     if len(served_hops) < 2:
         return LayerScale(layers, timed_layers)
     spans = zip((hop.span for hop in served_hops), (hop.span for hop in timed_hops), strict=True)

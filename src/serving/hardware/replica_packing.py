@@ -1,14 +1,14 @@
-"""How many copies of a model a cluster serves at once: the packing factor in Synera's cloud cost.
+"""How many replicas of a model a cluster serves at once: the packing factor in Synera's cloud cost.
 
 Synera, section 6.1: "the number of concurrent models that can run on a GPU cluster without causing more than 10 %
-latency degradation", Llama-2-70B being 1. It says nothing of the load, of what is held in memory or of how copies share
-a chip; what is assumed here:
+latency degradation", with Llama-2-70B as 1. The paper does not state load, memory contents or how replicas share a
+chip. Assumptions here:
 
-    memory   a copy holds its weights, the KV cache of one request and one forward of its rows
-    placing  a copy is split evenly over 1, 2, ... chips, as many as divide cluster and heads; whichever packs most
-    load     every copy is asked the same, at random times that know nothing of each other
-    latency  copies on the same chips take turns as in processor sharing: where the others keep the chips busy for a
-             share b of the time, what takes t there lasts t / (1 - b); the host's launch overhead is not shared
+    memory     a replica holds its weights, the KV cache of one request and one forward of its prompt
+    placement  a replica is split evenly over 1, 2, ... chips that divide cluster and heads; the best is taken
+    load       all replicas have the same demand, at independent random times
+    latency    replicas on the same chips share them as in processor sharing: if the others keep the chips busy for a
+               share b of the time, work of t seconds takes t / (1 - b); the host's launch overhead is not shared
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,7 +29,7 @@ FactorSource = Literal["reported", "derived"]
 
 @dataclass(frozen=True)
 class ReplicaDemand:
-    """What one copy is asked for: a request every `request_interval_s` seconds on average."""
+    """The demand on one replica: on average a request every `request_interval_s` seconds."""
 
     prompt_tokens: int = 960
     new_tokens: int = 64
@@ -40,17 +40,15 @@ class ReplicaDemand:
             if getattr(self, name) < 1:
                 raise ValueError(f"packing.demand: {name}={getattr(self, name)} must be at least 1.")
         if self.request_interval_s <= 0:
-            raise ValueError(
-                f"packing.demand: request_interval_s={self.request_interval_s} must be more than 0 seconds."
-            )
+            raise ValueError(f"packing.demand: request_interval_s={self.request_interval_s} must be above 0 seconds.")
 
     @property
     def tokens(self) -> int:
-        """The context that a request ends with."""
+        """Context length at the end of a request."""
         return self.prompt_tokens + self.new_tokens
 
     def seconds(self, latency: LatencyModel) -> float:
-        """Of one request by itself: its prefill, which writes a token, and a decode for each other token."""
+        """Seconds of a single request: a prefill, which yields one token, and a decode for each further token."""
         n, cached = self.new_tokens - 1, self.prompt_tokens + (self.new_tokens - 2) / 2
         prefill = batch_load(latency.layers, [(0, self.prompt_tokens)], 1.0)
         decodes = ForwardLoad(latency.layers, n, n * (cached + 1), n * cached, n, n)
@@ -59,7 +57,7 @@ class ReplicaDemand:
 
 @dataclass(frozen=True)
 class PackedReplicas:
-    """`num_replicas` on the whole cluster, each on `chips_per_replica` chips; `limited_by` says what kept it from more."""
+    """Replicas on the whole cluster."""
 
     num_replicas: int
     chips_per_replica: int
@@ -68,14 +66,14 @@ class PackedReplicas:
 
 @dataclass(frozen=True)
 class PackingEstimate:
-    """How many such models cost what one reference model costs, and where the figure comes from."""
+    """Number of such models that cost as much as one reference model."""
 
     value: float
     source: str
 
 
 def reported_factor(architecture: Architecture) -> PackingEstimate | None:
-    """What the paper says, if it says anything of this model."""
+    """The paper's factor, None if it lists none for this model."""
     value = REPORTED_FACTORS.get(architecture.name)
     return None if value is None else PackingEstimate(value, "Synera, Table 3")
 
@@ -84,8 +82,8 @@ def reported_factor(architecture: Architecture) -> PackingEstimate | None:
 class ReplicaPacking:
     """Packing factors on `cluster`, normalised by `reference`.
 
-    `factor_source` reported takes what Synera's Table 3 lists and derives the rest; derived derives all. Raises
-    ValueError when the reference does not fit into the cluster, which then measures nothing.
+    `factor_source` reported: Synera's Table 3, and derived for other models; derived: all are derived. Raises
+    ValueError if the reference does not fit into the cluster.
     """
 
     cluster: Fleet
@@ -93,7 +91,7 @@ class ReplicaPacking:
     factor_source: FactorSource = "reported"
     demand: ReplicaDemand = field(default_factory=ReplicaDemand)
     max_slowdown: float = 0.10
-    """By which a request may take longer than on a cluster of its own."""
+    """Share by which a request may take longer than on an unshared cluster."""
 
     def __post_init__(self) -> None:
         if self.factor_source not in get_args(FactorSource):
@@ -101,7 +99,9 @@ class ReplicaPacking:
                 f"packing.factor_source is {self.factor_source!r}; use one of {', '.join(get_args(FactorSource))}."
             )
         if self.max_slowdown <= 0:
-            raise ValueError(f"packing.max_slowdown is {self.max_slowdown}; it must be more than 0, as 0.1 for 10 %.")
+            raise ValueError(
+                f"packing.max_slowdown is {self.max_slowdown}; it must be above 0, for example 0.1 for 10 %."
+            )
         if self.cluster.memory_nbytes is None:
             raise ValueError(
                 f"packing.cluster: the memory of {self.cluster.chip.name} is not known; name another chip."
@@ -115,34 +115,37 @@ class ReplicaPacking:
             )
 
     def factor(self, architecture: Architecture) -> PackingEstimate | None:
-        """By `factor_source`; None where the model does not fit into the cluster."""
+        """The factor by `factor_source`; None if the model does not fit into the cluster."""
         if self.factor_source == "reported" and (found := reported_factor(architecture)):
             return found
         packed = self.best_packing(architecture)
         value = packed.num_replicas / self.best_packing(self.reference).num_replicas
-        source = f"derived: {packed.num_replicas} copies on {self._cluster_text}, bound by {packed.limited_by}"
+        source = f"derived: {packed.num_replicas} replicas on {self._cluster_text}, bound by {packed.limited_by}"
         return PackingEstimate(value, source) if packed.num_replicas else None
 
     def best_packing(self, architecture: Architecture) -> PackedReplicas:
-        """The placing that packs most; the one of fewer chips a copy on a tie."""
+        """The packing with most replicas; on a tie, with fewer chips per replica."""
         sizes = [n for n in range(1, self.cluster.count + 1) if not (self.cluster.count % n or architecture.heads % n)]
         return max((self._packing_on(architecture, chips) for chips in sizes), key=lambda packed: packed.num_replicas)
 
     def _packing_on(self, architecture: Architecture, chips_per_replica: int) -> PackedReplicas:
         group = replace(self.cluster, tensor_parallel=chips_per_replica)
-        held, kept_pace = self._replicas_in_memory(architecture, group), self._replicas_in_time(architecture, group)
-        copies = self.cluster.count // chips_per_replica * min(held, kept_pace)
-        return PackedReplicas(copies, chips_per_replica, "memory" if held <= kept_pace else "latency")
+        by_memory, by_latency = (
+            self._replicas_in_memory(architecture, group),
+            self._replicas_in_time(architecture, group),
+        )
+        replicas = self.cluster.count // chips_per_replica * min(by_memory, by_latency)
+        return PackedReplicas(replicas, chips_per_replica, "memory" if by_memory <= by_latency else "latency")
 
     def _replicas_in_memory(self, architecture: Architecture, group: Fleet) -> int:
-        """Copies that fit into the memory of one group of chips."""
+        """Replicas that fit into the memory of one group of chips."""
         tokens, precision = self.demand.tokens, group.precision
-        copy = architecture.weights_nbytes(precision) + tokens * architecture.kv_nbytes_per_token(precision)
-        copy += architecture.activation_nbytes(self.demand.prompt_tokens, precision)
-        return int((group.memory_nbytes or 0.0) // copy)
+        replica = architecture.weights_nbytes(precision) + tokens * architecture.kv_nbytes_per_token(precision)
+        replica += architecture.activation_nbytes(self.demand.prompt_tokens, precision)
+        return int((group.memory_nbytes or 0.0) // replica)
 
     def _replicas_in_time(self, architecture: Architecture, group: Fleet) -> int:
-        """Copies in one group of chips that stay within the slowdown: see the module, latency."""
+        """Replicas on one group of chips that stay within `max_slowdown`; see latency in the module docstring."""
         alone_s = self.demand.seconds(group.latency(architecture))
         shared_s = alone_s - self.demand.new_tokens * group.chip.launch_overhead_s
         others = 1 - 1 / (1 + self.max_slowdown * alone_s / shared_s)

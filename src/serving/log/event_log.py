@@ -1,4 +1,4 @@
-"""The event log of one process: an observer that writes JSON lines during the run.
+"""The event log of one process: its entries, and the observer that writes them as JSON lines during the run.
 
     {"event_log": 2, "offset_s": 0.0, "facts": {...}}                       the first line
     {"facts": {...}}                                                        facts that became known later

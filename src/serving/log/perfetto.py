@@ -1,4 +1,4 @@
-"""Draws a journal as a time line: per node its chip, its queue, its links, its sessions, and arrows from a request
+"""Draws an event log as a time line: for each node its chip, queue, links and sessions, and arrows from a request
 through its batches to its reply.
 """
 
@@ -31,12 +31,12 @@ from serving.messages import (
 
 
 def write_trace(entries: Iterable[LogEntry], path: Path, sessions: int = 200) -> None:
-    """Writes the Trace Event JSON of the first `sessions` sessions, and of the batches and queues that they met."""
+    """Writes the Trace Event JSON of the first `sessions` sessions with their batches and queues."""
     with TraceFile(path) as file:
-        painter = _TraceWriter(file, sessions)
+        writer = _TraceWriter(file, sessions)
         for entry in entries:
-            painter.add(entry)
-        painter.close()
+            writer.add(entry)
+        writer.close()
 
 
 class _TraceWriter:
@@ -67,14 +67,14 @@ class _TraceWriter:
         self._verdicts.abandon(node, at_s)
         self._queues.abort_all(node, at_s)
         self._sessions.abort_all(node, at_s)
-        self._file.instant(node, "chip", "born", at_s)
+        self._file.instant(node, "chip", "created", at_s)
 
     def _on_event(self, node: str, event: Event, now: float) -> None:
         match event:
-            case RequestArrived(call):
-                self._sessions.begin(node, call.session, now)
-            case MessageReceived(Request(slice=rows)):
-                self._queues.arrive(node, rows.session, now)
+            case RequestArrived(request):
+                self._sessions.begin(node, request.session, now)
+            case MessageReceived(Request(slice=seq)):
+                self._queues.arrive(node, seq.session, now)
             case MessageReceived(Release(session)):
                 self._queues.leave(node, [session], now, "released")
             case MessageReceived(Reply() as reply):
@@ -82,8 +82,8 @@ class _TraceWriter:
 
     def _on_command(self, node: str, command: Command, now: float) -> None:
         match command:
-            case StartWork(_, ForwardWork(slices=rows)):
-                self._queues.leave(node, [r.session for r in rows], now, "batch")
+            case StartWork(_, ForwardWork(slices=slices)):
+                self._queues.leave(node, [seq.session for seq in slices], now, "batch")
             case SendMessage(_, Request() as request) if self._sessions.device.get(request.slice.session) == node:
                 self._verdicts.start(node, request, now)
             case SendMessage(_, CacheMiss(session)):
@@ -100,19 +100,27 @@ class _TraceWriter:
         if isinstance(done.work, DraftWork):
             self._drafted(node, done, done.work)
             return
-        if any(rows.session in self._sessions.device for rows in done.work.slices):
-            self._file.slice(node, "chip", f"batch of {len(done.work.slices)}", done.begin_s, done.end_s,
-                             layers=f"{done.work.span.start_layer}-{done.work.span.end_layer}", rows=sum(r.num_tokens for r in done.work.slices),
-                             sessions=_batch_texts(done.work, done.outcome))  # fmt: skip
-            for rows in done.work.slices:
-                self._verdicts.add_batch(node, rows, done.begin_s)
+        slices, span = done.work.slices, done.work.span
+        if any(seq.session in self._sessions.device for seq in slices):
+            self._file.slice(
+                node,
+                "chip",
+                f"batch of {len(slices)}",
+                done.begin_s,
+                done.end_s,
+                layers=f"{span.start_layer}-{span.end_layer}",
+                num_tokens=sum(seq.num_tokens for seq in slices),
+                sessions=_batch_texts(done.work, done.outcome),
+            )
+            for seq in slices:
+                self._verdicts.add_batch(node, seq, done.begin_s)
 
     def _drafted(self, node: str, done: WorkDone, work: DraftWork) -> None:
         if work.session in self._sessions.device:
             n = len(done.outcome.tokens) if isinstance(done.outcome, DraftOutcome) else 0
             name = f"draft {n}" if n else "prefill"
             self._file.slice(
-                node, "chip", name, done.begin_s, done.end_s, session=work.session, fed=len(work.input_tokens)
+                node, "chip", name, done.begin_s, done.end_s, session=work.session, input_tokens=len(work.input_tokens)
             )
 
     # Links.
@@ -126,9 +134,9 @@ class _TraceWriter:
         if device not in (entry.node, entry.to):
             name = f"link to {entry.to}"
         lost = entry.arrives_s == INF
-        about = {"message": type(entry.message).__name__, "session": session, "nbytes": entry.nbytes}
+        args = {"message": type(entry.message).__name__, "session": session, "nbytes": entry.nbytes}
         end_s = entry.sent_s if lost else entry.arrives_s
-        self._file.span(node, f"{name}, lost" if lost else name, entry.sent_s, end_s, **about)
+        self._file.span(node, f"{name}, lost" if lost else name, entry.sent_s, end_s, **args)
 
 
 def _session(message: Message) -> str:
@@ -138,12 +146,14 @@ def _session(message: Message) -> str:
 
 
 def _batch_texts(work: ForwardWork, outcome: Outcome) -> list[str]:
-    """What each session had in a batch, and what came of it."""
+    """Describes each session's part of a batch and its verdict."""
     verdicts = [result.verdict for result in outcome] if isinstance(outcome, tuple) else []
-    return [_slice_text(rows) + (f", {v.accepted} accepted" if v and rows.num_drafts else "")
-            for rows, v in zip(work.slices, verdicts, strict=True)]  # fmt: skip
+    return [
+        _slice_text(seq) + (f", {verdict.accepted} accepted" if verdict and seq.num_drafts else "")
+        for seq, verdict in zip(work.slices, verdicts, strict=True)
+    ]
 
 
 def _slice_text(seq: SequenceSlice) -> str:
     kind = "verify" if seq.num_drafts else "decode" if seq.num_tokens == 1 else "prefill"
-    return f"{seq.session}: {kind} {seq.num_tokens} rows at {seq.start}"
+    return f"{seq.session}: {kind} {seq.num_tokens} tokens at {seq.start}"

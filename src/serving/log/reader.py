@@ -211,7 +211,9 @@ class _Merger:
         return entry
 
     def _pick(self) -> tuple[float, int, LogEntry]:
-        """Pops the earliest entry whose cause was seen, among those at most `skew_s` after the earliest; else the earliest."""
+        """Pops the earliest entry whose cause was seen, among those at most `skew_s` after the earliest; else the
+        earliest.
+        """
         held: list[tuple[float, int, LogEntry]] = []
         while self.next_entries and not (held and self.next_entries[0][0] > held[0][0] + self._skew_s):
             head = heapq.heappop(self.next_entries)

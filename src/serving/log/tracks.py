@@ -1,9 +1,9 @@
-"""What a time line must remember until it can be drawn: open sessions, waiting requests, awaited verdicts.
+"""Writes a time line in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
 
-Writes a time line in the Trace Event Format (JSON), which ui.perfetto.dev and chrome://tracing open.
+A node is a process of the trace, its tracks are threads. Times are whole microseconds, so that an end and the next
+start do not overlap. Slices of one track must not overlap; spans may.
 
-A node is a process of the trace, a track of it a thread. Times are whole microseconds, so that what ends when the next
-begins does not overlap it. Slices of one track must not overlap; spans may, each is of its own.
+The `...Tracks` classes keep open sessions, queued requests and pending verdicts until they can be drawn.
 """
 
 import gzip
@@ -22,7 +22,7 @@ from serving.messages import EmitTokens, Reply, Request, SequenceSlice
 Track: TypeAlias = Literal["session", "tokens", "verdicts", "chip"]
 _TRACKS: tuple[Track, ...] = ("session", "tokens", "verdicts", "chip")
 _THREADS_PER_PROCESS = 10
-"""Thread ids a process: unique in the file, and none of them a process id of its own process."""
+"""Thread ids per process; unique in the file and different from the process's own id."""
 
 FlowPoint = tuple[str, Track, int]
 """(node, track, microsecond) inside a slice."""
@@ -35,7 +35,7 @@ def microseconds(at_s: float) -> int:
 
 
 class TraceFile:
-    """Streams to `path`, compressed when it ends in .gz; a context manager."""
+    """Streams to `path`, compressed if its name ends in .gz. A context manager."""
 
     def __init__(self, path: Path) -> None:
         raw = path.open("wb")
@@ -52,9 +52,9 @@ class TraceFile:
         self._write("X", name, begin, **self._thread(node, track), cat=track, dur=end - begin, args=args)
 
     def span(self, node: str, name: str, begin_s: float, end_s: float, **args: Any) -> None:
-        of: dict[str, Any] = {"pid": self._process(node), "cat": name.partition(" ")[0], "id": next(self._serial)}
-        self._write("b", name, microseconds(begin_s), **of, args=args)
-        self._write("e", name, microseconds(end_s), **of)
+        ids: dict[str, Any] = {"pid": self._process(node), "cat": name.partition(" ")[0], "id": next(self._serial)}
+        self._write("b", name, microseconds(begin_s), **ids, args=args)
+        self._write("e", name, microseconds(end_s), **ids)
 
     def instant(self, node: str, track: Track, name: str, at_s: float, **args: Any) -> None:
         self._write("i", name, microseconds(at_s), **self._thread(node, track), s="t", cat=track, args=args)
@@ -63,7 +63,7 @@ class TraceFile:
         self._write("C", name, microseconds(at_s), pid=self._process(node), args={name: value})
 
     def flow(self, name: str, points: list[FlowPoint]) -> None:
-        """An arrow from slice to slice."""
+        """Draws an arrow through slices."""
         number, last = next(self._serial), len(points) - 1
         for i, (node, track, at) in enumerate(points):
             phase = "s" if i == 0 else "f" if i == last else "t"
@@ -103,15 +103,15 @@ class TraceFile:
 
 
 class SessionTracks:
-    """A device serves one session at a time: its track shows from when it turned to one until the user had it all."""
+    """A device serves one session at a time; its track shows each session from its start to its end."""
 
     def __init__(self, file: TraceFile, limit: int) -> None:
         self._file, self._limit = file, limit
         self.device: dict[str, str] = {}
-        """Session -> its device, of the sessions that are drawn."""
+        """Session -> device, for the sessions that are drawn."""
         self.ended: set[str] = set()
         self._open: dict[str, dict[str, float]] = defaultdict(dict)
-        """Device -> its sessions in the order of arrival, with when."""
+        """Device -> {session: arrival time}, in order of arrival."""
         self._device_free_s: dict[str, float] = {}
         self._has_first_token: set[str] = set()
 
@@ -135,11 +135,11 @@ class SessionTracks:
             self._has_first_token.add(session)
             self._file.instant(node, "session", "first token", now, session=session, ttft_ms=1e3 * since_s)
         name = f"{n} token{'s' if n > 1 else ''}"
-        about = {"tokens": list(emit.tokens), "origins": list(emit.origins)}
-        self._file.instant(node, "tokens", name, now, session=session, **about)
+        args = {"tokens": list(emit.tokens), "origins": list(emit.origins)}
+        self._file.instant(node, "tokens", name, now, session=session, **args)
 
     def _end(self, node: str, session: str, ending: str, now: float) -> None:
-        """Only the device's oldest session was served; another one left while it waited for its turn."""
+        """Only the device's oldest session was being served; another session ended while it waited."""
         self.ended.add(session)
         served = next(iter(self._open[node])) == session
         arrived_s = self._open[node].pop(session)
@@ -155,7 +155,7 @@ class SessionTracks:
             self._file.instant(node, "session", f"{session} {ending} while it waited", now)
 
     def abort_all(self, node: str, now: float) -> None:
-        """The device starts again, or the log ends."""
+        """Ends all sessions, because the device restarts or the log ends."""
         for session in list(self._open[node]):
             self._end(node, session, "unfinished", now)
 
@@ -165,7 +165,7 @@ class SessionTracks:
 
 
 class QueueTracks:
-    """Requests that wait at workers: from their arrival to the start of their batch."""
+    """Requests queued at workers, from arrival to the start of their batch."""
 
     def __init__(self, file: TraceFile, sessions: SessionTracks) -> None:
         self._file, self._sessions = file, sessions
@@ -177,7 +177,7 @@ class QueueTracks:
             self._count(node, now)
 
     def leave(self, node: str, sessions: Sequence[str], now: float, reason: str) -> None:
-        """`reason`: batch, or how else the wait ended."""
+        """`reason`: "batch", or why the wait ended otherwise."""
         left = [session for session in sessions if session in self._waiting_since_s[node]]
         for session in left:
             since_s = self._waiting_since_s[node].pop(session)
@@ -207,30 +207,30 @@ class _PendingVerdict:
 
 
 class VerdictTracks:
-    """From a device's question to its answer, with an arrow through the batches that answered it."""
+    """From a device's request to its reply, with an arrow through the batches of the request."""
 
     def __init__(self, file: TraceFile) -> None:
         self._file = file
         self._pending: dict[str, _PendingVerdict] = {}
-        """Device -> what it waits for."""
+        """Device -> its pending verdict."""
         self._device: dict[str, str] = {}
 
     def start(self, node: str, request: Request, now: float) -> None:
-        rows = request.slice
-        if rows.rule:
+        seq = request.slice
+        if seq.rule:
             self.abandon(node, now)
-            self._open(node, _PendingVerdict(rows.session, request.attempt, rows.num_drafts, now))
+            self._open(node, _PendingVerdict(seq.session, request.attempt, seq.num_drafts, now))
 
     def add_batch(self, node: str, seq: SequenceSlice, begin_s: float) -> None:
-        ask = self._pending.get(self._device.get(seq.session, ""))
-        if ask and ask.session == seq.session:
-            ask.batches.append((node, "chip", microseconds(begin_s)))
+        pending = self._pending.get(self._device.get(seq.session, ""))
+        if pending and pending.session == seq.session:
+            pending.batches.append((node, "chip", microseconds(begin_s)))
 
     def finish(self, node: str, reply: Reply, now: float) -> None:
-        ask = self._pending.get(node)
-        if not ask or (ask.session, ask.attempt) != (reply.session, reply.attempt):
+        pending = self._pending.get(node)
+        if not pending or (pending.session, pending.attempt) != (reply.session, reply.attempt):
             return
-        self._close(node, now, f"{reply.verdict.accepted} of {ask.drafts} accepted" if ask.drafts else "token")
+        self._close(node, now, f"{reply.verdict.accepted} of {pending.drafts} accepted" if pending.drafts else "token")
         if reply.remaining_budget:
             self._open(node, _PendingVerdict(reply.session, reply.attempt, 0, now))
 
@@ -240,7 +240,7 @@ class VerdictTracks:
             self._close(node, now, "abandoned")
 
     def end_session(self, node: str, session: str, now: float) -> None:
-        """The session is over, whatever it still waited for."""
+        """Abandons the pending verdict of a session that ended."""
         if node in self._pending and self._pending[node].session == session:
             self.abandon(node, now)
 
@@ -252,10 +252,16 @@ class VerdictTracks:
         self._pending[node], self._device[pending.session] = pending, node
 
     def _close(self, node: str, now: float, outcome: str) -> None:
-        ask = self._pending.pop(node)
-        del self._device[ask.session]
-        self._file.slice(node, "verdicts", outcome, ask.begin_s, now, session=ask.session, round=ask.attempt)
-        if ask.batches:
-            begin, end = microseconds(ask.begin_s), microseconds(now)
-            points: list[FlowPoint] = [(node, "verdicts", begin), *ask.batches, (node, "verdicts", max(begin, end - 1))]
+        pending = self._pending.pop(node)
+        del self._device[pending.session]
+        self._file.slice(
+            node, "verdicts", outcome, pending.begin_s, now, session=pending.session, attempt=pending.attempt
+        )
+        if pending.batches:
+            begin, end = microseconds(pending.begin_s), microseconds(now)
+            points: list[FlowPoint] = [
+                (node, "verdicts", begin),
+                *pending.batches,
+                (node, "verdicts", max(begin, end - 1)),
+            ]
             self._file.flow("request", points)

@@ -1,7 +1,4 @@
-"""A link between two places, and the channel of one direction of it.
-
-A way over several links, as between nodes of distant tiers.
-"""
+"""A link between two hosts, the channel of one of its directions, and a path over several links."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,33 +21,36 @@ _FIGURES = frozenset(("uplink_mbps", "downlink_mbps", "uplink", "downlink", "del
 
 @dataclass(frozen=True)
 class Link:
-    """Bandwidth both ways, and what each message costs besides its bytes. Mbit/s are 10^6 bits of payload a second."""
+    """Rate in both directions and other costs of a message. Mbit/s are 10^6 payload bits per second."""
 
     uplink_mbps: float | None = None
     downlink_mbps: float | None = None
     delay_ms: float = 0.0
     """Propagation, one way."""
     jitter_ms: float = 0.0
-    """Uniform: added delay in [0, jitter_ms). Half-normal: of this standard deviation before folding."""
+    """Uniform: added delay in [0, jitter_ms). Half-normal: |N(0, jitter_ms)|."""
     jitter_shape: Literal["uniform", "half_normal"] = "uniform"
     loss: float = 0.0
-    """Share of messages' transmissions that are lost; the transport repeats them after a timeout."""
+    """Share of transmissions that are lost; the transport resends them after a timeout."""
     overhead_nbytes: int = 0
-    """Headers and framing a message."""
+    """Headers and framing per message."""
     message_ms: float = 0.0
-    """Serialisation and stack traversal a message, both ends together."""
+    """Serialisation and network stack per message, both ends together."""
     timeout_ms: float = 200.0
-    """Retransmission timeout after the first loss; doubles with each further one (RFC 6298), 60 s at most."""
+    """Retransmission timeout after the first loss; doubles with each further loss (RFC 6298), at most 60 s."""
     uplink: LinkCapacity | None = None
-    """Instead of uplink_mbps: a rate that changes, from a recording for instance."""
+    """In place of uplink_mbps: a rate that changes, for example from a recording."""
     downlink: LinkCapacity | None = None
     delay: LinkDelay | None = None
-    """On top of delay_ms: a delay that changes, either way."""
+    """Added to delay_ms: a delay that changes, for both directions."""
     outages: OutageSchedule | None = None
-    """When the link is down, both directions of a device at once; no bits leave, and the clock of a trace runs on."""
+    """When the link of a device is down in both directions; no bits leave, and the clock of a trace runs on."""
     detect_ms: float = 1000.0
-    """How long after it went down both ends know, as by a keep-alive. An outage that is over by then only delays; a
-    longer one breaks the connection, and what has not arrived when that is noticed is gone."""
+    """Time until both ends notice an outage, as by a keep-alive.
+
+    A shorter outage only delays messages. A longer one breaks the connection: messages that have not arrived when it is
+    noticed are lost.
+    """
     sources: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -61,7 +61,7 @@ class Link:
             if not (getattr(self, name) >= 0 and isfinite(getattr(self, name))):
                 raise ValueError(f"network.{name}={getattr(self, name)} must be 0 or more, and finite.")
         if not 0 <= self.loss < 1:
-            raise ValueError(f"network.loss={self.loss} must be a share of messages, from 0 to below 1.")
+            raise ValueError(f"network.loss={self.loss} must be a share of transmissions, from 0 to below 1.")
         if self.jitter_shape not in ("uniform", "half_normal"):
             raise ValueError(f"network.jitter_shape={self.jitter_shape!r} must be uniform or half_normal.")
 
@@ -71,7 +71,7 @@ class Link:
             given = "neither is" if mbps is None else f"both are, {name}_mbps={mbps:g},"
             raise ValueError(
                 f"network: one of {name}_mbps (a constant) and {name} (a trace) must be given; {given} given. "
-                "What is not meant is null."
+                "Set the other to null."
             )
         if mbps is not None and not (mbps > 0 and isfinite(mbps)):
             raise ValueError(
@@ -80,13 +80,12 @@ class Link:
             )
         if capacity is not None and direction not in capacity.directions:
             raise ValueError(
-                f"network.{name}: {type(capacity).__name__} says nothing of what an {name} can carry; "
+                f"network.{name}: {type(capacity).__name__} has no rate of an {name}; "
                 f"set {name}_mbps, or {name} to another trace."
             )
 
     @property
     def described(self) -> str:
-        """The figures in a line."""
         up = self.uplink.described if self.uplink else f"{self.uplink_mbps:g} Mbit/s"
         down = self.downlink.described if self.downlink else f"{self.downlink_mbps:g} Mbit/s"
         delay = f", {self.delay.described}" if self.delay else ""
@@ -101,38 +100,33 @@ class Link:
         return capacity.mean_mbps if capacity else mbps
 
     def rate(self, direction: TrafficDirection, stream: int = 0) -> TransmitRate:
-        """How fast bits leave on the link of the device with this `stream`, were it never down."""
+        """Rate of the link of the device with this `stream`, outages ignored."""
         capacity, mbps = self._capacity(direction)
         return capacity.rate(direction, stream) if capacity else ConstantRate(mbps)
 
     def mean_transfer_s(self, nbytes: float, direction: TrafficDirection) -> float:
-        """A lone message's way through an empty link at its mean rate, without what changes by luck or time."""
-        leaves_s = ConstantRate(self.mean_mbps(direction)).departure_s(nbytes + self.overhead_nbytes, 0.0)
-        return leaves_s + (self.delay_ms + self.message_ms) / 1e3
+        """Seconds that a message takes through an empty link at its mean rate, without loss, jitter and outages."""
+        departure_s = ConstantRate(self.mean_mbps(direction)).departure_s(nbytes + self.overhead_nbytes, 0.0)
+        return departure_s + (self.delay_ms + self.message_ms) / 1e3
 
     def channel(self, direction: TrafficDirection, stream: int) -> "Channel":
-        """A fresh channel of the device with this `stream` (from `serving.core.keyed_random.key`), the same for both
-        directions.
-        """
+        """Creates a channel of the device with this `stream` (from `serving.core.keyed_random.key`)."""
         return Channel(self, direction, stream)
 
     def outage_intervals(self, stream: int) -> Iterator[OutageInterval]:
-        """(goes down, comes back) in seconds, in order, perhaps without end: when that device's link is down."""
+        """Yields (down, up) seconds in order, possibly endless: when this device's link is down."""
         return self.outages.outage_intervals(stream) if self.outages else iter(())
 
     def disconnections(self, stream: int) -> Iterator[OutageInterval]:
-        """(lost, joined) in seconds, in order, perhaps without end: when both ends hear of that device's outages.
-
-        Outages that are over before anybody notices are not among them.
-        """
+        """Yields (lost, restored) seconds in order, possibly endless: the outages that both ends notice."""
         detect_s = self.detect_ms / 1e3
         if self.outages is None or not is_disconnection((0.0, self.outages.max_duration_s), detect_s):
             return iter(())
-        windows = self.outages.outage_intervals(stream)
-        return ((down_s + detect_s, up_s) for down_s, up_s in windows if is_disconnection((down_s, up_s), detect_s))
+        outages = self.outages.outage_intervals(stream)
+        return ((down_s + detect_s, up_s) for down_s, up_s in outages if is_disconnection((down_s, up_s), detect_s))
 
     def _capacity(self, direction: TrafficDirection) -> tuple[LinkCapacity | None, float]:
-        """The trace of a direction, or its constant."""
+        """Returns the trace of a direction (or None) and its constant rate."""
         up = direction == "up"
         return (self.uplink, self.uplink_mbps or 0.0) if up else (self.downlink, self.downlink_mbps or 0.0)
 
@@ -140,18 +134,18 @@ class Link:
 class Channel:
     """One direction of one device's link: first in, first out, over a reliable ordered transport.
 
-    A message leaves after those before it, travels, is jittered, and never overtakes. A lost transmission is sent
-    again: its bytes occupy the link once more, and the message waits for the timeout; those behind it wait too, as
-    they do in one TCP stream. Luck is keyed by the message's number, so two policies meet the same link.
+    Messages leave in order and never overtake. A lost transmission is resent: its bytes occupy the link again, and the
+    message and those behind it wait for the timeout, as in one TCP stream. Random numbers are keyed by the message's
+    number, so that two policies meet the same link.
 
-    An outage that both ends notice breaks the connection: what has not arrived by then, and whatever is said before
-    the link is back, never arrives. The channel begins afresh when it is.
+    An outage that both ends notice breaks the connection: messages that have not arrived by then, and messages sent
+    before the link is back, never arrive. Then the channel starts empty.
     """
 
     def __init__(self, link: Link, direction: TrafficDirection, stream: int) -> None:
         self._link, self._stream = link, key(stream, direction)
-        rate, windows = link.rate(direction, stream), link.outage_intervals(stream)
-        self._outages = OutageCursor(windows, link.detect_ms / 1e3) if link.outages else None
+        rate, outages = link.rate(direction, stream), link.outage_intervals(stream)
+        self._outages = OutageCursor(outages, link.detect_ms / 1e3) if link.outages else None
         self._departure_s = partial(self._outages.departure_s, rate) if self._outages else rate.departure_s
         self._delay = link.delay.delay(stream) if link.delay else None
         self._delay_s = (link.delay_ms + link.message_ms) / 1e3
@@ -162,27 +156,27 @@ class Channel:
         self._message_index = 0
         self._disconnected_until_s = 0.0
         self.idle_from_s = 0.0
-        """When the last bit of the messages that arrive has left."""
+        """When the last bit of the delivered messages has left."""
         self.last_arrival_s = 0.0
-        """When the last of them arrives."""
+        """When the last of the delivered messages arrives."""
 
     def arrival_s(self, nbytes: float, now_s: float) -> float:
-        """When a message handed over at `now_s` arrives, infinite if never; calls come in order of `now_s`."""
-        serial = self._message_index
+        """When a message sent at `now_s` arrives; infinite if it is lost. Call in order of `now_s`."""
+        index = self._message_index
         self._message_index += 1
         if not self._is_deterministic:
-            return self._unsteady_arrival_s(nbytes, now_s, serial)
+            return self._random_arrival_s(nbytes, now_s, index)
         free_s = self.idle_from_s
         free_s = self.idle_from_s = self._departure_s(
             nbytes + self._overhead_nbytes, now_s if now_s > free_s else free_s
         )
-        arrived_s = free_s + (self._delay_s + self._jitter_s(serial) if self._jitter_ms else self._delay_s)
+        arrived_s = free_s + (self._delay_s + self._jitter_s(index) if self._jitter_ms else self._delay_s)
         if arrived_s > self.last_arrival_s:
             self.last_arrival_s = arrived_s
         return self.last_arrival_s
 
-    def _unsteady_arrival_s(self, nbytes: float, now: float, message_index: int) -> float:
-        """Over a link that loses messages, is down at times, or has a recorded delay."""
+    def _random_arrival_s(self, nbytes: float, now: float, message_index: int) -> float:
+        """For a link with loss, outages or a recorded delay."""
         link = self._link
         if now < self._disconnected_until_s:
             return inf
@@ -194,8 +188,8 @@ class Channel:
         if losses:
             late_s += sum(min(link.timeout_ms / 1e3 * 2**n, _LONGEST_TIMEOUT_S) for n in range(losses))
         arrived_s = max(self.last_arrival_s, free_s + late_s)
-        if self._outages and (mended_s := self._outages.reconnected_s(now, arrived_s)):
-            self._disconnected_until_s = mended_s
+        if self._outages and (up_s := self._outages.reconnected_s(now, arrived_s)):
+            self._disconnected_until_s = up_s
             return inf
         self.idle_from_s, self.last_arrival_s = free_s, arrived_s
         return arrived_s
@@ -207,10 +201,10 @@ class Channel:
         return losses
 
     def _jitter_s(self, message_index: int) -> float:
-        chance = uniform_at(self._jitter_stream, message_index)
+        u = uniform_at(self._jitter_stream, message_index)
         if self._uniform:
-            return chance * self._jitter_ms / 1e3
-        return _HALF_NORMAL.inv_cdf(0.5 + chance / 2) * self._jitter_ms / 1e3
+            return u * self._jitter_ms / 1e3
+        return _HALF_NORMAL.inv_cdf(0.5 + u / 2) * self._jitter_ms / 1e3
 
 
 class _LinkDirection(Protocol):
@@ -218,8 +212,9 @@ class _LinkDirection(Protocol):
 
 
 class MultiLinkChannel:
-    """A message queues for the sender's `own` wire; each of the `further` links, nobody's own, takes the time that a
-    lone message takes at its mean rate. Messages keep their order.
+    """Messages queue for `first_channel`, the sender's own link, and keep their order.
+
+    Each of `next_links`, which are shared, adds the time of a message through an empty link at its mean rate.
     """
 
     def __init__(self, first_channel: _LinkDirection, next_links: Sequence[tuple["Link", TrafficDirection]]) -> None:
@@ -231,7 +226,7 @@ class MultiLinkChannel:
         self._last_arrival_s = 0.0
 
     def arrival_s(self, nbytes: float, now_s: float) -> float:
-        """When a message handed over at `now_s` arrives, infinite if never; calls come in order of `now_s`."""
+        """When a message sent at `now_s` arrives; infinite if it is lost. Call in order of `now_s`."""
         at_s = self._first_channel.arrival_s(nbytes, now_s) + self._delay_s + nbytes * self._s_per_byte
         if at_s < float("inf"):
             self._last_arrival_s = at_s = max(at_s, self._last_arrival_s)

@@ -10,17 +10,17 @@ from serving.workload.records import InvalidRecordError, read_text
 
 PACKET_NBYTES = 1500
 _MBPS = PACKET_NBYTES * 8e-3
-"""Of one packet in a millisecond."""
+"""Rate of one packet per millisecond."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MahimahiTrace(CapacityTrace):
-    """One line a delivery opportunity: the millisecond in which 1,500 bytes can leave; several may share one.
+    """Each line is a delivery opportunity: the millisecond in which 1,500 bytes can leave; lines may repeat.
 
-    As in mm-link, the last time is the period (so that a 0 is at the same moment as the end of the lap before), the
-    bytes of several messages share an opportunity, and what nobody uses is lost. An opportunity's bytes leave during
-    the millisecond that ends at its time, at an even pace: a whole packet leaves when mm-link would deliver it, a
-    smaller message at most a millisecond earlier.
+    As in mm-link, the last time is the period (so a 0 is the end of the previous lap), the bytes of several messages
+    share an opportunity, and an unused opportunity is lost. The bytes of an opportunity leave evenly during the
+    millisecond that ends at its time: a whole packet leaves when mm-link would deliver it, a smaller message at most a
+    millisecond earlier.
     Source: Netravali et al., Mahimahi: Accurate Record-and-Replay for HTTP, USENIX ATC 2015 (LinkShell).
     """
 
@@ -31,7 +31,7 @@ class MahimahiTrace(CapacityTrace):
             counts[last_ms] += 1
         if not last_ms:
             raise InvalidRecordError(
-                f"{path} line {number}: the last time is 0, and it is the period; 1 ms or more is needed"
+                f"{path} line {number}: the last time, which is the period, is 0; 1 ms or more is needed"
             )
         counts[last_ms] += counts.pop(0, 0)
         return CapacityCurve.from_steps(_steps(counts), str(path))
@@ -48,13 +48,13 @@ def _milliseconds(text: str, last_ms: int, where: str) -> int:
         raise InvalidRecordError(f"{where}: found {text!r:.60}, needed is one time in whole milliseconds, as 1500")
     if int(text) < last_ms:
         raise InvalidRecordError(
-            f"{where}: {text} ms is before the {last_ms} ms of the line before; sort the file by time"
+            f"{where}: {text} ms is before the {last_ms} ms of the previous line; sort the file by time"
         )
     return int(text)
 
 
 def _steps(counts: Counter[int]) -> Iterator[tuple[float, float]]:
-    """(until second, Mbit/s) of packets by the millisecond that they end in; counted in order of time."""
+    """Yields (until second, Mbit/s) from packets per millisecond, in order of time."""
     before_ms = 0
     for ms, packets in counts.items():
         if ms - 1 > before_ms:

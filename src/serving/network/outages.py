@@ -1,7 +1,4 @@
-"""When a device's link is down.
-
-A device's outages, as one direction of its link meets them.
-"""
+"""Outage schedules of links and nodes, and their effect on one direction of a link."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,30 +11,32 @@ from serving.core.keyed_random import uniform
 from serving.network.rate import TransmitRate
 
 OutageInterval = tuple[float, float]
-"""(goes down, comes back) in seconds of the run."""
+"""(down, up) in seconds of the run."""
 
 
 class OutageSchedule(Protocol):
-    """A schedule; the same stream always has the same windows."""
+    """The same stream always gives the same intervals."""
 
     @property
     def max_duration_s(self) -> float:
-        """No window is longer; 0 when there is none."""
+        """Longest interval; 0 if there is none."""
         ...
 
     @property
     def described(self) -> str: ...
 
     def outage_intervals(self, stream: int) -> Iterator[OutageInterval]:
-        """Of the device with this `stream` (from `serving.core.keyed_random.key`): in order, not overlapping, perhaps
-        endless.
+        """Yields intervals in order, without overlap, possibly endless.
+
+        Args:
+            stream: of the device or node, from `serving.core.keyed_random.key`.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ListedOutages:
-    """The same windows for every device, written out."""
+    """The same listed intervals for every device."""
 
     intervals: tuple[OutageInterval, ...]
 
@@ -45,13 +44,12 @@ class ListedOutages:
         for down_s, up_s in self.intervals:
             if not (isfinite(up_s) and 0 <= down_s < up_s):
                 raise ValueError(
-                    f"outages: [{down_s:g}, {up_s:g}] must be seconds of the run, 0 or more, "
-                    "the moment of going down before that of coming back."
+                    f"outages: [{down_s:g}, {up_s:g}] must be seconds of the run, 0 or more, down before up."
                 )
         for (_, up_s), (down_s, _) in pairwise(self.intervals):
             if down_s <= up_s:
                 raise ValueError(
-                    f"outages: one begins at {down_s:g} s, and the one before ends at {up_s:g} s; "
+                    f"outages: one begins at {down_s:g} s, but the previous one ends at {up_s:g} s; "
                     "list them in order, without overlap."
                 )
 
@@ -74,15 +72,15 @@ class PeriodicOutages:
     period_s: float
     duration_s: float
     first_start_s: float | None = None
-    """When it first goes down; None: each device somewhere in its first `period_s`, by its luck."""
+    """Start of the first outage; None: drawn for each device within its first `period_s`."""
     jitter_s: float = 0.0
-    """Each outage begins up to this much later, evenly, by the device's luck."""
+    """Each outage starts later by a uniform draw up to this."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.period_s) and self.duration_s > 0 and self.jitter_s >= 0):
             raise ValueError(
-                f"outages: period_s={self.period_s:g}, duration_s={self.duration_s:g}, jitter_s={self.jitter_s:g} must be "
-                "finite, the first two more than 0."
+                f"outages: period_s={self.period_s:g}, duration_s={self.duration_s:g}, jitter_s={self.jitter_s:g} "
+                "must be finite, the first two above 0."
             )
         if not self.duration_s + self.jitter_s < self.period_s:
             raise ValueError(
@@ -114,47 +112,49 @@ _ROUNDING_S = 1e-9
 
 
 def is_disconnection(outage: OutageInterval, detect_s: float) -> bool:
-    """Is it down for longer than both ends take to notice?"""
+    """True if the outage is longer than `detect_s`, so that both ends notice it."""
     return outage[1] - outage[0] > detect_s + _ROUNDING_S
 
 
 class OutageCursor:
-    """Outages in order of time; asked with moments that never go back."""
+    """Applies outages to a link; call with times that never decrease."""
 
     def __init__(self, outages: Iterator[OutageInterval], detect_s: float) -> None:
         self._outages, self._detect_s = outages, detect_s
         self._pending: deque[OutageInterval] = deque()
 
-    def departure_s(self, rate: "TransmitRate", nbytes: float, start_s: float) -> float:
-        """When the last of `nbytes` has left, if none leave while the link is down.
+    def departure_s(self, rate: TransmitRate, nbytes: float, start_s: float) -> float:
+        """When the last of `nbytes` has left, if no bits leave during outages.
 
-        Raises ValueError when the outages leave the link no time in which it carries anything.
+        Raises ValueError if the outages cover all times at which the trace carries anything.
         """
-        for met, (down_s, up_s) in enumerate(self._unfinished(start_s)):
-            end = rate.departure_s(nbytes, start_s)
-            if end <= down_s:
-                return end
-            if met > _MAX_OUTAGES:
-                raise ValueError("network: the outages coincide with whatever the trace carries; change one of them.")
+        for number, (down_s, up_s) in enumerate(self._unfinished(start_s)):
+            end_s = rate.departure_s(nbytes, start_s)
+            if end_s <= down_s:
+                return end_s
+            if number > _MAX_OUTAGES:
+                raise ValueError(
+                    "network: the outages cover all times at which the trace carries anything; change one of them."
+                )
             nbytes -= rate.nbytes_between(start_s, down_s) if down_s > start_s else 0.0
             start_s = max(start_s, up_s)
         return rate.departure_s(nbytes, start_s)
 
     def reconnected_s(self, now_s: float, arrival_s: float) -> float | None:
-        """When the link is back, if a message on its way from `now_s` is not there yet when both ends notice a break."""
-        for window in self._unfinished(now_s):
-            if window[0] + self._detect_s >= arrival_s:
+        """When the link is back, if a message of `now_s` has not arrived when both ends notice an outage; else None."""
+        for outage in self._unfinished(now_s):
+            if outage[0] + self._detect_s >= arrival_s:
                 return None
-            if is_disconnection(window, self._detect_s):
-                return window[1]
+            if is_disconnection(outage, self._detect_s):
+                return outage[1]
         return None
 
     def _unfinished(self, now: float) -> Iterator[OutageInterval]:
-        """The windows that are not over at `now`."""
+        """Yields the outages that have not ended at `now`."""
         while self._pending and self._pending[0][1] <= now:
             self._pending.popleft()
         yield from tuple(self._pending)
-        for window in self._outages:
-            if window[1] > now:
-                self._pending.append(window)
-                yield window
+        for outage in self._outages:
+            if outage[1] > now:
+                self._pending.append(outage)
+                yield outage

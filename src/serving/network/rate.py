@@ -1,7 +1,4 @@
-"""What a direction of a link can carry, and how late: what recordings and constants have in common.
-
-A rate from radio's figures.
-"""
+"""Protocols for the rate and delay of one direction of a link, and the rates that need no recording."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,23 +10,23 @@ TrafficDirection: TypeAlias = Literal["up", "down"]
 
 
 class TransmitRate(Protocol):
-    """How fast bits leave: constant here, a recording elsewhere."""
+    """How fast bits leave a host."""
 
     def departure_s(self, nbytes: float, start_s: float) -> float:
-        """When the last of `nbytes` has left if the first may leave at `start_s`."""
+        """When the last of `nbytes` has left, if the first may leave at `start_s`."""
         ...
 
     def nbytes_between(self, start_s: float, end_s: float) -> float:
-        """How many bytes can leave from `start_s` to `end_s`."""
+        """Bytes that can leave from `start_s` to `end_s`."""
         ...
 
 
 class LinkCapacity(Protocol):
-    """What one direction can carry where that is no constant; `serving.links` has the recorded ones."""
+    """A rate of one direction that need not be constant; see `serving.network.trace` for recordings."""
 
     @property
     def directions(self) -> tuple[TrafficDirection, ...]:
-        """Those of which it has something to say."""
+        """Directions for which it has a rate."""
         ...
 
     @property
@@ -39,25 +36,23 @@ class LinkCapacity(Protocol):
     def described(self) -> str: ...
 
     def rate(self, direction: TrafficDirection, stream: int) -> TransmitRate:
-        """As the device with this `stream` (from `serving.core.keyed_random.key`) meets it, in seconds of the run."""
+        """Rate of the device with this `stream` (from `serving.core.keyed_random.key`), in seconds of the run."""
         ...
 
 
 class LinkDelay(Protocol):
-    """A propagation delay that changes; `serving.links` has a recorded one."""
+    """A propagation delay that changes, for example `serving.network.ucc_5g.PingTrace`."""
 
     @property
     def described(self) -> str: ...
 
     def delay(self, stream: int) -> Callable[[float], float]:
-        """One-way seconds of what leaves at a second of the run, as the device with this `stream` meets it."""
+        """Returns the device's function from departure time to one-way delay, both in seconds."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ConstantRate:
-    """A rate that never changes."""
-
     mbps: float
 
     def departure_s(self, nbytes: float, start_s: float) -> float:
@@ -69,14 +64,14 @@ class ConstantRate:
 
 @dataclass(frozen=True)
 class ShannonCapacity:
-    """R = B log2(1 + SINR), the capacity of a channel (Hyperion, section III-B)."""
+    """Channel capacity R = B log2(1 + SINR) (Hyperion, section III-B)."""
 
     bandwidth_mhz: float
     sinr_db: float
 
     def __post_init__(self) -> None:
         if not (self.bandwidth_mhz > 0 and isfinite(self.bandwidth_mhz)):
-            raise ValueError(f"network: bandwidth_mhz={self.bandwidth_mhz} must be more than 0, and finite.")
+            raise ValueError(f"network: bandwidth_mhz={self.bandwidth_mhz} must be above 0 and finite.")
         if not isfinite(self.sinr_db):
             raise ValueError(f"network: sinr_db={self.sinr_db} must be a finite number of decibels.")
 

@@ -1,9 +1,4 @@
-"""A link's capacity as somebody recorded it in a file.
-
-A recorded capacity that begins again when it ends, and its replay from some moment on.
-
-What somebody recorded of a link in a file, entered somewhere and repeated.
-"""
+"""Recordings of links: cumulative capacity curves that repeat when they end, and their replay."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -17,16 +12,16 @@ from typing import ClassVar, Generic, Literal, TypeVar
 from serving.core.keyed_random import uniform
 from serving.network.rate import TrafficDirection
 
-# A message that just fills what is left must not wait for more because its start was rounded: at a clock of 10^5 s
-# and 400 Mbit/s a float is wrong by a thousandth of a byte.
+# A message that exactly fills the rest must not wait because of rounding: at 10^5 s and 400 Mbit/s a float is off by
+# a thousandth of a byte.
 _SLACK_NBYTES = 0.01
 
 
 @dataclass(frozen=True)
 class CapacityCurve:
-    """How many bytes could have left by each moment of a recording: straight lines between (`times_s`, `nbytes`).
+    """Cumulative bytes that could have left by each time of a recording: linear between points (`times_s`, `nbytes`).
 
-    Both begin with 0, end with the recording's length and total, and are shared by all who replay it.
+    Both start with 0 and end with the recording's length and total. All replays share them.
     """
 
     times_s: "array[float]"
@@ -34,16 +29,16 @@ class CapacityCurve:
 
     @classmethod
     def from_steps(cls, steps: Iterable[tuple[float, float]], source: str) -> "CapacityCurve":
-        """From a rate that changes in steps: (until second, Mbit/s) in order of time, from second 0 on.
+        """Builds the curve from rates that change in steps: (until second, Mbit/s) in order of time, from second 0.
 
-        Raises ValueError that names the `source` when nothing could have left.
+        Raises ValueError that names the `source` if all rates are 0.
         """
         times_s, nbytes = array("d", [0.0]), array("d", [0.0])
         for until_s, mbps in steps:
             nbytes.append(nbytes[-1] + (until_s - times_s[-1]) * mbps * 125_000)
             times_s.append(until_s)
         if not nbytes[-1] > 0:
-            raise ValueError(f"{source}: every rate is 0, no message would ever leave; a trace must carry something")
+            raise ValueError(f"{source}: every rate is 0, so no message would ever leave")
         return cls(times_s, nbytes)
 
     @property
@@ -55,7 +50,7 @@ class CapacityCurve:
         return self.nbytes[-1] / self.period_s / 125_000
 
     def nbytes_by(self, time_s: float) -> float:
-        """Bytes that could have left from second 0 of the first lap until `time_s`."""
+        """Bytes that could have left from second 0 until `time_s`; the recording repeats."""
         times_s, nbytes = self.times_s, self.nbytes
         lap, phase_s = divmod(time_s, times_s[-1])
         i = min(bisect_right(times_s, phase_s), len(times_s) - 1)
@@ -63,7 +58,7 @@ class CapacityCurve:
         return lap * nbytes[-1] + nbytes[i - 1] + share * (nbytes[i] - nbytes[i - 1])
 
     def time_of(self, cumulative_nbytes: float) -> float:
-        """The first moment by which `cumulative_nbytes` bytes could have left."""
+        """The first time by which `cumulative_nbytes` could have left."""
         times_s, nbytes = self.times_s, self.nbytes
         lap, rest = divmod(max(0.0, cumulative_nbytes - _SLACK_NBYTES), nbytes[-1])
         i = min(bisect_right(nbytes, rest), len(nbytes) - 1)
@@ -73,7 +68,7 @@ class CapacityCurve:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRate:
-    """The loop as a `serving.network.link.Rate` for one device, `offset_s` into the recording when its clock says 0."""
+    """The rate of one device that replays the curve; its second 0 is `offset_s` in the recording."""
 
     curve: CapacityCurve
     offset_s: float = 0.0
@@ -93,16 +88,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class LinkRecording(ABC, Generic[T]):
-    """A file of one format; it is read once, when the object is made, and all devices share what it says.
+    """A recording in a file of one format, read once when the object is created and shared by all devices.
 
-    Raises ValueError that names file and line when the file is not what its format promises; a path that an artifact
-    will have is not read.
+    The path of an artifact that does not exist yet is not read. Raises ValueError that names file and line for a
+    malformed file.
     """
 
     path: Path | None = None
     start: Literal["random", "begin"] = "random"
-    """Where each device enters the recording: somewhere, by its luck, or where the recording begins. All recordings of
-    one device are entered at the same share of their lengths."""
+    """Where each device starts: at the beginning, or at a random point, the same share of all its recordings' lengths.
+    """
 
     def __post_init__(self) -> None:
         if self.start not in ("random", "begin"):
@@ -117,7 +112,7 @@ class LinkRecording(ABC, Generic[T]):
 
     @abstractmethod
     def read(self, path: Path) -> T:
-        """What the file says; raises ValueError that names file and line."""
+        """Parses the file. Raises ValueError that names file and line."""
 
     @cached_property
     def data(self) -> T:
@@ -129,19 +124,16 @@ class LinkRecording(ABC, Generic[T]):
 
     @property
     def file_name(self) -> str:
-        """The file's name, without its folder."""
         return Path(str(self.path)).name
 
     def start_fraction(self, stream: int) -> float:
-        """Where the device with this `stream` (from `serving.core.keyed_random.key`) enters: a share of the length,
-        below 1.
-        """
+        """Where the device with this `stream` starts, as a share of the length."""
         return uniform(stream, 0, "start of a recording") if self.start == "random" else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityTrace(LinkRecording[CapacityCurve]):
-    """A recording of what one direction carried: a `serving.network.link.Capacity`."""
+    """A recording of the rate of one direction; a `serving.network.rate.LinkCapacity`."""
 
     directions: ClassVar[tuple[TrafficDirection, ...]] = ("up", "down")
 

@@ -10,18 +10,18 @@ from serving.network.trace import CapacityCurve, CapacityTrace
 from serving.workload.records import InvalidRecordError, read_text
 
 TraceLine = tuple[float, float, str]
-"""Seconds, Mbit/s, and where it stands."""
+"""Seconds, Mbit/s, and its location for error messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TwoColumnTrace(CapacityTrace):
     """Lines of seconds and Mbit/s; the rate is a step function of time.
 
-    `holds: until` - a line's rate was measured up to its time, since the line before (since 0 for the first); the
-    recording is as long as its last time says. So are the video sessions of the Oboe data set: in each of its traces
-    here the first time and rate multiply to the first chunk's 1.5 Mbit.
-    `holds: from` - a line's rate begins at its time. The recording begins with the first line, and the last line's
-    rate holds as long as that of the line before.
+    `holds: until`: a line's rate holds from the previous line's time (0 for the first) until its own; the last time is
+    the length of the recording. The Oboe data set is of this kind: in each of its traces the first time and rate
+    multiply to the first video chunk's 1.5 Mbit.
+    `holds: from`: a line's rate starts at its time. The recording starts with the first line, and the last rate holds
+    as long as the one before it.
     """
 
     holds: Literal["until", "from"] = "until"
@@ -43,7 +43,7 @@ def _lines(path: Path) -> Iterator[TraceLine]:
         if text.strip():
             line = _line(text, f"{path} line {number}")
             if line[0] <= last_s:
-                raise InvalidRecordError(f"{line[2]}: {line[0]:g} s is not after the {last_s:g} s of the line before")
+                raise InvalidRecordError(f"{line[2]}: {line[0]:g} s is not after the {last_s:g} s of the previous line")
             last_s = line[0]
             yield line
 
@@ -64,7 +64,7 @@ def _line(text: str, where: str) -> TraceLine:
 def _steps_until(lines: list[TraceLine]) -> list[tuple[float, float]]:
     if not lines[0][0]:
         raise InvalidRecordError(
-            f"{lines[0][2]}: the first rate would hold until 0 s; with holds=from it begins there (network.*.holds)"
+            f"{lines[0][2]}: the first rate would hold until 0 s; with holds=from it starts there (network.*.holds)"
         )
     return [(seconds, mbps) for seconds, mbps, _ in lines]
 
@@ -72,7 +72,7 @@ def _steps_until(lines: list[TraceLine]) -> list[tuple[float, float]]:
 def _steps_from(lines: list[TraceLine]) -> list[tuple[float, float]]:
     if len(lines) < 2:
         raise InvalidRecordError(
-            f"{lines[0][2]}: one line alone does not say how long it holds; two or more are needed"
+            f"{lines[0][2]}: one line does not tell how long its rate holds; two or more are needed"
         )
     begins_s = [seconds - lines[0][0] for seconds, _, _ in lines]
     ends_s = [*begins_s[1:], 2 * begins_s[-1] - begins_s[-2]]

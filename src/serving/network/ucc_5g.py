@@ -1,7 +1,4 @@
-"""The download logs of the UCC 5G data set.
-
-The delays that the logs of the UCC 5G data set measured while they downloaded.
-"""
+"""Download logs of the UCC 5G data set: their download rates, and the pings measured during downloads."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -21,12 +18,11 @@ _RATE_COLUMNS = ("Timestamp", "State", "DL_bitrate")
 
 @dataclass(frozen=True, kw_only=True)
 class UCC5GTrace(CapacityTrace):
-    """CSV with Timestamp, State and DL_bitrate (kbit/s), one reading a second or two; downlink only.
+    """CSV with Timestamp, State and DL_bitrate (kbit/s), one reading every one or two seconds; downlink only.
 
-    The uplink of these logs carries acknowledgements only and says nothing of what it could carry, so that it is
-    refused. Readings in state I (idle) are left out for the same reason. Readings of one second are averaged; a rate
-    holds until the next reading, the last one for a second. What a download reached is a lower bound of what the
-    link could carry.
+    The uplink is refused because in these logs it carries only acknowledgements, not what it could carry. Readings in
+    state I (idle) are skipped for the same reason. Readings of one second are averaged; a rate holds until the next
+    reading, the last one for a second. A download's rate is a lower bound of the link's capacity.
     Source: Raca et al., Beyond Throughput, the Next Generation: a 5G Dataset with Channel and Context Metrics,
     ACM MMSys 2020.
     """
@@ -38,21 +34,19 @@ class UCC5GTrace(CapacityTrace):
         for at_s, row in download_rows(records.csv_records(path, _RATE_COLUMNS, ",", quoted=True)):
             seconds.setdefault(at_s, []).append(_mbps(row))
         if not seconds:
-            raise InvalidRecordError(
-                f"{path}: no reading in state D, while downloading; the log says nothing of capacity"
-            )
+            raise InvalidRecordError(f"{path}: no reading in state D (downloading), so the log has no rate")
         until_s = [*list(seconds)[1:], list(seconds)[-1] + 1.0]
         steps = ((until, sum(rates) / len(rates)) for until, rates in zip(until_s, seconds.values(), strict=True))
         return CapacityCurve.from_steps(steps, str(path))
 
 
 def download_rows(rows: Iterable[DataRecord]) -> Iterator[tuple[float, DataRecord]]:
-    """The rows in state D, each with its seconds since the first of them; raises ValueError by line."""
+    """Yields the rows in state D with their seconds since the first such row. Raises ValueError that names the line."""
     first = last = None
     for row in rows:
         at = _time(row)
         if last and at < last:
-            raise row.error("Timestamp is earlier than the line before; sort the log by time")
+            raise row.error("Timestamp is earlier than the previous line; sort the log by time")
         last = at
         if row.text("State") == "D":
             first = first or at
@@ -79,7 +73,7 @@ _PING_COLUMNS = ("Timestamp", "State", "PINGAVG")
 
 @dataclass(frozen=True)
 class RecordedDelays:
-    """One-way seconds from each moment on, until the recording's end; the first also before it."""
+    """One-way delays, each from its time until the next; the first also before its time."""
 
     times_s: tuple[float, ...]
     delays_s: tuple[float, ...]
@@ -91,11 +85,10 @@ class RecordedDelays:
 
 @dataclass(frozen=True, kw_only=True)
 class PingTrace(LinkRecording[RecordedDelays]):
-    """CSV with Timestamp, State and PINGAVG (ms; `-` where none was taken): half of a ping is each message's delay.
+    """CSV with Timestamp, State and PINGAVG (ms; `-` if none was taken): half a ping is each message's delay.
 
-    A ping holds until the next one, ten to fifteen seconds later in these logs. Over the same file as the downlink's
-    `UCC5GTrace` it is entered at the same moment. The pings were taken beside a download, so that they hold some
-    queueing.
+    A ping holds until the next one, ten to fifteen seconds later in these logs. A device starts at the same moment of
+    the file as in the downlink's `UCC5GTrace`. The pings include some queueing, because a download ran.
     Source: see `UCC5GTrace`.
     """
 
@@ -112,7 +105,7 @@ class PingTrace(LinkRecording[RecordedDelays]):
         rows = [*download_rows(records.csv_records(path, _PING_COLUMNS, ",", quoted=True))]
         found = {at_s: ping_ms / 2e3 for at_s, ping_ms in _measured_pings(rows)}
         if not found:
-            raise InvalidRecordError(f"{path}: no ping was taken while downloading; use network.delay_ms")
+            raise InvalidRecordError(f"{path}: no ping was taken during downloads; use network.delay_ms")
         return RecordedDelays(tuple(found), tuple(found.values()), rows[-1][0] + 1.0)
 
 

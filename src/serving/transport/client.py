@@ -1,7 +1,4 @@
-"""The side that dials: a device.
-
-How long to wait before connecting again.
-"""
+"""The connecting side of a stream: a device, or a node of an earlier tier."""
 
 import asyncio
 import logging
@@ -33,10 +30,10 @@ from serving.transport.stream import (
 
 
 class ReconnectBackoff:
-    """Exponential, with jitter from a seed, so that a fleet whose cloud restarts does not come back in one instant.
+    """Exponential back-off with seeded jitter, so that devices do not reconnect all at once after a cloud restarts.
 
     Args:
-        first_s, longest_s: the waits before jitter, which takes up to half away.
+        initial_s, max_s: delays before jitter, which takes up to half away.
         stream: from `serving.core.keyed_random.key`.
     """
 
@@ -51,30 +48,30 @@ class ReconnectBackoff:
         return wait_s * (0.5 + 0.5 * uniform(self._stream, self._attempts, "reconnect"))
 
     def reset(self) -> None:
-        """It worked: the next failure is a first one."""
+        """After a success: the next failure counts as the first."""
         self._failures = 0
 
 
 log = logging.getLogger(__name__)
 
 PERMANENT_CODES = {"UNAUTHENTICATED", "FAILED_PRECONDITION"}
-"""What trying again does not mend."""
+"""Errors for which a retry cannot help."""
 
 _STREAM_ENDED = (asyncio.InvalidStateError, grpc.aio.AioRpcError)
-"""What a write raises when the call has ended."""
+"""Raised by a write when the call has ended."""
 
 
 class TransportClient:
-    """Keeps one stream to one listening host, and connects again for as long as it runs.
+    """Keeps one stream to one server, and reconnects until it is stopped.
 
     Args:
         nodes: names of the nodes on this host.
-        ears: their driver.
-        blobs: the store of tensors; None: tensors do not travel.
-        address: `host:port` of the listener.
-        digest: of the run's configuration; a listener with another refuses.
-        known: what is known of the run, for tighter checks.
-        owners: of the sessions on this host, if it also listens; the other side is trusted with all of them.
+        sink: their driver.
+        tensor_store: None: tensors do not travel.
+        address: `host:port` of the server.
+        config_digest: of the run's configuration; a server with another digest refuses.
+        expectations: facts of the run, for tighter checks.
+        owners: session owners of this host, if it is also a server; the remote host is trusted with all sessions.
         seed: of the jitter between attempts.
     """
 
@@ -104,26 +101,26 @@ class TransportClient:
         self._task: asyncio.Task[None] | None = None
         self._attempted, self._stopping = asyncio.Event(), asyncio.Event()
         self.last_error: ProtocolError | None = None
-        """Why the last attempt or stream failed; None while connected. For people, and for a readiness page."""
+        """Why the last attempt or stream failed; None while connected."""
 
     async def start(self) -> None:
-        """Makes the first attempt. A listener that is not there yet is no error: attempts go on in the background.
+        """Makes the first attempt. An unreachable server is no error: attempts go on in the background.
 
-        Raises ProtocolError where trying again would not help: a wrong token, another version, another configuration;
-        ValueError for a token without TLS beyond this machine, or files that are missing.
+        Raises ProtocolError if a retry cannot help (wrong token, version or configuration), ValueError for a token
+        without TLS beyond this machine or for missing files.
         """
         self._security.check_token_is_protected(self._address, self._security.ca_certificate is not None)
         self._security.channel_credentials()
-        self._task = asyncio.create_task(self._reconnect_loop(), name=f"dialler to {self._address}")
+        self._task = asyncio.create_task(self._reconnect_loop(), name=f"transport client of {self._address}")
         await self._attempted.wait()
         if self._task.done():
-            await self._task  # ears or store raised
+            await self._task  # sink or store raised
         if self.last_error and self.last_error.code in PERMANENT_CODES:
             await self.stop(0.0)
             raise self.last_error
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Lets what waits leave and closes; after `grace_s` whatever happens."""
+        """Sends what is queued and closes, at the latest after `grace_s`."""
         self._stopping.set()
         if self._outbox:
             self._outbox.close(goodbye_frame(f"{self._hello.nodes[0]} stops"))
@@ -137,7 +134,7 @@ class TransportClient:
             raise error
 
     def send(self, sender: str, to: str, message: Message) -> None:
-        """Never blocks; a message is dropped while its node is not connected. Raises as `MessageSender.send`."""
+        """Never blocks; drops the message while its node is not connected. Raises as `MessageSender.send`."""
         self._sender.send(self._outbox if to in self._remote_nodes else None, sender, to, message)
 
     async def _reconnect_loop(self) -> None:
@@ -147,8 +144,8 @@ class TransportClient:
                     await self._attempt()
                 except grpc.aio.AioRpcError as error:
                     self._record_error(ProtocolError(error.code().name, error.details() or "no reason given"))
-                except ProtocolError as refused:
-                    self._record_error(refused)
+                except ProtocolError as error:
+                    self._record_error(error)
                 self._attempted.set()
                 await self._wait_backoff()
         finally:
@@ -162,13 +159,13 @@ class TransportClient:
             return
 
     def _record_error(self, error: ProtocolError) -> None:
-        """Once per kind of trouble, not once per attempt."""
+        """Logs once per kind of error, not once per attempt."""
         if self.last_error is None or self.last_error.code != error.code:
             log.warning("%s: %s (%s); trying again", self._address, error.text, error.code)
         self.last_error = error
 
     async def _attempt(self) -> None:
-        """One stream, from connecting to its end."""
+        """Runs one stream, from connecting to its end."""
         async with self._channel() as channel:
             call = channel.stream_stream(METHOD)(metadata=self._security.metadata)
             try:
@@ -186,7 +183,7 @@ class TransportClient:
         limits = self._limits
         try:
             async with asyncio.timeout(limits.connect_timeout_s):
-                # A write into a refusal would hide its reason: grpc issue 36066
+                # A write after the server ended the stream would hide its status: grpc issue 36066
                 if ADMITTED_METADATA[0] in await call.initial_metadata():
                     with suppress(*_STREAM_ENDED):
                         await call.write(self._hello.encoded)
@@ -202,7 +199,7 @@ class TransportClient:
         if self._stopping.is_set():
             self._outbox.close(goodbye_frame("stops"))
         self._backoff.reset()
-        reception = FrameReceiver(
+        receiver = FrameReceiver(
             self._sink,
             self._decoder,
             self._received_tensors,
@@ -212,14 +209,14 @@ class TransportClient:
             trusted=True,
         )
 
-        async def written() -> None:
+        async def finish_writing() -> None:
             await call.done_writing()
             await asyncio.Event().wait()  # the other side ends the stream when it has read all
 
         self._sink.peers_restored(hello.nodes)
         self._attempted.set()
         try:
-            await run_stream(call.read, lambda data: _write(call, data), self._outbox, reception.receive, written)
+            await run_stream(call.read, lambda data: _write(call, data), self._outbox, receiver.receive, finish_writing)
         finally:
             self._outbox, self._remote_nodes = None, ()
             self._sink.peers_lost(hello.nodes)
@@ -229,4 +226,4 @@ async def _write(call: Any, data: bytes) -> None:
     try:
         await call.write(data)
     except _STREAM_ENDED:
-        await asyncio.Event().wait()  # the call is over: whoever reads it hears why
+        await asyncio.Event().wait()  # the call has ended: reading from it raises the reason

@@ -1,9 +1,4 @@
-"""The connected hosts of a listener: who is there, who replaces whom, and whose message goes where.
-
-What one remote host says, from bytes to the ears: parsed, checked, its tensors stored, then heard.
-
-The tensors that one remote host has in this host's store.
-"""
+"""The server's table of connected hosts, and the path of a received frame: parse, check, store tensors, deliver."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ReceivedTensors:
-    """Bounded: beyond its share, a host's own oldest tensors go, so that one host cannot push out another's."""
+    """The tensors of one remote host in this host's store; above `capacity_nbytes` that host's oldest are discarded."""
 
     def __init__(self, tensor_store: TensorSource | None, capacity_nbytes: int) -> None:
         self._tensor_store, self._capacity_nbytes = tensor_store, capacity_nbytes
@@ -31,33 +26,33 @@ class ReceivedTensors:
         self._nbytes = 0
 
     def add(self, packed: list[tuple[TensorRef, pb.Tensor]]) -> None:
-        """Raises ProtocolError for a tensor that cannot be; then none of them is kept."""
+        """Raises ProtocolError for an invalid tensor; then none is kept."""
         if self._tensor_store is None:
             return
-        for blob, tensor in [(blob, _unpack(blob, wire)) for blob, wire in packed]:
-            _, old = self._held.pop(blob.id, (blob, 0))
-            self._held[blob.id] = blob, tensor.nbytes
-            self._nbytes += tensor.nbytes - old
-            self._tensor_store.add(blob, tensor)
+        for ref, tensor in [(ref, _unpack(ref, wire)) for ref, wire in packed]:
+            _, old_nbytes = self._held.pop(ref.id, (ref, 0))
+            self._held[ref.id] = ref, tensor.nbytes
+            self._nbytes += tensor.nbytes - old_nbytes
+            self._tensor_store.add(ref, tensor)
         while self._nbytes > self._capacity_nbytes:
             self._remove(next(iter(self._held)))
 
     def discard(self) -> None:
-        """The host is gone for good."""
-        for name in list(self._held):
-            self._remove(name)
+        """Discards all tensors of the host."""
+        for tensor_id in list(self._held):
+            self._remove(tensor_id)
 
-    def _remove(self, name: str) -> None:
-        blob, nbytes = self._held.pop(name)
+    def _remove(self, tensor_id: str) -> None:
+        ref, nbytes = self._held.pop(tensor_id)
         self._nbytes -= nbytes
         if self._tensor_store is not None:
-            self._tensor_store.discard((blob,))
+            self._tensor_store.discard((ref,))
 
 
 def _unpack(ref: TensorRef, wire: pb.Tensor) -> "torch.Tensor":
     tensor = tensors.unpack(ref.id, wire)
     if tensor.dim() == 1 and not (bool((tensor >= 0).all()) and float(tensor.double().sum()) > 0):
-        raise invalid(f"{ref.id}: a distribution must be of shares from 0, one of them above it.")
+        raise invalid(f"{ref.id}: probabilities must be 0 or more, at least one above 0.")
     return tensor
 
 
@@ -67,18 +62,18 @@ class Connection:
 
     hello: Hello
     peer_host: str
-    """Where it connects from, without the port."""
+    """The address it connects from, without the port."""
     outbox: Outbox
     received_tensors: ReceivedTensors
 
     def is_restart_of(self, older: "Connection") -> bool:
-        """Is this a host of that one's name, but of another process?"""
+        """True if both have a node in common but are different processes."""
         shared = set(self.hello.nodes) & set(older.hello.nodes)
         return bool(shared) and self.hello.boot_id != older.hello.boot_id
 
 
 class ConnectionTable:
-    """At most `limits.hosts` guests; a node lives with one of them at a time."""
+    """At most `limits.hosts` connections; a node belongs to one of them at a time."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -88,13 +83,13 @@ class ConnectionTable:
         self._boot_ids: dict[str, str] = {}
 
     def replaced_by(self, connection: Connection, authenticated: bool) -> list[Connection]:
-        """The hosts that a new one replaces, because it has nodes of theirs: a device that came back before its old
+        """Returns the older connections of the new host's nodes, for example of a device that reconnects before its old
         stream was found dead.
 
         Args:
-            proven: did the new host show the token? Else it replaces only what connects from the same place.
+            authenticated: True if the new host sent the token. Otherwise it replaces only hosts at its own address.
 
-        Raises ProtocolError (ALREADY_EXISTS) when it may not, (RESOURCE_EXHAUSTED) when there are too many hosts.
+        Raises ProtocolError: ALREADY_EXISTS if it may not replace them, RESOURCE_EXHAUSTED for too many hosts.
         """
         found = {id(other): other for node in connection.hello.nodes if (other := self._by_node.get(node))}
         for other in found.values():
@@ -102,7 +97,7 @@ class ConnectionTable:
                 raise ProtocolError(
                     "ALREADY_EXISTS",
                     f"hello.nodes: {other.hello.nodes[0]} is connected from another address. Give each device a name "
-                    "of its own, or this server a token: whoever shows it may replace a device that restarts.",
+                    "of its own, or set a token on this server: with the token a device that restarts is replaced.",
                 )
         if len(self.connections) - len(found) >= self._limits.hosts:
             raise ProtocolError("RESOURCE_EXHAUSTED", f"limits.hosts={self._limits.hosts} hosts are connected already.")
@@ -117,7 +112,7 @@ class ConnectionTable:
                 self.owners.restarted((node,))
 
     def remove(self, connection: Connection) -> bool:
-        """Was it still here?"""
+        """Returns True if the connection was in the table."""
         if connection not in self.connections:
             return False
         self.connections.remove(connection)
@@ -134,11 +129,11 @@ class ConnectionTable:
 
 
 class FrameReceiver:
-    """
+    """Checks the frames of one remote host and delivers their messages.
+
     Args:
-        here, there: the nodes on either side.
-        owners: whose session is whose; None: nobody here asks.
-        trusted: may the other side speak of every session?
+        owners: session owners to check against; None: no sessions are opened here.
+        trusted: True if the remote host may send messages about every session.
     """
 
     def __init__(
@@ -156,29 +151,29 @@ class FrameReceiver:
         self._local_nodes, self._remote_nodes = frozenset(local_nodes), frozenset(remote_nodes)
 
     async def receive(self, data: bytes) -> None:
-        """Returns when the driver has taken it. Raises ProtocolError for anything out of bounds."""
+        """Returns when the sink has taken the message. Raises ProtocolError for anything out of bounds."""
         frame = errors.parse_frame(data)
         match frame.WhichOneof("kind"):
             case "envelope":
                 await self._handle_envelope(frame.envelope)
             case "goodbye":
-                return  # the stream ends by itself
+                return  # the other side ends the stream
             case _:
                 raise invalid("frame: after the Hello come Envelopes and a Goodbye.")
 
     async def _handle_envelope(self, wire: pb.Envelope) -> None:
         if wire.sender not in self._remote_nodes:
-            raise invalid("envelope.sender: it is not one of the nodes of your Hello.")
+            raise invalid("envelope.sender: not a node of your Hello.")
         if wire.to not in self._local_nodes:
-            raise invalid("envelope.to: that node does not live here.")
-        message, carried = self._decoder.message(wire)
+            raise invalid("envelope.to: that node is not on this host.")
+        message, packed = self._decoder.message(wire)
         if self._owners is not None and self._trusted:
             self._owners.record_trusted(wire.to, message)
         elif self._owners is not None:
-            wanted, before = self._owners.admit(self._remote_nodes, wire.to, message)
-            for node, release in before:
+            admitted, releases = self._owners.admit(self._remote_nodes, wire.to, message)
+            for node, release in releases:
                 await self._sink.receive(wire.sender, node, release)
-            if not wanted:
+            if not admitted:
                 return
-        self._received_tensors.add(carried)
+        self._received_tensors.add(packed)
         await self._sink.receive(wire.sender, wire.to, message)

@@ -1,7 +1,4 @@
-"""Why a stream ended: what the other side is told, in words for people.
-
-Bounds on what another host says. Every violation names its field, what was got and what is allowed.
-"""
+"""The error that ends a stream, and checks of received fields. An error names the field, its value and the bounds."""
 
 import re
 from collections.abc import Iterable, Sized
@@ -13,11 +10,11 @@ from serving.transport.tandem_pb2 import Frame
 
 
 class ProtocolError(Exception):
-    """A stream is ended on purpose.
+    """Ends a stream with a gRPC status; its text is sent to the other side.
 
     Args:
         code: the name of a gRPC status code.
-        text: whose fault, what was got, what is allowed, what to do; never a token or a key.
+        text: for people; never holds a token or a key.
     """
 
     def __init__(self, code: str, text: str) -> None:
@@ -62,7 +59,7 @@ def tensor_id(field: str, value: str) -> str:
 
 def version(field: str, value: str) -> str:
     if not _VERSION.fullmatch(value):
-        raise invalid(f"{field}: {_shown(value)} is no version.")
+        raise invalid(f"{field}: {_shown(value)} is not a version.")
     return value
 
 

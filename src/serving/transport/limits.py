@@ -1,4 +1,4 @@
-"""How much a host takes from another, and how long it waits for it."""
+"""Bounds on what a host accepts from another host, and timeouts."""
 
 from dataclasses import dataclass, fields
 from math import isfinite
@@ -8,42 +8,41 @@ MIB = 1 << 20
 
 @dataclass(frozen=True)
 class Limits:
-    """Raises ValueError for a limit that leaves no room."""
+    """Raises ValueError for a limit that is not positive or contradicts another."""
 
     message_nbytes: int = 16 * MIB
-    """One message on the wire, its tensors included."""
+    """Size of one message, tensors included."""
     outbox_messages: int = 4096
-    """Messages that may wait for one slow host; one more resets its stream."""
+    """Messages queued for one host; one more resets its stream."""
     outbox_nbytes: int = 64 * MIB
     tensors_nbytes: int = 64 * MIB
-    """Tensors of one remote host in the store; beyond it that host's oldest go."""
+    """Tensors of one remote host in the store; above it that host's oldest are discarded."""
     max_tokens: int = 1 << 17
-    """Tokens of one session."""
+    """Length of one session."""
     sessions_per_node: int = 64
-    """Sessions that one remote node may have open; beyond it its oldest is released."""
+    """Open sessions of one remote node; above it the oldest is released."""
     nodes_per_host: int = 1024
-    """Nodes on one host."""
     hosts: int = 1024
-    """Hosts that may be connected at once."""
+    """Hosts connected at once."""
     handshake_timeout_s: float = 5.0
-    """A stream that has not said who it is by then is closed."""
+    """A stream without a Hello by then is closed."""
     connect_timeout_s: float = 5.0
-    """An attempt to connect that has no answer by then has failed."""
+    """A connection attempt without an answer by then has failed."""
     keepalive_s: float = 10.0
-    """A silent connection is asked for a sign of life after this long."""
+    """Idle time before a ping."""
     keepalive_timeout_s: float = 5.0
-    """It is dead when the sign does not come in this time."""
+    """Time to answer a ping; then the connection is dead."""
     linger_s: float = 60.0
-    """How long a lost host's tensors stay, for work that has begun on them."""
+    """How long the tensors of a disconnected host are kept for work in progress."""
     backoff_s: float = 0.2
-    """The first wait before connecting again; it doubles with every failure."""
+    """First delay before reconnecting; doubles with every failure."""
     backoff_max_s: float = 10.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
             if not (value > 0 and isfinite(value)):
-                raise ValueError(f"limits.{field.name}={value} must be more than 0, and finite.")
+                raise ValueError(f"limits.{field.name}={value} must be above 0 and finite.")
         for name in ("outbox_nbytes", "tensors_nbytes"):
             if getattr(self, name) < self.message_nbytes:
                 raise ValueError(
@@ -55,8 +54,8 @@ class Limits:
 
     @property
     def channel_options(self) -> list[tuple[str, int]]:
-        """As gRPC channel arguments, for either side. Without a ping timeout of its own, which is a minute, an
-        unanswered ping would outlast the keep-alive timeout.
+        """gRPC channel arguments for both sides. The ping timeout is set because its default, a minute, would exceed
+        `keepalive_timeout_s`.
         """
         return [
             ("grpc.max_receive_message_length", self.message_nbytes),

@@ -1,4 +1,4 @@
-"""TLS and the bearer token: who may talk, and who may listen in."""
+"""TLS and the bearer token of a stream."""
 
 import hmac
 import ipaddress
@@ -18,23 +18,21 @@ AUTHORIZATION_HEADER = "authorization"
 
 @dataclass(frozen=True)
 class Security:
-    """Paths and a variable's name, never a secret itself.
+    """Paths and the name of an environment variable; holds no secret itself.
 
-    A server with `certificate` and `private_key` speaks TLS; a client with `ca_certificate` expects it. The token is
-    read from the environment when it is needed; where the server has one, streams without it are refused. A token never
-    crosses a network readable: together with an address beyond this machine it needs TLS.
-
-    Raises ValueError for a certificate without its key or the reverse.
+    A server with `certificate` and `private_key` uses TLS; a client with `ca_certificate` requires it. The token is
+    read from the environment when needed; a server with a token refuses streams without it. A token with an address
+    beyond this machine requires TLS. Raises ValueError for a certificate without its key or the reverse.
     """
 
     certificate: str | None = None
-    """PEM file, the server's chain."""
+    """PEM file: the server's certificate chain."""
     private_key: str | None = None
-    """PEM file, its private key."""
+    """PEM file: the server's private key."""
     ca_certificate: str | None = None
-    """PEM file, what a client believes: the authority that signed the server's certificate, or that one itself."""
+    """PEM file that a client trusts: the CA that signed the server's certificate, or that certificate itself."""
     token_env: str = "TANDEM_TOKEN"
-    """The environment variable that holds the token."""
+    """Name of the environment variable with the token."""
 
     def __post_init__(self) -> None:
         if bool(self.certificate) != bool(self.private_key):
@@ -45,36 +43,34 @@ class Security:
 
     @property
     def token(self) -> str:
-        """Empty where there is none."""
+        """Empty if there is none."""
         return os.environ.get(self.token_env, "").strip()
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What a client shows; nothing without a token."""
+        """A client's metadata; empty without a token."""
         return ((AUTHORIZATION_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
     def authenticate(self, metadata: Sequence[tuple[str, str | bytes]]) -> None:
-        """Raises ProtocolError (UNAUTHENTICATED) where the server has a token and the stream does not show it."""
+        """Raises ProtocolError (UNAUTHENTICATED) if this server has a token and `metadata` lacks it."""
         if not self.token:
             return
         shown = next((value for name, value in metadata if name == AUTHORIZATION_HEADER), None)
         if shown is None:
-            raise ProtocolError(
-                "UNAUTHENTICATED", f"this server wants a token; set {self.token_env} on the client's side."
-            )
+            raise ProtocolError("UNAUTHENTICATED", f"this server requires a token; set {self.token_env} on the client.")
         shown = shown if isinstance(shown, bytes) else shown.encode()
         if not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
             raise ProtocolError(
-                "UNAUTHENTICATED", f"the token is not this server's; set {self.token_env} to the same on both sides."
+                "UNAUTHENTICATED", f"wrong token; set {self.token_env} to the same value on both sides."
             )
 
     def check_token_is_protected(self, address: str, tls: bool) -> None:
-        """Raises ValueError where the token would cross a network readable."""
+        """Raises ValueError if the token would cross a network unencrypted."""
         if self.token and not tls and not is_loopback(address):
             raise ValueError(
                 f"transport: {self.token_env} is set, but {address} is beyond this machine and the connection has no "
-                "TLS, so that anyone on the way could read the token. Give security.certificate and security.private_key to "
-                f"the server and security.ca_certificate to the client, or unset {self.token_env} for a network you trust."
+                "TLS: others could read the token. Set security.certificate and security.private_key on the server and "
+                f"security.ca_certificate on the client, or unset {self.token_env} on a trusted network."
             )
 
     def server_credentials(self) -> "grpc.ServerCredentials | None":
@@ -94,7 +90,7 @@ class Security:
 
 
 def is_loopback(address: str) -> bool:
-    """Does `host:port` (or `unix:path`) stay on this machine?"""
+    """True if `host:port` (or `unix:path`) is on this machine."""
     host = address.rpartition(":")[0].strip("[]")
     if address.startswith("unix:") or host == "localhost":
         return True

@@ -1,4 +1,4 @@
-"""The side that listens: a cloud."""
+"""The listening side of streams: a cloud, or a node of a tier."""
 
 import asyncio
 import logging
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class TransportServer:
-    """Serves every host that dials, each on its own stream; what one does wrong ends that one's stream only.
+    """Serves every host that connects, each on its own stream; an error of one host ends only its own stream.
 
     Args:
         nodes: names of the nodes on this host.
-        ears: their driver.
-        blobs: the store of tensors; None: tensors do not travel.
-        address: `host:port`, port 0 for any that is free. Loopback, unless told otherwise.
-        digest: of the run's configuration; hosts with another are refused.
-        known: what is known of the run, for tighter checks.
+        sink: their driver.
+        tensor_store: None: tensors do not travel.
+        address: `host:port`, port 0 for any free port.
+        config_digest: of the run's configuration; hosts with another digest are refused.
+        expectations: facts of the run, for tighter checks.
     """
 
     def __init__(
@@ -62,16 +62,18 @@ class TransportServer:
         self._server: grpc.aio.Server | None = None
         self._stopping = False
         self._lingering: dict[Connection, asyncio.TimerHandle] = {}
-        """Lost hosts whose tensors linger."""
+        """Disconnected hosts whose tensors are kept, with the timer that discards them."""
 
     async def start(self) -> str:
-        """Listens; returns the address that it got. Raises ValueError for a token without TLS beyond this machine, or
-        files that are missing; RuntimeError when the address is taken.
+        """Listens and returns the address.
+
+        Raises ValueError for a token without TLS beyond this machine or for missing files, RuntimeError if the address
+        is taken.
         """
         credentials = self._security.server_credentials()
         self._security.check_token_is_protected(self._address, credentials is not None)
         if not (self._security.token or is_loopback(self._address)):
-            log.warning("%s is open to whoever reaches it: %s is not set", self._address, self._security.token_env)
+            log.warning("%s accepts any client: %s is not set", self._address, self._security.token_env)
         self._server = grpc.aio.server(
             options=self._limits.channel_options, maximum_concurrent_rpcs=2 * self._limits.hosts
         )
@@ -84,23 +86,23 @@ class TransportServer:
         return self._address if self._address.startswith("unix:") else f"{self._address.rpartition(':')[0]}:{port}"
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Takes no new host, says goodbye, lets what waits leave, then closes; after `grace_s` whatever happens."""
+        """Refuses new hosts, sends what is queued and a Goodbye, and closes, at the latest after `grace_s`."""
         self._stopping = True
-        for guest in self._connections.connections:
-            guest.outbox.close(self._goodbye_frame)
+        for connection in self._connections.connections:
+            connection.outbox.close(self._goodbye_frame)
         if self._server:
             await self._server.stop(grace_s)
-        for guest in list(self._lingering):
-            self._discard_tensors(guest)
+        for connection in list(self._lingering):
+            self._discard_tensors(connection)
 
     def send(self, sender: str, to: str, message: Message) -> None:
-        """Never blocks; a message for a node that is not connected is dropped. Raises as `MessageSender.send`."""
-        guest = self._connections.find(to)
-        self._sender.send(guest.outbox if guest else None, sender, to, message)
+        """Never blocks; drops the message if its node is not connected. Raises as `MessageSender.send`."""
+        connection = self._connections.find(to)
+        self._sender.send(connection.outbox if connection else None, sender, to, message)
 
     @property
     def owners(self) -> SessionOwners:
-        """Whose session is whose, also of what comes by way of nodes that this host dials."""
+        """Owners of all sessions on this host, also of those that arrive over this host's own `TransportClient`s."""
         return self._connections.owners
 
     @property
@@ -108,21 +110,21 @@ class TransportServer:
         return goodbye_frame(f"{self._hello.nodes[0]} stops")
 
     async def _handle_stream(self, _: Any, context: Any) -> None:
-        """One host's stream, from its Hello to its end."""
+        """Handles one host's stream, from its Hello to its end."""
         try:
             self._security.authenticate(context.invocation_metadata())
             if self._stopping:
                 raise ProtocolError("UNAVAILABLE", f"{self._hello.nodes[0]} stops.")
             await context.send_initial_metadata((ADMITTED_METADATA,))
-            guest = await self._accept(context)
+            connection = await self._accept(context)
             try:
                 await self._send_hello(context)
-                await self._serve(guest, context)
+                await self._serve(connection, context)
             finally:
-                self._remove_connection(guest)
-        except ProtocolError as refused:
-            log.warning("stream from %s ends: %s", context.peer(), refused.text)
-            await context.abort(status_code(refused.code), refused.text)
+                self._remove_connection(connection)
+        except ProtocolError as error:
+            log.warning("stream from %s ends: %s", context.peer(), error.text)
+            await context.abort(status_code(error.code), error.text)
 
     async def _accept(self, context: Any) -> Connection:
         limits = self._limits
@@ -134,11 +136,11 @@ class TransportServer:
                 "DEADLINE_EXCEEDED", f"no Hello within limits.handshake_timeout_s={limits.handshake_timeout_s:g} s."
             ) from None
         hello = self._hello.check_peer(data if isinstance(data, bytes) else b"", limits)
-        guest = Connection(
+        connection = Connection(
             hello, _peer_host(context), Outbox(limits), ReceivedTensors(self._tensor_store, limits.tensors_nbytes)
         )
-        self._add_connection(guest)  # before our Hello leaves: who has read it may be written to
-        return guest
+        self._add_connection(connection)  # before our Hello is sent: the host may send once it has it
+        return connection
 
     async def _send_hello(self, context: Any) -> None:
         limits = self._limits
@@ -150,13 +152,13 @@ class TransportServer:
             raise ProtocolError("DEADLINE_EXCEEDED", text) from None
 
     def _add_connection(self, connection: Connection) -> None:
-        for rival in self._connections.replaced_by(connection, bool(self._security.token)):
-            rival.outbox.reset(
+        for older in self._connections.replaced_by(connection, bool(self._security.token)):
+            older.outbox.reset(
                 ProtocolError("ABORTED", f"a newer stream of {connection.hello.nodes[0]} replaces this one.")
             )
-            self._remove_connection(rival)
-        for gone in [each for each in self._lingering if connection.is_restart_of(each)]:
-            self._discard_tensors(gone)  # its tensors' names come again
+            self._remove_connection(older)
+        for older in [each for each in self._lingering if connection.is_restart_of(each)]:
+            self._discard_tensors(older)  # the restarted host uses the same tensor ids again
         self._connections.add(connection)
         if self._stopping:
             connection.outbox.close(self._goodbye_frame)
@@ -164,11 +166,16 @@ class TransportServer:
 
     async def _serve(self, connection: Connection, context: Any) -> None:
         nodes = connection.hello.nodes
-        reception = FrameReceiver(
-            self._sink, MessageDecoder(self._limits, self._expectations, self._hello.sends_tensors), connection.received_tensors, self._hello.nodes,
-            nodes, self._connections.owners, self._expectations.trusted_nodes.issuperset(nodes),
-        )  # fmt: skip
-        await run_stream(context.read, context.write, connection.outbox, reception.receive, _finish_writing)
+        receiver = FrameReceiver(
+            self._sink,
+            MessageDecoder(self._limits, self._expectations, self._hello.sends_tensors),
+            connection.received_tensors,
+            self._hello.nodes,
+            nodes,
+            self._connections.owners,
+            self._expectations.trusted_nodes.issuperset(nodes),
+        )
+        await run_stream(context.read, context.write, connection.outbox, receiver.receive, _finish_writing)
 
     def _remove_connection(self, connection: Connection) -> None:
         if not self._connections.remove(connection):
@@ -188,4 +195,4 @@ def _peer_host(context: Any) -> str:
 
 
 async def _finish_writing() -> None:
-    """A server's stream is over when its handler returns."""
+    """Nothing to do: a server's stream ends when its handler returns."""

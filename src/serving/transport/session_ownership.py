@@ -1,7 +1,4 @@
-"""Which remote node opened which session: others may not speak of it.
-
-What a host knows of its run, so that it can check what others say.
-"""
+"""Tracks which remote node opened which session, so that no other host can send messages about it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,17 +9,17 @@ from serving.transport.errors import invalid
 
 @dataclass
 class SessionOwnership:
-    """Who opened a session, and which nodes here were told of it."""
+    """The node that opened a session, and the local nodes that know the session."""
 
     owner: str
     notified_nodes: set[str] = field(default_factory=set)
 
 
 class SessionOwners:
-    """Bounded: a node keeps `sessions` open at most; its oldest is released in its name to make room.
+    """Above `max_sessions` open sessions of one owner, its oldest is released in its name.
 
-    Nodes that are not connected keep what is theirs until they start again, so that nobody takes over a session while
-    its owner is away; of absent nodes `absent` are remembered.
+    A disconnected owner keeps its sessions until it restarts, so that no other host can take them over; the last
+    `max_disconnected` such owners are kept.
     """
 
     def __init__(self, max_sessions: int, max_disconnected: int) -> None:
@@ -33,51 +30,50 @@ class SessionOwners:
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that somebody owns."""
         return len(self._by_session)
 
     def admit(self, nodes: Iterable[str], to: str, message: Message) -> tuple[bool, list[tuple[str, Release]]]:
-        """May it be heard, and who must hear a release before it?
+        """Returns True if `message` may be delivered, and the (node, release) pairs to deliver before it.
 
-        A release of a session that its sender has not opened here is not heard: it could only harm. Raises
-        ProtocolError for a session that another host opened.
+        A release of a session that the sender did not open here is not delivered. Raises ProtocolError for a session
+        that another host opened.
         """
         if isinstance(message, LoadReport):
             return True, []
         session = message.slice.session if isinstance(message, Request) else message.session
-        tenure = self._by_session.get(session)
-        if tenure and tenure.owner not in nodes:
+        ownership = self._by_session.get(session)
+        if ownership and ownership.owner not in nodes:
             raise invalid(f"session: {session!r} was opened by another host.")
         if isinstance(message, Release):
-            return self._release(session, tenure, to), []
+            return self._release(session, ownership, to), []
         if not isinstance(message, Request):
             return True, []
         if message.reply_to not in nodes:
-            raise invalid(f"request.reply_to: {message.reply_to!r} does not live on the host that asks.")
+            raise invalid(f"request.reply_to: {message.reply_to!r} is not a node of the sending host.")
         return True, self._claim(session, message.reply_to, to)
 
     def record_trusted(self, to: str, message: Message) -> None:
-        """A node of another tier, which is trusted, passes on what a device asked or is done with: the device may
-        itself release here what it opened there.
+        """Records a device's message that a trusted node of another tier forwarded, so that the device itself may
+        release the session here.
         """
         if isinstance(message, Request):
-            tenure = self._by_session.setdefault(message.slice.session, SessionOwnership(message.reply_to))
-            tenure.notified_nodes.add(to)
-            self._by_owner.setdefault(tenure.owner, {})[message.slice.session] = None
+            ownership = self._by_session.setdefault(message.slice.session, SessionOwnership(message.reply_to))
+            ownership.notified_nodes.add(to)
+            self._by_owner.setdefault(ownership.owner, {})[message.slice.session] = None
         elif isinstance(message, Release):
             self._release(message.session, self._by_session.get(message.session), to)
 
     def _claim(self, session: str, owner: str, to: str) -> list[tuple[str, Release]]:
         opened = self._by_owner.setdefault(owner, {})
-        gone: list[tuple[str, Release]] = []
+        releases: list[tuple[str, Release]] = []
         if session not in self._by_session and len(opened) >= self._max_sessions:
             oldest = next(iter(opened))
-            gone = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].notified_nodes)]
+            releases = [(node, Release(oldest)) for node in sorted(self._by_session[oldest].notified_nodes)]
             self._remove(oldest)
             opened = self._by_owner.setdefault(owner, {})
         opened[session] = None
         self._by_session.setdefault(session, SessionOwnership(owner)).notified_nodes.add(to)
-        return gone
+        return releases
 
     def _release(self, session: str, ownership: SessionOwnership | None, to: str) -> bool:
         if ownership is None or to not in ownership.notified_nodes:
@@ -95,7 +91,6 @@ class SessionOwners:
             del self._by_owner[owner]
 
     def disconnected(self, nodes: Iterable[str]) -> None:
-        """They are not connected any more."""
         for node in nodes:
             self._disconnected[node] = None
         while len(self._disconnected) > self._max_disconnected:
@@ -106,7 +101,7 @@ class SessionOwners:
             self._disconnected.pop(node, None)
 
     def restarted(self, nodes: Iterable[str]) -> None:
-        """They have forgotten their sessions: the names are free."""
+        """Frees the sessions of restarted nodes, which have lost them."""
         for node in nodes:
             self._disconnected.pop(node, None)
             for session in list(self._by_owner.get(node, ())):
@@ -115,13 +110,16 @@ class SessionOwners:
 
 @dataclass(frozen=True)
 class PeerExpectations:
-    """None: not known here, only the general limits are checked."""
+    """Facts of the run against which messages are checked; None: unknown, only the general limits apply."""
 
     vocab_size: int | None = None
     """Token ids are below this."""
     hidden_size: int | None = None
-    """The width of hidden states."""
+    """Width of hidden states."""
     hops: tuple[Hop, ...] | None = None
-    """The only route that requests may take."""
+    """The only hops that requests may have."""
     trusted_nodes: frozenset[str] = frozenset()
-    """Nodes of other tiers: they may speak of sessions that a device opened. A name is trusted as far as the token."""
+    """Nodes of other tiers, which may send messages about sessions that a device opened.
+
+    Only the token keeps other hosts from using such a name.
+    """

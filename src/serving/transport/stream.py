@@ -1,11 +1,4 @@
-"""Messages that wait for one host to take them; bounded, because a host may be slow or dead.
-
-A stream in use, the same from either end.
-
-From a message to the bytes in an outbox.
-
-What a transport needs from its host: someone who listens, and the store of tensors.
-"""
+"""One open stream, used alike by client and server: its outbox, its read and write loop, and how messages are sent."""
 
 import asyncio
 from collections import deque
@@ -26,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Outbox:
-    """First in, first out: one side puts without waiting, the stream takes."""
+    """Bounded FIFO queue of frames for one host: `put` never waits, the stream takes."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -38,7 +31,7 @@ class Outbox:
         self._broken = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """Never blocks: what is one too many breaks the stream, what comes after its end is dropped."""
+        """Never blocks. Above the limits it resets the stream; after `close` or `reset` it drops the frame."""
         if self._closed or self._fault:
             return
         limits = self._limits
@@ -56,7 +49,7 @@ class Outbox:
         self._changed.set()
 
     def close(self, last_frame: bytes) -> None:
-        """What waits is still sent, then `last_frame`, then nothing."""
+        """Sends what is queued, then `last_frame`, then nothing more."""
         if not self._closed:
             self._queue.append(last_frame)
             self._nbytes += len(last_frame)
@@ -64,20 +57,20 @@ class Outbox:
             self._changed.set()
 
     def reset(self, fault: ProtocolError) -> None:
-        """Breaks the stream: what waits is dropped."""
+        """Ends the stream with `fault` and drops what is queued."""
         self._queue.clear()
         self._nbytes = 0
         self._fault = self._fault or fault
         self._broken.set()
 
     async def fault(self) -> None:
-        """Waits for a reset, and raises its reason."""
+        """Waits for a reset and raises its fault."""
         await self._broken.wait()
         if self._fault:
             raise self._fault
 
     async def take(self) -> bytes | None:
-        """The next of what is put, in order; None when the outbox was closed and is empty."""
+        """Waits for the next frame; None once the outbox is closed and empty."""
         while not self._queue:
             if self._closed:
                 return None
@@ -90,7 +83,7 @@ class Outbox:
 
 METHOD = "/tandem.v1.MessageTransport/Connect"
 ADMITTED_METADATA = ("tandem", "v1")
-"""Metadata with which a server says that the token is right, before anything is written."""
+"""Initial metadata that the server sends once it has accepted the token."""
 
 
 async def run_stream(
@@ -100,24 +93,24 @@ async def run_stream(
     receive: Callable[[bytes], Awaitable[None]],
     finish_writing: Callable[[], Awaitable[None]],
 ) -> None:
-    """Hears and says until the other side ends or the outbox is closed and empty.
+    """Reads and writes until the other side ends the stream, or the outbox is closed and empty.
 
     Args:
-        written: called when all is said; this side is over when it returns.
+        finish_writing: called after the last frame; this side ends when it returns.
 
-    Raises ProtocolError from `receive` or from the outbox, and whatever gRPC raises when the connection breaks.
+    Raises ProtocolError from `receive` or from the outbox, and gRPC's errors if the connection breaks.
     """
 
-    async def listen() -> None:
+    async def read_loop() -> None:
         while isinstance(data := await read(), bytes):
             await receive(data)
 
-    async def say() -> None:
+    async def write_loop() -> None:
         while (data := await outbox.take()) is not None:
             await write(data)
         await finish_writing()
 
-    tasks = [asyncio.ensure_future(each) for each in (listen(), say(), outbox.fault())]
+    tasks = [asyncio.ensure_future(each) for each in (read_loop(), write_loop(), outbox.fault())]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in reversed([each for each in tasks if each in done]):
@@ -137,25 +130,26 @@ def goodbye_frame(reason: str) -> bytes:
 
 
 class MessageSink(Protocol):
-    """The driver of a host's nodes; all of it is called on the event loop."""
+    """The driver of a host's nodes. Called on the event loop."""
 
     async def receive(self, sender: str, to: str, message: Message) -> None:
-        """A message that passed all checks. Nothing more is read from that host until this returns: back-pressure.
-        It is cancelled when the stream breaks meanwhile.
+        """Takes a message that passed all checks.
+
+        Back-pressure: nothing more is read from that host until this returns. Cancelled if the stream breaks.
         """
         ...
 
     def peers_lost(self, nodes: tuple[str, ...]) -> None:
-        """These remote nodes cannot be reached any more; what was sent to them may never arrive."""
+        """These remote nodes are unreachable; messages sent to them may be lost."""
         ...
 
     def peers_restored(self, nodes: tuple[str, ...]) -> None:
-        """These remote nodes can be reached, for the first time or again."""
+        """These remote nodes are reachable, for the first time or again."""
         ...
 
 
 class TensorSource(Protocol):
-    """`serving.engines.torch.tensor_store.TensorStore`, as far as a transport uses it."""
+    """The part of `serving.engines.torch.tensor_store.TensorStore` that a transport uses."""
 
     def add(self, ref: TensorRef, tensor: "torch.Tensor") -> None: ...
 
@@ -167,9 +161,10 @@ class TensorSource(Protocol):
 
 
 class MessageSender:
-    """
+    """Encodes messages into outboxes.
+
     Args:
-        blobs: where tensors are; None: they stay here, only their ids travel.
+        tensor_store: source of tensors; None: only tensor ids travel.
     """
 
     def __init__(self, tensor_store: TensorSource | None, limits: Limits) -> None:
@@ -177,7 +172,7 @@ class MessageSender:
         self._packers = _packers(tensor_store) if tensor_store is not None else None
 
     def send(self, outbox: Outbox | None, sender: str, to: str, message: Message) -> None:
-        """Drops the message, and hidden states that only it needed, where nobody takes it (None).
+        """Without an outbox (None), drops the message and its hidden states.
 
         Raises KeyError for a tensor that is not in the store, ValueError for a message above the limit.
         """
@@ -198,5 +193,5 @@ class MessageSender:
 
 
 def _packers(tensor_store: TensorSource) -> tuple[encode.TensorPacker, encode.TensorPacker]:
-    """Hidden states are asked for once; a draft's distribution again, when the question is asked again."""
-    return lambda blob: tensors.pack(tensor_store.take(blob)), lambda blob: tensors.pack(tensor_store.get(blob))
+    """Hidden states are sent once and removed; a draft's distribution stays, because the request may be resent."""
+    return lambda ref: tensors.pack(tensor_store.take(ref)), lambda ref: tensors.pack(tensor_store.get(ref))

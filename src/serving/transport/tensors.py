@@ -1,4 +1,4 @@
-"""Tensors as bytes: type, shape, values in little endian."""
+"""Packs tensors as bytes (type, shape, little-endian values), and unpacks and checks received ones."""
 
 import sys
 from math import prod
@@ -16,14 +16,14 @@ DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "int8":
 ITEM_NBYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 MAX_DIMENSIONS = 4
 SPARSE_ENTRY_NBYTES = (4, 6)
-"""Of a token that a distribution names: its number, in two bytes or four, and its probability in fp16."""
+"""Bytes per token of a sparse distribution: token id (2 or 4) and fp16 probability (2)."""
 
 if sys.byteorder != "little":
     raise ImportError("serving.transport.tensors: tensors travel in little endian; this machine is big endian.")
 
 
 def pack(tensor: "torch.Tensor") -> pb.Tensor:
-    """Any shape of up to four dimensions. Raises TypeError for a type that does not travel."""
+    """Packs a tensor of up to four dimensions. Raises TypeError for an unsupported dtype."""
     import torch
 
     kind = str(tensor.dtype).removeprefix("torch.")
@@ -35,7 +35,7 @@ def pack(tensor: "torch.Tensor") -> pb.Tensor:
 
 
 def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
-    """Raises ProtocolError when type, shape and bytes do not fit together, or a value is not finite."""
+    """Raises ProtocolError if type, shape and bytes do not agree, or a value is not finite."""
     import torch
 
     name, shape = check(field, wire)
@@ -46,7 +46,7 @@ def unpack(field: str, wire: pb.Tensor) -> "torch.Tensor":
 
 
 def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
-    """Type and shape, which the bytes fit."""
+    """Returns type and shape; raises ProtocolError if the bytes do not fit them."""
     name = errors.one_of(f"{field}.dtype", wire.dtype, DTYPE_NAMES)
     errors.length(f"{field}.shape", wire.shape, 1, MAX_DIMENSIONS)
     shape = errors.integers(f"{field}.shape", wire.shape, 1, errors.MAX_INT32)
@@ -57,41 +57,39 @@ def check(field: str, wire: pb.Tensor) -> tuple[str, tuple[int, ...]]:
 
 
 def check_sparse_probs(field: str, wire: pb.Tensor, vocab_size: int | None) -> None:
-    """Of a distribution that names tokens, as `serving.engines.torch.sampling.encode_probs` packs it: int8 of shape
-    (tokens, 4 or 6), their numbers ascending and below the vocabulary, their probabilities finite, from 0, one of them
-    above it.
+    """Checks a sparse distribution as `serving.engines.torch.sampling.encode_probs` packs it.
 
-    Raises ProtocolError when it does not fit `check`, or is none.
+    It is int8 of shape (tokens, 4 or 6): token ids ascend and are below the vocabulary size; probabilities are finite
+    and 0 or more, at least one above 0. Raises ProtocolError otherwise.
     """
     import numpy as np
 
     name, shape = check(field, wire)
-    errors.one_of(f"{field}: type of what names tokens", name, ("int8",))
+    errors.one_of(f"{field}: type of a sparse distribution", name, ("int8",))
     errors.within(f"{field}: dimensions", len(shape), 2, 2)
     if shape[1] not in SPARSE_ENTRY_NBYTES:
         raise invalid(f"{field}: {shape[1]} bytes a token, must be one of {', '.join(map(str, SPARSE_ENTRY_NBYTES))}")
     most = errors.MAX_INT32 if vocab_size is None else vocab_size - 1
     errors.within(f"{field}: tokens", shape[0], 1, most + 1)
     entries = np.frombuffer(wire.data, [("token", f"<u{shape[1] - 2}"), ("probability", "<f2")])
-    tokens, odds = entries["token"], entries["probability"]
+    tokens, probs = entries["token"], entries["probability"]
     errors.integers(f"{field}: tokens", (int(tokens[0]), int(tokens.max())), 0, most)
     if not bool((tokens[1:] > tokens[:-1]).all()):
-        raise invalid(f"{field}: tokens must be named once each, in ascending order.")
-    if not bool(np.isfinite(odds).all() and (odds >= 0).all() and (odds > 0).any()):
-        raise invalid(f"{field}: a distribution must be of finite shares from 0, one of them above it.")
+        raise invalid(f"{field}: token ids must be in ascending order, each once.")
+    if not bool(np.isfinite(probs).all() and (probs >= 0).all() and (probs > 0).any()):
+        raise invalid(f"{field}: probabilities must be finite and 0 or more, at least one above 0.")
 
 
 def check_int8_hidden(field: str, wire: pb.Tensor) -> None:
-    """Of hidden states in int8, as `serving.engines.torch.forward.encode_hidden` packs them: each row ends with its
-    fp32 scale, which is finite and not below 0.
+    """Checks int8 hidden states as `serving.engines.torch.forward.encode_hidden` packs them.
 
-    Raises ProtocolError when it does not fit `check`, or is none.
+    Each row ends with its fp32 scale, which is finite and 0 or more. Raises ProtocolError otherwise.
     """
     import numpy as np
 
     _, (rows, width) = check(field, wire)
     if width <= SCALE_NBYTES:
-        raise invalid(f"{field}: rows of {width} bytes leave nothing beside a scale of {SCALE_NBYTES}")
+        raise invalid(f"{field}: rows of {width} bytes hold no more than their scale of {SCALE_NBYTES}")
     scales = np.frombuffer(wire.data, np.uint8).reshape(rows, width)[:, -SCALE_NBYTES:].copy().view("<f4")
     if not bool(np.isfinite(scales).all() and (scales >= 0).all()):
         raise invalid(f"{field}: a row's scale must be a finite number from 0.")

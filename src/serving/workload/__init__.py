@@ -1,1 +1,4 @@
-"""What is asked, when and by whom: data sets, metrics, arrivals, SLO classes."""
+"""The requests of a run: prompts of a data set, their arrivals, service-level objectives and quality metrics.
+
+Read `workload.py` first. A new data set is one file in `datasets/`, built on `dataset.py`.
+"""

@@ -1,4 +1,4 @@
-"""When requests come, and to which device: a closed loop, a Poisson process, episodes of one, or a recorded trace."""
+"""When requests arrive and at which device: closed loop, Poisson process, episodes of one, or a recorded trace."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from serving.workload.records import DataRecord
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request's beginning on one device (counted from 0).
+    """The start of one request on one device (counted from 0).
 
-    `at_s` is seconds from the start of the run. None means a closed loop: the first request of a device starts at 0,
-    each other one `think_s` after the device's previous one ended. `prompt_tokens` and `new_tokens` are the lengths
-    that a trace recorded.
+    `at_s` is in seconds from the start of the run. None means a closed loop: the first request of a device starts at 0,
+    each later one `think_s` after the previous one ended. `prompt_tokens` and `new_tokens` are recorded lengths.
     """
 
     device: int
@@ -32,14 +31,14 @@ class Arrival:
 
 
 class Arrivals(Protocol):
-    """A process that gives each of `n` requests its beginning; the same (n, devices, seed) gives the same list."""
+    """Assigns each of `n` requests its arrival; the same (n, devices, seed) gives the same list."""
 
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedLoop:
-    """Every device asks again `think_s` after its last answer; requests are dealt to the devices in turn."""
+    """Every device sends its next request `think_s` after its last answer; requests go to the devices in turn."""
 
     think_s: float = 0.0
 
@@ -53,10 +52,9 @@ class ClosedLoop:
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson:
-    """Requests at `rate_per_s` over all devices together, each on a device drawn evenly.
+    """Requests at `rate_per_s` over all devices together, each on a device drawn uniformly.
 
-    Gaps are exponential, so every device alone is a Poisson process of rate `rate_per_s / devices`. A request that
-    finds its device busy waits there.
+    Each device alone is a Poisson process of rate `rate_per_s / devices`. A request at a busy device waits there.
     """
 
     rate_per_s: float = 1.0
@@ -75,10 +73,10 @@ class Poisson:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """So many `tasks_per_episode` as a Poisson process, the first at once; again every `episode_s`, as if nothing had
-    been before.
+    """Repeats a short experiment in one run (Hyperion, section V-B: 1 to 14 tasks).
 
-    Many repetitions of a short experiment in one run (Hyperion, section V-B: 1 to 14 tasks).
+    Every `episode_s` an episode of `tasks_per_episode` requests starts, the first at once, the others as a Poisson
+    process.
     """
 
     tasks_per_episode: int = 14
@@ -106,8 +104,8 @@ class Episodes:
 class AzureTrace:
     """The first requests of a trace in the format of AzurePublicDataset's LLM inference traces, from time 0.
 
-    CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `use_lengths`,
-    the recorded token counts limit each request's prompt and output; they cannot make a short prompt longer.
+    CSV with TIMESTAMP, ContextTokens, GeneratedTokens, in order of time. `speed` 2 halves all gaps. With `use_lengths`
+    the recorded token counts limit each request's prompt and output; a short prompt stays short.
     Source: Patel et al., Splitwise: Efficient Generative LLM Inference Using Phase Splitting, ISCA 2024.
     """
 
@@ -120,10 +118,12 @@ class AzureTrace:
             raise ValueError(f"workload.arrivals.speed must be above 0 (1 is as recorded), got {self.speed}")
 
     def times(self, n: int, devices: int, seed: int) -> list[Arrival]:
-        """Raises ValueError when the trace is missing, broken (naming the line), or shorter than `n`."""
+        """Raises ValueError if the trace is missing, malformed (naming the line) or shorter than `n`."""
         rows = list(islice(self._read_requests(), n))
         if len(rows) < n:
-            raise ValueError(f"{self.path} has {len(rows)} requests, {n} are wanted; set workload.num_prompts lower")
+            raise ValueError(
+                f"{self.path} has {len(rows)} requests, but {n} are needed; set workload.num_prompts lower"
+            )
         stream, start = key(seed, "arrivals"), rows[0][0] if rows else datetime.min
         return [
             Arrival(
@@ -137,12 +137,12 @@ class AzureTrace:
 
     def _read_requests(self) -> Iterator[tuple[datetime, int, int]]:
         if self.path is None:
-            raise ValueError("a trace of arrivals is read from a file: set workload.arrivals.path=FILE.csv")
+            raise ValueError("a trace of arrivals needs a file: set workload.arrivals.path=FILE.csv")
         last = datetime.min
         for row in records.csv_records(self.path, ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), ",", quoted=True):
             at = _timestamp(row)
             if at < last:
-                raise row.error("TIMESTAMP is earlier than the line before; sort the trace by time")
+                raise row.error("TIMESTAMP is earlier than the previous line; sort the trace by time")
             last = at
             yield at, _count(row, "ContextTokens"), _count(row, "GeneratedTokens")
 

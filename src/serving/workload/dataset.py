@@ -1,4 +1,4 @@
-"""What every data set is, and how the public ones turn the records of a file into prompts with worked examples."""
+"""The protocol of data sets, and the base class of public ones, which turns records into prompts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from serving.workload.metrics import Metric
 from serving.workload.prompt import Prompt
 from serving.workload.records import DataRecord, InvalidRecordError
 
-QualityTarget = Literal["embedded", "pretrained", "nobody"]
+QualityTarget = Literal["embedded", "pretrained", "none"]
 
 
 class Dataset(Protocol):
-    """Anything that yields prompts; the first of `metrics` is the headline figure, and there may be none.
+    """Yields prompts. The first of `metrics`, if any, is the headline metric.
 
-    `measures_quality_of` says whose answers the metrics judge: `embedded` (the pair trained on the project's own
-    corpus), `pretrained` (models that know English), or `nobody` (the data set is for speed and acceptance only).
+    `measures_quality_of` names the models whose quality the metrics measure: `embedded` (the pair trained on the
+    project's corpus), `pretrained` (models that know English), or `none` (the data set is for speed and acceptance).
     """
 
     @property
@@ -33,28 +33,27 @@ class Dataset(Protocol):
 
 
 def quality_note(dataset: Dataset, embedded: bool) -> str | None:
-    """What a report must say about its quality column; None when the column means what it seems to mean.
+    """A caveat that a report must add to its quality column; None if it needs none.
 
-    `embedded` tells whether the served pair is the one that the project trains (`model=tiny`).
+    Args:
+        embedded: True if the served pair is the one that the project trains.
     """
-    audience = dataset.measures_quality_of
-    if audience == "nobody":
+    models = dataset.measures_quality_of
+    if models == "none":
         return f"{dataset.name} has no quality metric: read acceptance, speed and cost only"
-    if embedded and audience == "pretrained":
+    if embedded and models == "pretrained":
         return (
-            f"{dataset.name} with the embedded pair exercises loader, metric and lengths: that pair has never read "
-            "English at large, so its score says nothing about quality"
+            f"{dataset.name} with the embedded pair exercises loader, metric and lengths only: that pair was "
+            "never trained on general English, so its score does not measure quality"
         )
-    if not embedded and audience == "embedded":
+    if not embedded and models == "embedded":
         return f"{dataset.name} asks about an invented world that only the embedded pair was trained on"
     return None
 
 
 @dataclass(frozen=True)
 class Example:
-    """One record of a public data set: `question` ends where the model begins, `worked_answer` is how a worked example
-    answers.
-    """
+    """One record of a public data set; `worked_answer` is its answer as a worked example."""
 
     id: str
     question: str
@@ -69,9 +68,9 @@ class Example:
 class PublicDataset(ABC):
     """A public data set from `path`, a local file in its original format, or else from the Hub.
 
-    `hub`, `config`, `split` and `revision` name the Hub's copy (no revision: whatever is newest; pin one for a
-    result that others shall repeat). `shots` worked examples stand before each question, always the same ones:
-    the first of `shots_path`, or without one the first of the data themselves, which are then not asked.
+    `hub`, `config`, `split` and `revision` name the Hub's copy (None: the newest revision; pin one for reproducible
+    results). The same `shots` worked examples precede each question: the first records of `shots_path`, or without it
+    the first of the data set, which then are no questions.
     """
 
     path: Path | None = None
@@ -84,7 +83,7 @@ class PublicDataset(ABC):
 
     name: ClassVar[str]
     file_format: ClassVar[str]
-    """What the file looks like, for error messages."""
+    """Describes the file, for error messages."""
     instruction: ClassVar[str] = ""
     metrics: ClassVar[tuple[Metric, ...]]
     measures_quality_of: ClassVar[QualityTarget] = "pretrained"
@@ -97,32 +96,32 @@ class PublicDataset(ABC):
 
     @abstractmethod
     def records(self, path: Path) -> Iterable[DataRecord]:
-        """The records of a file in this data set's format."""
+        """Yields the records of a file in this data set's format."""
 
     @abstractmethod
     def example(self, row: DataRecord) -> Example | None:
-        """One record, of a file or of the Hub; None to pass it over; raises BrokenRowError."""
+        """Converts a record of a file or of the Hub; None skips it. Raises InvalidRecordError."""
 
     def prompts(self) -> list[Prompt]:
-        """Every question that is not used as a worked example, in file order.
+        """All questions that are not worked examples, in file order.
 
-        Raises ValueError naming the file and the line of a record that cannot be used, or the option to set.
+        Raises ValueError that names file and line of an invalid record, or the option to set.
         """
-        asked = self._examples(self.path)
+        questions = self._examples(self.path)
         if self.shots_path is None:
-            shown, asked = asked[: self.shots], asked[self.shots :]
+            worked, questions = questions[: self.shots], questions[self.shots :]
         else:
-            shown = self._examples(self.shots_path)[: self.shots]
-        if len(shown) < self.shots or not asked:
+            worked = self._examples(self.shots_path)[: self.shots]
+        if len(worked) < self.shots or not questions:
             raise ValueError(
-                f"{self.name}: {len(shown) + len(asked)} records are too few for {self.shots} worked examples and a "
-                "question; set workload.dataset.shots lower, or workload.dataset.shots_path to another file"
+                f"{self.name}: {len(worked) + len(questions)} records are too few for {self.shots} worked examples and "
+                "a question; set workload.dataset.shots lower, or workload.dataset.shots_path to another file"
             )
-        return self._prompts(shown, asked)
+        return self._prompts(worked, questions)
 
     def _examples(self, path: Path | None) -> list[Example]:
         try:
-            return [one for row in self._load_records(path) if (one := self.example(row))]
+            return [example for row in self._load_records(path) if (example := self.example(row))]
         except InvalidRecordError as error:
             raise ValueError(f"{error}. {self.name} needs {self.file_format}") from error
 
@@ -130,27 +129,26 @@ class PublicDataset(ABC):
         if path is not None:
             return self.records(path)
         if self.hub is None:
-            raise ValueError(f"{self.name} is read from a file: set workload.path=FILE ({self.file_format})")
+            raise ValueError(f"{self.name} needs a file: set workload.path=FILE ({self.file_format})")
         return records.hub_records(self.hub, self.config, self.split, self.revision, self.columns)
 
     def _prompts(self, worked_examples: list[Example], questions: list[Example]) -> list[Prompt]:
         head = "\n\n".join(
             [self.instruction] * bool(self.instruction)
-            + [f"{one.question} {one.worked_answer}" for one in worked_examples]
+            + [f"{each.question} {each.worked_answer}" for each in worked_examples]
         )
-        found: dict[str, Prompt] = {}
-        for one in questions:
-            if one.id in found:
-                raise ValueError(f"{self.name}: two records of {self.path or self.hub} have the id {one.id!r}")
-            text = f"{head}\n\n{one.question}" if head else one.question
-            found[one.id] = Prompt(
-                one.id,
-                text,
-                one.references,
-                one.task,
-                one.answer,
-                one.choices,
+        prompts: dict[str, Prompt] = {}
+        for each in questions:
+            if each.id in prompts:
+                raise ValueError(f"{self.name}: two records of {self.path or self.hub} have the id {each.id!r}")
+            prompts[each.id] = Prompt(
+                each.id,
+                f"{head}\n\n{each.question}" if head else each.question,
+                each.references,
+                each.task,
+                each.answer,
+                each.choices,
                 shots=len(worked_examples),
                 stop=self.stop,
             )
-        return list(found.values())
+        return list(prompts.values())

@@ -1,4 +1,4 @@
-"""How good one generated text is, from 0 to 1: exact match, the chosen option, the final number, ROUGE-1."""
+"""Quality of one generated text, from 0 to 1: exact match, chosen option, final number, ROUGE-1."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from serving.workload.prompt import Prompt
 
 
 class Metric(Protocol):
-    """A named figure of one answer."""
-
     @property
     def name(self) -> str: ...
     def score(self, text: str, prompt: Prompt) -> float:
-        """0 to 1 for what was generated, as decoded without special tokens."""
+        """Scores a generated text, decoded without special tokens, from 0 to 1."""
 
 
 def _equals(text: str, prompt: Prompt) -> bool:
@@ -43,10 +41,10 @@ _MATCH_RULES: Mapping[str, Callable[[str, Prompt], bool]] = {
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 if the answer satisfies the prompt's own rule, letter for letter.
+    """1 if the text satisfies the prompt's `match_rule`, case-sensitive.
 
-    `equals`: the text is one of the references; `ends_with`: its last words, full stops aside, are the answer;
-    `contains`: the answer stands in it as whole words.
+    `equals`: the text is one of the references. `ends_with`: it ends with the answer, full stops aside. `contains`: it
+    holds the answer as whole words.
     """
 
     name: str = "exact_match"
@@ -57,9 +55,9 @@ class ExactMatch:
 
 @dataclass(frozen=True)
 class ChoiceAccuracy:
-    """1 if the option that `chosen` reads from the text is the right one; a text that names none scores 0.
+    """1 if `chosen_option` finds the right option in the text; 0 if it finds none.
 
-    `lettered`: the options were shown with letters, so a letter alone chooses.
+    `lettered`: True if the options were shown with letters, so that a letter alone chooses one.
     """
 
     name: str = "accuracy"
@@ -70,13 +68,13 @@ class ChoiceAccuracy:
 
 
 def chosen_option(text: str, choices: tuple[str, ...], lettered: bool) -> str | None:
-    """The option that a free text names; the first rule that finds one decides.
+    """The option that a free text names, by the first rule that finds one.
 
-    1. The first line begins with an option's letter: alone, in parentheses, before `.`, `:`, `,` or `)`, or before
+    1. The first line starts with an option's letter: alone, in parentheses, before `.`, `:`, `,` or `)`, or before
        that option's own text ("B", "(B) the mall", "B. mall", "B mall"; but not "A mall", where A is an article).
     2. Anywhere: "answer is B", "Answer: (B)" (again not "answer is A mall").
-    3. The option whose text, as whole words and whatever the case, comes first in the first line; the longer one if
-       two begin at the same place ("department store" before "department").
+    3. The option whose text, as whole words and ignoring case, comes first in the first line; the longer one if two
+       start at the same place ("department store" before "department").
     """
     line = text.strip().partition("\n")[0]
     if lettered:
@@ -93,8 +91,8 @@ def _by_letter(line: str, text: str, choices: tuple[str, ...]) -> str | None:
         choice = choices[letters.index(start[1])]
         if start[2] is None or start[2].casefold().startswith(choice.strip().casefold()):
             return choice
-    said = re.search(rf"(?i:answer\s*(?:is|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
-    return choices[letters.index(said[1])] if said else None
+    stated = re.search(rf"(?i:answer\s*(?:is|:))\s*\(?([{letters}])(?!\w|(?<=A)\s+[a-z])", text)
+    return choices[letters.index(stated[1])] if stated else None
 
 
 def _by_words(line: str, choices: tuple[str, ...]) -> str | None:
@@ -113,7 +111,7 @@ _ANSWER_MARK = re.compile(r"####|\\boxed\{|answer\s*(?:is|:)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class FinalNumber:
-    """1 if the text's final number equals the answer's, as numbers: 2,125 = 2125.0, a leading $ or a unit aside."""
+    """1 if the text's final number equals the answer's as a number: 2,125 = 2125.0; ignores a leading $ and units."""
 
     name: str = "final_number"
 
@@ -123,7 +121,7 @@ class FinalNumber:
 
 
 def final_number(text: str) -> Decimal | None:
-    """The number after the last `####`, `\\boxed{` or "answer is", or without such a mark the last number."""
+    """The number after the last `####`, `\\boxed{` or "answer is"; without such a mark the last number."""
     marks = list(_ANSWER_MARK.finditer(text))
     after = _NUMBER.search(text, marks[-1].end()) if marks else None
     numbers = [after.group()] if after else _NUMBER.findall(text)
@@ -132,9 +130,9 @@ def final_number(text: str) -> Decimal | None:
 
 @dataclass(frozen=True)
 class Rouge1:
-    """ROUGE-1 F of unigrams against the nearest reference (package rouge-score, with Porter stemming).
+    """ROUGE-1 F against the best-matching reference (package rouge-score, with Porter stemming).
 
-    Source: Lin, ROUGE: A Package for Automatic Evaluation of Summaries, 2004. Synera prints it times 100.
+    Source: Lin, ROUGE: A Package for Automatic Evaluation of Summaries, 2004. Synera reports it times 100.
     """
 
     name: str = "rouge1"

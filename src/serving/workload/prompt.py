@@ -1,7 +1,4 @@
-"""One thing to ask a model, and what is known about a right answer.
-
-Which prompts of a data set are asked, and in which order.
-"""
+"""A prompt with its reference answers, and the selection of a data set's prompts for a run."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ MatchRule = Literal["equals", "ends_with", "contains"]
 
 @dataclass(frozen=True)
 class Prompt:
-    """`text` goes to the model; all else goes to the metrics.
+    """`text` goes to the model; the other fields go to the metrics.
 
-    `references` are whole texts that a good answer resembles, `answer` is the one thing asked for: an option's text,
-    a number, a word. `choices` are the options in the order shown. `shots` counts the worked examples inside `text`.
-    Text from one of the `stop` strings on is no part of an answer: a base model goes on with the next example.
+    `references` are full texts of good answers; `answer` is the core of the answer: an option's text, a number, a word.
+    `choices` are the options in the order shown. `shots` counts the worked examples in `text`. The answer ends at the
+    first of the `stop` strings, because a base model continues with the next example.
     """
 
     id: str
@@ -36,7 +33,7 @@ class Prompt:
     stop: tuple[str, ...] = ()
 
     def extract_answer(self, generated: str) -> str:
-        """The part of a generated text that answers this prompt, without surrounding white space."""
+        """The part of a generated text before the `stop` strings, stripped."""
         text = generated.strip()
         for stop in self.stop:
             text = text.partition(stop)[0]
@@ -46,25 +43,25 @@ class Prompt:
 def select_prompts(
     prompts: Sequence[Prompt], n: int, seed: int, skip: int = 0, reuse_prompts: bool = False
 ) -> list[Prompt]:
-    """`n` prompts after the first `skip` of a draw from every task in turn, in an order that mixes the tasks.
+    """Draws `skip` + `n` prompts from all tasks in turn, skips the first `skip`, and returns the others shuffled.
 
-    A larger `n` with the same seed asks all that a smaller one asks. The draw depends on ids, not on file order. With
-    `reuse_prompts` all are asked once before any is asked a second time; else raises ValueError when there are fewer.
+    A larger `n` with the same seed includes the prompts of a smaller one. The draw depends on ids, not on file order.
+    With `reuse_prompts` prompts repeat once all were used; without it, raises ValueError if there are too few.
     """
     if reuse_prompts and skip < len(prompts):
-        once = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
-        return [once[i % len(once)] for i in range(n)]
+        unique = select_prompts(prompts, min(n, len(prompts) - skip), seed, skip)
+        return [unique[i % len(unique)] for i in range(n)]
     if skip + n > len(prompts):
-        asked = f"workload.num_prompts={n}" + (f" after {skip} that are left to others" if skip else "")
+        wanted = f"workload.num_prompts={n}" + (f" after {skip} that are skipped" if skip else "")
         raise ValueError(
-            f"{asked} asks for more than the data set's {len(prompts)}; set it lower, or workload.reuse_prompts"
+            f"{wanted} is more than the data set's {len(prompts)} prompts; lower it, or set workload.reuse_prompts=true"
         )
-    picked = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
-    return sorted(picked, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))
+    selected = list(islice(_round_robin_tasks(prompts, seed), skip, skip + n))
+    return sorted(selected, key=lambda prompt: uniform(key(seed, prompt.id), 0, "order"))
 
 
 def _round_robin_tasks(prompts: Sequence[Prompt], seed: int) -> Iterator[Prompt]:
-    """One prompt of each task in turn; the order inside a task is drawn."""
+    """Yields one prompt of each task in turn; the order within a task is random."""
     by_task: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in sorted(prompts, key=lambda prompt: (uniform(key(seed, prompt.id), 0, "select"), prompt.id)):
         by_task[prompt.task].append(prompt)

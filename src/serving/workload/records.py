@@ -1,4 +1,4 @@
-"""Records of JSON Lines, JSON and CSV files, each with its line."""
+"""Records of JSON Lines, JSON and CSV files and of the Hugging Face Hub, with their locations for error messages."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 
 class InvalidRecordError(ValueError):
-    """A record that cannot be used; the message begins with the file and the line."""
+    """An unusable record; the message starts with file and line."""
 
 
 @dataclass(frozen=True)
 class DataRecord:
-    """`location` is for people (file and line, or Hub data set and index), `index` is that
-    line, or the index in a list.
+    """`location` is file and line, or Hub data set and index, for error messages; `index` is that line or index.
 
-    Every reader raises BrokenRowError when the field is absent or of another type.
+    Every accessor raises InvalidRecordError if the field is missing or of another type.
     """
 
     fields: Mapping[str, Any]
@@ -32,15 +31,15 @@ class DataRecord:
         return name in self.fields
 
     def text(self, name: str, *others: str, blank: bool = False) -> str:
-        """The first of the named fields that is present; blank text only where it is allowed."""
-        found = next((field for field in (name, *others) if field in self.fields), name)
-        value = self._value(found, str, "a text")
+        """The first of the named fields that is present; blank text only if `blank` allows it."""
+        field = next((field for field in (name, *others) if field in self.fields), name)
+        value = self._value(field, str, "a text")
         if not blank and not value.strip():
-            raise self.error(f'field "{found}" is empty')
+            raise self.error(f'field "{field}" is empty')
         return str(value)
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts with at least one element."""
+        """A non-empty list of texts."""
         values = self._value(name, list, "a list of texts")
         if not values or not all(isinstance(value, str) for value in values):
             raise self.error(f'field "{name}" is {values!r:.60}, needed is a list of texts with at least one')
@@ -54,16 +53,15 @@ class DataRecord:
         return int(self._value(name, int, "a whole number"))
 
     def nested(self, name: str) -> DataRecord:
-        """A nested object."""
         return DataRecord(self._value(name, dict, "an object"), f"{self.location} {name}", self.index)
 
     def records(self, name: str) -> Iterator[DataRecord]:
         """The objects of a nested list."""
         for index, value in enumerate(self._value(name, list, "a list of objects")):
-            place = f"{self.location} {name}[{index}]"
+            location = f"{self.location} {name}[{index}]"
             if not isinstance(value, dict):
-                raise InvalidRecordError(f"{place}: {_type_name(value)}, needed is an object")
-            yield DataRecord(value, place, self.index)
+                raise InvalidRecordError(f"{location}: {_type_name(value)}, needed is an object")
+            yield DataRecord(value, location, self.index)
 
     def error(self, reason: str) -> InvalidRecordError:
         return InvalidRecordError(f"{self.location}: {reason}")
@@ -86,7 +84,7 @@ _SEPARATORS = re.compile(r"[\s,]*")
 
 
 def read_text(path: Path) -> str:
-    """A whole UTF-8 file; ValueError if it is missing, no file, empty or in another encoding."""
+    """Reads a UTF-8 file. Raises ValueError if it is missing, a folder, empty or in another encoding."""
     if not path.is_file():
         problem = "is a folder, needed is a file" if path.is_dir() else "does not exist"
         raise ValueError(f"{path} {problem}; set workload.path to the data set's file")
@@ -102,7 +100,7 @@ def read_text(path: Path) -> str:
 
 
 def json_lines(path: Path) -> Iterator[DataRecord]:
-    """One object a line; blank lines are passed over."""
+    """Yields one object per line; blank lines are skipped."""
     # str.splitlines would also split at U+2028 and the like, which JSON allows inside a text
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if line.strip():
@@ -111,7 +109,7 @@ def json_lines(path: Path) -> Iterator[DataRecord]:
 
 
 def json_list(path: Path) -> Iterator[DataRecord]:
-    """The objects of a file that is one JSON list, each with the line on which it begins."""
+    """Yields the objects of a JSON list, each with the line on which it starts."""
     text = read_text(path)
     if not isinstance(_parse_json(text, path, 1), list):
         raise InvalidRecordError(f"{path} line 1: not a JSON list")
@@ -119,7 +117,7 @@ def json_list(path: Path) -> Iterator[DataRecord]:
 
 
 def json_member(path: Path, name: str) -> Iterator[DataRecord]:
-    """The objects of the list `name` of a file that is one JSON object, each with the line on which it begins."""
+    """Yields the objects of the list `name` of a JSON object, each with the line on which it starts."""
     text = read_text(path)
     whole = _record_of(_parse_json(text, path, 1), f"{path} line 1", 1)
     if not isinstance(whole.fields.get(name), list):
@@ -130,7 +128,9 @@ def json_member(path: Path, name: str) -> Iterator[DataRecord]:
 
 
 def csv_records(path: Path, columns: tuple[str, ...], delimiter: str, quoted: bool) -> Iterator[DataRecord]:
-    """The records of a CSV or TSV file with a header that has `columns`; a record's line is the one it begins on."""
+    """Yields the records of a CSV or TSV file whose header has `columns`; a record's line is the one on which it
+    starts.
+    """
     lines = io.StringIO(read_text(path), newline="")
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
@@ -184,7 +184,7 @@ def _record_of(value: Any, where: str, number: int) -> DataRecord:
 
 
 def _elements(path: Path, text: str, bracket: int, kind: str) -> Iterator[DataRecord]:
-    """The elements of the list that opens at `bracket` in a document that is known to parse; numbered from 0."""
+    """Yields the elements of the list that opens at `bracket` in valid JSON, numbered from 0."""
     decoder, line, seen, index = json.JSONDecoder(), 1, 0, 0
     at = _skip(text, bracket + 1)
     while text[at] != "]":
@@ -205,9 +205,9 @@ _LOCAL_COPY_ADVICE = "set workload.path=FILE to read a local copy"
 def hub_records(
     name: str, config: str | None, split: str, revision: str | None, columns: tuple[str, ...]
 ) -> Iterator[DataRecord]:
-    """Stream one split; `columns`, if any are named, are the only ones fetched (HeySQuAD also holds audio).
+    """Streams one split; fetches only `columns` if any are given (HeySQuAD also holds audio).
 
-    Raises ValueError when `datasets` is not installed, or the Hub cannot be reached or refuses.
+    Raises ValueError if the optional package `datasets` is not installed, or the Hub is unreachable or refuses.
     """
     where = f"{name} {split}" if revision is None else f"{name}@{revision} {split}"
     for index, fields in enumerate(_fetch(name, config, split, revision, columns)):

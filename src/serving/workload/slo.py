@@ -1,4 +1,4 @@
-"""What a request was promised: classes of token speed and first-token time, and which request gets which."""
+"""Service-level objectives: classes of token rate and time to first token, and their assignment to requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from serving.core.keyed_random import key, uniform
 
 @dataclass(frozen=True, kw_only=True)
 class SloClass:
-    """At least `tokens_per_s` while writing, the first token within `ttft_s` (None: not promised), for a `share` of
-    the requests. WISP's classes (section 5.3, Table 2) are 2, 4, 6 and 8 tokens/s.
+    """A `share` of the requests gets at least `tokens_per_s` and the first token within `ttft_s` (None: no promise).
+
+    WISP's classes (section 5.3, Table 2) are 2, 4, 6 and 8 tokens/s.
     """
 
     name: str
@@ -31,24 +32,24 @@ class SloClass:
 
 
 def check_classes(classes: Sequence[SloClass]) -> None:
-    """Raises ValueError unless names differ and shares add up to 1 (no class at all is fine)."""
-    names = [one.name for one in classes]
+    """Raises ValueError if names repeat or shares do not add up to 1; no classes are allowed."""
+    names = [each.name for each in classes]
     if len(set(names)) < len(names):
         raise ValueError(f"workload.slo names a class twice: {', '.join(names)}")
-    total = sum(one.share for one in classes)
+    total = sum(each.share for each in classes)
     if classes and not isclose(total, 1, abs_tol=1e-6):
         raise ValueError(f"the shares of workload.slo must add up to 1, got {total:g} ({', '.join(names)})")
 
 
 def assign_classes(classes: Sequence[SloClass], n: int, seed: int) -> list[SloClass | None]:
-    """A class for each of `n` requests: every class has its share to within one request, in an order drawn by seed."""
+    """Assigns a class to each of `n` requests in random order; each class gets its share to within one request."""
     if not classes:
         return [None] * n
     stream = key(seed, "slo")
     order = sorted(range(n), key=lambda index: uniform(stream, index, "class"))
-    bounds = [round(n * share) for share in accumulate(one.share for one in classes)]
-    drawn: list[SloClass | None] = [None] * n
-    for start, end, one in zip([0, *bounds], bounds, classes, strict=False):
+    bounds = [round(n * share) for share in accumulate(each.share for each in classes)]
+    assigned: list[SloClass | None] = [None] * n
+    for start, end, each in zip([0, *bounds], bounds, classes, strict=False):
         for index in order[start:end]:
-            drawn[index] = one
-    return drawn
+            assigned[index] = each
+    return assigned

@@ -1,4 +1,4 @@
-"""What a run serves: prompts of a data set, on devices, at times, with promises and limits."""
+"""The workload of a run: prompts of a data set on devices, with arrivals, SLO classes and length limits."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from serving.workload.slo import SloClass
 
 @dataclass(frozen=True)
 class WorkloadRequest:
-    """One request of the workload: the `position`-th of its device, both counted from 0.
+    """The `index`-th request of the workload and the `position`-th of its device, both counted from 0.
 
-    `at_s` is None in a closed loop: the call starts `think_s` after the device's previous one ended, the first at 0.
+    `at_s` is None in a closed loop: the request starts `think_s` after the device's previous one ended, the first at 0.
     """
 
     index: int
@@ -34,11 +34,10 @@ class WorkloadRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """`num_prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`; the first `skip` of the draw are left
-    to others.
+    """`num_prompts` prompts of `dataset`, drawn evenly over its tasks by `seed`, after skipping `skip` of them.
 
-    `devices` None means as many as the testbed has. `path` is where `workload.path=` arrives; the configuration
-    hands it to the data set. Raises ValueError for a value out of range.
+    `devices` None: as many as the testbed has. `path` is set by `workload.path=` and passed on to the data set. Raises
+    ValueError for a value out of range.
     """
 
     dataset: Dataset
@@ -46,11 +45,11 @@ class Workload:
     slo: tuple[SloClass, ...] = ()
     devices: int | None = None
     max_concurrency: int = 1
-    """Requests that one device serves at a time; its others wait."""
+    """Requests that a device serves at a time; others wait."""
     num_prompts: int = 120
     skip: int = 0
     reuse_prompts: bool = False
-    """Where there are fewer prompts than requests: may prompts be asked more than once?"""
+    """True: prompts may repeat if there are fewer than requests."""
     max_prompt_tokens: int = 1024
     max_new_tokens: int = 64
     template: Template = "auto"
@@ -75,36 +74,36 @@ class Workload:
 
     @property
     def context_tokens(self) -> int:
-        """Of the longest prompt and answer together."""
+        """Length of the longest prompt plus the longest answer."""
         return self.max_prompt_tokens + self.max_new_tokens
 
     def _check_files(self) -> None:
-        """A broken record of the user's files is refused before anything is trained; artifacts may not be there yet."""
+        """Reads the user's files, so that errors show before any work; artifacts may not exist yet."""
         if isinstance(getattr(self.dataset, "path", None), Path):
             self.requests(1)
         elif isinstance(getattr(self.arrivals, "path", None), Path):
             self.arrivals.times(self.num_prompts, self.devices or 1, self.seed)
 
     def requests(self, num_devices: int | None = None) -> list[WorkloadRequest]:
-        """The requests in the order they were drawn; `num_devices` is the testbed's number, used if none is set here.
+        """All requests in random order; `num_devices` applies if `devices` is None.
 
-        Raises ValueError when neither is given, or the data set cannot be read or has too few prompts.
+        Raises ValueError if neither is given, or the data set cannot be read or has too few prompts.
         """
         count = self.devices if self.devices is not None else num_devices
         if count is None:
             raise ValueError("workload.devices is null and the testbed gives no number of devices; set one")
-        asked = select_prompts(self.dataset.prompts(), self.num_prompts, self.seed, self.skip, self.reuse_prompts)
-        arrivals = self.arrivals.times(len(asked), count, self.seed)
-        classes = slo.assign_classes(self.slo, len(asked), self.seed)
-        before: Counter[int] = Counter()
-        calls = []
-        for index, (prompt, arrival, promise) in enumerate(zip(asked, arrivals, classes, strict=True)):
-            calls.append(self._request(index, prompt, arrival, before[arrival.device], promise))
-            before[arrival.device] += 1
-        return calls
+        prompts = select_prompts(self.dataset.prompts(), self.num_prompts, self.seed, self.skip, self.reuse_prompts)
+        arrivals = self.arrivals.times(len(prompts), count, self.seed)
+        classes = slo.assign_classes(self.slo, len(prompts), self.seed)
+        num_before: Counter[int] = Counter()
+        requests = []
+        for index, (prompt, arrival, slo_class) in enumerate(zip(prompts, arrivals, classes, strict=True)):
+            requests.append(self._request(index, prompt, arrival, num_before[arrival.device], slo_class))
+            num_before[arrival.device] += 1
+        return requests
 
     def encode(self, request: WorkloadRequest, tokenizer: ChatTokenizer) -> EncodedPrompt:
-        """The call's prompt as token ids within its limit; ValueError names the prompt that does not fit."""
+        """Encodes the request's prompt within its limit. Raises ValueError that names a prompt that does not fit."""
         try:
             return encode_prompt(
                 request.prompt.text,
@@ -117,7 +116,7 @@ class Workload:
             raise ValueError(f"{self.dataset.name} prompt {request.prompt.id}: {error}") from error
 
     def _request(
-        self, index: int, prompt: Prompt, arrival: Arrival, position: int, promise: SloClass | None
+        self, index: int, prompt: Prompt, arrival: Arrival, position: int, slo_class: SloClass | None
     ) -> WorkloadRequest:
         return WorkloadRequest(
             index,
@@ -128,5 +127,5 @@ class Workload:
             arrival.think_s,
             min(self.max_prompt_tokens, arrival.prompt_tokens or self.max_prompt_tokens),
             min(self.max_new_tokens, arrival.new_tokens or self.max_new_tokens),
-            promise,
+            slo_class,
         )

@@ -254,7 +254,7 @@ class EpisodeDataset:
     count: int
     name: ClassVar[str] = "episodes"
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    measures_quality_of: ClassVar[QualityTarget] = "nobody"
+    measures_quality_of: ClassVar[QualityTarget] = "none"
 
     def prompts(self) -> list[Prompt]:
         return [Prompt(f"task {i}", "", (), "task") for i in range(self.count)]

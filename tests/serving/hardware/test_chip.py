@@ -99,7 +99,7 @@ def test_impossible_chips_are_refused(change, message):
 
 
 def test_impossible_modes_are_refused():
-    with pytest.raises(ValueError, match="memory_gbps=0 must be more than 0"):
+    with pytest.raises(ValueError, match="memory_gbps=0 must be above 0"):
         PowerMode(memory_gbps=0)
 
 

@@ -108,7 +108,7 @@ def test_which_figure():
     assert reported.factor(listed).source == "Synera, Table 3"
     assert packing().factor(listed).value == 7.5
     assert reported.factor(other) == packing().factor(other)
-    assert reported.factor(other).source.startswith("derived: 13 copies on 8 rtx_a6000")
+    assert reported.factor(other).source.startswith("derived: 13 replicas on 8 rtx_a6000")
 
 
 def test_a_model_that_does_not_fit_has_none():
@@ -124,7 +124,7 @@ def test_every_architecture_of_the_catalogue_has_one():
     ("change", "said"),
     [
         ({"factor_source": "guessed"}, r"packing\.factor_source is 'guessed'; use one of reported, derived"),
-        ({"max_slowdown": 0.0}, r"packing\.max_slowdown is 0\.0; it must be more than 0"),
+        ({"max_slowdown": 0.0}, r"packing\.max_slowdown is 0\.0; it must be above 0"),
         ({"count": 2}, "llama2_70b does not fit into 2 rtx_a6000 in fp16\\. Set more chips"),
     ],
 )
@@ -145,7 +145,7 @@ def test_what_a_cluster_must_tell():
     [
         ({"prompt_tokens": 0}, "prompt_tokens=0 must be at least 1"),
         ({"new_tokens": 0}, "new_tokens=0 must be at least 1"),
-        ({"request_interval_s": 0.0}, "request_interval_s=0.0 must be more than 0 seconds"),
+        ({"request_interval_s": 0.0}, "request_interval_s=0.0 must be above 0 seconds"),
     ],
 )
 def test_what_nobody_can_ask(change, said):

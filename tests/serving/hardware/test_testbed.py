@@ -143,7 +143,7 @@ def test_a_fleet_without_schedule_stays_in_its_mode():
 def test_empty_schedules_are_refused():
     with pytest.raises(ValueError, match="modes is empty"):
         PowerModeSchedule(())
-    with pytest.raises(ValueError, match="every=0 requests"):
+    with pytest.raises(ValueError, match="requests_per_mode=0"):
         PowerModeSchedule(("30W",), requests_per_mode=0)
 
 

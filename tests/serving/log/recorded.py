@@ -5,8 +5,7 @@ from typing import Any
 
 from fake_world import World, policy, world
 
-from serving.drivers.simulator import Observer
-from serving.drivers.simulator import Simulator
+from serving.drivers.simulator import Observer, Simulator
 from serving.log.event_log import EventLog, LogEntry
 from serving.log.reader import read_entries
 from serving.messages import Command, Event, Message, Outcome, Work

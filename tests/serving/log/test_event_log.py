@@ -1,4 +1,4 @@
-"""A event_log holds what an observer saw, survives a crash, and is refused when it is something else."""
+"""An event log holds what an observer saw, survives a crash, and is refused if malformed."""
 
 import gzip
 import json
@@ -149,7 +149,8 @@ GOOD = '{"event_log":2,"offset_s":0.0,"facts":{}}\n'
         (GOOD + "3\n", "line 2: got 3, not an object"),
         (GOOD + '{"died":"a"}\n', "line 2: there is no 'created'"),
         (GOOD + '{"created":"a","at_s":"late"}\n', "line 2: got 'late', not a number"),
-        (GOOD + '{"node":"a","at_s":1,"event":{"is":"TimerFired"},"commands":[]}\n', "line 2: TimerFired without timer"),
+        (GOOD + '{"node":"a","at_s":1,"event":{"is":"TimerFired"},"commands":[]}\n',
+         "line 2: TimerFired without timer"),
         (GOOD + '{"node":"a","at_s":1,"finished":3,"commands":[]}\n', "line 2: no work 3 ran before"),
         (GOOD + '{"ran":"a","start":3,"outcome":[],"begin_s":0,"end_s":1}\n', "line 2: no work 3 was started"),
         (GOOD + '{"sent":"a","send":3,"sent_s":0,"arrives_s":1}\n', "line 2: no message 3 was sent"),

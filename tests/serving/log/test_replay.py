@@ -69,7 +69,8 @@ def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
     entries = [EventHandled("cloud", 1.0, TimerFired(1), ())]
     replayed = replay([NodeCreated("cloud", 0.0), *entries], lambda _: Stumbles())
     assert replayed.difference == (
-        "event 1 differs\ncloud at 1.000000 s handled TimerFired(timer=1)\n  logged    ()\n  replayed  raised KeyError('s0')"
+        "event 1 differs\ncloud at 1.000000 s handled TimerFired(timer=1)\n"
+        "  logged    ()\n  replayed  raised KeyError('s0')"
     )
     with pytest.raises(ValueError, match="never created"):
         replay(entries, lambda _: Stumbles())

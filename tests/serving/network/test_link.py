@@ -124,7 +124,7 @@ def test_impossible_bandwidth_is_refused(name, rate):
     [
         ({"delay_ms": -1}, "network.delay_ms=-1 must be 0 or more"),
         ({"jitter_ms": float("nan")}, "network.jitter_ms=nan must be 0 or more"),
-        ({"loss": 1.0}, r"network.loss=1.0 must be a share of messages"),
+        ({"loss": 1.0}, r"network.loss=1.0 must be a share of transmissions"),
         ({"jitter_shape": "pareto"}, "must be uniform or half_normal"),
         ({"sources": {"delay_ms": "?"}}, "network, delay_ms: source '.*' does not say"),
     ],
@@ -168,11 +168,11 @@ def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
             {"downlink_mbps": 8},
             r"one of uplink_mbps \(a constant\) and uplink \(a trace\) must be given; neither is given",
         ),
-        ({"uplink_mbps": 8}, "one of downlink_mbps .* neither is given. What is not meant is null"),
+        ({"uplink_mbps": 8}, "one of downlink_mbps .* neither is given. Set the other to null"),
         ({"uplink_mbps": 8, "downlink_mbps": 20, "downlink": Doubling()}, "both are, downlink_mbps=20, given"),
         (
             {"uplink": Doubling(), "downlink_mbps": 8},
-            "network.uplink: Doubling says nothing of what an uplink can carry",
+            "network.uplink: Doubling has no rate of an uplink",
         ),
     ],
 )

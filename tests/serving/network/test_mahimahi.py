@@ -76,8 +76,8 @@ def test_the_file_is_read_once_for_all_devices(written, monkeypatch):
         ("5\n7.5\n", "line 2: found '7.5'"),
         ("5 12\n", "line 1: found '5 12'"),
         ("-5\n", "line 1: found '-5'"),
-        ("5\n\n9\n8\n", "line 4: 8 ms is before the 9 ms of the line before; sort the file by time"),
-        ("0\n0\n", "line 2: the last time is 0, and it is the period; 1 ms or more is needed"),
+        ("5\n\n9\n8\n", "line 4: 8 ms is before the 9 ms of the previous line; sort the file by time"),
+        ("0\n0\n", "line 2: the last time, which is the period, is 0; 1 ms or more is needed"),
         ("\u0665\n", "line 1: found"),
     ],
 )

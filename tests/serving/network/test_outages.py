@@ -52,7 +52,7 @@ def test_devices_go_down_at_their_own_moments():
         (lambda: ListedOutages(((2, 1),)), r"outages: \[2, 1\] must be seconds of the run, 0 or more"),
         (lambda: ListedOutages(((-1, 1),)), r"outages: \[-1, 1\] must be"),
         (lambda: ListedOutages(((1, inf),)), r"outages: \[1, inf\] must be"),
-        (lambda: ListedOutages(((1, 5), (4, 6))), "one begins at 4 s, and the one before ends at 5 s"),
+        (lambda: ListedOutages(((1, 5), (4, 6))), "one begins at 4 s, but the previous one ends at 5 s"),
         (
             lambda: PeriodicOutages(period_s=5, duration_s=5),
             "duration_s=5 and jitter_s=0 must leave some of period_s=5 seconds",
@@ -60,7 +60,7 @@ def test_devices_go_down_at_their_own_moments():
         (lambda: PeriodicOutages(period_s=5, duration_s=2, jitter_s=3), "duration_s=2 and jitter_s=3 must leave some"),
         (
             lambda: PeriodicOutages(period_s=5, duration_s=0),
-            "duration_s=0, jitter_s=0 must be finite, the first two more than 0",
+            "duration_s=0, jitter_s=0 must be finite, the first two above 0",
         ),
         (lambda: PeriodicOutages(period_s=inf, duration_s=1), "period_s=inf"),
         (lambda: PeriodicOutages(period_s=5, duration_s=1, first_start_s=-1), "first_start_s=-1 must be 0 or more"),
@@ -161,7 +161,7 @@ def test_outages_that_leave_a_trace_nothing_are_refused_instead_of_waited_for():
         outages=PeriodicOutages(period_s=2, duration_s=1.25, first_start_s=0.9),
         detect_ms=2000,
     )
-    with pytest.raises(ValueError, match="the outages coincide with whatever the trace carries"):
+    with pytest.raises(ValueError, match="the outages cover all times at which the trace carries"):
         dark.channel("up", 0).arrival_s(100, 1.0)
 
 

@@ -50,8 +50,8 @@ def test_a_device_enters_rate_and_pings_at_one_moment(written):
         (HEADER + at(10, "soon"), " line 2: PINGAVG is 'soon', needed are milliseconds, 0 or more, or -"),
         (HEADER + at(10, 1) + at(11, "nan"), " line 3: PINGAVG is 'nan'"),
         (HEADER + at(10, -5), " line 2: PINGAVG is '-5'"),
-        (HEADER + at(10, "-"), ": no ping was taken while downloading; use network.delay_ms"),
-        (HEADER + at(10, 1) + at(9, 1), " line 3: Timestamp is earlier than the line before"),
+        (HEADER + at(10, "-"), ": no ping was taken during downloads; use network.delay_ms"),
+        (HEADER + at(10, 1) + at(9, 1), " line 3: Timestamp is earlier than the previous line"),
         ("Timestamp,State\n", ' line 1: the header has no column "PINGAVG"'),
     ],
 )

@@ -27,7 +27,7 @@ def test_a_link_of_it_is_as_fast_both_ways():
 
 @pytest.mark.parametrize("mhz", [0, -1, inf, nan])
 def test_a_bandwidth_is_more_than_none(mhz):
-    with pytest.raises(ValueError, match=r"network: bandwidth_mhz=.* must be more than 0, and finite"):
+    with pytest.raises(ValueError, match=r"network: bandwidth_mhz=.* must be above 0 and finite"):
         ShannonCapacity(mhz, 10)
 
 

@@ -50,7 +50,7 @@ def test_what_is_carried_is_what_was_sent():
 
 
 def test_a_trace_that_carries_nothing_is_refused():
-    with pytest.raises(ValueError, match="quiet: every rate is 0, no message would ever leave"):
+    with pytest.raises(ValueError, match="quiet: every rate is 0, so no message would ever leave"):
         CapacityCurve.from_steps([(1.0, 0.0), (5.0, 0.0)], "quiet")
 
 

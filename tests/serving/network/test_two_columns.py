@@ -24,7 +24,7 @@ def test_or_from_its_time_and_the_last_as_long_as_the_one_before(written):
 def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
     path = written("0 8\n2 16\n")
     assert TwoColumnTrace(path=path, holds="from").mean_mbps == pytest.approx(12)
-    with pytest.raises(ValueError, match="line 1: the first rate would hold until 0 s; with holds=from it begins"):
+    with pytest.raises(ValueError, match="line 1: the first rate would hold until 0 s; with holds=from it starts"):
         TwoColumnTrace(path=path)
 
 
@@ -39,8 +39,8 @@ def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
         ("1 8\n2 inf\n", " line 2: found '2 inf'"),
         ("1 nan\n", " line 1: found '1 nan'"),
         ("-1 5\n", " line 1: found '-1 5'"),
-        ("1 8\n3 8\n3 9\n", " line 3: 3 s is not after the 3 s of the line before"),
-        ("1 0\n2 0\n", ": every rate is 0, no message would ever leave; a trace must carry something"),
+        ("1 8\n3 8\n3 9\n", " line 3: 3 s is not after the 3 s of the previous line"),
+        ("1 0\n2 0\n", ": every rate is 0, so no message would ever leave"),
     ],
 )
 def test_a_broken_file_is_refused_by_line(written, text, message):
@@ -52,7 +52,7 @@ def test_a_broken_file_is_refused_by_line(written, text, message):
 def test_one_line_does_not_say_how_long_it_holds(written):
     path = written("5 8\n")
     assert TwoColumnTrace(path=path).data.period_s == 5
-    with pytest.raises(ValueError, match="line 1: one line alone does not say how long it holds"):
+    with pytest.raises(ValueError, match="line 1: one line does not tell how long its rate holds"):
         TwoColumnTrace(path=path, holds="from")
 
 

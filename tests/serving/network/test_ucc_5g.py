@@ -31,7 +31,7 @@ def test_an_idle_reading_says_nothing_of_capacity(written):
 def test_its_uplink_is_refused(written):
     path = written(HEADER + at(10, 8000))
     assert Link(uplink_mbps=20, downlink=UCC5GTrace(path=path)).mean_mbps("down") == pytest.approx(8)
-    with pytest.raises(ValueError, match=r"network.uplink: UCC5GTrace says nothing of what an uplink can carry"):
+    with pytest.raises(ValueError, match=r"network.uplink: UCC5GTrace has no rate of an uplink"):
         Link(uplink=UCC5GTrace(path=path), downlink_mbps=8)
 
 
@@ -44,10 +44,10 @@ def test_its_uplink_is_refused(written):
         (HEADER + at(10, "-"), ' line 2: field "DL_bitrate" is a text, needed is a whole number'),
         (HEADER + at(10, -4), " line 2: DL_bitrate is -4, needed are kbit/s, 0 or more"),
         (HEADER + "16/12/2019,5G,1,1,D,-\n", " line 2: Timestamp is '16/12/2019', needed is a time like 2019.12.16_11"),
-        (HEADER + at(10, 1) + at(9, 1), " line 3: Timestamp is earlier than the line before; sort the log by time"),
-        (HEADER + at(10, 1, "I"), ": no reading in state D, while downloading"),
-        (HEADER, ": no reading in state D, while downloading"),
-        (HEADER + at(10, 0), ": every rate is 0, no message would ever leave"),
+        (HEADER + at(10, 1) + at(9, 1), " line 3: Timestamp is earlier than the previous line; sort the log by time"),
+        (HEADER + at(10, 1, "I"), ": no reading in state D (downloading)"),
+        (HEADER, ": no reading in state D (downloading)"),
+        (HEADER + at(10, 0), ": every rate is 0, so no message would ever leave"),
     ],
 )
 def test_a_broken_log_is_refused_by_line(written, text, message):

@@ -44,7 +44,7 @@ def test_numbers_that_are_none_are_refused(value: float) -> None:
 @pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
 def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
     store = TensorStore()
-    with pytest.raises(ProtocolError, match="distribution"):
+    with pytest.raises(ProtocolError, match="probabilities"):
         ReceivedTensors(store, 100).add([(TensorRef("b", 4), tensors.pack(torch.tensor(odds)))])
     assert not len(store)
 

@@ -56,7 +56,7 @@ def test_a_trace_starts_at_zero_and_runs_faster_when_asked(tmp_path):
         ("yesterday,1,1", "trace.csv line 3: TIMESTAMP is 'yesterday'"),
         ("2023-11-16 18:15:47,one,1", 'line 3: field "ContextTokens" is a text, needed is a whole number'),
         ("2023-11-16 18:15:47,1,0", "line 3: GeneratedTokens is 0, needed is 1 or more"),
-        ("2023-11-16 18:15:40,1,1", "line 3: TIMESTAMP is earlier than the line before"),
+        ("2023-11-16 18:15:40,1,1", "line 3: TIMESTAMP is earlier than the previous line"),
     ],
 )
 def test_a_broken_line_of_a_trace_is_named(tmp_path, line, message):
@@ -68,7 +68,7 @@ def test_a_broken_line_of_a_trace_is_named(tmp_path, line, message):
 def test_a_trace_that_is_missing_or_too_short_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"set workload.arrivals.path="):
         AzureTrace().times(1, 1, seed=0)
-    with pytest.raises(ValueError, match="has 1 requests, 2 are wanted"):
+    with pytest.raises(ValueError, match="has 1 requests, but 2 are needed"):
         AzureTrace(path=trace(tmp_path, "2023-11-16 18:15:46,374,44")).times(2, 1, seed=0)
 
 

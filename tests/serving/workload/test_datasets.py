@@ -196,7 +196,7 @@ def test_without_a_file_and_without_the_package_the_error_says_what_to_do(monkey
 
 
 def test_a_data_set_that_is_not_on_the_hub_asks_for_a_file():
-    with pytest.raises(ValueError, match=r"SensorQA is read from a file: set workload.path=FILE \(a JSON list"):
+    with pytest.raises(ValueError, match=r"SensorQA needs a file: set workload.path=FILE \(a JSON list"):
         SensorQA().prompts()
 
 
@@ -253,7 +253,7 @@ def test_a_hub_that_fails_is_reported_with_its_reason(monkeypatch):
 @pytest.mark.parametrize(
     ("dataset", "embedded", "note"),
     [
-        (CommonsenseQA(), True, "says nothing about quality"),
+        (CommonsenseQA(), True, "does not measure quality"),
         (CommonsenseQA(), False, None),
         (TinyTasks(corpus=Path("corpus")), True, None),
         (TinyTasks(corpus=Path("corpus")), False, "only the embedded pair was trained on"),

@@ -33,7 +33,7 @@ def test_the_order_mixes_the_tasks():
 
 
 def test_more_than_there_are_is_refused():
-    with pytest.raises(ValueError, match=r"workload.num_prompts=31 asks for more than the data set's 30"):
+    with pytest.raises(ValueError, match=r"workload.num_prompts=31 is more than the data set's 30"):
         select_prompts(PROMPTS, 31, seed=0)
 
 

@@ -11,7 +11,7 @@ ROWS = [
         "prompt": "Where?",
         "reference": "It is in the attic.",
         "answer": "attic",
-        "rule": "ends_with",
+        "match_rule": "ends_with",
     },
     {"id": "test-1", "task": "sort", "prompt": "Sort: 2 1", "reference": "1 2", "answer": "1 2", "key": "unused"},
 ]
@@ -32,12 +32,12 @@ def test_rows_become_prompts_with_their_rule(tmp_path):
 
 def test_tasks_filter(tmp_path):
     assert [prompt.id for prompt in TinyTasks(corpus=corpus(tmp_path, ROWS), tasks=("sort",)).prompts()] == ["test-1"]
-    with pytest.raises(ValueError, match="no such task: sorting; there are: choice, sort"):
+    with pytest.raises(ValueError, match="unknown: sorting; known: choice, sort"):
         TinyTasks(corpus=tmp_path, tasks=("sorting",)).prompts()
 
 
 def test_a_broken_row_is_named_by_its_line(tmp_path):
-    with pytest.raises(ValueError, match=r"test.jsonl line 2: rule is 'almost', needed is one of equals, ends_with"):
-        TinyTasks(corpus=corpus(tmp_path, [ROWS[0], ROWS[1] | {"rule": "almost"}])).prompts()
+    with pytest.raises(ValueError, match=r"test.jsonl line 2: match_rule is 'almost', needed is one of equals, ends_with"):
+        TinyTasks(corpus=corpus(tmp_path, [ROWS[0], ROWS[1] | {"match_rule": "almost"}])).prompts()
     with pytest.raises(ValueError, match=r'test.jsonl line 1: no field "answer"; has: id, task'):
         TinyTasks(corpus=corpus(tmp_path, [{k: v for k, v in ROWS[0].items() if k != "answer"}])).prompts()

@@ -13,7 +13,7 @@ class Twenty:
 
     name = "Twenty"
     metrics = ()
-    measures_quality_of = "nobody"
+    measures_quality_of = "none"
     path = None
 
     def prompts(self):

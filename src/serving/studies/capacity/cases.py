@@ -148,7 +148,7 @@ class BlankDataset:
 
     name: ClassVar[str] = "blank"
     metrics: ClassVar[tuple[Metric, ...]] = ()
-    measures_quality_of: ClassVar[QualityTarget] = "nobody"
+    measures_quality_of: ClassVar[QualityTarget] = "none"
 
     def prompts(self) -> list[Prompt]:
         return [BLANK_PROMPT]

@@ -1,7 +1,4 @@
-"""A link that the kernel puts between processes of this machine, for as long as a run lasts.
-
-What `tc` needs of this machine, found out before anything starts and without touching what others use.
-"""
+"""Shapes the loopback with `tc` for the duration of a run, and checks beforehand that this machine allows it."""
 
 import json
 import os
@@ -26,21 +23,23 @@ from serving.transport.shaping.netem import (
 from serving.transport.shaping.netem import run_command as run_command
 
 _CAP_NET_ADMIN = 12
-_ALTERNATIVE = "or set runtime.shaping=user, which needs nothing of the kernel"
+_ALTERNATIVE = "or set runtime.shaping=user, which needs no kernel support"
 _TEST_ADDRESS = "127.0.0.1:1"
 
 
 def check_machine(
     system: str | None = None, found: Callable[[str], str | None] | None = None, status: str | None = None
 ) -> None:
-    """Linux, its tools, and the right to use them. Raises ValueError with what is missing.
+    """Raises ValueError if this is not Linux, or a tool or the right to use it is missing.
 
-    The arguments stand for this machine's own: its system, where a tool is, the text of /proc/self/status.
+    Args:
+        system, found, status: for tests, in place of this machine's system, its lookup of a tool, and the text of
+            /proc/self/status.
     """
     system = system or platform.system()
     if system != "Linux":
         raise ValueError(
-            f"runtime.shaping=tc: tc belongs to Linux, and this machine runs {system}; use Linux, {_ALTERNATIVE}"
+            f"runtime.shaping=tc: tc needs Linux, but this machine runs {system}; use Linux, {_ALTERNATIVE}"
         )
     for tool in ("tc", "ip"):
         if not (found or _find_tool)(tool):
@@ -52,13 +51,13 @@ def check_machine(
 
 
 def may_administer(status: str) -> bool:
-    """Does the text of a process's status grant CAP_NET_ADMIN?"""
+    """True if the status text of a process grants CAP_NET_ADMIN."""
     fields = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     return bool(int(fields.get("CapEff", "0"), 16) >> _CAP_NET_ADMIN & 1)
 
 
 def check_netem(run: CommandRunner) -> None:
-    """Tries netem on a device of its own. Raises ValueError when this kernel has none, or forbids it."""
+    """Tries netem on a temporary device. Raises ValueError if the kernel lacks or forbids it."""
     with scratch_device(run) as device:
         try:
             run(("tc", "qdisc", "add", "dev", device, "root", "netem", "delay", "1ms"))
@@ -71,7 +70,7 @@ def check_netem(run: CommandRunner) -> None:
 
 
 def dry_run(run: CommandRunner, link: Link) -> None:
-    """Runs all that the loopback would hear on a device of its own. Raises ValueError with what the kernel refuses."""
+    """Runs all commands on a temporary device. Raises ValueError with the command that the kernel refuses."""
     with scratch_device(run) as device:
         try:
             for command in setup_commands(link, (_TEST_ADDRESS,), device):
@@ -85,12 +84,12 @@ def dry_run(run: CommandRunner, link: Link) -> None:
 
 @contextmanager
 def scratch_device(run: CommandRunner) -> Iterator[str]:
-    """A network device that carries nothing, and is gone afterwards with what was put on it."""
+    """Creates a network device without traffic, and deletes it afterwards."""
     name, peer = f"tandem{os.getpid()}", f"tandemp{os.getpid()}"
     try:
         run(("ip", "link", "add", name, "type", "veth", "peer", "name", peer))
     except CommandError as error:
-        raise ValueError(_no_permission(f"no device to try it on could be made: {error}")) from None
+        raise ValueError(_no_permission(f"no temporary device could be created: {error}")) from None
     try:
         yield name
     finally:
@@ -109,7 +108,7 @@ def _no_permission(reason: str) -> str:
 
 
 ApplyShaping: TypeAlias = Callable[[Iterable[str]], None]
-"""Puts the link before the clouds that listen at these addresses."""
+"""Shapes the traffic of the clouds that listen at these addresses."""
 
 
 @contextmanager
@@ -119,10 +118,10 @@ def shaped_links(
     device: str = "lo",
     check: Callable[[], None] = check_machine,
 ) -> Iterator[ApplyShaping]:
-    """Gives what puts the devices' one link on the loopback, and takes it away at the end, whatever happens.
+    """Yields the function that puts the devices' common link on the loopback, and always removes the link at the end.
 
-    What a killed run has left is taken away first. Raises ValueError when this machine cannot, when the links ask what
-    tc cannot say, when another run shapes this device, or when somebody's own queue is on it.
+    First removes what a killed run has left. Raises ValueError if the machine does not allow it, tc cannot express the
+    links, another run shapes this device, or the device has a foreign root qdisc.
     """
     check()
     check_netem(run)
@@ -138,35 +137,34 @@ def shaped_links(
 
 @contextmanager
 def device_lock(device: str) -> Iterator[None]:
-    """The device is this run's; the claim dies with its process, so that a queue without one is a killed run's.
+    """Locks the device for this run; the lock ends with the process, so a qdisc without a lock is a killed run's.
 
-    Raises ValueError when another run has it.
+    Raises ValueError if another run holds the lock.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as claim:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as lock:
         try:
-            claim.bind(f"\0tandem shapes {device}")
+            lock.bind(f"\0tandem shapes {device}")
         except OSError:
             raise ValueError(
-                f"runtime.shaping=tc: another run shapes {device} now, and would feel this one's link; "
-                "wait for its end, or set runtime.shaping=user"
+                f"runtime.shaping=tc: another run shapes {device} now; wait until it ends, or set runtime.shaping=user"
             ) from None
         yield
 
 
 def remove_stale(run: CommandRunner, device: str) -> None:
-    """Takes away what a killed run has left. Raises ValueError when the queue there is somebody else's."""
+    """Removes what a killed run has left. Raises ValueError for a foreign root qdisc."""
     kind, handle = root_qdisc(run, device)
     if handle == ROOT_HANDLE:
         run(removal_command(device))
     elif handle != "0:":
         raise ValueError(
-            f"runtime.shaping=tc: {device} has a root queue already, {kind} {handle}, which is not ours to replace. "
-            f"Take it away if nobody needs it (tc qdisc del dev {device} root), or set runtime.shaping=user"
+            f"runtime.shaping=tc: {device} already has another root qdisc, {kind} {handle}. "
+            f"Remove it if it is not needed (tc qdisc del dev {device} root), or set runtime.shaping=user"
         )
 
 
 def root_qdisc(run: CommandRunner, device: str) -> tuple[str, str]:
-    """(kind, handle) of a device's root queue; the handle is 0: where nobody has put one."""
+    """Returns (kind, handle) of a device's root qdisc; the handle of the kernel's default is 0:."""
     listed = json.loads(run(("tc", "-j", "qdisc", "show", "dev", device)) or "[]")
     return next(((each["kind"], each["handle"]) for each in listed if each.get("root")), ("noqueue", "0:"))
 
@@ -182,5 +180,5 @@ def _remove(run: CommandRunner, device: str) -> None:
             run(removal_command(device))
     except CommandError as error:
         raise RuntimeError(
-            f"{device} is perhaps still shaped: {error}; take it away with: {' '.join(removal_command(device))}"
+            f"{device} may still be shaped: {error}; remove it with: {' '.join(removal_command(device))}"
         ) from error

@@ -1,0 +1,1 @@
+"""One file per data set; `gsm8k.py` is a short example."""

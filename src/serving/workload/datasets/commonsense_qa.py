@@ -54,6 +54,6 @@ def _published_fields(row: DataRecord) -> tuple[str, tuple[str, ...], tuple[str,
     options = list(question.records("choices"))
     return (
         question.text("stem"),
-        tuple(one.text("label") for one in options),
-        tuple(one.text("text") for one in options),
+        tuple(each.text("label") for each in options),
+        tuple(each.text("text") for each in options),
     )

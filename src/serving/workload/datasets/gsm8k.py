@@ -1,4 +1,4 @@
-"""GSM8K: grade-school problems in words (Cobbe et al., 2021)."""
+"""GSM8K: grade-school word problems (Cobbe et al., 2021)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FINAL = re.compile(r"####|\\boxed\{")
 class GSM8K(PublicDataset):
     """JSON Lines with question and answer (ending in `#### 18`), or problem and solution (ending in `\\boxed{18}`).
 
-    5-shot with the worked solutions, their calculator notes <<...>> taken out; scored by the final number.
+    5-shot with the worked solutions, without their calculator notes <<...>>; scored by the final number.
     """
 
     hub: str | None = "openai/gsm8k"

@@ -1,4 +1,4 @@
-"""HeySQuAD: SQuAD's questions as people spoke them, transcribed (Wu et al., 2023)."""
+"""HeySQuAD: transcripts of SQuAD's questions as people spoke them (Wu et al., 2023)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from serving.workload.records import DataRecord
 class HeySQuAD(PublicDataset):
     """SQuAD 1.1 JSON: data[].paragraphs[] {context, qas[] {id, question, answers[] {text}}}.
 
-    Questions marked impossible are passed over. 5-shot and ROUGE-1 against the nearest answer as in Synera, Table 2;
-    an answer is one line. Of the Hub's copy only the text columns are fetched, not the audio.
+    Questions marked impossible are skipped. 5-shot and ROUGE-1 against the best-matching answer as in Synera, Table 2;
+    an answer is one line. Only the text columns of the Hub's copy are fetched, not the audio.
     """
 
     hub: str | None = "yijingwu/HeySQuAD_human"
@@ -49,7 +49,7 @@ class HeySQuAD(PublicDataset):
 
 
 def _answers(row: DataRecord) -> Iterable[str]:
-    """Texts of `answers`, which is a list of objects in SQuAD's files and an object of lists in some Hub copies."""
+    """Texts of `answers`: a list of objects in SQuAD's files, an object of lists in some Hub copies."""
     if isinstance(row.fields.get("answers"), dict):
         return row.nested("answers").texts("text")
     return [answer.text("text").strip() for answer in row.records("answers")]

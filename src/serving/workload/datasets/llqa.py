@@ -20,14 +20,13 @@ _TIMESTAMP = re.compile(r"\d{4}/\d\d/\d\d (\d\d):(\d\d)")
 
 @dataclass(frozen=True, kw_only=True)
 class LLQA(PublicDataset):
-    """JSON Lines of questions (question, answers, answer_idx, date, start_time, end_time), and of `descriptions`
-    (desc, date), published as `descriptions.jsonl` beside the questions. Both files are named, so that both count
-    where results are told apart by what they were made from.
+    """JSON Lines of questions (question, answers, answer_idx, date, start_time, end_time), and of `descriptions` (desc,
+    date), published as `descriptions.jsonl` beside the questions. Both paths are fields, so that both files identify a
+    result.
 
-    A question is asked on top of the descriptions of its date whose [from-to] overlaps its own span, both ends
-    included. A description that does not end in such times (41 of the 11,699 published do not) joins no question.
-    Accuracy without worked examples, as in Synera, Table 2. Not on the Hub. Raises ValueError for questions without
-    descriptions.
+    The descriptions of a question's date whose [from-to] overlaps its time span, ends included, precede the question. A
+    description without such times (41 of the 11,699 published) is not used. Accuracy without worked examples, as in
+    Synera, Table 2. Not on the Hub. Raises ValueError for questions without descriptions.
     """
 
     descriptions: Path | None = None
@@ -66,7 +65,7 @@ class LLQA(PublicDataset):
 
     @cached_property
     def _descriptions_by_date(self) -> dict[str, list[tuple[int, int, str]]]:
-        """By date: first minute, last minute and text of each description, in file order."""
+        """Date -> (first minute, last minute, text) of each description, in file order."""
         days: dict[str, list[tuple[int, int, str]]] = defaultdict(list)
         try:
             for row in records.json_lines(self._descriptions_file()):

@@ -14,10 +14,10 @@ from serving.workload.records import DataRecord
 
 @dataclass(frozen=True, kw_only=True)
 class SensorQA(PublicDataset):
-    """A JSON list of {question, answer[], images[]}; the pieces of `answer` are one answer, split at its commas.
+    """A JSON list of {question, answer[], images[]}; `answer` holds one answer, split at its commas.
 
-    The records themselves are pictures, which a text model does not see: the score says how well the form of an
-    answer is met. 5-shot and ROUGE-1 as in Synera, Table 2; an answer is one line. Not on the Hub.
+    A text model does not see the sensor records, which are pictures, so the score only measures the form of an answer.
+    5-shot and ROUGE-1 as in Synera, Table 2; an answer is one line. Not on the Hub.
     """
 
     shots: int = 5

@@ -1,4 +1,4 @@
-"""Spec-Bench: prompts of six kinds on which speculative decoding is compared (Xia et al., 2024)."""
+"""Spec-Bench: prompts of six kinds to compare speculative decoding (Xia et al., 2024)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _KINDS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 class SpecBench(PublicDataset):
     """JSON Lines with question_id, category, turns and sometimes reference.
 
-    It has no quality metric: what it reports is acceptance length and speed-up, for each of six kinds (MT-Bench's
-    eight small categories are one kind, `multi_turn`). `turns` `first` asks only the first turn of a conversation;
-    `all` asks the user's turns together in one prompt, since a second turn has no model's answer to follow.
+    Without quality metric; for acceptance length and speed-up of six kinds (MT-Bench's eight small categories are one
+    kind, `multi_turn`). `turns=first` uses only the first turn of a conversation; `turns=all` joins the user's
+    turns in one prompt, because there is no model answer between them.
     """
 
     turns: Literal["first", "all"] = "first"
@@ -28,7 +28,7 @@ class SpecBench(PublicDataset):
     name = "Spec-Bench"
     file_format = "JSON Lines with question_id, category and turns"
     metrics = ()
-    measures_quality_of: ClassVar[QualityTarget] = "nobody"
+    measures_quality_of: ClassVar[QualityTarget] = "none"
 
     def records(self, path: Path) -> Iterable[DataRecord]:
         return records.json_lines(path)

@@ -1,4 +1,4 @@
-"""SST-2: is a sentence of a film review positive or negative (Socher et al., 2013; the GLUE split)."""
+"""SST-2: sentiment of sentences from film reviews (Socher et al., 2013; the GLUE split)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABELS = ("negative", "positive")
 
 @dataclass(frozen=True, kw_only=True)
 class SST2(PublicDataset):
-    """TSV with the header `sentence`, `label` (0 or 1); a quote is a letter like any other.
+    """TSV with the header `sentence`, `label` (0 or 1); quotes have no special meaning.
 
     5-shot and accuracy as in Synera, Table 2.
     """

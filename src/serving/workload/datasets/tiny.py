@@ -17,8 +17,7 @@ from serving.workload.records import DataRecord
 class TinyTasks:
     """Items {id, task, prompt, reference, answer} of one split of the corpus stage's artifact, a folder.
 
-    Exact match is by the item's `rule` (`equals` the reference if it has none), ROUGE-1 against the reference beside
-    it. No `tasks` means all of them.
+    Metrics: exact match by the item's `match_rule` (default: equals the reference), and ROUGE-1. Empty `tasks`: all.
     """
 
     corpus: Path
@@ -30,20 +29,18 @@ class TinyTasks:
     measures_quality_of: ClassVar[QualityTarget] = "embedded"
 
     def prompts(self) -> list[Prompt]:
-        """All items of the chosen tasks, in file order; ValueError for an unknown task or a broken line."""
+        """Items of the chosen tasks, in file order. Raises ValueError for an unknown task or a malformed line."""
         prompts = [_prompt(row) for row in records.json_lines(self.corpus / f"{self.split}.jsonl")]
         known = sorted({prompt.task for prompt in prompts})
         unknown = sorted(set(self.tasks) - set(known))
         if unknown:
-            raise ValueError(
-                f"workload.dataset.tasks: no such task: {', '.join(unknown)}; there are: {', '.join(known)}"
-            )
+            raise ValueError(f"workload.dataset.tasks: unknown: {', '.join(unknown)}; known: {', '.join(known)}")
         return [prompt for prompt in prompts if not self.tasks or prompt.task in self.tasks]
 
 
 def _prompt(row: DataRecord) -> Prompt:
-    rule: MatchRule = row.fields.get("rule", "equals")
+    rule: MatchRule = row.fields.get("match_rule", "equals")
     if rule not in get_args(MatchRule):
-        raise row.error(f"rule is {rule!r}, needed is one of {', '.join(get_args(MatchRule))}")
+        raise row.error(f"match_rule is {rule!r}, needed is one of {', '.join(get_args(MatchRule))}")
     references = (row.text("reference").strip(),)
     return Prompt(row.text("id"), row.text("prompt"), references, row.text("task"), row.text("answer"), match_rule=rule)

@@ -14,10 +14,10 @@ from serving.workload.records import DataRecord
 
 @dataclass(frozen=True, kw_only=True)
 class XSum(PublicDataset):
-    """JSON Lines with `article`, already wrapped as a prompt, and `summary_gt`, as HELM and H2O distribute it.
+    """JSON Lines with `article`, already a full prompt, and `summary_gt`, as HELM and H2O distribute it.
 
-    The Hub's rows (document, summary) are wrapped in the same words. An answer ends at the separator `###`.
-    ROUGE-1 without worked examples, as in Synera, Table 2.
+    The Hub's rows (document, summary) become the same prompt. An answer ends at `###`. ROUGE-1 without worked examples,
+    as in Synera, Table 2.
     """
 
     hub: str | None = "EdinburghNLP/xsum"

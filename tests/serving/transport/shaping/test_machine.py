@@ -31,11 +31,11 @@ class Kernel:
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ({"system": "Darwin"}, r"tc belongs to Linux, and this machine runs Darwin.*shaping=user"),
+        ({"system": "Darwin"}, r"tc needs Linux, but this machine runs Darwin.*shaping=user"),
         ({"found": lambda tool: None}, r"no program 'tc' on this machine; install iproute2.*shaping=user"),
         ({"found": {"tc": "/sbin/tc"}.get}, r"no program 'ip' on this machine; install iproute2.*shaping=user"),
         ({"status": PERSON}, r"may not change the network: user \d+ lacks.*CAP_NET_ADMIN.*as root.*shaping=user"),
-        ({"system": "Darwin", "status": PERSON}, r"belongs to Linux"),
+        ({"system": "Darwin", "status": PERSON}, r"needs Linux"),
         ({"found": lambda tool: None, "status": PERSON}, r"install iproute2"),
     ],
 )
@@ -78,7 +78,7 @@ def test_the_spare_device_goes_also_when_the_kernel_refuses(fails):
 
 def test_a_process_that_may_make_no_device_hears_why():
     kernel = Kernel("ip link add")
-    with pytest.raises(ValueError, match=r"may not change the network: no device.*refused.*CAP_NET_ADMIN"):
+    with pytest.raises(ValueError, match=r"may not change the network: no temporary device.*refused.*CAP_NET_ADMIN"):
         check_netem(kernel)
     assert len(kernel.told) == 1
 

@@ -121,7 +121,7 @@ def test_what_a_killed_run_left_goes_first():
 def test_somebodys_own_queue_is_not_replaced(kind, handle):
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = (kind, handle)
-    said = rf"{device} has a root queue already, {kind} {handle}, .*tc qdisc del dev {device} root.*shaping=user"
+    said = rf"{device} already has another root qdisc, {kind} {handle}\. .*tc qdisc del dev {device} root.*shaping=user"
     with pytest.raises(ValueError, match=said), shaping(kernel, device):
         pass
     assert kernel.on(device) == []
@@ -150,7 +150,7 @@ def test_two_runs_do_not_shape_one_device():
 
 def test_who_cannot_take_it_away_says_how():
     kernel, device = Kernel(), own_device()
-    said = rf"{device} is perhaps still shaped: .*take it away with: tc qdisc del dev {device} root handle 7a7d:"
+    said = rf"{device} may still be shaped: .*remove it with: tc qdisc del dev {device} root handle 7a7d:"
     with pytest.raises(RuntimeError, match=said):
         a_run(kernel, device, lambda: refuse(kernel, "qdisc del"))
 
@@ -241,7 +241,7 @@ def test_a_real_kernel_takes_away_only_what_is_ours():
         remove_stale(inside, "lo")
         assert root_qdisc(inside, "lo") == before == ("noqueue", "0:")
         inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "0"))
-        with pytest.raises(ValueError, match="htb 1:, which is not ours"):
+        with pytest.raises(ValueError, match="another root qdisc, htb 1:"):
             remove_stale(inside, "lo")
         with pytest.raises(CommandError, match="Invalid handle"):
             inside(removal_command("lo"))
