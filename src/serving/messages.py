@@ -225,8 +225,8 @@ class DraftWork:
     branches: tuple[TokenIds, ...] = ()
     """If given: generate one token after each of these continuations instead, and keep nothing in the cache."""
     num_adopted_drafts: int = 0
-    """Drafts adopted from a branch, whose importance is still to be computed. They are the last input tokens; if nothing
-    is generated, the last of them is left out.
+    """Drafts adopted from a branch, whose importance is still to be computed. They are the last input tokens; the last
+    of them is left out if nothing is generated.
     """
     full_draft_probs: bool = False
     """True if the outcome must hold the full distributions of the drafts, even where verification needs less."""

@@ -1,4 +1,4 @@
-"""A policy is a row of choices, one per slot; what does not go together is refused here, before any work."""
+"""A policy: one choice for each slot. Combinations that do not work together are refused here, before any work."""
 
 from dataclasses import dataclass, field
 
@@ -21,23 +21,25 @@ from serving.policy.slots.verify import TreeVerify, Verify
 
 @dataclass(frozen=True)
 class EngineRequirements:
+    """What a policy needs from the engines that serve it."""
+
     scorers: Scorers = field(default_factory=lambda: NO_SCORERS)
-    """Trained scores that the drafter computes."""
+    """Trained scores that the draft model's engine computes."""
     block_tokens: int = BLOCK_TOKENS
-    """Of the KV caches."""
+    """Tokens of a KV cache block."""
     hidden_dtype: HiddenDtype = "fp16"
-    """In which hidden states leave a span of layers."""
+    """Number format of hidden states that leave a span of layers."""
     medusa: MedusaHeads | None = None
-    """Heads that draft where the target's head is."""
+    """Medusa heads on the target's last span, if they draft."""
     verifies_drafts: bool = False
-    """Do drafts travel, for a verdict?"""
+    """True if drafts are sent to be verified."""
 
 
 NO_REQUIREMENTS = EngineRequirements()
 
 
 _PLACEHOLDER_LAYERS = 1024
-"""A depth to ask a placement for its shape before a model is known."""
+"""Layers assumed to get a placement's hops before the model is known."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class Policy:
             ),
             (
                 scope == "some" and not drafts,
-                f"offload={offload} decides on a draft, and draft={draft} makes none; choose a drafter, or offload=always or full",
+                f"offload={offload} decides on a draft, and draft={draft} makes none; choose a drafter, "
+                "or offload=always or full",
             ),
             (scope == "full" and drafts, "offload=full would throw every draft away; choose draft=none"),
             (
@@ -115,25 +118,24 @@ class Policy:
 
     @property
     def requested_scores(self) -> tuple[str, ...]:
-        """Scores that the device's slots need, computed inside the drafter's forward."""
+        """Scores that the device's slots read; the draft model's forward pass computes them."""
         return tuple(
             sorted({*self.draft.requested_scores, *self.offload.requested_scores, *self.lookahead.requested_scores})
         )
 
     @property
     def scorers(self) -> Scorers:
-        """The trained ones among them."""
+        """The trained scorers among `requested_scores`."""
         own = self.offload.scorers if isinstance(self.offload, ScoredOffload) else NO_SCORERS
         return {**self.draft.scorers, **own}
 
     @property
     def monitors_link(self) -> bool:
-        """Do decisions need to know how link and cloud fare?"""
+        """True if a slot needs measurements of the link and the cloud."""
         return self.prefill.monitors_link or self.lookahead.monitors_link
 
     @property
     def engine_requirements(self) -> EngineRequirements:
-        """What the engines that serve it must bring."""
         verifies = self.verify.sends_drafts and self.draft.source != "none" and self.offload.scope != "none"
         return EngineRequirements(
             self.scorers, self.kv_cache.block_tokens, self.payload.hidden_dtype, self.draft.medusa, verifies
@@ -141,7 +143,7 @@ class Policy:
 
     @property
     def lossless(self) -> bool:
-        """Is every token the target's own? Then speed differs between policies, and text does not."""
+        """True if every token is the target's own, so that the policy changes the speed but not the text."""
         return (
             self.offload.scope in ("all", "full") and self.verify.sends_drafts and not self.early_exit.has_sequence_exit
         )

@@ -75,8 +75,9 @@ class OptimalSplit:
         rows = zip(problem.tiers, problem.stage_s(best.split_points), problem.node_counts, strict=True)
         name, stage_s, count = max(rows, key=lambda row: row[1] / row[2])
         return (
-            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at max_utilisation={self.max_utilisation:g}. The best one "
-            f"carries {self.max_utilisation / best.cost:.4g} requests a second: {name} then takes {stage_s:.4g} s a request on "
+            f"partition: no split keeps up with rate_per_s={self.rate_per_s:g} at "
+            f"max_utilisation={self.max_utilisation:g}. The best one carries "
+            f"{self.max_utilisation / best.cost:.4g} requests a second: {name} then takes {stage_s:.4g} s a request on "
             f"each of {count} nodes. Lower rate_per_s, raise max_utilisation, or give {name} more or faster nodes."
         )
 

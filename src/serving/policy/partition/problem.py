@@ -119,8 +119,8 @@ class PartitionProblem:
             or any(a > b for a, b in pairwise(edges))
         ):
             raise ValueError(
-                f"partition: ends {list(split_points)} divide nothing: {len(self.tiers)} tiers need as many ends, none below "
-                f"the one before, the last {self.num_blocks}"
+                f"partition: ends {list(split_points)} divide nothing: {len(self.tiers)} tiers need as many ends, none "
+                f"below the one before, the last {self.num_blocks}"
             )
         return tuple(pairwise(edges))
 

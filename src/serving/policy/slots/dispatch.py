@@ -12,17 +12,20 @@ from serving.messages import LoadReport
 class Dispatch(Protocol):
     @property
     def needs_load_reports(self) -> bool:
-        """Must nodes tell what waits in them?"""
+        """True if nodes must report their load."""
         ...
 
     def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
-        """A node's name; `reports` are those of the nodes that live, two or more, and count what was sent to them."""
+        """The name of the chosen node.
+
+        `reports` has one entry for each reachable node, two or more, and includes what was sent to the node since.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Each chooser's sessions in turn; choosers begin at different nodes. With one node in the tier: that one."""
+    """Each owner's sessions go to the nodes in turn. Owners begin at different nodes."""
 
     needs_load_reports = False
 
@@ -32,41 +35,41 @@ class RoundRobin:
 
 @dataclass(frozen=True)
 class RandomDispatch:
-    """Any node with the same probability, by the luck of the session."""
+    """Any node with the same probability, keyed by the session."""
 
     seed: int = 0
     needs_load_reports = False
 
     def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
-        chance = uniform(key(self.seed, task.session), task.choice_index, f"dispatch to {reports[0].node}")
-        return reports[int(chance * len(reports))].node
+        draw = uniform(key(self.seed, task.session), task.choice_index, f"dispatch to {reports[0].node}")
+        return reports[int(draw * len(reports))].node
 
 
 @dataclass(frozen=True)
 class HypSched:
-    """Hyperion, Algorithm 2: the earliest completion among nodes with memory for the task, the first of equals.
+    """Hyperion, Algorithm 2: the earliest completion among nodes with enough memory, the first of equals.
 
-    One pass over the tier's nodes. Where none has the memory, the printed algorithm returns null and the task would be
-    lost; this one takes the node with most memory free, which makes room or answers that it cannot.
+    One pass over the tier's nodes. If no node has the memory, the printed algorithm returns null and the task would be
+    lost; here the node with most free memory is chosen, which evicts caches or reports an error.
     """
 
     needs_load_reports = True
 
     def choose(self, task: Task, reports: Sequence[LoadReport]) -> str:
         best, least_s = None, float("inf")
-        for backlog in reports:
-            cost_s = backlog.queued_s + task.compute_s(backlog)
-            if backlog.free_tokens >= task.max_cached_len and cost_s < least_s:
-                best, least_s = backlog, cost_s
+        for report in reports:
+            completion_s = report.queued_s + task.compute_s(report)
+            if report.free_tokens >= task.max_cached_len and completion_s < least_s:
+                best, least_s = report, completion_s
         return (best or max(reports, key=lambda each: each.free_tokens)).node
 
 
 @dataclass(frozen=True)
 class EarliestFinish:
-    """HEFT's second step: the node on which the task ends first, whatever memory it has.
+    """HEFT's second step: the node on which the task ends first, whatever its free memory.
 
-    The way to every node of a tier is alike, so that it does not tell them apart; tasks are never inserted before those
-    that were placed earlier, because nobody knows when these leave a gap.
+    Links to the nodes of one tier are alike, so they do not matter. Tasks are not inserted into gaps between earlier
+    tasks: gaps are not known beforehand.
     """
 
     needs_load_reports = True
@@ -76,16 +79,16 @@ class EarliestFinish:
 
 
 class NodeScorer(Protocol):
-    """Tells which node suits a task best, as `serving.learned.dispatch_network.DispatchNetwork` does."""
+    """Scores nodes for a task; `serving.learned.dispatch_network.DispatchNetwork` is one."""
 
     def scores(self, task: Task, reports: Sequence[LoadReport]) -> Sequence[float]:
-        """One a node, the higher the better."""
+        """One score for each node; the highest is best."""
         ...
 
 
 @dataclass(frozen=True)
 class LearnedDispatch:
-    """The node that a trained graph network scores highest, the first of equals: GPipe's scheduler in Hyperion, V-A."""
+    """The node that a trained graph network scores highest: GPipe's scheduler in Hyperion, section V-A."""
 
     dispatcher: NodeScorer
     needs_load_reports = True

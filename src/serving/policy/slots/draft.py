@@ -1,4 +1,4 @@
-"""Slot `draft`: how far to draft before asking."""
+"""Slot `draft`: what drafts, and how far before the next request."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,40 +17,40 @@ DEFAULT_ACCEPTANCE = 0.5
 class Draft(Protocol):
     @property
     def source(self) -> DraftSource:
-        """Who drafts: the device's model, heads of the target whose tree arrives with a verdict, or nobody."""
+        """The device's draft model, the target's Medusa heads (whose tree comes with each verdict), or none."""
         ...
 
     @property
     def requested_scores(self) -> tuple[str, ...]:
-        """Scores that the decision needs."""
+        """Scores that `next_stop` needs."""
         ...
 
     @property
     def scorers(self) -> Scorers:
-        """Those of them that were trained."""
+        """The trained scorers among `requested_scores`."""
         ...
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafts that is expected to stand, before any was judged."""
+        """Expected share of accepted drafts, before any was verified."""
         ...
 
     @property
     def medusa(self) -> MedusaHeads | None:
-        """The target's heads, where they draft."""
+        """The Medusa heads, if they draft."""
         ...
 
     @property
     def keep_last(self) -> bool:
-        """Is the token at which the stop rule ends a draft sent?"""
+        """True if the token whose score ends a draft is kept."""
         ...
 
     def should_stop(self, scores: Mapping[str, Sequence[float]]) -> bool:
-        """Does the stop rule end a draft with these scores?"""
+        """True if the stop rule ends a draft with these scores."""
         ...
 
     def next_stop(self, session: Session) -> DraftStopRule | None:
-        """Draft on, until this stop; or None: enough."""
+        """The stop rule for drafting on; None: the draft is complete."""
         ...
 
 
@@ -64,7 +64,7 @@ class WindowDraft:
     score: str = ""
     threshold: float = 0.0
     keep_last: bool = True
-    """Is the token whose score fell below sent (HAT, Eq. 5) or dropped (WISP, section 4.1)?"""
+    """True: keep the token whose score is below the threshold (HAT, Eq. 5). False: drop it (WISP, section 4.1)."""
     source: ClassVar[Literal["model"]] = "model"
     scorers: ClassVar[Scorers] = NO_SCORERS
     acceptance: ClassVar[float] = DEFAULT_ACCEPTANCE
@@ -102,25 +102,24 @@ _cached_stop = cache(DraftStopRule)
 
 
 class RejectionScorer(Scorer, Protocol):
-    """Tells which drafts will be rejected."""
+    """A trained score: the probability that the target accepts a draft."""
 
     @property
     def threshold(self) -> float:
-        """A chance of acceptance below it is a predicted rejection."""
+        """A probability below it predicts a rejection."""
         ...
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafts that stood with it when it was tried."""
+        """Share of accepted drafts in its evaluation."""
         ...
 
 
 @dataclass(frozen=True)
 class RejectionAwareDraft:
-    """Up to `k` tokens, ended before the first one that will be rejected as the predictor sees it; at least one (WISP,
-    section 4.1).
+    """Up to `k` tokens, ended before the first predicted rejection; at least one (WISP, section 4.1).
 
-    `threshold` None is the predictor's own, which was chosen on validation data.
+    `threshold` None: the predictor's own, chosen on validation data.
     """
 
     k: int
@@ -135,7 +134,9 @@ class RejectionAwareDraft:
         if self.k < 1:
             raise ValueError(f"policy.draft.k is {self.k}; a window holds at least 1 token")
         if self.threshold is not None and not 0 < self.threshold < 1:
-            raise ValueError(f"policy.draft.threshold is {self.threshold}; a chance of acceptance lies between 0 and 1")
+            raise ValueError(
+                f"policy.draft.threshold is {self.threshold}; a probability of acceptance lies between 0 and 1"
+            )
 
     @property
     def scorers(self) -> Scorers:
@@ -166,7 +167,7 @@ class RejectionAwareDraft:
 
 @dataclass(frozen=True)
 class InitialDraft:
-    """The first `k` tokens of an answer, on which it is decided who goes on; then one token at a time."""
+    """The first `k` tokens of an answer, which decide whether the cloud continues; then one token at a time."""
 
     k: int
     source: ClassVar[Literal["model"]] = "model"
@@ -191,7 +192,7 @@ class InitialDraft:
 
 @dataclass(frozen=True)
 class NoDraft:
-    """Nobody drafts: every token is the target's."""
+    """No drafts: every token is the target's."""
 
     source: ClassVar[Literal["none"]] = "none"
     requested_scores: ClassVar[tuple[str, ...]] = ()
@@ -209,8 +210,8 @@ class NoDraft:
 
 @dataclass(frozen=True)
 class MedusaDraft:
-    """Heads of the target draft, where its own head is: a tree of candidates comes with each verdict (Medusa, Cai et
-    al. 2024; U-Medusa of HAT, section 4.1).
+    """The target's Medusa heads draft: a tree of candidates comes with each verdict (Medusa, Cai et al. 2024; U-Medusa
+    of HAT, section 4.1).
     """
 
     medusa: MedusaHeads
@@ -221,7 +222,7 @@ class MedusaDraft:
 
     @property
     def acceptance(self) -> float:
-        """Candidates that stand, of those in the tree."""
+        """Expected share of the tree's candidates that are accepted."""
         return max(0.0, self.medusa.acceptance_length - 1) / max(1, len(self.medusa.tree))
 
     def next_stop(self, session: Session) -> DraftStopRule | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Slot `early_exit`: layers of the drafter, and the tail of the sequence, that are skipped."""
+"""Slot `early_exit`: skips layers of the draft model, and offloading for the tail of the sequence."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,20 +10,20 @@ from serving.messages import EarlyExitRule
 class EarlyExit(Protocol):
     @property
     def layer_exit(self) -> EarlyExitRule | None:
-        """When the drafter's forward stops before its last layer."""
+        """When the draft model's forward pass stops before its last layer."""
         ...
 
     @property
     def has_sequence_exit(self) -> bool: ...
 
     def past_sequence_exit(self, session: Session) -> bool:
-        """Is the sequence so near its end that nothing is offloaded any more?"""
+        """True if the answer is so near its end that nothing is offloaded any more."""
         ...
 
 
 @dataclass(frozen=True)
 class NoEarlyExit:
-    """Every layer runs, and drafts may be sent until the end."""
+    """Every layer runs, and drafts may be offloaded until the end."""
 
     layer_exit: ClassVar[None] = None
     has_sequence_exit: ClassVar[bool] = False
@@ -43,7 +43,8 @@ class SequencewiseExit:
     def __post_init__(self) -> None:
         if not 0.0 <= self.sequence_fraction <= 1.0:
             raise ValueError(
-                f"policy.early_exit.sequence_fraction is {self.sequence_fraction}; it is a share of max_new_tokens: 0 to 1"
+                f"policy.early_exit.sequence_fraction is {self.sequence_fraction}; it is a share of max_new_tokens: "
+                "0 to 1"
             )
 
     def past_sequence_exit(self, session: Session) -> bool:
@@ -52,13 +53,13 @@ class SequencewiseExit:
 
 @dataclass(frozen=True)
 class LayerwiseExit:
-    """The forward stops once top-1 and top-2 probability lie `margin` apart (Synera, section 4.3, layer-wise).
+    """The forward pass stops once top-1 and top-2 probability differ by `margin` (Synera, section 4.3, layer-wise).
 
     Args:
-        margin: above it a token is read off; 0.7 in the paper. From 1 on no token ever is, and every check is in vain.
-        last: the share of the layers, the last ones, in which it may stop; 0.25 in the paper.
-        checks: how often the head is asked before the last layer; null: before each of these layers, the first time at
-            1 - `last_share` of all. Each check costs a pass through the head.
+        margin: a token is read off above it; 0.7 in the paper. At 1 no token ever is, and every check is wasted.
+        last_share: the share of the layers, at the end, in which it may stop; 0.25 in the paper.
+        max_checks: checks before the last layer at most; None: one before each of these layers. Each check costs a pass
+            through the LM head.
     """
 
     margin: float = 0.7
@@ -75,7 +76,8 @@ class LayerwiseExit:
             )
         if self.max_checks is not None and self.max_checks < 1:
             raise ValueError(
-                f"policy.early_exit.max_checks is {self.max_checks}; check after at least 1 layer, or null for all of them"
+                f"policy.early_exit.max_checks is {self.max_checks}; check after at least 1 layer, or null for all of "
+                "them"
             )
 
     @property

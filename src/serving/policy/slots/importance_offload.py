@@ -1,6 +1,6 @@
 """Synera's selective offloading (section 4.2): by confidence, by importance, or by confidence and then importance.
 
-All are calibrated on the profiled chunks so that the expected share of chunks that go is the budget.
+All are calibrated on profiled drafts, so that the expected share of offloaded drafts is the budget.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,14 @@ from serving.policy.slots.offload import check_budget
 
 
 def p_confidence(c: float, c_th: float, k: float) -> float:
-    """Synera, section 4.2, P_conf: 1 up to `c_th`, then falling; a `c_th` of 1 sends all (the printed norm divides by
-    0).
-    """
+    """P_conf of Synera, section 4.2: 1 up to `c_th`, then falling. `c_th` = 1 gives 1 (printed: division by 0)."""
     if c <= c_th or c_th >= 1.0:
         return 1.0
     return 1.0 / (1.0 + exp(k * ((c - c_th) / (1.0 - c_th) - 0.5)))
 
 
 def p_importance(i: float, i_th: float, theta: float) -> float:
-    """Synera, section 4.2, P_imp: 0 up to half of `i_th`, 1 above it, a rising sigmoid between (theta < 0)."""
+    """P_imp of Synera, section 4.2: 0 up to half of `i_th`, 1 above `i_th`, a rising sigmoid between (theta < 0)."""
     half = i_th / 2
     if i <= half:
         return 0.0
@@ -34,7 +32,7 @@ def p_importance(i: float, i_th: float, theta: float) -> float:
 
 
 def solve_threshold(share_at: Callable[[float], float], budget: float, low: float, high: float) -> float:
-    """The threshold in low..high at which the monotonous `share_at` comes nearest to the budget from below."""
+    """The threshold in low..high at which the monotonic `share_at` comes nearest to the budget from below."""
     rising = share_at(high) > share_at(low)
     for _ in range(50):
         middle = (low + high) / 2
@@ -46,25 +44,26 @@ def solve_threshold(share_at: Callable[[float], float], budget: float, low: floa
 
 
 def share_passing_confidence(profiled: Thresholds, c_th: float, k: float) -> float:
-    """Of the profiled chunks that the confidence filter lets through."""
-    odds = [p_confidence(c, c_th, k) for c in profiled.confidence]
-    return sum(odds) / max(1, len(odds))
+    """The expected share of profiled drafts that pass the confidence filter."""
+    probabilities = [p_confidence(c, c_th, k) for c in profiled.confidence]
+    return sum(probabilities) / max(1, len(probabilities))
 
 
 def mean_draft_score(session: Session, name: str) -> float:
-    """Of the draft's tokens."""
+    """The mean of a score over the draft's tokens."""
     values = session.scores[name]
     return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
 class ImportanceOffload:
-    """Important chunks go, whatever their confidence: Synera (Imp.), Fig. 16.
+    """Offloads important drafts, whatever their confidence: Synera (Imp.), Fig. 16.
 
-    The budget is the share of draft chunks that may be sent. `percentile` is the paper's rule (section 5): i_th is that
-    percentile of the profiled importance, and the middle tier makes the achieved share differ. `share` (default)
-    chooses i_th so that the expected share over the profiled chunks is the budget, or all that may go where that is
-    less. A budget of 0 sends nothing either way.
+    Args:
+        budget: the share of drafts to offload; 0: none.
+        calibration: `percentile` is the paper's rule (section 5): i_th is that percentile of the profiled importance,
+            and the achieved share differs because of the sigmoid. `share` chooses i_th so that the expected share over
+            the profiled drafts is the budget, or as near as the confidence filter allows.
     """
 
     budget: float
@@ -77,7 +76,7 @@ class ImportanceOffload:
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
-        if isinstance(self.thresholds, Thresholds):  # absent while a plan is made before the artifact exists
+        if isinstance(self.thresholds, Thresholds):  # a placeholder while a plan is made before the artifact exists
             object.__setattr__(self, "i_th", self._calibrated_threshold())
 
     def _calibrated_threshold(self) -> float:
@@ -90,16 +89,16 @@ class ImportanceOffload:
         )
 
     def _expected_share(self, i_th: float) -> float:
-        """Of the profiled chunks that would go."""
+        """The expected share of profiled drafts that are offloaded."""
         profiled = self.thresholds
-        odds = [
+        probabilities = [
             self.confidence_filter(c) * p_importance(i, i_th, self.theta)
             for c, i in zip(profiled.confidence, profiled.importance, strict=True)
         ]
-        return sum(odds) / max(1, len(odds))
+        return sum(probabilities) / max(1, len(probabilities))
 
     def confidence_filter(self, confidence: float) -> float:  # noqa: ARG002
-        """How likely a chunk of this confidence is to be looked at by importance."""
+        """The probability that a draft of this confidence is considered for offloading by importance."""
         return 1.0
 
     def tokens_to_offload(self, session: Session) -> int:
@@ -111,9 +110,9 @@ class ImportanceOffload:
 
 @dataclass(frozen=True)
 class SyneraOffload(ImportanceOffload):
-    """Confident chunks stay, then important ones go, within a budget (Synera, section 4.2, Fig. 10).
+    """Keeps confident drafts, then offloads important ones, within a budget (Synera, section 4.2, Fig. 10).
 
-    `c_th` is the profiled one, or as much more as is needed where `share` could not be reached with it.
+    `c_th` is the profiled one, or larger if calibration by `share` could not reach the budget with it.
     """
 
     k: float = 10.0
@@ -142,10 +141,10 @@ class SyneraOffload(ImportanceOffload):
 
 @dataclass(frozen=True)
 class ConfidenceOffload:
-    """Unsure chunks go, whatever their importance: Synera (Conf.), Fig. 16.
+    """Offloads uncertain drafts, whatever their importance: Synera (Conf.), Fig. 16.
 
-    `budget` null keeps the profiled c_th, whatever share that sends; else c_th is chosen so that the expected share
-    over the profiled chunks is the budget.
+    `budget` None: the profiled c_th, whatever share it offloads. Else c_th is chosen so that the expected share over
+    the profiled drafts is the budget.
     """
 
     thresholds: Thresholds
@@ -163,13 +162,14 @@ class ConfidenceOffload:
     def _calibrated_threshold(self) -> float:
         if self.budget is None:
             return self.thresholds.c_th
-        return solve_threshold(
-            self._expected_share, self.budget, -1e3, 1.0 - 1e-9
-        )  # so low that P_conf is 0.007 for all
+        # At -1e3, P_conf is 0.007 for all drafts.
+        return solve_threshold(self._expected_share, self.budget, -1e3, 1.0 - 1e-9)
 
     def _expected_share(self, c_th: float) -> float:
         return share_passing_confidence(self.thresholds, c_th, self.k)
 
     def tokens_to_offload(self, session: Session) -> int:
-        odds = p_confidence(mean_draft_score(session, "confidence"), self.c_th, self.k) if self.budget != 0.0 else 0.0
-        return int(session.uniform("offload_confidence") < odds)
+        if self.budget == 0.0:
+            return 0
+        probability = p_confidence(mean_draft_score(session, "confidence"), self.c_th, self.k)
+        return int(session.uniform("offload_confidence") < probability)

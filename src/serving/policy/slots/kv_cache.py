@@ -1,10 +1,10 @@
-"""Slot `kv_cache`: what the cloud keeps between two questions of a session."""
+"""Slot `kv_cache`: which caches are kept between two requests of a session."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 BLOCK_TOKENS = 16
-"""As many as vLLM's; WISP (section 4.5) does not say."""
+"""As in vLLM; WISP (section 4.5) gives no size."""
 
 
 class KvCache(Protocol):
@@ -13,29 +13,27 @@ class KvCache(Protocol):
 
     @property
     def device_keeps_cache(self) -> bool:
-        """Does the device keep its drafter's when the cloud has answered?"""
+        """True if the draft model's cache is kept after a reply of the cloud."""
         ...
 
     @property
     def capacity_tokens(self) -> float | None:
-        """Cached tokens at most; None: what the chip's memory leaves beside the weights."""
+        """The most cached tokens; None: as many as fit into the chip's memory beside the weights."""
         ...
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a block: memory is taken in whole ones."""
+        """Tokens of a block; memory is allocated in whole blocks."""
         ...
 
     def allocated_tokens(self, tokens: int) -> int:
-        """Tokens that the blocks of a session of so many tokens can hold: what counts against the budget."""
+        """Tokens that a session of so many tokens counts against the capacity."""
         ...
 
 
 @dataclass(frozen=True)
 class PrefixCaching:
-    """Prefixes stay cached in blocks of `block_tokens`; idle sessions are evicted, oldest first, when the budget is
-    spent (WISP, section 4.5).
-    """
+    """Keeps caches. When memory runs out, idle sessions are evicted, least recently used first (WISP, section 4.5)."""
 
     capacity_tokens: float | None = None
     block_tokens: int = BLOCK_TOKENS
@@ -56,9 +54,10 @@ class PrefixCaching:
 
 @dataclass(frozen=True)
 class NoPrefixCaching:
-    """Every question is computed from its first token (SLED as WISP describes it, section 5.1), and with
-    `device_keeps_cache` false what the drafter has seen is, too, after each answer of the cloud (the token router's
-    system, section 4.1).
+    """Every request is computed from the first token (SLED as WISP describes it, section 5.1).
+
+    With `device_keeps_cache` false, the draft model also starts over after each reply (the token router's system,
+    section 4.1).
     """
 
     device_keeps_cache: bool = True

@@ -1,4 +1,4 @@
-"""Slot `link_loss`: what a device does when the cloud is gone."""
+"""Slot `link_loss`: what a device does when the cloud is not reachable."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,6 +6,6 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LinkLoss:
-    """local: carry on alone and say so; wait: until it is back; fail: say so and end."""
+    """local: continue with the draft model, with origin "offline". wait: until it is back. fail: end the session."""
 
     action: Literal["local", "wait", "fail"]

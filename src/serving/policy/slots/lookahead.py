@@ -1,4 +1,4 @@
-"""Slot `waiting`: what the device does while the cloud verifies."""
+"""Slot `lookahead`: what the device drafts while it waits for a verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from serving.core.session import Session
 from serving.learned.thresholds import Thresholds
 
 NUM_TOP_CANDIDATES = 3
-"""Of each draft so many of the drafter's likeliest tokens are known."""
+"""The draft model reports so many of its likeliest tokens for each draft."""
 
 
 class Lookahead(Protocol):
@@ -18,20 +18,20 @@ class Lookahead(Protocol):
 
     @property
     def max_steps(self) -> int:
-        """How many tokens to draft ahead on each guess; 0: idle."""
+        """The most tokens to draft on each branch; 0: the device idles."""
         ...
 
     @property
     def monitors_link(self) -> bool:
-        """Does it need to know how link and cloud fare?"""
+        """True if it needs measurements of the link and the cloud."""
         ...
 
     def num_steps(self, session: Session) -> int:
-        """Tokens to draft ahead on each guess now: `max_steps` at most."""
+        """Tokens to draft on each branch now: `max_steps` at most."""
         ...
 
     def assumed_verdicts(self, session: Session) -> tuple[tuple[int, int | None], ...]:
-        """Verdicts worth preparing for: (drafts accepted, the token that follows or None for the drafter's own)."""
+        """The verdicts to prepare for: (accepted drafts, next token, or None for the draft model's own)."""
         ...
 
 
@@ -52,15 +52,15 @@ class NoLookahead:
 
 @dataclass(frozen=True)
 class SyneraLookahead:
-    """One guess where the draft will be rejected and by what it will be replaced (Synera, section 4.4).
+    """Drafts on one assumed verdict: where the draft is rejected first, and by which token (Synera, section 4.4).
 
     Args:
-        steps: delta, the tokens to draft behind the guess; the paper gives no value. The token that takes the rejected
-            one's place is not among them.
-        thresholds: from its profile come alpha, the probability that a drafted token is accepted.
-        full: may the guess be that all drafts stand? The printed distribution has no place for it (0 to gamma - 1).
-        alternative: which of the drafter's three likeliest tokens takes the place of the rejected one, which is one of
-            them: `sampled` among the other two (the paper), or the `likeliest` other.
+        thresholds: gives alpha, the profiled probability that a drafted token is accepted.
+        max_steps: delta, the tokens to draft after the replacement; the paper gives no value.
+        allow_full_acceptance: True if the assumed verdict may accept all drafts. The printed distribution ends at
+            gamma - 1.
+        replacement: which of the draft model's three likeliest tokens replaces the rejected one: `sampled` among the
+            others (the paper), or the `likeliest` other.
     """
 
     thresholds: Thresholds
@@ -73,7 +73,8 @@ class SyneraLookahead:
     def __post_init__(self) -> None:
         if self.max_steps < 1:
             raise ValueError(
-                f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead (policy/lookahead=none drafts none)"
+                f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead "
+                "(policy/lookahead=none drafts none)"
             )
 
     def num_steps(self, session: Session) -> int:  # noqa: ARG002
@@ -93,15 +94,15 @@ class SyneraLookahead:
 
 @dataclass(frozen=True)
 class HATLookahead:
-    """A guess for each of the likeliest tokens at the last draft's place, where the stop rule expects a rejection (HAT,
-    section 3.5).
+    """Drafts on each likely token at the last draft's position, where the stop rule expects a rejection (HAT, section
+    3.5).
 
-    The drafted token itself is among them: behind it the draft is expected to stand, and the drafter's own next token
-    stands in for the target's. What the paper leaves open is chosen so: k, and what follows full acceptance.
+    The drafted token is one of them: it assumes full acceptance, with the draft model's next token in place of the
+    target's. The paper leaves open the number of candidates and what follows full acceptance.
 
     Args:
-        k: candidates, the drafted token included; 3 at most are known.
-        steps: tokens to draft ahead on each, at most; lambda of Eq. 6 where that is fewer.
+        num_candidates: candidates, the drafted token included; 3 at most.
+        max_steps: the most tokens to draft on each; fewer if lambda of Eq. 6 is fewer.
     """
 
     num_candidates: int = 3
@@ -112,13 +113,14 @@ class HATLookahead:
     def __post_init__(self) -> None:
         if not 1 <= self.num_candidates <= NUM_TOP_CANDIDATES:
             raise ValueError(
-                f"policy.lookahead.num_candidates is {self.num_candidates}; a drafter names its 1 to {NUM_TOP_CANDIDATES} likeliest tokens"
+                f"policy.lookahead.num_candidates is {self.num_candidates}; a drafter names its 1 to "
+                f"{NUM_TOP_CANDIDATES} likeliest tokens"
             )
         if self.max_steps < 1:
             raise ValueError(f"policy.lookahead.max_steps is {self.max_steps}; draft at least 1 token ahead")
 
     def num_steps(self, session: Session) -> int:
-        """Eq. 6: as many drafting steps as the quickest verdict leaves time for."""
+        """lambda of Eq. 6: the drafting steps that fit into the shortest time to a verdict."""
         monitor = session.monitor
         known, step_s = monitor.path_stats, monitor.draft_step_s.value
         up, down = known.uplink_mbps if known else 0.0, monitor.downlink.mbps
@@ -139,11 +141,10 @@ class HATLookahead:
 
 
 def rejection_weights(confidence: Sequence[float], alpha: float, allow_full_acceptance: bool) -> tuple[float, ...]:
-    """How likely each position is to be the first that is rejected, not normalised (Synera, section 4.4).
+    """For each position, the probability that it is the first rejected one, not normalised (Synera, section 4.4).
 
-    A capped geometric distribution over 0..gamma, where gamma stands for full acceptance, adjusted by confidence: times
-    1 - c_t at position t and, where the paper is silent, times the mean confidence at gamma. Without
-    `allow_full_acceptance` it ends at gamma - 1.
+    A capped geometric distribution over 0..gamma (gamma: full acceptance), times 1 - c_t at position t. At gamma, where
+    the paper gives no factor, it is the mean confidence. Without `allow_full_acceptance` it ends at gamma - 1.
     """
     base = [(1.0 - alpha) * alpha**t * (1.0 - c) for t, c in enumerate(confidence)]
     if allow_full_acceptance:
@@ -152,6 +153,6 @@ def rejection_weights(confidence: Sequence[float], alpha: float, allow_full_acce
 
 
 def sample_index(weights: Sequence[float], uniform: float) -> int:
-    """The index at which the cumulated weights pass `uniform`, of [0, 1); the last one where all weights are zero."""
+    """Draws an index by weight, with `uniform` in [0, 1); the last index if all weights are zero."""
     sums = list(accumulate(weights))
     return next((i for i, total in enumerate(sums) if total > uniform * sums[-1]), len(sums) - 1)

@@ -1,4 +1,4 @@
-"""Slot `offload`: which drafts are sent."""
+"""Slot `offload`: which drafts are sent to the target."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, runtime_checkable
@@ -12,26 +12,26 @@ OffloadScope = Literal["none", "some", "all", "full"]
 class Offload(Protocol):
     @property
     def scope(self) -> OffloadScope:
-        """Which drafts are asked about; a handover drafts nothing and leaves all of it to the route."""
+        """Which drafts may be sent: none, some, all; full: no drafts, the target writes the whole answer."""
         ...
 
     @property
     def requested_scores(self) -> tuple[str, ...]: ...
 
     def tokens_to_offload(self, session: Session) -> int:
-        """Tokens that the route may write: 0 keeps the draft, 1 asks for a verdict, more hands over."""
+        """Tokens that the target may write now: 0 keeps the draft, 1 verifies it, more let the target continue."""
         ...
 
 
 @runtime_checkable
 class ScoredOffload(Protocol):
-    """An offload that decides by scores which were trained."""
+    """An offload that decides by trained scores."""
 
     @property
     def scorers(self) -> Scorers: ...
 
     def never_offloads(self, session: Session) -> bool:
-        """Is it settled beforehand that nothing of this session is asked?"""
+        """True if it is known beforehand that nothing of this session is offloaded."""
         ...
 
 
@@ -59,7 +59,7 @@ class NeverOffload:
 
 @dataclass(frozen=True)
 class FullOffload:
-    """The route writes all of it (cloud-centric)."""
+    """The target writes the whole answer (cloud-centric)."""
 
     scope: ClassVar[Literal["full"]] = "full"
     requested_scores: ClassVar[tuple[str, ...]] = ()
@@ -70,7 +70,7 @@ class FullOffload:
 
 @dataclass(frozen=True)
 class RandomOffload:
-    """Any draft, with the probability `budget`: what a selection has to be better than."""
+    """Each draft with probability `budget`: the baseline of all selections."""
 
     budget: float
     scope: ClassVar[Literal["some"]] = "some"
@@ -84,6 +84,6 @@ class RandomOffload:
 
 
 def check_budget(budget: float) -> None:
-    """Raises ValueError for what is no share."""
+    """Raises ValueError unless 0 <= budget <= 1."""
     if not 0.0 <= budget <= 1.0:
         raise ValueError(f"policy.offload.budget is {budget}; it is a share of draft chunks: 0 to 1")

@@ -1,4 +1,4 @@
-"""Slot `exchange`: what crosses the link beside the rows themselves, whose payload follows from the placement."""
+"""Slot `payload`: what a request carries besides the tokens or hidden states that its placement implies."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,16 +10,16 @@ from serving.messages import SequenceSlice
 class Payload(Protocol):
     @property
     def full_distributions(self) -> bool:
-        """Does the drafter make the distributions of its drafts in full, whatever verification needs?"""
+        """True if the draft model returns full distributions, even where verification needs less."""
         ...
 
     @property
     def hidden_dtype(self) -> HiddenDtype:
-        """In which numbers hidden states cross, where a placement sends any."""
+        """Number format of hidden states on the link."""
         ...
 
     def nbytes(self, seq: SequenceSlice) -> int:
-        """Bytes that a message needs for these rows beyond token ids and hidden states."""
+        """Bytes of a message for this slice besides token ids and hidden states."""
         ...
 
 
@@ -36,8 +36,9 @@ class NoPayload:
 
 @dataclass(frozen=True)
 class TokenPayload:
-    """Token ids, and of the drafter's distributions what lossless verification needs (Synera, section 4.2): under
-    greedy decoding nothing, under top-k and top-p sampling the tokens that could have been drawn.
+    """Token ids, and as much of the draft distributions as lossless verification needs (Synera, section 4.2).
+
+    That is nothing under greedy decoding, and the tokens that could have been drawn under top-k and top-p sampling.
     """
 
     full_distributions: ClassVar[bool] = False
@@ -49,7 +50,7 @@ class TokenPayload:
 
 @dataclass(frozen=True)
 class FullDistributionPayload:
-    """Token ids and the drafter's whole distribution for each, greedy or not (Synera without compression)."""
+    """Token ids, and the full draft distribution of each, greedy or not (Synera without compression)."""
 
     full_distributions: ClassVar[bool] = True
     hidden_dtype: ClassVar[HiddenDtype] = "fp16"
@@ -60,10 +61,10 @@ class FullDistributionPayload:
 
 @dataclass(frozen=True)
 class HiddenStatePayload:
-    """Hidden states alone (HAT, U-shape): neither token ids nor distributions leave the device.
+    """Hidden states only (HAT, U-shape): neither token ids nor distributions leave the device.
 
     Args:
-        number: fp16, bf16 or fp32, or int8 with a scale for each row.
+        hidden_dtype: fp16, bf16 or fp32, or int8 with a scale for each token.
     """
 
     hidden_dtype: HiddenDtype = "fp16"
@@ -80,4 +81,4 @@ class HiddenStatePayload:
 
 
 def _distribution_nbytes(seq: SequenceSlice) -> int:
-    return sum(blob.nbytes for blob in seq.draft_probs) if seq.draft_probs else 0
+    return sum(probs.nbytes for probs in seq.draft_probs) if seq.draft_probs else 0

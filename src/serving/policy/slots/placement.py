@@ -7,21 +7,24 @@ from serving.messages import Hop, Span
 from serving.policy.partition.division import ModelPartition
 
 LayersByTier = dict[str, tuple[int, int]]
-"""Tier -> (first, last) of its layers, in the order of the route."""
+"""Tier -> (start, end) of its layers, in the order of the hops."""
 
 DEVICE_TIER = "here"
-"""The tier of a hop that runs on the device which asks."""
+"""The tier of a hop that runs on the requesting device."""
 
 
 class Placement(Protocol):
     def hops(self, layers: int, timed_layers: int) -> tuple[Hop, ...]:
-        """The hops of a target of that many layers, which stand for `timed_layers`; none: there is no target."""
+        """The hops of a target of `layers` layers; empty: no target.
+
+        `timed_layers`: layers of the architecture that it stands for in timing.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class DeviceOnlyPlacement:
-    """The device's model is all there is."""
+    """No target: the device's model writes everything."""
 
     def hops(self, layers: int, timed_layers: int) -> tuple[Hop, ...]:  # noqa: ARG002
         return ()
@@ -39,12 +42,12 @@ class CloudPlacement:
 
 @dataclass(frozen=True)
 class TieredPlacement:
-    """The target's blocks over the testbed's tiers, hidden states from each to the next (Hyperion, section IV-A)."""
+    """The target's blocks divided over the testbed's tiers, each sending hidden states to the next (Hyperion, IV-A)."""
 
     partition: ModelPartition
 
     def hops(self, layers: int, timed_layers: int) -> tuple[Hop, ...]:  # noqa: ARG002
-        """Raises ValueError for a model with fewer layers here than tiers that are to have any."""
+        """Raises ValueError for a model with fewer layers than tiers."""
         parts = scale_layers(self.partition.blocks_by_tier(self.partition.split_points), layers)
         last = len(parts) - 1
         return tuple(
@@ -55,16 +58,16 @@ class TieredPlacement:
 
 @dataclass(frozen=True)
 class UShapedPlacement:
-    """Embedding and first layers on the device, the middle in the cloud, the head on the device again: only hidden
-    states cross the link (HAT, sections 2.2 and 3.4).
+    """Embedding and first layers on the device, the middle in the cloud, the LM head on the device: only hidden states
+    cross the link (HAT, sections 2.2 and 3.4).
 
     Args:
-        shallow: m, layers of the timed architecture that run on the device; the model that runs here has its share of
-            them, one at least.
-        stages: P, the pipeline's length: so many nodes of the cloud have an equal share of the middle each.
-        division: how the middle is divided over a testbed's tiers; None: over `pipeline_stages` nodes of its cloud.
-        download: which deep hidden states of a prompt go down: `all`, or the `last` only, which is all that anybody
-            needs. The paper does not say; its U-shape's times fit "all".
+        shallow_layers: m, layers of the timed architecture on the device; the model that runs has its share of them, at
+            least one.
+        pipeline_stages: P: the cloud's nodes that each run an equal share of the middle.
+        download: which deep hidden states of a prompt are sent to the device: `all`, or only the `last`, which is all
+            that it needs. The paper does not say; its U-shape's times fit "all".
+        partition: divides the middle over a testbed's tiers; None: over `pipeline_stages` cloud nodes.
     """
 
     shallow_layers: int = 2
@@ -78,15 +81,16 @@ class UShapedPlacement:
                 raise ValueError(f"policy.placement.{name} is {getattr(self, name)}; it must be at least 1")
 
     def device_layers(self, layers: int, timed_layers: int) -> int:
-        """How many of the first layers stay on the device.
+        """How many of the first layers run on the device.
 
-        Raises ValueError where that leaves the cloud's nodes fewer than one each.
+        Raises ValueError if that leaves the cloud's nodes less than one layer each.
         """
         kept = max(1, round(layers * self.shallow_layers / timed_layers))
         if layers - kept < self.pipeline_stages:
             raise ValueError(
                 f"policy.placement: of {layers} layers {kept} stay on the device, which leaves less than one for each "
-                f"of pipeline_stages={self.pipeline_stages}; set fewer pipeline_stages, or shallow_layers below {self.shallow_layers}"
+                f"of pipeline_stages={self.pipeline_stages}; set fewer pipeline_stages, or shallow_layers below "
+                f"{self.shallow_layers}"
             )
         return kept
 
@@ -104,7 +108,7 @@ class UShapedPlacement:
         )
 
     def _cloud_layers(self, layers: int) -> LayersByTier:
-        """The middle's layers at each stage, or at each tier."""
+        """The middle's layers of each stage or tier."""
         if self.partition:
             return scale_layers(
                 self.partition.blocks_by_tier(self.partition.split_points_from(self.shallow_layers)), layers
@@ -114,14 +118,14 @@ class UShapedPlacement:
 
 
 def scale_layers(layers_by_tier: LayersByTier, layers: int) -> LayersByTier:
-    """The same division of a model of so many layers: in proportion, and each part one layer at least.
+    """The same division for a model of `layers` layers: in proportion, with at least one layer for each tier.
 
-    Raises ValueError for a model with fewer layers than parts.
+    Raises ValueError for a model with fewer layers than tiers.
     """
     if layers < len(layers_by_tier):
         raise ValueError(
-            f"policy.placement: {layers} layers cannot be divided over {len(layers_by_tier)} tiers ({', '.join(layers_by_tier)}); serve "
-            "a model with more layers, or name fewer tiers"
+            f"policy.placement: {layers} layers cannot be divided over {len(layers_by_tier)} tiers "
+            f"({', '.join(layers_by_tier)}); serve a model with more layers, or name fewer tiers"
         )
     depth = max(last for _, last in layers_by_tier.values())
     found, a = {}, 0
@@ -132,5 +136,5 @@ def scale_layers(layers_by_tier: LayersByTier, layers: int) -> LayersByTier:
 
 
 def stage_tier(index: int) -> str:
-    """The tier of a pipeline's stage, counted from 0."""
+    """The tier of a pipeline stage, counted from 0."""
     return f"cloud.{index}" if index else "cloud"

@@ -1,4 +1,4 @@
-"""Slot `prefill`: when the prompt travels to the cloud, and in which parts."""
+"""Slot `prefill`: when the prompt is sent to the cloud, and in which chunks."""
 
 from dataclasses import dataclass
 from math import ceil
@@ -12,24 +12,24 @@ PrefillTiming = Literal["ahead", "first", "lazy"]
 class Prefill(Protocol):
     @property
     def when(self) -> PrefillTiming:
-        """ahead: beside the first drafts; first: before them, for the target's first token; lazy: with the first
-        question.
+        """ahead: while the first draft is made. first: before it, for the target's first token. lazy: with the first
+        draft.
         """
         ...
 
     @property
     def monitors_link(self) -> bool:
-        """Does it need to know how link and cloud fare?"""
+        """True if it needs measurements of the link and the cloud."""
         ...
 
     def max_chunk_tokens(self, session: Session) -> int:
-        """Rows in one message at most."""
+        """The most tokens in one message."""
         ...
 
 
 @dataclass(frozen=True)
 class WholePrefill:
-    """The prompt travels in one message; how the cloud runs it is its scheduler's choice."""
+    """The prompt is sent in one message. The cloud's scheduler may still compute it in chunks."""
 
     when: PrefillTiming = "lazy"
     monitors_link: ClassVar[bool] = False
@@ -40,7 +40,7 @@ class WholePrefill:
 
 @dataclass(frozen=True)
 class ChunkedPrefill:
-    """The prompt travels in parts of `chunk_tokens`, so that the cloud computes while the rest is on the way."""
+    """The prompt is sent in chunks of `chunk_tokens`, so that the cloud computes while the rest is on the link."""
 
     chunk_tokens: int
     when: PrefillTiming = "ahead"
@@ -56,19 +56,16 @@ class ChunkedPrefill:
 
 @dataclass(frozen=True)
 class OverlappedPrefill:
-    """Parts of such a size that one is on its way while the cloud waits for its turn and computes the one before (HAT,
-    Eq. 3).
+    """Chunks of such a size that the upload of one overlaps the cloud's computation of the previous one (HAT, Eq. 3).
 
-    X A / beta = (g(mu) + g(mu + X)) / P with the straight line g that the monitor fits has one root or none. None: the
-    cloud takes longer for a row than the link, however many there are, and the prompt travels whole. Before the first
-    answer nothing is known of either, and parts have `initial_chunk_tokens` rows.
-
-    The equation leaves the device's own first layers out, which take a weak chip longer for a small part than the link
-    takes to send it; with `include_device_time` a part is at least as large as lets the link keep up with them.
+    X A / beta = (g(mu) + g(mu + X)) / P, with the line g that the monitor fits, has one root or none. Without a root
+    the cloud takes longer for a token than the link, whatever the chunk size, and the prompt is sent whole.
 
     Args:
-        first: rows of a part while link and cloud are unknown.
-        least: the smallest part; so many rows take a chip hardly longer than a few (Fig. 1c), and fewer wait oftener.
+        initial_chunk_tokens: chunk size until link and cloud are measured.
+        min_chunk_tokens: the smallest chunk; a chip takes hardly longer for so many tokens than for a few (Fig. 1c).
+        include_device_time: True: a chunk is also large enough that the device's own first layers, which Eq. 3 leaves
+            out, keep up with the link.
     """
 
     initial_chunk_tokens: int = 64
@@ -101,8 +98,8 @@ class OverlappedPrefill:
 def overlapped_chunk_tokens(
     upload_s_per_token: float, base_s: float, per_token_s: float, batch_tokens: float, num_nodes: int
 ) -> float | None:
-    """X of Eq. 3: rows whose upload takes as long as a batch of mu rows and then one of mu + X take one of `num_nodes`
-    equal nodes; None where there is no such X.
+    """X of Eq. 3: the tokens whose upload takes as long as a batch of mu tokens and one of mu + X tokens on one of
+    `num_nodes` equal nodes; None if there is no such X.
     """
     slope = upload_s_per_token - per_token_s / num_nodes
     return 2 * (base_s + per_token_s * batch_tokens) / num_nodes / slope if slope > 0 else None

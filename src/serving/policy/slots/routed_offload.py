@@ -1,4 +1,4 @@
-"""Token-level routing: a trained router decides, token by token, whether the cloud writes it (CITER, Co-LLM)."""
+"""Token routing: a trained router decides for each token whether the cloud writes it (CITER, Co-LLM)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol, get_args
@@ -10,11 +10,11 @@ RoutingMode = Literal["joint", "small_only"]
 
 
 class RoutingScorer(Scorer, Protocol):
-    """Scores the next token, and knows which scores are the cloud's."""
+    """A trained score of the next token, with the threshold beyond which the cloud writes it."""
 
     @property
     def num_features(self) -> int:
-        """How wide the hidden state is that it reads."""
+        """Width of the hidden state that it reads."""
         ...
 
     @property
@@ -22,11 +22,11 @@ class RoutingScorer(Scorer, Protocol):
 
     @property
     def side(self) -> ThresholdSide:
-        """Scores on this side of a threshold go to the cloud."""
+        """Scores on this side of the threshold go to the cloud."""
         ...
 
     def routes(self, score: float, threshold: float | None = None) -> bool:
-        """Does the cloud write the token? With the router's own threshold where none is given."""
+        """True if the cloud writes the token. `threshold` None: the router's own."""
         ...
 
     def threshold_for(self, share: float) -> float:
@@ -36,15 +36,16 @@ class RoutingScorer(Scorer, Protocol):
 
 @dataclass(frozen=True)
 class RoutedOffload:
-    """The tokens on the router's side of the threshold are the cloud's to write (token routing, sections 2 and 3.1),
-    with one token a draft that never travels (policy/draft=single_token, policy/verify=replace).
+    """The cloud writes the tokens whose score is on the routed side of the threshold (token routing, sections 2, 3.1).
+
+    Drafts are one token long and are not sent (policy/draft=single_token, policy/verify=replace).
 
     Args:
-        router: which side is routed is its own.
-        threshold: CITER's tau or Co-LLM's eta; None: the router's own. A call may bring another.
-        share: instead of a threshold, the one that routes this share of the states which the router kept for that.
-        span: how many tokens the cloud writes, once it is asked.
+        router: the trained score; it also says which side is routed.
+        threshold: CITER's tau or Co-LLM's eta; None: the router's own. A request may override it.
+        num_cloud_tokens: tokens that the cloud writes each time.
         mode: joint, or small_only, in which nothing is routed.
+        share: instead of a threshold: route this share of the router's held-out states.
     """
 
     router: RoutingScorer
@@ -77,7 +78,7 @@ class RoutedOffload:
 
     @property
     def effective_threshold(self) -> float:
-        """The threshold of calls that bring none."""
+        """The threshold of requests without their own."""
         if self.share is not None:
             return self.router.threshold_for(self.share)
         return self.router.threshold if self.threshold is None else self.threshold
@@ -86,14 +87,11 @@ class RoutedOffload:
         return self.mode == "small_only" or bool(session.request.routing and session.request.routing.small_only)
 
     def tokens_to_offload(self, session: Session) -> int:
-        own = session.request.routing
+        options = session.request.routing
         if self.never_offloads(session):
             return 0
-        if own and own.large_only:
+        if options and options.large_only:
             return session.remaining_tokens
-        at = self.effective_threshold if own is None or own.threshold is None else own.threshold
-        return (
-            min(self.num_cloud_tokens, session.remaining_tokens)
-            if self.router.routes(session.scores[ROUTE][-1], at)
-            else 0
-        )
+        threshold = self.effective_threshold if options is None or options.threshold is None else options.threshold
+        routed = self.router.routes(session.scores[ROUTE][-1], threshold)
+        return min(self.num_cloud_tokens, session.remaining_tokens) if routed else 0

@@ -1,4 +1,4 @@
-"""Slot `scheduler`: batches that keep their members' promises (WISP, Algorithm 1, section 4.3)."""
+"""Slot `scheduler`: batches that keep their requests' SLOs (WISP, Algorithm 1, section 4.3)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from serving.policy.slots.scheduler import ScheduledBatch
 
 RankOrder: TypeAlias = Literal["deadline", "value"]
 RankedRequests: TypeAlias = list[tuple[float, int, QueuedRequest]]
-"""(rank, place in the order of arrival, item)."""
+"""(rank, position in the order of arrival, request)."""
 _by_rank = itemgetter(0, 1)
 
 
@@ -21,19 +21,18 @@ _by_rank = itemgetter(0, 1)
 class SloAware:
     """Critical requests first, by deadline; then the others.
 
-    A request is critical from `guard_s` before the last moment at which it can start alone (Eq. 17). The batch grows
-    until a member would miss its deadline, or memory is spent (Eq. 14, 15); who is not critical leaves `guard_s` to the
-    deadlines of all (section 4.4).
+    A request is critical from `guard_s` before the last moment at which it can start in a batch of its own (Eq. 17).
+    The batch grows until a request in it would miss its deadline, or memory is full (Eq. 14, 15). A request that is not
+    critical must also leave `guard_s` to all deadlines (section 4.4).
 
-    The printed algorithm never dispatches again once a critical request is late. Here a late one, which no batch can
-    help, joins behind the others as long as these are in time; and whoever has waited `max_wait_s` leads the next
-    batch, so that nobody starves.
+    The printed algorithm never dispatches again once a critical request is late. Here late requests join after the
+    others, as long as these stay in time. A request that has waited `max_wait_s` leads the next batch.
 
-    order      of those that are not critical: by "deadline", or by "value", the expected tokens a second of
-               verification (Eq. 16, as printed)
-    waste      where somebody is late already, as late counts also who could be in time only in a batch so small that
-               more than this share of it is the constant that every batch costs, though others wait; 1: nobody (as
-               printed)
+    Args:
+        order: of requests that are not critical: by "deadline", or by "value", the expected tokens per second of
+            verification (Eq. 16, as printed).
+        max_overhead_share: under overload (a request is late), a request also counts as late if it could be in time
+            only in a batch with a larger share of constant cost, while others wait. 1: never (as printed).
     """
 
     max_num_seqs: int = 64
@@ -52,7 +51,8 @@ class SloAware:
             raise ValueError(f"policy.scheduler.order is {self.order!r}; it is {' or '.join(get_args(RankOrder))}")
         if not 0 < self.max_overhead_share <= 1:
             raise ValueError(
-                f"policy.scheduler.max_overhead_share is {self.max_overhead_share}; it is a share of a batch: above 0, at most 1"
+                f"policy.scheduler.max_overhead_share is {self.max_overhead_share}; it is a share of a batch: above 0, "
+                "at most 1"
             )
 
     def pick(
@@ -72,7 +72,7 @@ class SloAware:
     def _classify(
         self, queue: Sequence[QueuedRequest], now: float, constant_s: float, estimator: Estimator
     ) -> tuple[list[QueuedRequest], list[QueuedRequest], list[QueuedRequest], list[QueuedRequest]]:
-        """`queue` come in the order of arrival."""
+        """(waited too long, critical, not critical, late) of `queue`, which is in the order of arrival."""
         patient: list[QueuedRequest] = []
         late: list[QueuedRequest] = []
         critical: RankedRequests = []
@@ -99,12 +99,12 @@ class SloAware:
 
 
 def _value_density(queued: QueuedRequest, cost_s: float) -> float:
-    """Rank of what brings most tokens a second of verification."""
+    """A rank that is lowest for most expected tokens per second of verification."""
     return -queued.expected_tokens / cost_s if cost_s else -INF
 
 
 class _BatchBuilder:
-    """A batch that is being built: when it would end, what it takes, by when its members need it."""
+    """A batch under construction: when it would end, what memory it takes, and its earliest deadline."""
 
     def __init__(self, ends_s: float, memory_budget: MemoryBudget, estimator: Estimator, max_num_seqs: int) -> None:
         self.batch: ScheduledBatch = []
@@ -112,15 +112,16 @@ class _BatchBuilder:
         self._memory_budget, self._estimator, self._max_num_seqs = memory_budget, estimator, max_num_seqs
 
     def add_first(self, requests: Sequence[QueuedRequest]) -> None:
-        """Whatever it costs the others."""
+        """Adds these requests without a check."""
         for item in requests:
             self._add(item, INF, self._memory_budget.extra_tokens(item))
 
     def extend(self, requests: Iterable[QueuedRequest], keep_own_deadlines: bool, guard_s: float = 0.0) -> bool:
-        """Adds items up to the first that does not go; `keep_own_deadlines`: is their own deadline to be kept? Did all
-        go?
+        """Adds requests up to the first that does not fit. Returns True if all fit.
 
-        The batch stays `guard_s` short of its members' deadlines.
+        Args:
+            keep_own_deadlines: True if the added requests' own deadlines count, too.
+            guard_s: the batch ends this long before the earliest deadline.
         """
         for item in requests:
             due_s = min(self._deadline_s, item.deadline_s) if keep_own_deadlines else self._deadline_s

@@ -1,4 +1,4 @@
-"""What the systems beside Synera go by: uncertain tokens (Hybrid), samples of high perplexity (EdgeFM)."""
+"""Offloading of the systems that Synera is compared with: uncertain tokens (Hybrid), uncertain samples (EdgeFM)."""
 
 from dataclasses import dataclass, field
 from math import exp, log
@@ -13,11 +13,11 @@ from serving.policy.slots.offload import check_budget
 
 @dataclass(frozen=True)
 class HybridOffload:
-    """Drafts of low confidence go: Hybrid (Hao et al., Hybrid SLM and LLM for Edge-Cloud Collaborative Inference,
-    2024), with one token a draft, which the cloud writes in its place (policy/draft=single_token, policy/verify=replace).
+    """Offloads drafts of low confidence (Hao et al., Hybrid SLM and LLM for Edge-Cloud Collaborative Inference, 2024).
 
-    Neither its threshold nor its budget in Synera's tables is published: here the threshold is the confidence that the
-    share `budget` of the profiled drafts does not exceed.
+    Drafts are one token long, and the cloud replaces them (policy/draft=single_token, policy/verify=replace). Neither
+    its threshold nor its budget in Synera's tables is published: here the share `budget` of the profiled drafts is at
+    or below the threshold.
     """
 
     budget: float
@@ -37,12 +37,11 @@ class HybridOffload:
 
 @dataclass(frozen=True)
 class EdgeFMOffload:
-    """A sample whose opening has a high perplexity goes as a whole: EdgeFM (Yang et al., 2023) as Synera, section 6.1,
-    adapts it to text.
+    """Offloads a whole answer if its first draft has a high perplexity: EdgeFM (Yang et al., 2023), adapted to text as in
+    Synera, section 6.1.
 
-    Perplexity is that of the device's own opening draft (policy/draft=initial says how long it is: up to the whole
-    answer), which Synera does not say. The threshold is the perplexity that the share 1 - `budget` of the profiled
-    samples does not exceed.
+    Synera does not say which text is scored: here it is the first draft (policy/draft=initial sets its length, up to
+    the whole answer). The share 1 - `budget` of the profiled samples is at or below the threshold.
     """
 
     budget: float
@@ -65,5 +64,5 @@ class EdgeFMOffload:
 
 
 def perplexity(probabilities: "list[float] | tuple[float, ...]") -> float:
-    """Of tokens that a model gave these probabilities, one or more."""
+    """The perplexity of one or more tokens with these probabilities."""
     return exp(-sum(log(max(p, 1e-12)) for p in probabilities) / len(probabilities))

@@ -1,4 +1,4 @@
-"""Slot `verify`: the acceptance rule. Where it runs is no choice: it runs where the span with the head is."""
+"""Slot `verify`: the acceptance rule. It runs where the target's LM head is."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,12 +10,12 @@ from serving.messages import AcceptanceRule
 class Verify(Protocol):
     @property
     def sends_drafts(self) -> bool:
-        """Do the drafts travel? If not, the target writes the token in their place."""
+        """True if drafts are sent. If not, the target writes a token in their place."""
         ...
 
     @property
     def greedy_only(self) -> bool:
-        """Does it know greedy decoding only?"""
+        """True if it supports greedy decoding only."""
         ...
 
     def rule(self, session: Session) -> AcceptanceRule: ...
@@ -35,7 +35,7 @@ class Lossless:
 
 @dataclass(frozen=True)
 class Replace:
-    """The drafts stay on the device: where one is offloaded, the target writes the token (Hybrid, token routing)."""
+    """Drafts stay on the device: if one is offloaded, the target writes its token (Hybrid, token routing)."""
 
     sends_drafts: ClassVar[bool] = False
     greedy_only: ClassVar[bool] = False
@@ -46,9 +46,7 @@ class Replace:
 
 @dataclass(frozen=True)
 class TreeVerify:
-    """Of a tree of drafts the longest path that the target would have written stands (Medusa; tree verification of HAT,
-    section 4.1), greedily.
-    """
+    """Accepts the longest path of a tree of drafts that the target would write greedily (Medusa; HAT, section 4.1)."""
 
     sends_drafts: ClassVar[bool] = True
     greedy_only: ClassVar[bool] = True
