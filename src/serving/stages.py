@@ -14,8 +14,7 @@ from serving.learned.medusa import MedusaHeads
 from serving.log.recording import RecordingOptions
 from serving.metrics.batch_timing import BatchObserver
 from serving.metrics.utilisation import UtilisationObserver
-from serving.policy.policy import NO_REQUIREMENTS
-from serving.policy.policy import Policy
+from serving.policy.policy import NO_REQUIREMENTS, Policy
 from serving.policy.slots.early_exit import EarlyExit
 from serving.policy.slots.routed_offload import RoutingScorer
 from serving.progress import Progress
@@ -88,9 +87,9 @@ def record_outcomes(
     further requests onto them. Raises ValueError for sampled text.
     """
     from serving.deployment.model_loading import load_models, make_queries
-    from serving.outcomes import store
     from serving.outcomes.record import TraceRecorder
     from serving.outcomes.replayed import check_greedy
+    from serving.outcomes.trace import TOKENIZER_DIR, save_trace
 
     check_greedy(decoding)
     models = load_models(device, cloud, accelerator, policy.engine_requirements if policy else NO_REQUIREMENTS)
@@ -105,15 +104,16 @@ def record_outcomes(
     rule = (policy.early_exit if policy else early_exit).layer_exit
     layers = timed_architecture.layers if timed_architecture else None
     recorder = TraceRecorder(models, policy, seed, max_draft_len, made_from, rule, medusa, router, layers)
-    store.save(out, recorder.record(asked, work, progress))
-    models.tokenizer.hf.save_pretrained(out / store.TOKENIZER_DIR)
+    save_trace(out, recorder.record(asked, work, progress))
+    models.tokenizer.hf.save_pretrained(out / TOKENIZER_DIR)
 
 
 def fit_outcomes(out: Path, *, trace: Path, seed: int = 0) -> None:
     """Fits an acceptance model to a recorded trace; writes it with its goodness of fit."""
-    from serving.outcomes import fit, fitted, store
+    from serving.outcomes import fit, fitted
+    from serving.outcomes.trace import load_trace
 
-    fitted.save(out, fit.fit_acceptance(store.load(trace), seed))
+    fitted.save(out, fit.fit_acceptance(load_trace(trace), seed))
 
 
 def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Architecture, ...]) -> None:
@@ -125,8 +125,11 @@ def pack_replicas(out: Path, *, packing: ReplicaPacking, architectures: tuple[Ar
         packed = packing.best_packing(architecture)
         value = packed.num_replicas / packing.best_packing(packing.reference).num_replicas
         rows[architecture.name] = {
-            "packing_factor": value, "copies": packed.num_replicas, "chips": packed.chips_per_replica, "bound": packed.limited_by,
-        }  # fmt: skip
+            "packing_factor": value,
+            "copies": packed.num_replicas,
+            "chips": packed.chips_per_replica,
+            "bound": packed.limited_by,
+        }
     (out / "rows.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
 

@@ -1,1 +1,3 @@
-"""Where tokens come from when no model runs: recorded traces, or a model of acceptance."""
+"""Sources of tokens for simulations without models: a recorded trace, acceptance fitted to one, or stated rates. Read
+`outcomes.py` first: it has the interface of a source.
+"""

@@ -1,12 +1,12 @@
-"""Outcomes from one number: every draft is right with the same probability."""
+"""Outcomes from stated rates: every draft is right with the same probability, and a predictor errs at given rates."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, cast
 
 from serving.core.decoding import Decoding
 from serving.core.keyed_random import uniform
-from serving.core.scores import ACCEPTANCE
+from serving.core.scores import ACCEPTANCE, LOGIT_SCORES
 from serving.deployment.queries import Query
 from serving.messages import INF, EarlyExitRule, GenerationRequest
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
@@ -18,7 +18,6 @@ from serving.outcomes.sampled_engine import (
     SampledEngine,
     ScoreSource,
 )
-from serving.outcomes.stated_predictor import StatedPredictor
 from serving.policy.policy import Policy
 from serving.workload.workload import WorkloadRequest
 
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
 class ConstantAcceptance:
     """Drafts are right with probability `acceptance_rate`, independently: acceptance lengths are geometric.
 
-    Prompts have `prompt_tokens` tokens, answers as many as the workload allows; every score is `acceptance_rate`, so
-    policies that decide by scores decide always alike.
+    Prompts have `prompt_tokens` tokens, answers as many as the workload allows. Every score is `acceptance_rate`, so a
+    policy that decides by scores always decides the same.
     """
 
     acceptance_rate: float = 0.7
     prompt_tokens: int = 128
     layers: int = 32
-    """Of either model, as far as a placement may split them; time is the timed architectures'."""
+    """Layers of each model, for placements that split it; times come from the timed architectures."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.acceptance_rate <= 1.0:
             raise ValueError(
-                f"outcomes.acceptance_rate is {self.acceptance_rate}; it is the share of drafts that stand: 0 to 1"
+                f"outcomes.acceptance_rate is {self.acceptance_rate}; it is the share of accepted drafts: 0 to 1"
             )
         if self.prompt_tokens < 1:
             raise ValueError(f"outcomes.prompt_tokens is {self.prompt_tokens}; a prompt has at least 1 token")
@@ -58,22 +57,22 @@ class ConstantAcceptance:
         )
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave layers early."""
+        """Engines that draw outcomes. Raises ValueError for a policy whose drafts exit early."""
         check_exit(None, policy, "runtime/outcomes=constant")
         check_medusa_tree((), policy.draft.medusa)
-        chances, flat = (
-            MatchProbabilities(self.acceptance_rate, self.acceptance_rate, self.acceptance_rate),
-            ConstantScores(self.acceptance_rate, _stated_predictor(policy)),
+        rate = self.acceptance_rate
+        scores = ConstantScores(rate, _stated_predictor(policy))
+        return sampled_engines(
+            queries, (self.layers, self.layers), MatchProbabilities(rate, rate, rate), scores, policy, seed
         )
-        return sampled_engines(queries, (self.layers, self.layers), chances, flat, policy, seed)
 
 
 @dataclass(frozen=True)
 class ConstantScores:
-    """Scores that say nothing, but for those of a predictor with stated rates."""
+    """Every score is `value`, except that of a predictor with stated rates."""
 
     value: float
-    predictor: StatedPredictor | None = None
+    predictor: "StatedPredictor | None" = None
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
         if name == ACCEPTANCE and self.predictor:
@@ -84,21 +83,61 @@ class ConstantScores:
         return 0 if i < num_accepted else 3
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
-        raise NotImplementedError("nobody whose target has heads is let in, see `ConstantAcceptance.open`")
+        raise NotImplementedError("`ConstantAcceptance.open` refuses targets with heads")
 
     def exit_layer(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> int:
-        raise NotImplementedError("nobody who leaves layers early is let in, see `ConstantAcceptance.open`")
+        raise NotImplementedError("`ConstantAcceptance.open` refuses policies with early exit")
 
     def importance(self, draws: AcceptanceDraws, prefix_len: int, n: int) -> tuple[float, ...]:  # noqa: ARG002
         return (self.value,) * n
+
+
+@dataclass(frozen=True)
+class StatedPredictor:
+    """A rejection predictor known only by its rates, such as a paper's: it passes the share `recall` of right drafts
+    and `false_alarm` of wrong ones.
+
+    WISP's MLP: 0.8011 and 0.4250 (Table 4); with it 0.48 of Qwen3-0.6B's drafts are accepted (Table 5).
+    """
+
+    recall: float = 0.8011
+    false_alarm: float = 0.4250
+    acceptance: float = 0.48
+    threshold: ClassVar[float] = 0.5
+    feature_kind: ClassVar[Literal["scores"]] = "scores"
+    num_features: ClassVar[int] = len(LOGIT_SCORES)
+
+    def __post_init__(self) -> None:
+        for name in ("recall", "false_alarm", "acceptance"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"predictor: {name} is {getattr(self, name)}; it is a share, 0 to 1")
+
+    @property
+    def digest(self) -> str:
+        return repr(self)
+
+    def score(self, right: bool, uniform: float) -> float:
+        """1 if the draft passes, else 0; `uniform` is a draw from [0, 1)."""
+        return float(uniform < (self.recall if right else self.false_alarm))
+
+    def probability(self, features: Sequence[float]) -> NoReturn:  # noqa: ARG002
+        raise ValueError(self._untrained_error)
+
+    def probabilities(self, features: Any) -> NoReturn:  # noqa: ARG002
+        raise ValueError(self._untrained_error)
+
+    _untrained_error: ClassVar[str] = (
+        "policy.draft.predictor is known by its rates alone and cannot score a draft; use it with "
+        "runtime=simulated runtime/outcomes=constant, or train one: policy/draft=rejection_predictor"
+    )
 
 
 def _stated_predictor(policy: Policy) -> StatedPredictor | None:
     predictor = policy.scorers.get(ACCEPTANCE)
     if predictor is not None and not isinstance(predictor, StatedPredictor):
         raise ValueError(
-            f"policy {policy.name} has a trained predictor, and runtime/outcomes=constant knows no scores for it to "
-            "judge by; use runtime/outcomes=fitted or trace, or policy/draft=stated_predictor"
+            f"policy {policy.name} has a trained predictor, and runtime/outcomes=constant knows no scores for it "
+            "to read; use runtime/outcomes=fitted or trace, or policy/draft=stated_predictor"
         )
     return predictor
 
@@ -106,7 +145,7 @@ def _stated_predictor(policy: Policy) -> StatedPredictor | None:
 def numbered_queries(
     requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int, lengths: Sequence[tuple[int, int]]
 ) -> Iterator[Query]:
-    """Requests whose tokens are numbers; `lengths` has each one's prompt tokens and its limit."""
+    """Requests whose tokens are numbers; `lengths` has each request's prompt tokens and token limit."""
     sampling = decoding.sampling(seed)
     prompt = tuple(
         range(0, TOKENS_PER_POSITION * max((tokens for tokens, _ in lengths), default=0), TOKENS_PER_POSITION)
@@ -114,8 +153,8 @@ def numbered_queries(
     for one, (tokens, limit) in zip(requests, lengths, strict=True):
         rate = one.slo.tokens_per_s if one.slo else 0.0
         ttft_s = one.slo.ttft_s if one.slo and one.slo.ttft_s else INF
-        call = GenerationRequest(f"r{one.index:05d}", prompt[:tokens], limit, (), sampling, rate, ttft_s)
-        yield Query(call, one.prompt, one.device, one.at_s, one.think_s, one.slo)
+        request = GenerationRequest(f"r{one.index:05d}", prompt[:tokens], limit, (), sampling, rate, ttft_s)
+        yield Query(request, one.prompt, one.device, one.at_s, one.think_s, one.slo)
 
 
 def sampled_engines(
@@ -127,16 +166,16 @@ def sampled_engines(
     seed: int,
     exit_rule: EarlyExitRule | None = None,
 ) -> OutcomeEngines:
-    """Engines that draw outcomes for these requests."""
+    """Engines of both models that draw outcomes for these requests; `layers` are the device's and the cloud's."""
     prompts = {query.request.session: len(query.request.prompt) for query in queries}
-    ranked = policy.lookahead.max_steps > 0 or policy.payload.full_distributions
-    small = SampledEngine(layers[0], prompts, probabilities, scores, seed, ranked, exit_rule)
-    large, here = (
-        SampledEngine(layers[1], prompts, probabilities, scores, seed, ranked, None, policy.draft.medusa)
+    candidates = policy.lookahead.max_steps > 0 or policy.payload.full_distributions
+    device = SampledEngine(layers[0], prompts, probabilities, scores, seed, candidates, exit_rule)
+    cloud, device_target = (
+        SampledEngine(layers[1], prompts, probabilities, scores, seed, candidates, None, policy.draft.medusa)
         for _ in range(2)
     )
-    notes = _notes(queries, policy)
-    return OutcomeEngines(small, layers[0], large, layers[1], cast("Tokenizer", NullTokenizer()), here, lambda: notes)
+    tokenizer, notes = cast("Tokenizer", NullTokenizer()), _notes(queries, policy)
+    return OutcomeEngines(device, layers[0], cloud, layers[1], tokenizer, device_target, lambda: notes)
 
 
 def _notes(queries: Sequence[Query], policy: Policy) -> tuple[str, ...]:
@@ -151,7 +190,7 @@ def _notes(queries: Sequence[Query], policy: Policy) -> tuple[str, ...]:
 
 
 class NullTokenizer:
-    """Stands where a tokenizer would: these tokens mean nothing."""
+    """A tokenizer of tokens without text."""
 
     def decode(self, tokens: Sequence[int]) -> str:  # noqa: ARG002
         return ""

@@ -1,7 +1,4 @@
-"""Fits a model of acceptance to a trace: counts, pools of scores, and how well it does.
-
-How near a model of acceptance is to the trace that it was fitted to.
-"""
+"""Fits a model of acceptance to a trace, and compares the two."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,7 +15,7 @@ from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSes
 DRAFT_WINDOWS = range(1, 9)
 
 DraftMatches = Sequence[bool]
-"""Per position of an answer: would the drafter's next token be the target's?"""
+"""Per position of an answer: True if the drafter's next token is the target's."""
 
 
 def acceptance_rate(answers: Iterable[DraftMatches]) -> float:
@@ -28,9 +25,8 @@ def acceptance_rate(answers: Iterable[DraftMatches]) -> float:
 
 
 def accepted_lengths(answers: Iterable[DraftMatches], k: int) -> list[float]:
-    """Shares of windows of `k` drafts of which 0..k stand, each window behind the last one's correction or bonus.
-
-    Windows that the end of an answer cuts are left out.
+    """Shares of windows of `k` drafts with 0..k accepted drafts; each window begins after the last one's correction or
+    bonus token. Windows cut by the end of an answer are left out.
     """
     seen: Counter[int] = Counter()
     for answer in answers:
@@ -43,7 +39,7 @@ def accepted_lengths(answers: Iterable[DraftMatches], k: int) -> list[float]:
 
 
 def compare_acceptance(trace: Sequence[DraftMatches], model: Sequence[DraftMatches]) -> dict[str, object]:
-    """Acceptance rate, and by window its distribution, its mean, and half the summed difference (total variation)."""
+    """Acceptance rates; per window the distributions of accepted lengths, their means and their total variation."""
     found: dict[str, object] = {"rate": {"trace": acceptance_rate(trace), "model": acceptance_rate(model)}}
     windows = {}
     for k in DRAFT_WINDOWS:
@@ -58,7 +54,7 @@ def compare_acceptance(trace: Sequence[DraftMatches], model: Sequence[DraftMatch
 
 
 def auc(scores: Sequence[float], matches: Sequence[bool]) -> float:
-    """The probability that a right draft scores higher than a wrong one, ties counting half; 0.5 without both."""
+    """The probability that a right draft scores higher than a wrong one. Ties count half; 0.5 without both kinds."""
     wins, below = 0.0, 0
     for _, tied in groupby(sorted(zip(scores, matches, strict=True)), lambda pair: pair[0]):
         found = [right for _, right in tied]
@@ -74,23 +70,23 @@ def _mean(shares: Sequence[float]) -> float:
 
 
 MAX_POOL_ROWS = 4096
-"""Rows of a pool at most: enough for any quantile that a policy looks at."""
+"""The most rows of a pool: enough for any quantile that a policy uses."""
 
 SAMPLED_POSITIONS = 20_000
-"""Positions that are drawn to see how well the model does."""
+"""Positions sampled from the model to compare it with the trace."""
 
 PoolRow = tuple[float, ...]
 
 
 def fit_acceptance(trace: OutcomeTrace, seed: int) -> FittedAcceptance:
-    """The model; its goodness compares the trace with many answers of the same lengths, drawn under `seed`.
+    """The fitted model. `fit_quality` compares the trace with sampled answers of the same lengths.
 
-    Raises ValueError for a trace without a single answer, or whose drafts are all right or all wrong.
+    Raises ValueError for a trace without an answer, or whose drafts are all right or all wrong.
     """
     answers = [_draft_matches(session, trace.tables) for session in trace.sessions]
-    chances, pools = _match_probabilities(answers), _score_pools(trace, answers)
-    model, confidence = _sample_answers(answers, chances, pools, seed)
-    measured = compare_acceptance(answers, model) | {
+    probabilities, pools = _match_probabilities(answers), _score_pools(trace, answers)
+    model, confidence = _sample_answers(answers, probabilities, pools, seed)
+    fit_quality = compare_acceptance(answers, model) | {
         "auc": {"trace": _trace_auc(trace, answers), "model": auc(confidence, [r for a in model for r in a])}
     }
     written = [len(s.token_ids) - s.prompt_tokens for s in trace.sessions]
@@ -98,12 +94,12 @@ def fit_acceptance(trace: OutcomeTrace, seed: int) -> FittedAcceptance:
     made_from = trace.made_from | {"trace": trace.described, "seed": str(seed)}
     layers = (trace.device_layers, trace.cloud_layers)
     return FittedAcceptance(
-        chances,
+        probabilities,
         pools,
         lengths,
         layers,
         made_from,
-        measured,
+        fit_quality,
         trace.exit_rule,
         trace.medusa_tree,
         router_digest=trace.router_digest,
@@ -111,7 +107,6 @@ def fit_acceptance(trace: OutcomeTrace, seed: int) -> FittedAcceptance:
 
 
 def _draft_matches(session: RecordedSession, tables: TraceTables) -> list[bool]:
-    """Per position of an answer: is the drafter's next token the target's?"""
     rows = slice(session.first_row, session.first_row + session.num_positions - 1)
     found: list[bool] = (tables.drafts[rows, 0] == tables.targets[rows]).tolist()
     return found
@@ -127,15 +122,15 @@ def _match_probabilities(answers: Sequence[Sequence[bool]]) -> MatchProbabilitie
 
 
 def _smoothed_share(matches: Sequence[bool]) -> float:
-    """With half a success and half a failure added (Jeffreys' prior), so that nothing seen once is certain."""
+    """The share of matches, with half a success and half a failure added (Jeffreys' prior): never 0 or 1."""
     return (sum(matches) + 0.5) / (len(matches) + 1)
 
 
 def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> ScorePools:
     rows: list[list[PoolRow]] = [[] for _ in DRAFT_KINDS]
-    for session, rights in zip(trace.sessions, answers, strict=True):
+    for session, matches in zip(trace.sessions, answers, strict=True):
         before = True
-        for i, right in enumerate(rights):
+        for i, right in enumerate(matches):
             row = session.first_row + i
             rows[2 * before + right].append(_pool_row(trace.tables, row, 0, right))
             if not right and trace.tables.continuation_lens[row] > 1:
@@ -146,21 +141,21 @@ def _score_pools(trace: OutcomeTrace, answers: Sequence[Sequence[bool]]) -> Scor
     if not all(rows):
         raise ValueError("the trace's drafts are all right or all wrong; record more prompts, or use outcomes=constant")
     attention = [tuple(row) for row in _thinned(trace.tables.attention.tolist())]
-    stems = tuple(_thinned(_last_accepted_nodes(trace)))
+    nodes = tuple(_thinned(_last_accepted_nodes(trace)))
     thinned, trained = tuple(tuple(_thinned(pool)) for pool in rows), (ROUTE,) if trace.router_digest else ()
-    return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, stems, trained)
+    return ScorePools(thinned, tuple(attention), trace.tables.max_draft_len, nodes, trained)
 
 
 def _last_accepted_nodes(trace: OutcomeTrace) -> list[int]:
-    """Per position that has a next one: the last candidate of the tree there that the target went on to write."""
+    """Per position before the last: the deepest candidate of its tree that is in the target's text; -1: none."""
     if not trace.medusa_tree:
         return []
     lookup, found = TraceLookup(trace.tables), []
     parents = parents_of(trace.medusa_tree)
     for session in trace.sessions:
         for at in range(session.prompt_tokens, len(session.token_ids) - 1):
-            keep = lookup.tree_verdict(session, at + 1, lookup.proposal(session, at), parents).kept_tree_nodes
-            found.append(keep[-1] if keep else -1)
+            nodes = lookup.tree_verdict(session, at + 1, lookup.proposal(session, at), parents).kept_tree_nodes
+            found.append(nodes[-1] if nodes else -1)
     return found
 
 
@@ -173,7 +168,7 @@ def _pool_row(tables: TraceTables, row: int, offset: int, right: bool) -> PoolRo
 
 
 def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
-    """Evenly chosen rows where there are too many."""
+    """At most `MAX_POOL_ROWS` rows, evenly chosen."""
     if len(rows) <= MAX_POOL_ROWS:
         return rows
     return [rows[i * len(rows) // MAX_POOL_ROWS] for i in range(MAX_POOL_ROWS)]
@@ -182,15 +177,15 @@ def _thinned(rows: Sequence[Any]) -> Sequence[Any]:
 def _sample_answers(
     answers: Sequence[Sequence[bool]], probabilities: MatchProbabilities, pools: ScorePools, seed: int
 ) -> tuple[list[list[bool]], list[float]]:
-    """Answers of the same lengths by luck, often enough to leave no noise, and the confidence at each position."""
+    """Sampled answers of the same lengths, repeated until there is little noise, and the confidence at each position."""
     found: list[list[bool]] = []
     confidence: list[float] = []
     repeats = 1 + SAMPLED_POSITIONS // max(1, sum(map(len, answers)))
     for number, answer in enumerate(repeats * list(answers)):
-        rights = AcceptanceDraws(seed, f"goodness {number}", 0)
-        drawn = [rights.num_accepted(at, 1, probabilities.thresholds) == 1 for at in range(len(answer))]
-        confidence += [pools.score(rights, at, 0, int(right), "confidence") for at, right in enumerate(drawn)]
-        found.append(drawn)
+        draws = AcceptanceDraws(seed, f"goodness {number}", 0)
+        sampled = [draws.num_accepted(at, 1, probabilities.thresholds) == 1 for at in range(len(answer))]
+        confidence += [pools.score(draws, at, 0, int(right), "confidence") for at, right in enumerate(sampled)]
+        found.append(sampled)
     return found, confidence
 
 

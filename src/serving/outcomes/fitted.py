@@ -1,9 +1,4 @@
-"""Outcomes from a model of acceptance that was fitted to a trace.
-
-Lengths of prompts that a paper states by a few figures.
-
-Scores and exits resampled from a trace, jointly with whether the draft was right.
-"""
+"""Outcomes from a model of acceptance that was fitted to a trace: a Markov chain, and scores resampled with it."""
 
 import json
 from collections.abc import Sequence
@@ -31,9 +26,8 @@ from serving.workload.workload import WorkloadRequest
 
 @dataclass(frozen=True)
 class PromptLengths:
-    """Log-normal, by mean and standard deviation in tokens: of the figures of HAT's Table 3 the P90 follows.
-
-    Raises ValueError for a mean or deviation that is not above 0.
+    """A log-normal distribution of prompt lengths, by mean and standard deviation in tokens. From the values of HAT's
+    Table 3 its P90 follows, too. Raises ValueError for values that are not above 0.
     """
 
     mean: float
@@ -45,7 +39,7 @@ class PromptLengths:
                 raise ValueError(f"prompt_lengths.{name} is {getattr(self, name)}; it is a number of tokens above 0")
 
     def quantile(self, probability: float) -> int:
-        """The length below which the share `probability`, of [0, 1), of all prompts lie; at least one token."""
+        """The length that the share `probability` (0 to below 1) of all prompts stays below; at least one token."""
         spread = log(1 + (self.std / self.mean) ** 2)
         middle = log(self.mean) - spread / 2
         return max(1, round(exp(middle + sqrt(spread) * NormalDist().inv_cdf(min(max(probability, 1e-9), 1 - 1e-9)))))
@@ -59,36 +53,36 @@ NUM_COLUMNS = EXIT_COLUMN + 1
 
 @dataclass(frozen=True)
 class ScorePools:
-    """Recorded rows to draw from: per kind of draft its four scores, the rank of the target's token among the
-    drafter's candidates, and after how many layers it was read off; and the attention of whole drafts.
+    """Recorded rows to sample from. A row of a draft has its four scores, the rank of the target's token among the
+    drafter's candidates, and its exit layer; a row of attention belongs to a whole draft.
 
-    A draft's importance is another recorded draft's, drawn where it begins: how attention falls within a draft is kept,
-    its tie to right and wrong is not.
+    The importance of a draft is that of another recorded draft, sampled once per draft. This keeps the distribution of
+    attention within a draft, and loses its correlation with right and wrong drafts.
     """
 
     rows: tuple[tuple[tuple[float, ...], ...], ...]
     attention: tuple[tuple[float, ...], ...]
     max_draft_len: int
     last_accepted_nodes: tuple[int, ...] = ()
-    """Of trees that the target's heads proposed, the last candidate that the target went on to write; -1: none."""
+    """Per tree that the target's heads proposed, the deepest candidate that is in the target's text; -1: none."""
     trained_scores: tuple[str, ...] = ()
-    """Scores that were told from the others, or recorded of a router, in columns of their own."""
+    """Names of the further columns: scores computed by trained networks."""
 
     def with_scores(self, scorers: Scorers) -> "ScorePools":
-        """The same with trained scores."""
+        """The pools with a further column for each trained score that is not in them."""
         import numpy as np
 
         rows = self.rows
-        told = {name: scorer for name, scorer in scorers.items() if name not in self.trained_scores}
-        for scorer in told.values():
+        missing = {name: scorer for name, scorer in scorers.items() if name not in self.trained_scores}
+        for scorer in missing.values():
             found = [
                 scorer.probabilities(np.array([row[: len(LOGIT_SCORES)] for row in kind])).tolist() for kind in rows
             ]
             rows = tuple(
-                tuple((*row, chance) for row, chance in zip(kind, chances, strict=True))
-                for kind, chances in zip(rows, found, strict=True)
+                tuple((*row, score) for row, score in zip(kind, scores, strict=True))
+                for kind, scores in zip(rows, found, strict=True)
             )
-        return replace(self, rows=rows, trained_scores=(*self.trained_scores, *told))
+        return replace(self, rows=rows, trained_scores=(*self.trained_scores, *missing))
 
     def score(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int, name: str) -> float:
         column = (
@@ -110,7 +104,7 @@ class ScorePools:
         return (*values, *values[-1:] * (n - self.max_draft_len))
 
     def last_accepted_node(self, draws: AcceptanceDraws, prefix_len: int) -> int:
-        """The last candidate that is right of the tree which is proposed beside token `prefix_len`."""
+        """The deepest right candidate of the tree that is proposed with token `prefix_len`; -1: none."""
         return self.last_accepted_nodes[int(uniform(draws.stream, prefix_len, "tree") * len(self.last_accepted_nodes))]
 
     def _sample_row(self, draws: AcceptanceDraws, prefix_len: int, i: int, num_accepted: int) -> tuple[float, ...]:
@@ -140,22 +134,22 @@ class FittedAcceptance:
     probabilities: MatchProbabilities
     pools: ScorePools
     session_lengths: tuple[tuple[int, int, bool], ...]
-    """Of each recorded session: prompt tokens, tokens written, and whether it ended before its limit."""
+    """Per recorded session: prompt tokens, answer tokens, and True if it ended before its limit."""
     layers: tuple[int, int]
-    """Of the device's and the cloud's model."""
+    """Layers of the device's and of the cloud's model."""
     made_from: dict[str, str]
     fit_quality: dict[str, Any]
-    """The trace's figures beside the model's: see `serving.outcomes.fit`."""
+    """Statistics of the trace and of the model, see `serving.outcomes.fit`."""
     exit_rule: EarlyExitRule | None = None
-    """The rule by which the recorded drafts left layers early; None: they ran all."""
+    """The early-exit rule of the recorded drafts; None: they ran all layers."""
     medusa_tree: tuple[CandidateRanks, ...] = ()
-    """That the target's heads proposed; (): it has no heads."""
+    """The tree that the target's heads proposed; (): it has no heads."""
     prompt_lengths: PromptLengths | None = None
-    """Other lengths of prompts than the recorded ones."""
+    """Replaces the recorded lengths of prompts."""
     full_length_answers: bool = False
-    """Is every answer as long as the workload allows?"""
+    """True if every answer is as long as the workload allows."""
     router_digest: str = ""
-    """The digest of the router whose scores were recorded; "": none were."""
+    """The digest of the router whose scores were recorded; "": none."""
     is_text: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -171,11 +165,11 @@ class FittedAcceptance:
         )
 
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
-        """The requests with the lengths of recorded sessions, dealt by luck."""
+        """The requests, each with the lengths of a randomly chosen recorded session."""
         return list(numbered_queries(requests, decoding, seed, [self._request_lengths(one, seed) for one in requests]))
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines that draw outcomes. Raises ValueError for a policy whose drafts leave early by another rule."""
+        """Engines that draw outcomes. Raises ValueError for another rule of early exit, other heads or another router."""
         check_exit(self.exit_rule, policy, "the trace that acceptance was fitted to")
         check_medusa_tree(self.medusa_tree, policy.draft.medusa)
         check_router(self.router_digest, policy)
@@ -202,15 +196,20 @@ def save(out: Path, fitted: FittedAcceptance) -> None:
 
     pools = dict(zip(DRAFT_KINDS, fitted.pools.rows, strict=True)) | {"attention": fitted.pools.attention}
     if fitted.pools.last_accepted_nodes:
-        pools[ACCEPTED_NODES] = tuple((stem,) for stem in fitted.pools.last_accepted_nodes)
+        pools[ACCEPTED_NODES] = tuple((node,) for node in fitted.pools.last_accepted_nodes)
     save_file({name: np.array(rows, np.float32) for name, rows in pools.items()}, out / TENSORS_FILE)
-    about = {
-        "probabilities": asdict(fitted.probabilities), "max_draft_len": fitted.pools.max_draft_len, "layers": fitted.layers,
-        "made_from": fitted.made_from, "fit_quality": fitted.fit_quality, "session_lengths": fitted.session_lengths,
-        "exit_rule": asdict(fitted.exit_rule) if fitted.exit_rule else None, "medusa_tree": fitted.medusa_tree,
+    header = {
+        "probabilities": asdict(fitted.probabilities),
+        "max_draft_len": fitted.pools.max_draft_len,
+        "layers": fitted.layers,
+        "made_from": fitted.made_from,
+        "fit_quality": fitted.fit_quality,
+        "session_lengths": fitted.session_lengths,
+        "exit_rule": asdict(fitted.exit_rule) if fitted.exit_rule else None,
+        "medusa_tree": fitted.medusa_tree,
         "router_digest": fitted.router_digest,
-    }  # fmt: skip
-    (out / HEADER_FILE).write_text(json.dumps(about, indent=1), encoding="utf-8")
+    }
+    (out / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
 def load(
@@ -218,15 +217,15 @@ def load(
 ) -> FittedAcceptance:
     """Reads what the stage `serving.stages.fit_outcomes` wrote.
 
-    `prompt_lengths` are other lengths of prompts than the recorded ones; with `full_length_answers` all answers are as
-    long as the workload allows. Raises ValueError that names the folder when it is missing, cut off or inconsistent.
+    `prompt_lengths` replaces the recorded lengths of prompts; with `full_length_answers` all answers are as long as the
+    workload allows. Raises ValueError that names the folder when it is missing, cut off or inconsistent.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     try:
-        about = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
-        fitted = _parsed(about, load_file(path / TENSORS_FILE))
+        header = json.loads((path / HEADER_FILE).read_text(encoding="utf-8"))
+        fitted = _parsed(header, load_file(path / TENSORS_FILE))
     except OSError:
         raise ValueError(
             f"there is no fitted acceptance in {path}; runtime.outcomes.path names a folder that stage=fit_outcomes "
@@ -237,29 +236,29 @@ def load(
     return replace(fitted, prompt_lengths=prompt_lengths, full_length_answers=full_length_answers)
 
 
-def _parsed(about: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
-    depth = about["max_draft_len"]
+def _parsed(header: dict[str, Any], arrays: dict[str, Any]) -> FittedAcceptance:
+    depth = header["max_draft_len"]
     for name, array in arrays.items():
         width = (
             triangle_size(depth)
             if name == "attention"
             else 1
             if name == ACCEPTED_NODES
-            else NUM_COLUMNS + bool(about["router_digest"])
+            else NUM_COLUMNS + bool(header["router_digest"])
         )
         if array.ndim != 2 or array.shape[1] != width:
             raise ValueError(f"{name} has the shape {array.shape}; its rows have {width} numbers")
     rows = {name: tuple(map(tuple, array.tolist())) for name, array in arrays.items()}
-    stems = tuple(int(stem) for (stem,) in rows.get(ACCEPTED_NODES, ()))
-    trained = (ROUTE,) if about["router_digest"] else ()
+    nodes = tuple(int(node) for (node,) in rows.get(ACCEPTED_NODES, ()))
+    trained = (ROUTE,) if header["router_digest"] else ()
     return FittedAcceptance(
-        MatchProbabilities(**about["probabilities"]),
-        ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], depth, stems, trained),
-        tuple((prompt, written, ended) for prompt, written, ended in about["session_lengths"]),
-        (about["layers"][0], about["layers"][1]),
-        about["made_from"],
-        about["fit_quality"],
-        EarlyExitRule(**about["exit_rule"]) if about["exit_rule"] else None,
-        tuple(tuple(ranks) for ranks in about["medusa_tree"]),
-        router_digest=about["router_digest"],
+        MatchProbabilities(**header["probabilities"]),
+        ScorePools(tuple(rows[kind] for kind in DRAFT_KINDS), rows["attention"], depth, nodes, trained),
+        tuple((prompt, written, ended) for prompt, written, ended in header["session_lengths"]),
+        (header["layers"][0], header["layers"][1]),
+        header["made_from"],
+        header["fit_quality"],
+        EarlyExitRule(**header["exit_rule"]) if header["exit_rule"] else None,
+        tuple(tuple(ranks) for ranks in header["medusa_tree"]),
+        router_digest=header["router_digest"],
     )

@@ -164,7 +164,7 @@ class TraceLookup:
         return [self._exit_layers[i] for i in indices]
 
     def importance(self, indices: Sequence[int], fed: bool = False) -> tuple[float, ...]:
-        """Column means of attention among the drafts, as `serving.engines.torch.importance` takes them; a single draft
+        """Column means of attention among the drafts, as `serving.engines.torch.attention` takes them; a single draft
         that was `advance` is seen by its own row, else by the one that wrote it.
         """
         if not indices:

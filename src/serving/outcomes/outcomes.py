@@ -1,7 +1,4 @@
-"""What a simulation asks of those who know the tokens.
-
-Whose drafts left layers early when outcomes were recorded, and whether a policy wants the same.
-"""
+"""The interface of a source of outcomes, and the check that its drafts exit early by the policy's rule."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +13,7 @@ from serving.workload.workload import WorkloadRequest
 
 @dataclass(frozen=True)
 class OutcomeEngines(LoadedModels):
-    """Two engines that look outcomes up instead of computing them."""
+    """Engines that look outcomes up instead of computing them."""
 
 
 class OutcomeSource(Protocol):
@@ -24,37 +21,38 @@ class OutcomeSource(Protocol):
 
     @property
     def described(self) -> str:
-        """Where the tokens come from, for the report."""
+        """The source of the tokens, for the report."""
         ...
 
     @property
     def is_text(self) -> bool:
-        """Do the tokens stand for words, so that answers can be judged?"""
+        """True if tokens are text, so that the quality of answers can be measured."""
         ...
 
     def make_queries(self, requests: Sequence[WorkloadRequest], decoding: Decoding, seed: int) -> list[Query]:
-        """The workload's requests in this source's tokens; raises ValueError for decoding that it does not know."""
+        """The workload's requests in this source's tokens. Raises ValueError for decoding that it does not support."""
         ...
 
     def open(self, queries: Sequence[Query], policy: Policy, seed: int) -> OutcomeEngines:
-        """Engines for these requests under this policy; raises ValueError for a request that it does not know."""
+        """Engines for these requests and this policy. Raises ValueError for requests or a policy that it does not support."""
         ...
 
 
 def describe_exit(exit_rule: EarlyExitRule | None) -> str:
-    """A rule of early exit, for people."""
+    """A rule of early exit, as text."""
     if exit_rule is None:
         return "running all layers"
     checks = f", the first {exit_rule.max_checks} of these" if exit_rule.max_checks else ""
-    return f"leaving at a {exit_rule.score} above {exit_rule.threshold:g} in the last {exit_rule.last_share:g} of the layers{checks}"
+    score = f"{exit_rule.score} above {exit_rule.threshold:g}"
+    return f"leaving at a {score} in the last {exit_rule.last_share:g} of the layers{checks}"
 
 
 def check_exit(recorded: EarlyExitRule | None, policy: Policy, source: str) -> None:
-    """Raises ValueError where a policy's drafts leave early otherwise than the drafts that `source` knows."""
+    """Raises ValueError if the policy's drafts exit early by another rule than the drafts of `source`."""
     wanted = policy.early_exit.layer_exit
     if policy.draft.source == "model" and wanted != recorded:
         raise ValueError(
-            f"policy {policy.name} drafts {describe_exit(wanted)}, and {source} knows drafts made {describe_exit(recorded)}; "
-            "record them by the policy's rule (runtime/outcomes=trace, own_trace or fitted does, early_exit: "
+            f"policy {policy.name} drafts {describe_exit(wanted)}, and {source} knows drafts made "
+            f"{describe_exit(recorded)}; record them by the policy's rule (runtime/outcomes=trace, own_trace or fitted does, early_exit: "
             "${policy.early_exit}), or give the policy the rule that is known (policy.early_exit; none runs all layers)"
         )

@@ -10,10 +10,20 @@ from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import MedusaHeads
 from serving.messages import EarlyExitRule
 from serving.metrics.recorder import SessionRecord
-from serving.outcomes import offline, store
+from serving.outcomes import offline
 from serving.outcomes.lookup import TraceLookup
 from serving.outcomes.teacher_forcing import LookaheadRecorder, lookahead_branches
-from serving.outcomes.trace import NUM_TOP_CANDIDATES, OutcomeTrace, RecordedSession, TraceTables, triangle_size
+from serving.outcomes.trace import (
+    NUM_TOP_CANDIDATES,
+    OutcomeTrace,
+    RecordedSession,
+    TraceTables,
+    join_traces,
+    load_trace,
+    save_trace,
+    stack_tables,
+    triangle_size,
+)
 from serving.policy.policy import Policy
 from serving.policy.slots.dispatch import RoundRobin
 from serving.policy.slots.draft import NoDraft
@@ -76,14 +86,14 @@ class TraceRecorder:
             self._record_shard(work / f"part-{i:05d}", part)
             done += len(part)
             progress(done, len(queries), "sessions recorded")
-        return store.join_traces([store.load(work / f"part-{i:05d}") for i in range(len(parts))])
+        return join_traces([load_trace(work / f"part-{i:05d}") for i in range(len(parts))])
 
     def _record_shard(self, folder: Path, queries: Sequence[Query]) -> None:
         if folder.is_dir():
             return
         partial = folder.with_suffix(".partial")
         partial.mkdir(parents=True, exist_ok=True)
-        store.save(partial, self._record_sessions(queries))
+        save_trace(partial, self._record_sessions(queries))
         partial.rename(folder)
 
     def _record_sessions(self, queries: Sequence[Query]) -> OutcomeTrace:
@@ -103,7 +113,7 @@ class TraceRecorder:
             tables.append(_build_tables(targets, rows, self.max_draft_len, self._proposals(session, large)))
             first += session.num_rows
         return OutcomeTrace(
-            tuple(sessions), store.stack_tables(tables), lossy.name if lossy else None, self.seed,
+            tuple(sessions), stack_tables(tables), lossy.name if lossy else None, self.seed,
             self.models.device_layers, self.models.cloud_layers, queries[0].request.stop_tokens, self.made_from, self.exit_rule,
             self.medusa.tree if self.medusa else (), self.router.digest if self.router else "",
         )  # fmt: skip

@@ -11,7 +11,7 @@ from serving.deployment.queries import Query
 from serving.learned.medusa import CandidateRanks, MedusaHeads
 from serving.messages import INF, GenerationRequest
 from serving.outcomes.outcomes import OutcomeEngines, check_exit
-from serving.outcomes.trace import OutcomeTrace
+from serving.outcomes.trace import TOKENIZER_DIR, OutcomeTrace, load_trace
 from serving.outcomes.trace_engine import TraceEngine, UnrecordedCounts
 from serving.policy.policy import Policy
 from serving.workload.workload import WorkloadRequest
@@ -73,9 +73,8 @@ def load(path: Path) -> TraceOutcomes:
     Raises ValueError that names the file when it is missing or damaged.
     """
     from serving.engines.tokenizer import Tokenizer
-    from serving.outcomes import store
 
-    return TraceOutcomes(store.load(path), Tokenizer(path / store.TOKENIZER_DIR))
+    return TraceOutcomes(load_trace(path), Tokenizer(path / TOKENIZER_DIR))
 
 
 def check_greedy(decoding: Decoding) -> None:

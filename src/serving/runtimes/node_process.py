@@ -92,8 +92,9 @@ class _NodeProcess:
 
         config, options, tensor_store = self.config, self.config.options, TensorStore()
         tier = self.topology.tier_of[config.node_names[0]] if config.is_cloud and config.setup.hardware.tiers else None
-        side = "cloud" if config.is_cloud else "device"
-        models = load_side(config.setup, side, tensor_store, options.accelerator, tier=tier)
+        models = load_side(
+            config.setup, "cloud" if config.is_cloud else "device", tensor_store, options.accelerator, tier=tier
+        )
         with closing(models):
             host = NodeHost(
                 self.topology,

@@ -198,7 +198,7 @@ def test_a_draft_in_the_wrong_place_is_an_error() -> None:
 
 def test_what_is_no_probability_is_refused() -> None:
     with pytest.raises(
-        ValueError, match=r"outcomes\.acceptance_rate is 1\.2; it is the share of drafts that stand: 0 to 1"
+        ValueError, match=r"outcomes\.acceptance_rate is 1\.2; it is the share of accepted drafts: 0 to 1"
     ):
         ConstantAcceptance(1.2)
     with pytest.raises(ValueError, match="a prompt has at least 1 token"):

@@ -24,11 +24,10 @@ from serving.messages import (
     StartWork,
     WorkFinished,
 )
-from serving.outcomes import store
 from serving.outcomes.outcomes import OutcomeEngines
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.replayed import TraceOutcomes
-from serving.outcomes.trace import OutcomeTrace
+from serving.outcomes.trace import OutcomeTrace, load_trace, save_trace
 from serving.policy.policy import Policy
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit, ProgressiveExit
@@ -178,8 +177,8 @@ def test_synera_with_everything_on_is_the_emulated_run_event_by_event(
     exits = ProgressiveExit(0.3, 0.5, sequence_fraction=0.8)
     made = setup("synera", override={"offload": UNSURE, "early_exit": exits, "lookahead": WAITING[name]})
     trace = taken(models, tmp_path / "work", made.policy.early_exit.layer_exit, made.policy)
-    store.save(tmp_path, trace)
-    simulated, heard, read = opened(store.load(tmp_path), made), Log(), Log()
+    save_trace(tmp_path, trace)
+    simulated, heard, read = opened(load_trace(tmp_path), made), Log(), Log()
     simulate(made, models, questions(ASKED), observers=[heard])
     simulate(made, simulated, questions(ASKED), observers=[read])
     assert plain(read) == plain(heard)

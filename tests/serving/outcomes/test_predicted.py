@@ -18,10 +18,9 @@ from serving.engines.torch.engine import TorchEngine
 from serving.messages import DraftOutcome, DraftStopRule, DraftWork
 from serving.metrics.recorder import SessionRecord
 from serving.outcomes import fit
-from serving.outcomes.constant import ConstantAcceptance
+from serving.outcomes.constant import ConstantAcceptance, StatedPredictor
 from serving.outcomes.record import TraceRecorder
 from serving.outcomes.replayed import TraceOutcomes
-from serving.outcomes.stated_predictor import StatedPredictor
 from serving.policy.slots.draft import RejectionAwareDraft, WindowDraft
 from serving.policy.slots.kv_cache import PrefixCaching
 from serving.policy.slots.lookahead import SyneraLookahead

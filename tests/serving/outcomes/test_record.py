@@ -18,9 +18,9 @@ from serving.deployment.queries import LoadedModels
 from serving.engines.models import Checkpoint
 from serving.engines.torch.engine import TorchEngine
 from serving.messages import DraftWork, EarlyExitRule, ForwardWork
-from serving.outcomes import fitted, replayed, store
+from serving.outcomes import fitted, replayed
 from serving.outcomes.record import TraceRecorder
-from serving.outcomes.trace import OutcomeTrace, TraceTables
+from serving.outcomes.trace import HEADER_FILE, TENSORS_FILE, OutcomeTrace, TraceTables, load_trace, save_trace
 from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit
 from serving.runtimes.emulated import simulate
 from serving.stages import fit_outcomes, record_outcomes
@@ -95,14 +95,16 @@ def test_no_prompt_is_recorded_twice_and_no_more_than_asked_for(tmp_path: Path) 
             out, progress=lambda *_: None, work=work, max_draft_len=2, seed=0, max_prompts=most,
             device=Checkpoint(path=made["device"]), cloud=Checkpoint(path=made["cloud"]), decoding=Decoding(),
             early_exit=NoEarlyExit(),
-            workload=Workload(dataset=Where(), num_prompts=7, reuse_prompts=True, max_prompt_tokens=16, max_new_tokens=2),
+            workload=Workload(
+                dataset=Where(), num_prompts=7, reuse_prompts=True, max_prompt_tokens=16, max_new_tokens=2
+            ),
         )  # fmt: skip
         assert len({session.prompt.id for session in replayed.load(out).trace.sessions}) == sessions
         assert len(replayed.load(out).trace.sessions) == sessions
 
 
 def test_a_fit_is_a_stage_of_its_own(tmp_path: Path) -> None:
-    store.save(tmp_path, trace())
+    save_trace(tmp_path, trace())
     fit_outcomes(tmp_path, trace=tmp_path)
     assert fitted.load(tmp_path).layers == (4, 8)
 
@@ -117,9 +119,9 @@ def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         recording.record(asked, tmp_path / "work", stop)
     (tmp_path / "work" / "part-00001.partial").mkdir()  # what a kill leaves behind
-    kept = (tmp_path / "work" / "part-00000" / store.TENSORS_FILE).stat().st_mtime_ns
+    kept = (tmp_path / "work" / "part-00000" / TENSORS_FILE).stat().st_mtime_ns
     whole = recording.record(asked, tmp_path / "work", lambda *_: None)
-    assert (tmp_path / "work" / "part-00000" / store.TENSORS_FILE).stat().st_mtime_ns == kept
+    assert (tmp_path / "work" / "part-00000" / TENSORS_FILE).stat().st_mtime_ns == kept
     assert_equal(whole, recording.record(asked, tmp_path / "other", lambda *_: None))
     assert [s.first_row for s in whole.sessions[:2]] == [0, whole.sessions[0].num_rows]
 
@@ -160,8 +162,8 @@ def test_a_policy_that_splits_the_target_is_recorded_as_it_is_served(tmp_path: P
 
 @pytest.mark.parametrize("exits", [False, True])
 def test_it_is_what_was_saved(exits: bool, tmp_path: Path) -> None:
-    store.save(tmp_path, trace(exits=exits))
-    assert_equal(store.load(tmp_path), trace(exits=exits))
+    save_trace(tmp_path, trace(exits=exits))
+    assert_equal(load_trace(tmp_path), trace(exits=exits))
 
 
 def test_sampled_text_is_not_recorded(tmp_path: Path) -> None:
@@ -173,30 +175,30 @@ def test_sampled_text_is_not_recorded(tmp_path: Path) -> None:
 
 
 def _short(folder: Path) -> None:
-    (folder / store.TENSORS_FILE).write_bytes((folder / store.TENSORS_FILE).read_bytes()[:-40])
+    (folder / TENSORS_FILE).write_bytes((folder / TENSORS_FILE).read_bytes()[:-40])
 
 
 def _lost_session(folder: Path) -> None:
-    about = json.loads((folder / store.HEADER_FILE).read_text(encoding="utf-8"))
+    about = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
     about["sessions"].pop()
-    (folder / store.HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
+    (folder / HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _other_name(folder: Path) -> None:
-    text = (folder / store.HEADER_FILE).read_text(encoding="utf-8")
-    (folder / store.HEADER_FILE).write_text(text.replace('"policy_name"', '"politics"'), encoding="utf-8")
+    text = (folder / HEADER_FILE).read_text(encoding="utf-8")
+    (folder / HEADER_FILE).write_text(text.replace('"policy_name"', '"politics"'), encoding="utf-8")
 
 
 def _too_deep(folder: Path) -> None:
-    text = (folder / store.HEADER_FILE).read_text(encoding="utf-8")
-    (folder / store.HEADER_FILE).write_text(text.replace('"device_layers": 4', '"device_layers": 3'), encoding="utf-8")
+    text = (folder / HEADER_FILE).read_text(encoding="utf-8")
+    (folder / HEADER_FILE).write_text(text.replace('"device_layers": 4', '"device_layers": 3'), encoding="utf-8")
 
 
 def _no_prompt(folder: Path) -> None:
-    about = json.loads((folder / store.HEADER_FILE).read_text(encoding="utf-8"))
+    about = json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))
     for session in about["sessions"][:2]:
         session["prompt_tokens"] += 46 if session is about["sessions"][0] else -46
-    (folder / store.HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
+    (folder / HEADER_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -210,12 +212,12 @@ def _no_prompt(folder: Path) -> None:
     ],
 )
 def test_a_damaged_trace_is_refused(damage: Any, message: str, tmp_path: Path) -> None:
-    store.save(tmp_path, trace())
+    save_trace(tmp_path, trace())
     damage(tmp_path)
     with pytest.raises(ValueError, match=rf"trace .*{message}.*record it again"):
-        store.load(tmp_path)
+        load_trace(tmp_path)
 
 
 def test_a_missing_trace_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no trace in .*; runtime\.outcomes\.path names a folder"):
-        store.load(tmp_path)
+        load_trace(tmp_path)
