@@ -1,37 +1,34 @@
-"""Who may import whom, read from the source; and what starting up must not load."""
+"""Import rules, read from the source: layers, cycles, and what starting up must not load."""
 
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SRC = Path(__file__).parents[1] / "src"
-CORE = [
-    "messages",
-    "core/session",
-    "nodes/requester",
-    "nodes/device",
-    "nodes/worker",
-    "core/kv_accounting",
-    "core/queued_request",
-    "nodes/node_selector",
-    "policy/policy",
-    "core/keyed_random",
-    "drivers/simulator",
-    "metrics/recorder",
-    "network/link",
-    "hardware/latency",
-    "hardware/chip",
-    "hardware/testbed",
-    "hardware/architecture",
-    "hardware/timed_executor",
-    "runtimes/emulated",
-    "runtimes/runtime",
-    "deployment/setup",
-]
+LAYERS = {
+    "serving": (
+        "messages", "progress", "core", "workload", "learned", "network", "hardware", "transport", "engines", "policy",
+        "drivers", "nodes", "deployment", "metrics", "log", "outcomes", "runtimes", "studies", "frontend", "stages",
+        "cloud", "device", "page",
+    ),
+    "training": (
+        "fitting", "embedded_pair", "latency", "synera", "wisp", "hat", "routing", "hyperion", "privacy", "stages",
+    ),
+    "pipeline": ("errors", "artifacts", "config", "report", "search", "running", "api", "command", "__main__"),
+}  # fmt: skip
+"""The children of each package, from the bottom up: each imports only those before it, for type checking too."""
+CORE = (
+    "messages", "core", "workload", "learned", "network", "hardware", "policy", "drivers/simulator", "nodes", "deployment",
+    "metrics", "log", "runtimes/emulated", "runtimes/simulated", "studies",
+)  # fmt: skip
+"""The packages and modules of `serving` that a simulation runs, beside its source of tokens."""
 HEAVY = {
     "torch",
     "transformers",
@@ -75,8 +72,8 @@ def _is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-DOORS = {SRC / "serving" / name for name in ("cloud.py", "device.py", "page.py")}
-"""Run as programs they are composed by the pipeline, as its own command is; nobody else's import does that."""
+PROGRAMS = {SRC / "serving" / name for name in ("cloud.py", "device.py", "page.py")}
+"""These modules are run as programs, and only then import the pipeline, which composes their configuration."""
 
 
 def broken(paths: list[Path], forbidden: set[str], everywhere: bool) -> list[str]:
@@ -92,19 +89,101 @@ def broken(paths: list[Path], forbidden: set[str], everywhere: bool) -> list[str
     ("package", "others"),
     [("pipeline", {"training", "serving"}), ("serving", {"pipeline", "training"}), ("training", {"pipeline"})],
 )
-def test_packages_know_each_other_one_way_only(package: str, others: set[str]) -> None:
+def test_serving_training_and_pipeline_import_each_other_one_way_only(package: str, others: set[str]) -> None:
     assert len(files(package)) > 15
     found = [line for path in files(package) for line in broken([path], _allowed(path, others), everywhere=True)]
     assert found == []
 
 
 def _allowed(path: Path, others: set[str]) -> set[str]:
-    return others - {"pipeline"} if path in DOORS else others
+    return others - {"pipeline"} if path in PROGRAMS else others
+
+
+@cache
+def module_graph() -> dict[str, set[str]]:
+    """The modules of `src`, each with those of `src` that it imports anywhere, for type checking too."""
+    paths = {_module_name(path): path for path in SRC.rglob("*.py")}
+    return {name: _imported_modules(path, paths) - {name} for name, path in paths.items()}
+
+
+def _module_name(path: Path) -> str:
+    return path.relative_to(SRC).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+
+
+def _imported_modules(path: Path, known: dict[str, Path]) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else str(node.module) for name in members}
+    return found & known.keys()
+
+
+def child_of(package: str, module: str) -> str | None:
+    """The child of `package` that holds `module`; None for a module outside `package`, and for `package` itself."""
+    return module.removeprefix(f"{package}.").partition(".")[0] if module.startswith(f"{package}.") else None
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_child_of_a_package_has_a_layer(package: str) -> None:
+    children = {child for module in module_graph() if (child := child_of(package, module))}
+    assert children == set(LAYERS[package])
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_no_module_imports_a_higher_layer(package: str) -> None:
+    rank = {name: number for number, name in enumerate(LAYERS[package])}
+    upward = [
+        f"{module} imports {other}"
+        for module, others in module_graph().items()
+        for other in others
+        if (own := child_of(package, module)) and (used := child_of(package, other)) and rank[used] > rank[own]
+    ]
+    assert upward == []
+
+
+def test_modules_import_each_other_in_no_cycle() -> None:
+    assert cycle(module_graph()) is None
+
+
+def test_the_children_of_each_package_import_each_other_in_no_cycle() -> None:
+    packages = [_module_name(path) for path in SRC.rglob("__init__.py")]
+    found = {package: cycle(child_graph(package)) for package in packages}
+    assert {package: names for package, names in found.items() if names} == {}
+
+
+def child_graph(package: str) -> dict[str, set[str]]:
+    """The children of `package`, each with the children that its modules import."""
+    graph = defaultdict[str, set[str]](set)
+    for module, others in module_graph().items():
+        if own := child_of(package, module):
+            graph[own] |= {used for other in others if (used := child_of(package, other))} - {own}
+    return graph
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str] | None:
+    """The names of one cycle of `graph`, or None."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_a_cycle_is_found_and_named() -> None:
+    assert set(cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) or ()) == {"b", "c"}
+    assert cycle({"a": {"b", "c"}, "b": {"c"}}) is None
 
 
 def test_the_serving_core_loads_nothing_heavy() -> None:
-    core = [SRC / "serving" / f"{name}.py" for name in CORE] + files("serving/policy/slots")
-    assert broken(core, HEAVY, everywhere=False) == []
+    assert broken(core_files(), HEAVY, everywhere=False) == []
+
+
+def core_files() -> list[Path]:
+    found = [files(f"serving/{name}") or [SRC / "serving" / f"{name}.py"] for name in CORE]
+    return [path for paths in found for path in paths]
 
 
 def test_the_rule_would_notice() -> None:
@@ -119,8 +198,8 @@ def loaded(code: str) -> set[str]:
 
 
 def test_the_serving_core_is_light_in_fact() -> None:
-    modules = ", ".join(f"serving.{name.replace('/', '.')}" for name in CORE)
-    assert loaded(f"import {modules}, serving.policy.slots.scheduler").isdisjoint(HEAVY - {"asyncio"})
+    modules = ", ".join(map(_module_name, core_files()))
+    assert loaded(f"import {modules}").isdisjoint(HEAVY - {"asyncio"})
 
 
 def test_a_plan_is_made_without_what_only_work_needs(tmp_path: Path) -> None:

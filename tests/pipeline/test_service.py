@@ -95,8 +95,8 @@ def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch
 
     called = []
 
-    def run(cloud: CloudConfig, accelerator: str = "cpu") -> None:
-        called.append((cloud, accelerator))
+    def run(config: CloudConfig, accelerator: str = "cpu") -> None:
+        called.append((config, accelerator))
         raise ValueError("the address is taken")
 
     def load(path: str, where: str) -> Any:
