@@ -1,9 +1,9 @@
 """What compression before transmission saves (Synera, section 4.2), on the frames that gRPC carries.
 
-A device and a cloud of random weights and Llama-2's vocabulary of 32,000; a draft of four tokens a chunk, asked about
-with whole distributions (fp16) and with compressed ones, by the same luck. A random head is scaled until the device's
-next token has the entropy of a language model: 2.0 nats, perplexity 7.4 (Llama-2 7B on WikiText-2: 5.47, AWQ, Lin et
-al., 2024, Table 4); and once more at 2.7 nats, perplexity 15, where nuclei are three times as large.
+A device and a cloud of random weights and Llama-2's vocabulary of 32,000; a draft of four tokens a chunk, verified with
+whole distributions (fp16) and with compressed ones, from the same random numbers. A random head is scaled until the
+device's next token has the entropy of a language model: 2.0 nats, perplexity 7.4 (Llama-2 7B on WikiText-2: 5.47, AWQ,
+Lin et al., 2024, Table 4); and once more at 2.7 nats, perplexity 15, where nuclei are three times as large.
 
 Limits: every verdict the same; messages 99.5 % smaller where decoding is greedy or cut by top-k or top-p, at 2.0 nats.
 """

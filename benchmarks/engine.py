@@ -99,7 +99,7 @@ class TandemRunner:
             for i, draft, result in zip(active, drafts, results, strict=True):
                 verified[i] = len(texts[i]) + result.verdict.accepted
                 drafted[i] = min(drafted[i], verified[i])
-                texts[i] += [*draft[: result.verdict.accepted], result.verdict.token]
+                texts[i] += [*draft[: result.verdict.accepted], result.verdict.next_token]
             active = [i for i in active if not self._done(texts[i], prompts[i])]
         return self._finish(texts, prompts)
 
@@ -109,7 +109,7 @@ class TandemRunner:
             (i,) = active
             work = DraftWork(str(i), cached[i], tuple(texts[i][cached[i] :]), DraftStopRule(self.draft), self.ends)
             out, _ = self.small.execute(work)
-            cached[i] = out.cached
+            cached[i] = out.cached_len
             return [list(out.tokens)]
         ahead, drafts = [list(text) for text in texts], {i: [] for i in active}
         while going := [i for i in active if len(drafts[i]) < self.draft and not set(drafts[i][-1:]) & set(self.ends)]:
@@ -125,7 +125,7 @@ class TandemRunner:
         results, _ = engine.execute(ForwardWork(self.full_spans[engine], tuple(rows), ("last",) * len(rows)))
         for i in active:
             cached[i] = len(texts[i])
-        return [result.verdict.token for result in results]
+        return [result.verdict.next_token for result in results]
 
     def _sequence_slice(self, text: list[int], start: int, draft: list[int], i: int) -> SequenceSlice:
         new = (*text[start:], *draft)

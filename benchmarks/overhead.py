@@ -90,24 +90,24 @@ def synera_setup(budget: float, outputs: str = "outputs") -> Setup:
 
 def serve_round(setup: Setup, models: LoadedModels, asked: Sequence[Query]) -> OverheadRound:
     """As the runtime `emulated` sets the stage, with a stopwatch before it."""
-    cast = Topology(setup, models.cloud_layers)
+    topology = Topology(setup, models.cloud_layers)
     users, recorder, batches = (
-        WorkloadClients(asked, cast.devices),
-        Recorder(cast.devices),
-        WorkerBatchCounter(cast.workers),
+        WorkloadClients(asked, topology.devices),
+        Recorder(topology.devices),
+        WorkerBatchCounter(topology.workers),
     )
     simulator = Simulator([recorder, batches])
     overhead = OverheadTimer(simulator)
-    add_nodes(overhead, cast, ChipFactory(cast, models, asked), (*cast.workers, *cast.devices))
-    connect_nodes(simulator, cast)
+    add_nodes(overhead, topology, ChipFactory(topology, models, asked), (*topology.workers, *topology.devices))
+    connect_nodes(simulator, topology)
     simulator.on_session_end(partial(users.on_session_end, post=simulator.post))
     users.start(simulator.post)
     simulator.run()
     records = recorder.records.values()
     tokens, chunks = sum(len(r.tokens) for r in records), sum(r.num_decisions for r in records)
-    found = overhead.metrics(cast.devices, cast.workers, tokens)
-    decided_s = sum(overhead.decision_s[name] for name in cast.workers)
-    forward_s = sum(overhead.compute_s[name] for name in cast.devices)
+    found = overhead.metrics(topology.devices, topology.workers, tokens)
+    decided_s = sum(overhead.decision_s[name] for name in topology.workers)
+    forward_s = sum(overhead.compute_s[name] for name in topology.devices)
     return OverheadRound(
         tokens=tokens,
         offloaded_share=sum(r.num_offloaded for r in records) / max(1, chunks),
@@ -121,8 +121,8 @@ def serve_round(setup: Setup, models: LoadedModels, asked: Sequence[Query]) -> O
 
 
 def time_scores(engine: Engine, asked: Sequence[Query]) -> dict[str, list[float]]:
-    """Milliseconds per drafted token of each choice of scores, for each prompt the fastest of the rounds: whoever
-    shares the machine can only make one slower.
+    """Milliseconds per drafted token of each choice of scores, for each prompt the fastest of the rounds: other
+    work on the machine can only make one slower.
     """
     found: dict[str, list[float]] = {name: [] for name in PROBES}
     for query in asked:

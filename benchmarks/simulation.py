@@ -1,7 +1,7 @@
 """Conversations a second of the simulator on one core: fixed-window drafting, continuous batching, no models.
 
 SLED's window of 4 with continuous batching and cache reuse, acceptance 0.7 a token, 128 output tokens; nodes, links,
-latencies and records as a run has them, token outcomes by luck. Seconds are process time.
+latencies and records as a run has them, token outcomes drawn at random. Seconds are process time.
 
 The limit on conversations a second is for wifi without its jitter and for records without time lines and chunks, as a
 sweep keeps them; the figure with both stands beside it. The other two figures are with both.
@@ -67,7 +67,7 @@ def make_queries(n: int, devices: int, arrivals: Arrivals) -> list[Query]:
 
 
 def without_jitter(setup: Setup) -> Setup:
-    """The same without jitter: a message's delay is drawn by luck no more."""
+    """The same without jitter: a message's delay is not drawn at random."""
     return replace(setup, network=replace(setup.network, jitter_ms=0.0))
 
 
@@ -90,10 +90,10 @@ def measure_speed(setup: Setup, queries: Sequence[Query], amount: float, detail:
 def closed_loop_100() -> float:
     """Conversations a second: 100 devices in a closed loop without a pause, one cloud node.
 
-    The fastest run counts, as timeit advises: whoever shares the machine can only make a run slower.
+    The fastest run counts, as timeit advises: other work on the machine can only make a run slower.
     """
-    world, queries = testbed(100, 1), make_queries(1000, 100, ClosedLoop())
-    plain, full = measure_speed(without_jitter(world), queries, 1000, detail=False), measure_speed(world, queries, 1000)
+    setup, queries = testbed(100, 1), make_queries(1000, 100, ClosedLoop())
+    plain, full = measure_speed(without_jitter(setup), queries, 1000, detail=False), measure_speed(setup, queries, 1000)
     print(f"100 devices: {_format_range(plain)} conversations/s, limit {LIMIT_CONVERSATIONS:.0f}; "
           f"{_format_range(full)} with jitter, time lines and chunks")  # fmt: skip
     return max(plain)
@@ -128,15 +128,15 @@ def poisson_10000() -> float:
 
 def simulate_minute() -> None:
     queries = make_queries(10_000, 10_000, Poisson(rate_per_s=10_000 / REQUEST_INTERVAL_S))
-    world, began = testbed(10_000, 40), time.process_time()
-    run(world, queries)
+    setup, began = testbed(10_000, 40), time.process_time()
+    run(setup, queries)
     print(time.process_time() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6)
 
 
 def profile() -> None:
-    queries, world, watch = make_queries(500, 100, ClosedLoop()), testbed(100, 1), cProfile.Profile()
-    run(world, queries[:100])
-    watch.runcall(run, world, queries)
+    queries, setup, watch = make_queries(500, 100, ClosedLoop()), testbed(100, 1), cProfile.Profile()
+    run(setup, queries[:100])
+    watch.runcall(run, setup, queries)
     pstats.Stats(watch).sort_stats("tottime").print_stats(45)
 
 
