@@ -9,8 +9,8 @@ import pytest
 
 from serving.progress import silent
 from training.embedded_pair import corpus, stages
-from training.embedded_pair.llama import LlamaSizes
-from training.embedded_pair.lm_module import LMRecipe
+from training.embedded_pair.model_config import LlamaSizes
+from training.fitting.recipe import LMRecipe
 from training.fitting.trainer import Trainer
 
 

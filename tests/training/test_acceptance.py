@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from training.embedded_pair import corpus, quality, tokenizer
-from training.embedded_pair.draft_quality import auc, content_mask, measure_drafts, tokens_per_round
+from training.embedded_pair.draft_quality import content_mask, measure_drafts, tokens_per_round
+from training.fitting.cluster_statistics import auc
 
 
 def flags(text: str) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

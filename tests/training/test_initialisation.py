@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.embedded_pair.initialisation import InitConfig, initialise
-from training.embedded_pair.llama import Llama, LlamaSizes, _rms_norm, _rotate, rope_tables
+from training.embedded_pair.initialisation import initialise
+from training.embedded_pair.llama import Llama, _rms_norm, _rotate, rope_tables
+from training.embedded_pair.model_config import InitConfig, LlamaSizes
 
 SIZES = LlamaSizes(hidden_size=128, layers=2, heads=4, intermediate_size=128)
 VOCABULARY = 300

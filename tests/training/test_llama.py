@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from training.embedded_pair import llama
-from training.embedded_pair.llama import LlamaSizes
+from training.embedded_pair.model_config import LlamaSizes
 
 
 def causal(rows: int, length: int) -> torch.Tensor:

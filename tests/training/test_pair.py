@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file
 
 from serving.progress import silent
-from training.embedded_pair import stages, train_loop
-from training.embedded_pair.llama import LlamaSizes
-from training.embedded_pair.lm_module import LMRecipe
+from training.embedded_pair import lm_training, stages
+from training.embedded_pair.model_config import LlamaSizes
+from training.fitting.recipe import LMRecipe
 from training.fitting.trainer import Trainer
 
 STEPS = 11
@@ -56,7 +56,7 @@ def test_a_killed_training_continues_to_the_same_weights(
     monkeypatch: pytest.MonkeyPatch,
     error: type[BaseException],
 ) -> None:
-    monkeypatch.setattr(train_loop, "SAVE_EVERY_STEPS", 4)
+    monkeypatch.setattr(lm_training, "SAVE_EVERY_STEPS", 4)
     whole = small(fresh("whole"), fresh("w"), toy_corpus, toy_pair[0], silent)
     work, shown = fresh("work"), []
     with pytest.raises(error):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.fitting.splits import random_split
+from training.fitting.held_out import random_split
 
 SHARES = (0.8, 0.1, 0.1)
 

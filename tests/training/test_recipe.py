@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.embedded_pair.lm_module import LMRecipe
+from training.fitting.recipe import LMRecipe
 
 
 def test_the_rate_rises_stays_and_falls() -> None:

@@ -7,11 +7,21 @@ REPORT = {
         "small": {"exact_match": {"sort": 0.4}, "rouge1": {"sort": 0.6}, "mean_exact_match": 0.4, "mean_rouge1": 0.6},
     },
     "drafting": {
-        "acceptance_rate": 0.8, "content_acceptance_rate": 0.7, "auc": 0.95, "auc_content": 0.85, "tokens_per_round": 3.5,
-        "num_drafts": 4, "exit_agreement_by_layer": [0.5, 1.0],
+        "acceptance_rate": 0.8,
+        "content_acceptance_rate": 0.7,
+        "auc": 0.95,
+        "auc_content": 0.85,
+        "tokens_per_round": 3.5,
+        "num_drafts": 4,
+        "exit_agreement_by_layer": [0.5, 1.0],
     },
-    "cost": {"large": {"decode_ms": 4.0}, "small": {"decode_ms": 1.0}, "num_parameters_ratio": 19.0, "decode_ms_ratio": 4.0},
-}  # fmt: skip
+    "cost": {
+        "large": {"decode_ms": 4.0},
+        "small": {"decode_ms": 1.0},
+        "num_parameters_ratio": 19.0,
+        "decode_ms_ratio": 4.0,
+    },
+}
 
 
 def test_the_scorecard_shows_both_models_and_what_drafting_gives():

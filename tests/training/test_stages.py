@@ -11,7 +11,7 @@ from serving.learned.thresholds import load
 from serving.messages import DraftDecision, GenerationRequest
 from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import LayerwiseExit
-from training.stages import profile_thresholds
+from training.synera.stages import profile_thresholds
 
 SCORES = {"confidence": (0.5, 0.5), "importance": (0.2, 0.4)}
 

@@ -62,7 +62,7 @@ class RejectionPredictor(NumpyMLP):
 
 
 def load(path: Path) -> RejectionPredictor:
-    """Reads the artifact that the stage `training.stages.train_rejection_predictor` wrote.
+    """Reads the artifact that the stage `training.wisp.stages.train_rejection_predictor` wrote.
 
     Raises ValueError that names the file when it is missing, damaged, or not of this form.
     """

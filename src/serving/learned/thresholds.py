@@ -42,7 +42,7 @@ def nearest_rank(values: Sequence[float], share: float) -> float:
 
 
 def load(path: Path) -> Thresholds:
-    """Reads the artifact that the stage `training.stages.profile_thresholds` wrote.
+    """Reads the artifact that the stage `training.synera.stages.profile_thresholds` wrote.
 
     Raises ValueError that names the file when it is missing, cut off, or not of this form.
     """

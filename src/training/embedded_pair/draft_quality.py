@@ -82,16 +82,6 @@ def content_mask(tokenizer: PreTrainedTokenizerFast, output: Sequence[int]) -> N
     return np.array(touched, dtype=np.bool_)
 
 
-def auc(scores: NDArray[np.float64], positive: NDArray[np.bool_]) -> float | None:
-    """Area under the ROC curve: how often a positive scores above a negative, ties half; None with only one kind."""
-    negatives = np.sort(scores[~positive])
-    if not len(negatives) or len(negatives) == len(scores):
-        return None
-    below = np.searchsorted(negatives, scores[positive], side="left")
-    up_to = np.searchsorted(negatives, scores[positive], side="right")
-    return float((below + up_to).mean() / (2 * len(negatives)))
-
-
 def tokens_per_round(accepted: Sequence[NDArray[np.bool_]], num_drafts: int) -> float:
     """Mean tokens that one verification settles: the accepted run of at most `num_drafts`, and the verifier's own."""
     tokens = rounds = 0

@@ -4,53 +4,17 @@ With the usual small random weights the models memorise facts and never learn to
 output projections near a scaled identity follow Trockman and Kolter, Mimetic Initialization of Self-Attention Layers
 (2023); first-layer heads that look a fixed number of tokens back give induction heads what they are made from
 (Olsson et al., In-context Learning and Induction Heads, 2022).
-
-Where the weights of a model begin; `training.embedded_pair.initialisation` makes them so.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from training.embedded_pair.llama import DecoderLayer, Llama, rope_frequencies
-
-
-@dataclass(frozen=True)
-class InitConfig:
-    """Where the weights begin; the defaults copy and nothing more."""
-
-    copy_scale: float = 0.5
-    """Scale of the identity that output x value is near to."""
-    deep_copy_factor: float = 1.0
-    """Factor on `copy_scale` after the second layer: there it adds every token to every other, which drowns induction.
-    """
-    shared_norm: float = 1.0
-    """Length of a direction that all embeddings have in common; an embedding itself has length 1."""
-    look_back_offsets: tuple[int, ...] = ()
-    """How many tokens back head i of the first layer begins by looking; heads not named look nowhere."""
-    sharpness: float = 3.0
-    """How much higher the score of that token begins than those of its neighbours."""
-    induction_score: float = 0.0
-    """Score that the second layer's heads begin by giving to a token which follows an earlier copy of the present one
-    (by as many places as a first-layer head looks back); 0: none."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "look_back_offsets", tuple(self.look_back_offsets))
-        if min(self.look_back_offsets, default=1) < 1:
-            raise ValueError(f"init.look_back_offsets must be whole numbers of 1 or more, got {list(self.look_back_offsets)}")
-        if self.look_back_offsets and not self.shared_norm:
-            raise ValueError("init.look_back_offsets needs init.shared_norm above 0: such heads see only what all tokens share")
-        if self.induction_score and not (self.look_back_offsets and self.copy_scale):
-            raise ValueError("init.induction_score needs init.look_back_offsets and init.copy_scale: it finds what they brought")
-        if min(self.copy_scale, self.deep_copy_factor, self.shared_norm, self.sharpness, self.induction_score) < 0:
-            raise ValueError(f"init's scales must be 0 or more, got {self}")
-
-
-COPYING_INIT = InitConfig()
+from training.embedded_pair.model_config import InitConfig
 
 
 @torch.no_grad()
@@ -78,7 +42,8 @@ def _check_heads(heads: int, init: InitConfig) -> None:
         raise ValueError(f"init.look_back_offsets names {named} heads, a layer has {heads}; name fewer")
     if init.induction_score and 2 * named > heads:
         raise ValueError(
-            f"init.induction_score takes as many heads again as look_back_offsets names (={named}), a layer has {heads}; name fewer"
+            f"init.induction_score takes as many heads again as look_back_offsets names (={named}), "
+            f"a layer has {heads}; name fewer"
         )
 
 

@@ -2,14 +2,11 @@
 
 The same mathematics as `transformers.LlamaForCausalLM` with tied embeddings; a test compares the logits. Inference
 uses transformers' own module: this one has no KV cache.
-
-The sizes of a model that the project trains.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -17,33 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from training.embedded_pair.model_config import LlamaSizes
+
 if TYPE_CHECKING:
     from transformers import LlamaConfig, PreTrainedTokenizerFast
-
-
-@dataclass(frozen=True)
-class LlamaSizes:
-    """The sizes of a Llama without grouped queries."""
-
-    hidden_size: int
-    layers: int
-    heads: int
-    intermediate_size: int
-    rope_theta: float = 1000.0
-
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if value <= 0:
-                raise ValueError(f"architecture.{name} must be above 0, got {value}")
-        if self.hidden_size % (2 * self.heads):
-            raise ValueError(
-                f"architecture.hidden_size (={self.hidden_size}) must be a multiple of 2 x heads (={self.heads}): "
-                "rotary embeddings turn pairs of numbers in every head; change one of the two"
-            )
-
-    @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.heads
 
 
 NORM_EPSILON = 1e-6
@@ -110,13 +84,13 @@ class Llama(nn.Module):
 
 
 def rope_tables(sizes: LlamaSizes, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (length, head_size / 2) of the rotary embedding."""
+    """Cosines and sines (length, head_dim / 2) of the rotary embedding."""
     angles = torch.outer(torch.arange(length, dtype=torch.float32), rope_frequencies(sizes))
     return angles.cos(), angles.sin()
 
 
 def rope_frequencies(sizes: LlamaSizes) -> Tensor:
-    """Radians (head_size / 2) by which rotary embeddings turn each pair of numbers from one token to the next."""
+    """Radians (head_dim / 2) by which rotary embeddings turn each pair of numbers from one token to the next."""
     steps = torch.arange(0, sizes.head_dim, 2, dtype=torch.float32) / sizes.head_dim
     turns: Tensor = sizes.rope_theta**-steps
     return turns

@@ -1,22 +1,23 @@
-"""Rows of several short documents each, with a mask that keeps them apart."""
+"""Packs several short documents into each row, with a mask that keeps them apart."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from training.fitting.batches import ResumableLoader, shuffled_indices
+
 MAX_OPEN_ROWS = 64
-"""Rows that a document is tried on before a new one is begun; more packs tighter and takes longer."""
+"""Open rows that a document is tried on before a new row is opened; more packs tighter and takes longer."""
 
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """`input_ids`, `document_ids`, `labels`, `loss_weights`: (rows, length). Document 0 is padding; weight 0 is not
-    trained on.
+    """`input_ids`, `document_ids`, `labels`, `loss_weights`: (rows, length). Document 0 is padding; positions of weight
+    0 are not trained on.
     """
 
     input_ids: Tensor
@@ -25,7 +26,7 @@ class PackedSequences:
     loss_weights: Tensor
 
     def attention_mask(self) -> Tensor:
-        """Which token (rows, i) may see which (rows, i, j): earlier ones and itself, of its own document."""
+        """(rows, i, j): True if token i sees token j, which is itself or an earlier token of the same document."""
         same = self.document_ids[:, :, None] == self.document_ids[:, None, :]
         return same.tril()
 
@@ -56,7 +57,7 @@ def pack(pairs: Sequence[tuple[list[int], list[int]]], row_tokens: int, prompt_l
 
 
 def _first_fit(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """First fit over a window of open rows: which documents share a row."""
+    """Indices of the documents of each row, by first fit over a window of open rows."""
     closed: list[list[int]] = []
     opened: list[tuple[list[int], int]] = []
     for document, needed in enumerate(lengths):
@@ -85,40 +86,16 @@ def _fill_row(
         begin = end
 
 
-class PackedLoader:
-    """`steps` batches of `rows` rows, every epoch in its own seeded order; can be saved and continued mid-epoch.
-
-    It has a length because Lightning fetches one batch ahead from a loader without, and would lose it on resuming.
-    """
+class PackedLoader(ResumableLoader[PackedSequences]):
+    """Batches of `batch_size` rows, every epoch in its own seeded order. Raises ValueError for fewer rows."""
 
     def __init__(self, data: PackedSequences, batch_size: int, steps: int, seed: int) -> None:
+        super().__init__(steps)
         if len(data.input_ids) < batch_size:
             raise ValueError(
                 f"a step takes {batch_size} rows, the corpus packs into {len(data.input_ids)}; raise train_items"
             )
-        self._data, self._batch_size, self._steps, self._seed = data, batch_size, steps, seed
-        self._next_step = 0
+        self._data, self._batch_size, self._seed = data, batch_size, seed
 
-    def __len__(self) -> int:
-        return self._steps
-
-    def __iter__(self) -> Iterator[PackedSequences]:
-        while self._next_step < self._steps:
-            step = self._next_step
-            self._next_step += 1
-            yield self._data.select(self._row_indices(step))
-        self._next_step = 0
-
-    def _row_indices(self, step: int) -> Tensor:
-        per_epoch = len(self._data.input_ids) // self._batch_size
-        epoch, place = divmod(step, per_epoch)
-        order = torch.randperm(
-            len(self._data.input_ids), generator=torch.Generator().manual_seed(self._seed * 1009 + epoch)
-        )
-        return order[place * self._batch_size : (place + 1) * self._batch_size]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self._next_step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._next_step = state["done"]
+    def batch(self, step: int) -> PackedSequences:
+        return self._data.select(shuffled_indices(step, len(self._data.input_ids), self._batch_size, self._seed))

@@ -20,9 +20,10 @@ from torch import Tensor
 from serving.progress import Progress
 from training.embedded_pair import corpus as corpora
 from training.embedded_pair import tokenizer as tokenizers
-from training.embedded_pair.draft_quality import DraftQuality, auc, measure_drafts, tokens_per_round
+from training.embedded_pair.draft_quality import DraftQuality, measure_drafts, tokens_per_round
 from training.embedded_pair.tasks import TASKS
 from training.fitting import machine
+from training.fitting.cluster_statistics import auc
 from training.fitting.trainer import CPU_TRAINER, Trainer
 
 if TYPE_CHECKING:
@@ -186,7 +187,9 @@ def _decode_costs(models: Mapping[str, PreTrainedModel]) -> ReportRow:
         name: {"num_parameters": machine.num_parameters(model), "decode_ms": machine.decode_ms(model)}
         for name, model in models.items()
     }
-    return costs | {f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("num_parameters", "decode_ms")}
+    return costs | {
+        f"{kind}_ratio": costs["large"][kind] / costs["small"][kind] for kind in ("num_parameters", "decode_ms")
+    }
 
 
 def _write_parquet(path: Path, rows: Sequence[ReportRow]) -> None:

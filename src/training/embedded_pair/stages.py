@@ -1,13 +1,13 @@
-"""The stage that trains a model of the embedded pair: the large from the corpus, the small one from the large too."""
+"""Stages of the embedded pair that configuration names: a model's training and the pair's quality."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from serving.progress import Progress
-from training.embedded_pair.initialisation import COPYING_INIT, InitConfig
-from training.embedded_pair.llama import LlamaSizes
-from training.embedded_pair.lm_module import LMRecipe
+from training.embedded_pair.model_config import COPYING_INIT, InitConfig, LlamaSizes
+from training.fitting.recipe import LMRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 
 
@@ -24,11 +24,24 @@ def train(
     seed: int = 0,
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Train on the corpus, and on the distributions of `teacher`, an earlier one's checkpoint, if there is one.
+    """Trains a model on the corpus, and on the distributions of the checkpoint `teacher` if there is one.
 
-    `out` becomes a Hugging Face checkpoint with training.json beside it. Killed and called again with the same `work`,
-    it continues from the last saved step and ends with the same weights (same machine, thread count and precision).
+    `out` becomes a Hugging Face checkpoint with training.json beside it. After an interruption, a call with the same
+    `work` continues from the last saved step and ends with the same weights (same machine, threads and precision).
     """
-    from training.embedded_pair.train_loop import train_model  # lightning and torch: seconds that a plan does not have
+    from training.embedded_pair.lm_training import train_model  # loads torch and Lightning, which a plan does not need
 
     train_model(out, work, progress, corpus, architecture, recipe, init, seed, trainer, teacher)
+
+
+def measure_quality(
+    out: Path, *, progress: Progress, corpus: Path, large: Path, small: Path, items_per_task: int, trainer: Trainer
+) -> None:
+    """Accuracy, ROUGE-1, acceptance, calibration and cost of the pair on test items: quality.json and a table."""
+    from training.embedded_pair.quality import measure_pair, scorecard
+
+    measure_pair(
+        out, progress=progress, corpus=corpus, large=large, small=small, items_per_task=items_per_task, trainer=trainer
+    )
+    report = json.loads((out / "quality.json").read_text(encoding="utf-8"))
+    (out / "quality.txt").write_text(scorecard(report) + "\n", encoding="utf-8")

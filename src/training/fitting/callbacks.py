@@ -1,21 +1,25 @@
-"""What happens around a training's steps: it is shown, written down, and saved so that it can continue."""
+"""Lightning callbacks: the history of steps, checkpoints, and the best weights with early stopping."""
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch import Trainer as LightningTrainer
 
 from serving.progress import Progress
 
 CHECKPOINT_FILE = "last.ckpt"
+VALIDATION_LOSS = "validation_loss"
+"""Name under which modules log the loss that `EarlyStoppingByEpoch` reads."""
 
 
 class StepHistory(Callback):
-    """Every step's loss and seconds, kept through a restart, and shown as they come."""
+    """Keeps every step's loss and seconds through a restart, and reports them as progress."""
 
     def __init__(self, steps: int, progress: Progress) -> None:
         self.losses: list[float] = []
@@ -39,12 +43,12 @@ class StepHistory(Callback):
         self.losses, self.step_times_s = list(state_dict["losses"]), list(state_dict["step_times_s"])
 
     def p10_step_s(self) -> float:
-        """The 10th percentile of a step's seconds: what a step takes when nobody else uses the machine."""
+        """The 10th percentile of the steps' seconds: a step's time when no other process uses the machine."""
         return sorted(self.step_times_s)[len(self.step_times_s) // 10]
 
 
 class Checkpointer(Callback):
-    """Saves everything that continuing needs, every so many steps; the file is whole or the previous one."""
+    """Saves the whole training state every `every_steps` steps. The file is replaced at once, never half written."""
 
     def __init__(self, work: Path, every_steps: int) -> None:
         self._path, self._every_steps = work / CHECKPOINT_FILE, every_steps
@@ -54,3 +58,88 @@ class Checkpointer(Callback):
             fresh = self._path.with_suffix(".part")
             trainer.save_checkpoint(fresh)
             fresh.replace(self._path)
+
+
+class BestWeights(Callback):
+    """Base class: keeps a copy of the weights that had the lowest value so far. Both survive a restart."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        """The held-out value of every evaluation."""
+        self._best_weights: dict[str, Any] = {}
+
+    @property
+    def best_index(self) -> int:
+        """Index of the evaluation with the lowest value."""
+        return self.values.index(min(self.values))
+
+    def add(self, value: float, module: torch.nn.Module) -> None:
+        """Appends the value of an evaluation, and copies the weights of `module` if it is the lowest."""
+        self.values.append(value)
+        if self.best_index == len(self.values) - 1:
+            self._best_weights = copy.deepcopy(module.state_dict())
+
+    def without_improvement(self) -> int:
+        """Evaluations since the best one."""
+        return len(self.values) - 1 - self.best_index
+
+    def restore_best(self, module: torch.nn.Module) -> None:
+        """Loads the best weights into the module that they were copied from."""
+        module.load_state_dict(self._best_weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": list(self.values), "weights": self._best_weights}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values, self._best_weights = list(state_dict["values"]), state_dict["weights"]
+
+
+class EarlyStoppingByEpoch(BestWeights):
+    """Evaluates by the logged validation loss; stops after `patience` epochs without a lower one."""
+
+    def __init__(self, patience: int, epochs: int, progress: Progress) -> None:
+        super().__init__()
+        self._patience, self._epochs, self._progress = patience, epochs, progress
+
+    def on_validation_epoch_end(self, trainer: LightningTrainer, module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        self.add(float(trainer.callback_metrics[VALIDATION_LOSS]), module)
+        if self.without_improvement() >= self._patience:
+            trainer.should_stop = True
+        note = f"validation loss {self.values[-1]:.4f}, best {min(self.values):.4f}"
+        self._progress(len(self.values), self._epochs, note)
+
+    def summary(self) -> dict[str, Any]:
+        """Epochs, the best one counted from 1, and all validation losses."""
+        losses = [round(loss, 5) for loss in self.values]
+        return {"epochs": len(losses), "best_epoch": 1 + self.best_index, "validation_losses": losses}
+
+
+class EarlyStoppingByStep(BestWeights):
+    """Evaluates the held-out loss every `eval_steps` steps and at the last one; stops after `patience` evaluations
+    without a lower loss.
+
+    The trained module has `trained_module`, whose weights are kept, and `loss(batch)`.
+    """
+
+    def __init__(self, held_out: Any, eval_steps: int, steps: int, patience: int) -> None:
+        super().__init__()
+        self._held_out, self._eval_steps, self._steps, self._patience = held_out, eval_steps, steps, patience
+
+    @property
+    def best_step(self) -> int:
+        """Steps taken before the best evaluation."""
+        return min(self._steps, (self.best_index + 1) * self._eval_steps)
+
+    def on_train_batch_end(self, trainer: LightningTrainer, module: Any, *_: Any) -> None:
+        step = trainer.global_step
+        if not self._patience_exhausted and (step % self._eval_steps == 0 or step == self._steps):
+            with torch.no_grad():
+                self.add(float(module.loss(self._held_out.to(module.device))), module.trained_module)
+        if self._patience_exhausted:
+            trainer.should_stop = True
+
+    @property
+    def _patience_exhausted(self) -> bool:
+        return bool(self.values) and self.without_improvement() >= self._patience

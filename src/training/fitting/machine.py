@@ -1,7 +1,4 @@
-"""What this machine is, as far as a measured time depends on it.
-
-What one decoded token costs: weights touched, and milliseconds on one thread.
-"""
+"""Facts about this machine that measured times depend on, and the cost of one decoded token."""
 
 from __future__ import annotations
 
@@ -20,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def machine_info() -> dict[str, str | int | bool]:
-    """Processor, cores that this process may use, fast bf16 or not, and the versions that matter."""
-    import torch
-
+    """Processor, cores that this process may use, whether bf16 is fast, and versions."""
     return {
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -43,7 +38,7 @@ CONTEXT_TOKENS, REPEATS = 64, 100
 
 
 def num_parameters(model: PreTrainedModel) -> int:
-    """Weights that a decoded token multiplies with: all of them, a tied embedding once (as the head)."""
+    """Weights that a decoded token is multiplied with: all; a tied embedding counts once, as the head."""
     return sum(weight.numel() for weight in model.parameters())
 
 

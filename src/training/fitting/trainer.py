@@ -1,4 +1,4 @@
-"""Where and how a training runs; never what it learns."""
+"""Where and how a training runs; nothing here changes what is learned."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ _PRECISIONS = ("auto", "bf16", "fp32")
 _ZERO_STAGES = (0, 1, 2)
 DEEPSPEED = "deepspeed"
 
+NO_CHECKPOINT = Path("/no/earlier/attempt")
+"""For trainings of seconds, which begin again instead of being continued."""
+
 
 @dataclass(frozen=True)
 class Trainer:
-    """The machine's part of a training; `conf/trainer` names it."""
+    """The machine's part of a training, from `conf/trainer`. Raises ValueError for a value out of range."""
 
     accelerator: str = "cpu"
     devices: int = 1
     strategy: str = "auto"
     threads: int = 0
-    """CPU threads while training; 0 means all cores that this process may use."""
+    """CPU threads while training; 0: all cores that this process may use."""
     precision: str = "auto"
-    """Of the matrix products; weights are fp32. auto: bf16 where the hardware multiplies it, else fp32."""
+    """Of matrix products; weights are fp32. auto: bf16 if the hardware multiplies it, else fp32."""
     zero_stage: int = 2
-    """With strategy=deepspeed, what ZeRO shares among `devices`. 0: nothing; 1: the optimizer's states; 2: gradients,
-    too. Optimizers that need whole weights (Muon) share nothing.
+    """What ZeRO shards over `devices` with strategy=deepspeed. 0: nothing; 1: optimizer states; 2: gradients too.
+    Optimizers that need whole weights (Muon) shard nothing.
     """
 
     def __post_init__(self) -> None:
@@ -47,7 +50,8 @@ class Trainer:
         if self.threads < 0:
             raise ValueError(f"trainer.threads must be 0 (all cores) or more, got {self.threads}")
         if self.zero_stage not in _ZERO_STAGES:
-            raise ValueError(f"trainer.zero_stage must be one of {', '.join(map(str, _ZERO_STAGES))}, got {self.zero_stage}")
+            allowed_stages = ", ".join(map(str, _ZERO_STAGES))
+            raise ValueError(f"trainer.zero_stage must be one of {allowed_stages}, got {self.zero_stage}")
         if self.strategy == DEEPSPEED and self.accelerator == "gpu":
             _check_gpu()
 
@@ -61,7 +65,7 @@ class Trainer:
 
     @contextmanager
     def using_threads(self) -> Iterator[int]:
-        """Set torch's thread count, and set it back: serving in the same process uses one."""
+        """Sets torch's thread count and restores it, since serving in the same process uses one thread."""
         import torch
 
         before = torch.get_num_threads()
@@ -72,9 +76,9 @@ class Trainer:
             torch.set_num_threads(before)
 
     def fit(self, module: LightningModule, loader: Sized, callbacks: Sequence[Callback], checkpoint: Path) -> None:
-        """Run one step for each batch of `loader`, from the checkpoint `checkpoint` on if there is one.
+        """Runs one step for each batch of `loader`; continues from the file `checkpoint` if it exists.
 
-        On the CPU strategy=deepspeed is ZeRO without Lightning, which begins anew instead.
+        strategy=deepspeed on the CPU is ZeRO without Lightning, which ignores the checkpoint.
         """
         if self.strategy == DEEPSPEED and self.accelerator == "cpu":
             from training.fitting import zero
@@ -101,7 +105,7 @@ class Trainer:
             lightning.fit(module, loader, ckpt_path=str(checkpoint) if checkpoint.exists() else None, weights_only=True)
 
     def _lightning_strategy(self, module: LightningModule) -> Any:
-        """As Lightning wants it."""
+        """The strategy as Lightning expects it."""
         if self.strategy != DEEPSPEED:
             return self.strategy
         from lightning.pytorch.strategies import DeepSpeedStrategy
@@ -112,7 +116,7 @@ class Trainer:
 
 
 CPU_TRAINER = Trainer()
-"""One process on the CPU, on every core."""
+"""One process on the CPU with all cores."""
 
 
 def _check_gpu() -> None:
@@ -128,7 +132,7 @@ def _check_gpu() -> None:
 
 @contextmanager
 def _quiet_lightning() -> Iterator[None]:
-    """Without Lightning's greetings, and without a deprecation in torch 2.13 that Lightning 2.6 walks into."""
+    """Silences Lightning's start messages and a torch 2.13 deprecation warning that Lightning 2.6 causes."""
     log = logging.getLogger("lightning.pytorch")
     level = log.level
     log.setLevel(logging.WARNING)
@@ -142,7 +146,7 @@ def _quiet_lightning() -> Iterator[None]:
 
 @contextmanager
 def _keep_keyboard_interrupt() -> Iterator[None]:
-    """Lightning turns Ctrl-C into SystemExit and leaves SIGINT ignored; make it Ctrl-C again."""
+    """Turns the SystemExit that Lightning makes of Ctrl-C back into KeyboardInterrupt, and restores the handler."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -152,7 +156,7 @@ def _keep_keyboard_interrupt() -> Iterator[None]:
 
 
 def has_fast_bf16() -> bool:
-    """Whether this CPU multiplies bf16 natively (AVX512_BF16); elsewhere bf16 is slower than fp32."""
+    """True if this CPU multiplies bf16 natively (AVX512_BF16); without it bf16 is slower than fp32."""
     import torch
 
     return bool(torch.cpu._is_avx512_bf16_supported())

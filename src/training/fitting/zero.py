@@ -1,4 +1,4 @@
-"""ZeRO on the CPU through DeepSpeed itself, which Lightning's strategy refuses: a few processes over gloo."""
+"""ZeRO on the CPU, which Lightning's strategy refuses: processes over gloo that call DeepSpeed directly."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torch import Tensor, distributed, multiprocessing, nn
 from training.fitting.callbacks import Checkpointer
 
 ELEMENTWISE_OPTIMIZERS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
-"""Optimizers that may be given flat pieces of weights; another one gets whole weights, and shares no states."""
+"""Optimizers that work on flat pieces of weights. Any other one gets whole weights and shards nothing."""
 
 
 @dataclass
 class TrainerState:
-    """What callbacks are shown in the place of Lightning's trainer."""
+    """The part of Lightning's trainer that callbacks use."""
 
     global_step: int = 0
     should_stop: bool = False
@@ -34,20 +34,20 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class ZeroRankConfig:
-    """One process's place among those that train."""
+    """Configuration of one training process."""
 
     rank: int
     world_size: int
     zero_stage: int
     threads: int
     rendezvous_file: str
-    """A file in which they find each other."""
+    """The file through which the processes find each other."""
     result_pipe: Connection | None
-    """The first one's line to whoever waits for the weights."""
+    """Pipe of rank 0 to the process that runs the callbacks; None for other ranks."""
 
 
 class TrainingStepModule(nn.Module):
-    """A lesson's training step as the forward pass that DeepSpeed wants."""
+    """A module's training step as the forward pass that DeepSpeed expects."""
 
     def __init__(self, module: LightningModule) -> None:
         super().__init__()
@@ -61,32 +61,32 @@ class TrainingStepModule(nn.Module):
 
 
 def fit(module: LightningModule, loader: Any, callbacks: Sequence[Any], zero_stage: int, devices: int) -> None:
-    """Trains in `devices` processes of their own; after each step callbacks find the weights in `module`.
+    """Trains in `devices` new processes. After each step callbacks find the weights in `module`.
 
-    Each process runs `training_step` on every batch, and gradients are averaged: who wants to share a batch takes
-    the part of its rank there. Nothing is saved in between: an interrupted training begins anew. Raises RuntimeError
-    where a process ends before its time.
+    Each process runs `training_step` on every batch, and gradients are averaged. A module that shards batches takes
+    its rank's part there. Nothing is saved in between: an interrupted training starts again. Raises RuntimeError if a
+    process ends too early.
     """
     context = multiprocessing.get_context("spawn")  # DeepSpeed keeps its groups for as long as a process lives
     module.train().share_memory()
     ours, theirs = context.Pipe()
-    with TemporaryDirectory() as meeting:
-        seats = [
+    with TemporaryDirectory() as folder:
+        ranks = [
             ZeroRankConfig(
-                rank, devices, zero_stage, torch.get_num_threads(), f"{meeting}/store", None if rank else theirs
+                rank, devices, zero_stage, torch.get_num_threads(), f"{folder}/store", None if rank else theirs
             )
             for rank in range(devices)
         ]
-        started = [context.Process(target=_train_rank, args=(seat, module, loader), daemon=True) for seat in seats]
+        processes = [context.Process(target=_train_rank, args=(rank, module, loader), daemon=True) for rank in ranks]
         try:
-            for process in started:
+            for process in processes:
                 process.start()
             theirs.close()
             _run_callbacks(
                 ours, module, [each for each in callbacks if not isinstance(each, Checkpointer)], len(loader)
             )
         finally:
-            for process in started:
+            for process in processes:
                 process.terminate()
                 process.join()
     for weight in module.parameters():
@@ -94,35 +94,35 @@ def fit(module: LightningModule, loader: Any, callbacks: Sequence[Any], zero_sta
 
 
 def _run_callbacks(result_pipe: Connection, module: LightningModule, callbacks: Sequence[Any], steps: int) -> None:
-    watched = TrainerState()
-    while watched.global_step < steps and not watched.should_stop:
+    trainer = TrainerState()
+    while trainer.global_step < steps and not trainer.should_stop:
         for callback in callbacks:
-            callback.on_train_batch_start(watched, module, None, watched.global_step)
+            callback.on_train_batch_start(trainer, module, None, trainer.global_step)
         try:
             loss: float = result_pipe.recv()
         except EOFError:
             raise RuntimeError(
-                f"a process of the ZeRO training ended in step {watched.global_step + 1} of {steps}; it says above why"
+                f"a process of the ZeRO training ended in step {trainer.global_step + 1} of {steps}; its error is above"
             ) from None
-        watched.global_step += 1
+        trainer.global_step += 1
         for callback in callbacks:
-            callback.on_train_batch_end(watched, module, {"loss": loss}, None, watched.global_step - 1)
-        result_pipe.send(watched.should_stop)
+            callback.on_train_batch_end(trainer, module, {"loss": loss}, None, trainer.global_step - 1)
+        result_pipe.send(trainer.should_stop)
 
 
 def _train_rank(rank_config: ZeroRankConfig, module: LightningModule, loader: Any) -> None:
-    """What one process does until it is stopped, or every batch was seen."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever waits decides
+    """Trains in one process until rank 0 is told to stop or every batch was used."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process decides
     torch.set_num_threads(rank_config.threads)
-    own = [weight for weight in module.parameters() if weight.requires_grad]
-    shown = [weight.data for weight in own]
-    for weight in module.parameters():  # all processes were given the same memory
+    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    shared_weights = [weight.data for weight in weights]
+    for weight in module.parameters():  # all processes share this memory
         weight.data = weight.data.clone()
     with _process_group(rank_config):
         engine = _init_engine(module, rank_config)
         for index, batch in enumerate(loader):
             loss = _train_step(engine, batch, index) / rank_config.world_size
-            if _publish_and_check_stop(rank_config, loss, own, shown):
+            if _publish_and_check_stop(rank_config, loss, weights, shared_weights):
                 break
 
 
@@ -140,11 +140,11 @@ def _train_step(engine: Any, batch: Any, index: int) -> Tensor:
 def _publish_and_check_stop(
     rank_config: ZeroRankConfig, loss: Tensor, weights: Sequence[Tensor], shared_weights: Sequence[Tensor]
 ) -> bool:
-    """The first process shows its weights and asks; all do as it was told."""
+    """Rank 0 copies its weights to the shared memory and asks whether to stop; all ranks get the answer."""
     stop = torch.tensor(False)
     if rank_config.result_pipe is not None:
-        for weight, place in zip(weights, shared_weights, strict=True):
-            place.copy_(weight)
+        for weight, target in zip(weights, shared_weights, strict=True):
+            target.copy_(weight)
         rank_config.result_pipe.send(float(loss))
         stop.fill_(rank_config.result_pipe.recv())
     distributed.broadcast(stop, 0)
@@ -155,7 +155,7 @@ def _init_engine(module: LightningModule, rank_config: ZeroRankConfig) -> Any:
     import deepspeed  # type: ignore[import-untyped]
     from deepspeed.ops import __compatible_ops__ as operations  # type: ignore[import-untyped]
 
-    operations["deepspeed_shm_comm"] = False  # else it compiles a kernel
+    operations["deepspeed_shm_comm"] = False  # otherwise it compiles a kernel
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     found = _optimizer_config(module)
     config = {
@@ -178,7 +178,7 @@ def _init_engine(module: LightningModule, rank_config: ZeroRankConfig) -> Any:
 
 
 def effective_stage(module: LightningModule, zero_stage: int) -> int:
-    """Of ZeRO: as asked, or 0 where the lesson's optimizer needs whole weights."""
+    """`zero_stage`, or 0 if the module's optimizer needs whole weights."""
     return zero_stage if isinstance(_optimizer_config(module)["optimizer"], ELEMENTWISE_OPTIMIZERS) else 0
 
 
@@ -189,7 +189,7 @@ def _optimizer_config(module: LightningModule) -> Mapping[str, Any]:
 
 @contextmanager
 def _process_group(rank_config: ZeroRankConfig) -> Iterator[None]:
-    """Among the others, and without deprecations of torch's that DeepSpeed walks into."""
+    """Joins the process group, without torch's deprecation warnings that DeepSpeed causes."""
     os.environ |= {
         "DS_ACCELERATOR": "cpu",
         "LOCAL_RANK": "0",
@@ -201,7 +201,7 @@ def _process_group(rank_config: ZeroRankConfig) -> Iterator[None]:
         warnings.simplefilter("ignore", FutureWarning)
         distributed.init_process_group(
             "gloo", f"file://{rank_config.rendezvous_file}", rank=rank_config.rank, world_size=rank_config.world_size
-        )  # fmt: skip
+        )
         try:
             yield
         finally:

@@ -1,8 +1,7 @@
-"""Teaches the adapter what the target's deeper layers make of a token (HAT, section 3.4, Eq. 4).
+"""Losses of modules beside a frozen target: HAT's adapter and Medusa heads.
 
-Teaches Medusa heads to see past the target's next token (Medusa-1, Cai et al. 2024, section 2.2.1).
-
-How what is trained beside a frozen target learns: AdamW, a warm-up, a cosine.
+The adapter learns the states of the target's deeper layers (HAT, section 3.4, Eq. 4). Medusa heads learn the tokens
+behind the target's next one (Medusa-1, Cai et al. 2024, section 2.2.1).
 """
 
 from __future__ import annotations
@@ -13,69 +12,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor, distributed, nn
-from torch.optim.lr_scheduler import LambdaLR
+from torch import Tensor, nn
 
 from serving.engines.torch.draft_heads import init_adapter, init_medusa_heads
 from serving.engines.torch.model import DecomposedModel
-from training.hat.batches import HATRecipe, HiddenStateBatch, collate
+from training.fitting.recipe import HATRecipe
 from training.hat.trace import HiddenStateTrace
-
-
-class FrozenTargetModule(LightningModule):
-    """Trains `trained_module` by `recipe`; the loss is for those who derive from it to say. `frozen` goes where it
-    goes.
-    """
-
-    def __init__(self, trained_module: nn.Module, frozen: tuple[nn.Module, ...], recipe: HATRecipe) -> None:
-        super().__init__()
-        self.trained_module = trained_module
-        self._recipe = recipe
-        # In a tuple, so that the target's weights are neither trained nor saved with the module's.
-        self._frozen = frozen
-
-    def on_fit_start(self) -> None:
-        for module in self._frozen:
-            module.to(self.device)
-
-    def on_fit_end(self) -> None:
-        for module in self._frozen:
-            module.cpu()
-
-    def loss(self, batch: HiddenStateBatch) -> Tensor:
-        """The weighted mean over a batch's positions."""
-        raise NotImplementedError
-
-    def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
-        """Shares of the weight at which what is trained guesses the target's token, one a head."""
-        raise NotImplementedError
-
-    def training_step(self, batch: HiddenStateBatch, _: int) -> Tensor:
-        return self.loss(_rank_shard(batch))
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        recipe = self._recipe
-        optimizer = torch.optim.AdamW(
-            self.trained_module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": LambdaLR(optimizer, recipe.lr_factor), "interval": "step"},
-        }
-
-
-def _rank_shard(batch: HiddenStateBatch) -> HiddenStateBatch:
-    """What this process has of a batch, where several train together."""
-    if distributed.is_available() and distributed.is_initialized():
-        return batch.shard(distributed.get_rank(), distributed.get_world_size())
-    return batch
+from training.hat.train import FrozenTargetModule, HiddenStateBatch, collate
 
 
 class AdapterDistillation(FrozenTargetModule):
-    """`trained` is the adapter behind the first `shallow` layers of `model`; the loss is
-    SmoothL1(f_L, f_S) + w_ce CE(H(f_L), H(f_S)), where f are the states that the head H is fed with.
+    """Trains the adapter behind the first `shallow_layers` layers of `model`.
+
+    The loss is SmoothL1(f_L, f_S) + ce_weight CE(H(f_L), H(f_S)), where f are the input states of the head H.
     """
 
     def __init__(self, model: DecomposedModel, shallow_layers: int, recipe: HATRecipe, ce_weight: float) -> None:
@@ -84,7 +33,7 @@ class AdapterDistillation(FrozenTargetModule):
         self._attention_window, self._ce_weight = model.sliding_windows[shallow_layers - 1], ce_weight
 
     def deep_and_adapted(self, batch: HiddenStateBatch) -> tuple[Tensor, Tensor]:
-        """(f_L, f_S) at the positions that count, each of shape (positions, hidden)."""
+        """(f_L, f_S) at the positions with a weight, each of shape (positions, hidden)."""
         n, used = batch.tokens.shape[1], batch.loss_weights > 0
         rotary = tuple(each.to(batch.shallow.device) for each in self._rotary.for_range(0, n))
         mask = _window_mask(n, self._attention_window, batch.shallow.device)
@@ -94,9 +43,9 @@ class AdapterDistillation(FrozenTargetModule):
     def loss(self, batch: HiddenStateBatch) -> Tensor:
         deep, own = self.deep_and_adapted(batch)
         head = self._head[0]
-        apart = F.smooth_l1_loss(own, deep, reduction="none").mean(-1)
-        surprise = F.cross_entropy(head(own), head(deep).softmax(-1), reduction="none")
-        return ((apart + self._ce_weight * surprise) * batch.loss_weights[batch.loss_weights > 0]).sum()
+        distance = F.smooth_l1_loss(own, deep, reduction="none").mean(-1)
+        cross_entropy = F.cross_entropy(head(own), head(deep).softmax(-1), reduction="none")
+        return ((distance + self._ce_weight * cross_entropy) * batch.loss_weights[batch.loss_weights > 0]).sum()
 
     @torch.no_grad()
     def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
@@ -105,7 +54,7 @@ class AdapterDistillation(FrozenTargetModule):
 
 
 def trainable_adapter(model: DecomposedModel, shallow_layers: int) -> nn.Module:
-    """A blank adapter in fp32 that can be run on whole padded texts, and differentiated."""
+    """A new adapter in fp32 that runs on whole padded texts and can be differentiated."""
     adapter = init_adapter(model, shallow_layers).float().requires_grad_(True).train()
     for module in adapter.modules():
         if hasattr(module, "config"):
@@ -116,7 +65,7 @@ def trainable_adapter(model: DecomposedModel, shallow_layers: int) -> nn.Module:
 
 
 def _window_mask(n: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Which of `n` tokens sees which, of shape (1, 1, n, n), for a window that is shorter; else None: all before it."""
+    """Attention mask (1, 1, n, n) of a sliding window shorter than `n`; None for plain causal attention."""
     if window is None or n <= window:
         return None
     place = torch.arange(n, device=device)
@@ -125,11 +74,11 @@ def _window_mask(n: int, window: int | None, device: torch.device) -> Tensor | N
 
 
 MAX_RANKS = 10
-"""Of each head's guesses that a tree may be made of."""
+"""Ranks of each head that a tree may use."""
 
 
 class MedusaModule(FrozenTargetModule):
-    """`trained` are `count` heads over a frozen target; head k at position i is taught token i + 1 + k, and counts
+    """Trains `num_heads` heads over a frozen target. Head k at position i learns token i + 1 + k, with the weight
     `decay` to the power of k.
     """
 
@@ -144,7 +93,7 @@ class MedusaModule(FrozenTargetModule):
         return total
 
     def predictions(self, batch: HiddenStateBatch) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of each head its logits (positions, vocabulary), what it is taught there, and what those positions count."""
+        """For each head: logits (positions, vocabulary), target tokens and weights of these positions."""
         hidden = self._norm[0](batch.deep)
         found = []
         for k, head in enumerate(self.trained_module.children(), start=1):
@@ -156,7 +105,7 @@ class MedusaModule(FrozenTargetModule):
 
     @torch.no_grad()
     def rank_accuracies(self, trace: HiddenStateTrace, texts: Sequence[int]) -> list[list[float]]:
-        """How often each head's guess of each rank is right, over the answers of these texts."""
+        """For each head and rank the share of right predictions, over the answers of these texts."""
         found = []
         for logits, tokens, weights in self.predictions(collate(trace, texts, 0.0)):
             right = (logits.topk(MAX_RANKS, -1).indices == tokens[:, None]) * weights[:, None]

@@ -1,12 +1,9 @@
-"""What drafts are worth when they are served: tokens a round on prompts that nothing was learned from.
-
-Which candidates a verification looks at: those that are likeliest with such heads (Medusa, section 2.3.3).
-"""
+"""Drafts as they are served: tokens per round on held-out prompts; and the tree of Medusa candidates to verify."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from serving.deployment.queries import LoadedModels, Query
 from serving.learned.medusa import CandidateRanks
@@ -18,64 +15,56 @@ from serving.policy.slots.draft import Draft, MedusaDraft
 from serving.policy.slots.offload import AlwaysOffload
 from serving.policy.slots.verify import Lossless, TreeVerify
 from serving.progress import Progress
+from training.fitting.held_out import with_note
 
 VERIFIED_ORIGINS: tuple[Origin, ...] = ("accepted", "corrected", "bonus")
-"""Tokens that a verification wrote; another is a prompt's first one."""
+"""Origins of tokens that a verification yields; only the first token of an answer has another origin."""
 MIN_TOKENS_PER_ROUND = 1.1
-"""A round, the target's own included: without any draft it is 1, and drafts take time."""
+"""The target's own token included. Without drafts it is 1, and drafts take time."""
 
 
 @dataclass(frozen=True)
 class DraftEvaluation:
-    """Raises nothing: who is refused is for `check` to say."""
-
     prompts: int
     rounds: int
     acceptance_length: float
-    """Tokens a round, the target's own included."""
+    """Tokens per round, the target's own included."""
     acceptance_rate: float
-    """Share of the drafts that stood."""
+    """Share of the drafts that were accepted."""
     drafts_per_round: float
     exact_match: float
-    """Share of the texts that are the target's own. Not 1 where rows computed together round otherwise and two tokens
+    """Share of the answers that equal the target's own. Below 1 where batched rows round differently and two tokens
     were equally likely.
     """
-
-    def metrics(self) -> dict[str, float]:
-        return {f"served/{name}": value for name, value in asdict(self).items()}
 
 
 def evaluate_drafts(
     draft: Draft, models: LoadedModels, queries: Sequence[Query], seed: int, progress: Progress
 ) -> DraftEvaluation:
-    """Every draft is verified. Raises ValueError where there is no prompt, or nothing was drafted."""
-
-    def noted(note: str) -> Progress:
-        return lambda done, total, _: progress(done, total, note)
-
-    played = run_untimed(evaluation_policy(draft), models, queries, seed, noted("served with drafts"))
-    alone = run_untimed(target_only(), models, queries, seed, noted("served without"))
-    records = [played[query.request.session] for query in queries]
-    chunks = [chunk for record in records for chunk in record.draft_decisions if chunk.tokens]
-    drafted = sum(len(chunk.tokens) for chunk in chunks)
-    if not chunks:
+    """Serves `queries` with every draft verified, and without drafts. Raises ValueError if nothing was drafted."""
+    drafting = run_untimed(evaluation_policy(draft), models, queries, seed, with_note(progress, "served with drafts"))
+    target = run_untimed(target_only(), models, queries, seed, with_note(progress, "served without"))
+    records = [drafting[query.request.session] for query in queries]
+    decisions = [decision for record in records for decision in record.draft_decisions if decision.tokens]
+    num_drafts = sum(len(decision.tokens) for decision in decisions)
+    if not decisions:
         raise ValueError("not one draft was made on the held-out prompts; raise workload.profiling.num_prompts")
-    written = sum(record.origins.count(origin) for record in records for origin in VERIFIED_ORIGINS)
+    verified = sum(record.origins.count(origin) for record in records for origin in VERIFIED_ORIGINS)
     same = [
-        record.tokens == alone[query.request.session].tokens for query, record in zip(queries, records, strict=True)
+        record.tokens == target[query.request.session].tokens for query, record in zip(queries, records, strict=True)
     ]
     return DraftEvaluation(
         prompts=len(queries),
-        rounds=len(chunks),
-        acceptance_length=written / len(chunks),
-        acceptance_rate=sum(chunk.accepted or 0 for chunk in chunks) / drafted,
-        drafts_per_round=drafted / len(chunks),
+        rounds=len(decisions),
+        acceptance_length=verified / len(decisions),
+        acceptance_rate=sum(decision.accepted or 0 for decision in decisions) / num_drafts,
+        drafts_per_round=num_drafts / len(decisions),
         exact_match=sum(same) / len(same),
     )
 
 
 def evaluation_policy(draft: Draft) -> Policy:
-    """The target in one place, and all that is drafted verified by it; a tree as a tree."""
+    """Drafts are written beside the target, which verifies all of them; a tree is verified as a tree."""
     verify = TreeVerify() if isinstance(draft, MedusaDraft) else Lossless()
     return replace(target_only(), name="trial", draft=draft, offload=AlwaysOffload(), verify=verify)
 
@@ -84,27 +73,28 @@ def check(evaluation: DraftEvaluation, subject: str) -> None:
     """Raises ValueError, with the figures, for drafts that are hardly better than none."""
     if evaluation.acceptance_length < MIN_TOKENS_PER_ROUND:
         raise ValueError(
-            f"{subject} no better than none: {evaluation.acceptance_length:.2f} tokens a round on {evaluation.prompts} held-out "
-            f"prompts ({MIN_TOKENS_PER_ROUND} are wanted, 1 is had without), {evaluation.acceptance_rate:.1%} of "
-            f"{evaluation.drafts_per_round:.1f} drafts a round accepted; train on more texts (workload.profiling.num_prompts) or "
-            "longer (recipe.steps, recipe.patience)"
+            f"{subject} no better than none: {evaluation.acceptance_length:.2f} tokens a round on "
+            f"{evaluation.prompts} held-out prompts ({MIN_TOKENS_PER_ROUND} are required, 1 is the value without "
+            f"drafts), {evaluation.acceptance_rate:.1%} of {evaluation.drafts_per_round:.1f} drafts a round accepted; "
+            "train on more texts (workload.profiling.num_prompts) or longer (recipe.steps, recipe.patience)"
         )
 
 
 def build_tree(accuracies: Sequence[Sequence[float]], candidates: int) -> tuple[CandidateRanks, ...]:
-    """So many candidates of which as many as can be are expected to stand, parents before their children.
+    """The tree of `candidates` candidates with the most expected accepted ones (Medusa, section 2.3.3).
 
-    `accuracies[k][r]` is how often head k's guess of rank r is right; heads are taken to err independently. Raises
-    ValueError where there are fewer candidates than asked for.
+    `accuracies[k][r]` is the share of positions where rank r of head k is right; heads are taken to be independent.
+    Parents come before their children. Raises ValueError if the heads have fewer candidates.
     """
     tree: list[CandidateRanks] = []
-    waiting: dict[CandidateRanks, float] = {(rank,): chance for rank, chance in enumerate(accuracies[0])}
+    frontier: dict[CandidateRanks, float] = {(rank,): accuracy for rank, accuracy in enumerate(accuracies[0])}
     while len(tree) < candidates:
-        if not waiting:
+        if not frontier:
             raise ValueError(f"{candidates} candidates are wanted, and {len(tree)} can be made of these heads' guesses")
-        ranks = min(waiting, key=lambda path: (-waiting[path], len(path), path))
-        chance = waiting.pop(ranks)
+        ranks = min(frontier, key=lambda path: (-frontier[path], len(path), path))
+        probability = frontier.pop(ranks)
         tree.append(ranks)
         if len(ranks) < len(accuracies):
-            waiting |= {(*ranks, rank): chance * each for rank, each in enumerate(accuracies[len(ranks)])}
+            following = enumerate(accuracies[len(ranks)])
+            frontier |= {(*ranks, rank): probability * accuracy for rank, accuracy in following}
     return tuple(tree)

@@ -1,4 +1,4 @@
-"""What configuration may name as a stage of HAT's training: a trace of hidden states, the adapter, Medusa heads."""
+"""Stages of HAT's training that configuration names: the trace of hidden states, the adapter, Medusa heads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from serving.policy.slots.draft import MedusaDraft, WindowDraft
 from serving.policy.slots.placement import UShapedPlacement
 from serving.progress import Progress
 from serving.workload.workload import Workload
-from training.fitting.prompts import training_workload
+from training.fitting.held_out import held_out_queries, served_metrics, training_workload
+from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.hat import serving_eval
-from training.hat.batches import HATRecipe
 
 if TYPE_CHECKING:
-    from serving.deployment.queries import LoadedModels, Query
     from training.hat.trace import HiddenStateTrace, TextSplit
 
 
@@ -39,11 +38,11 @@ def record_hidden_states(
     seed: int = 0,
     accelerator: str = "cpu",
 ) -> None:
-    """The large model answers prompts, and of every token of prompt and answer two hidden states are kept: behind the
-    first `shallow_layers` of the timed architecture's layers, and behind the last; hidden.safetensors and hidden.json.
+    """Records two hidden states of every token of prompts and of the large model's answers: hidden.safetensors and
+    hidden.json.
 
-    Of the embedded pair's tasks it asks `prompt_factor` as many prompts as `workload` does, all of the training split,
-    so that those of `workload` itself are left to be served. Raises ValueError for less than one.
+    One is behind the first `shallow_layers` of the timed architecture's layers, one behind the last layer. The prompts
+    are those of `training.fitting.held_out.training_workload`. Raises ValueError for a `prompt_factor` below 1.
     """
     from serving.deployment.model_loading import load_models, make_queries, num_layers
     from training.hat import trace
@@ -51,11 +50,11 @@ def record_hidden_states(
 
     layers = UShapedPlacement(shallow_layers=shallow_layers).device_layers(num_layers(cloud), timed_architecture.layers)
     models = load_models(cloud, cloud, accelerator)
-    asked = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
-    found = record(models, asked, layers, seed, progress)
+    queries = make_queries(training_workload(workload, prompt_factor), decoding, seed, 1, models.tokenizer)
+    found = record(models, queries, layers, seed, progress)
     made_from = {
         "model": cloud.display_name,
-        "data": f"{workload.dataset.name}, {len(asked)} prompts",
+        "data": f"{workload.dataset.name}, {len(queries)} prompts",
         "layers": f"{layers} of {models.cloud_layers}",
         "seed": str(seed),
     }
@@ -78,8 +77,7 @@ def train_adapter(
     accelerator: str = "cpu",
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Distils HAT's adapter from the trace `hidden_trace` (section 3.4, Eq. 4), and serves prompts that it does not
-    know.
+    """Distils HAT's adapter from `hidden_trace` (section 3.4, Eq. 4), and serves held-out prompts with it.
 
     Writes adapter.safetensors, adapter.json and metrics.json. Raises ValueError, with the figures, for an adapter whose
     drafts are hardly better than none.
@@ -94,14 +92,14 @@ def train_adapter(
     split = found.split(seed)
     model = load_model(cloud.name_or_path, num_layers=found.shallow_layers + 1)
     recipe = recipe.limit_epochs(len(split.train))
-    study = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight)
-    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"ce_weight": ce_weight}
-    _save_weights(study.trained_module, out / adapter.WEIGHTS)
+    module = AdapterDistillation(model, found.shallow_layers, recipe, ce_weight)
+    report = train.train(module, found, split, recipe, seed, trainer, work, progress) | {"ce_weight": ce_weight}
+    _save_weights(module.trained_module, out / adapter.WEIGHTS)
     header = adapter.Adapter(found.shallow_layers, report["parameters"], made_from=trace.made_from(hidden_trace))
     header.save(out)
     models = load_models(replace(cloud, quantization="none", adapter=out), cloud, accelerator)
-    asked = _held_out_queries(found, split, workload, decoding, seed, models)
-    served = serving_eval.evaluate_drafts(draft, models, asked, seed, progress)
+    queries = held_out_queries(_used_prompt_ids(found, split), models, workload, decoding, seed)
+    served = serving_eval.evaluate_drafts(draft, models, queries, seed, progress)
     serving_eval.check(served, "this adapter is")
     _write_artifact(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
@@ -123,8 +121,8 @@ def train_medusa(
     accelerator: str = "cpu",
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains Medusa heads on the trace `hidden_trace` (Medusa-1, Cai et al. 2024), makes the tree that suits them, and
-    serves prompts that they were not trained on.
+    """Trains Medusa heads on `hidden_trace` (Medusa-1, Cai et al. 2024), builds their candidate tree, and serves
+    held-out prompts with them.
 
     Writes medusa.safetensors, medusa.json and metrics.json. Raises ValueError, with the figures, for heads whose
     proposals are hardly better than none.
@@ -139,10 +137,10 @@ def train_medusa(
     found = trace.read(hidden_trace)
     split = found.split(seed)
     recipe = recipe.limit_epochs(len(split.train))
-    study = MedusaModule(load_model(cloud.name_or_path, num_layers=1), num_heads, recipe, head_decay)
-    report = train.train(study, found, split, recipe, seed, trainer, work, progress) | {"head_decay": head_decay}
-    _save_weights(study.trained_module, out / medusa.WEIGHTS)
-    accuracies = study.rank_accuracies(found, split.validation)
+    module = MedusaModule(load_model(cloud.name_or_path, num_layers=1), num_heads, recipe, head_decay)
+    report = train.train(module, found, split, recipe, seed, trainer, work, progress) | {"head_decay": head_decay}
+    _save_weights(module.trained_module, out / medusa.WEIGHTS)
+    accuracies = module.rank_accuracies(found, split.validation)
     header = medusa.MedusaHeads(
         num_heads,
         build_tree(accuracies, tree_candidates),
@@ -151,37 +149,28 @@ def train_medusa(
         made_from=trace.made_from(hidden_trace),
     )
     models = load_models(cloud, cloud, accelerator, EngineRequirements(medusa=header))
-    asked = _held_out_queries(found, split, workload, decoding, seed, models)
-    served = serving_eval.evaluate_drafts(MedusaDraft(header), models, asked, seed, progress)
+    queries = held_out_queries(_used_prompt_ids(found, split), models, workload, decoding, seed)
+    served = serving_eval.evaluate_drafts(MedusaDraft(header), models, queries, seed, progress)
     serving_eval.check(served, "these heads are")
     report |= {"accuracies": accuracies}
     _write_artifact(out, replace(header, acceptance_length=served.acceptance_length, metrics=report), served)
 
 
-def _held_out_queries(
-    trace: HiddenStateTrace, split: TextSplit, workload: Workload, decoding: Decoding, seed: int, models: LoadedModels
-) -> list[Query]:
-    """The workload's prompts that nothing was learned from. Raises ValueError where there is none."""
-    from serving.deployment.model_loading import make_queries
-
-    seen = {trace.prompt_ids[text] for text in (*split.train, *split.validation)}
-    asked = [q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in seen]
-    if not asked:
-        raise ValueError("every prompt of workload.profiling was learned from; raise workload.profiling.num_prompts")
-    return asked
+def _used_prompt_ids(trace: HiddenStateTrace, split: TextSplit) -> frozenset[str]:
+    return frozenset(trace.prompt_ids[text] for text in (*split.train, *split.validation))
 
 
-def _save_weights(trained: Any, file: Path) -> None:
+def _save_weights(module: Any, file: Path) -> None:
     from safetensors.torch import save_file
 
-    save_file({name: weight.contiguous() for name, weight in trained.state_dict().items()}, file)
+    save_file({name: weight.contiguous() for name, weight in module.state_dict().items()}, file)
 
 
 def _write_artifact(out: Path, header: Any, evaluation: serving_eval.DraftEvaluation) -> None:
-    """The header with what was found when it was served, and metrics.json beside it."""
+    """Writes the header with the metrics of training and evaluation, and metrics.json."""
     report: Mapping[str, Any] = header.metrics
-    replace(header, metrics={**report, **evaluation.metrics()}).save(out)
+    replace(header, metrics={**report, **served_metrics(evaluation)}).save(out)
     names = ("parameters", "steps", "best_step", "training_s", "p10_step_s")
     shown = {name: report[name] for name in names} | {"validation_loss": min(report["validation_losses"])}
     shown |= {f"test_agreement/{i}": share for i, share in enumerate(report["test_agreement"], start=1)}
-    (out / "metrics.json").write_text(json.dumps(shown | evaluation.metrics(), indent=1), encoding="utf-8")
+    (out / "metrics.json").write_text(json.dumps(shown | served_metrics(evaluation), indent=1), encoding="utf-8")

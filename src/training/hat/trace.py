@@ -1,6 +1,6 @@
-"""The artifact `hidden.safetensors`: of whole texts the hidden states behind the first layers and behind the last.
+"""The artifact `hidden.safetensors`: hidden states of whole texts behind the first layers and behind the last one.
 
-Takes a trace of hidden states: the target writes its answers, then runs each whole text once more.
+To record it, the target writes its answers, then runs each whole text once more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from serving.engines.torch.sequence_cache import SequenceCache
 from serving.outcomes.offline import run_untimed
 from serving.outcomes.record import target_only
 from serving.progress import Progress
-from training.fitting.splits import random_split
+from training.fitting.held_out import random_split
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 TRACE_FILE, HEADER_FILE = "hidden.safetensors", "hidden.json"
 TENSORS = ("shallow", "deep", "tokens", "text_ends", "prompt_lens")
 SPLIT_SHARES = (0.85, 0.075, 0.075)
-"""Of the texts: training, validation, test."""
+"""Shares of the texts: training, validation, test."""
 
 
 @dataclass(frozen=True, eq=False)
 class HiddenStateTrace:
-    """`n` texts that the target wrote, their `t` tokens laid end to end."""
+    """Hidden states of `n` texts that the target wrote, their `t` tokens end to end."""
 
     shallow: Tensor
-    """(t, hidden), fp16: what leaves the first `shallow_layers` layers."""
+    """(t, hidden), fp16: output of the first `shallow_layers` layers."""
     deep: Tensor
-    """(t, hidden), fp16: what leaves the last layer, before the final norm."""
+    """(t, hidden), fp16: output of the last layer, before the final norm."""
     tokens: Tensor
     """(t), prompts and answers."""
     text_ends: Tensor
@@ -47,18 +47,18 @@ class HiddenStateTrace:
     prompt_lens: Tensor
     """(n): tokens of each text that are its prompt."""
     prompt_ids: tuple[str, ...]
-    """Of each text's prompt in its data set, each once."""
+    """(n) ids of the texts' prompts in their data set, each once."""
     shallow_layers: int
 
     def __len__(self) -> int:
         return len(self.prompt_ids)
 
     def span(self, text: int) -> tuple[int, int]:
-        """Where a text lies."""
+        """(begin, end) of a text's tokens."""
         return int(self.text_ends[text - 1]) if text else 0, int(self.text_ends[text])
 
     def split(self, seed: int) -> TextSplit:
-        """Training, validation and test by text. Raises ValueError where there are fewer than three."""
+        """Random split by text. Raises ValueError for fewer than three texts."""
         if len(self) < 3:
             raise ValueError(
                 f"{len(self)} texts cannot be split into training, validation and test; raise "
@@ -69,7 +69,7 @@ class HiddenStateTrace:
 
 @dataclass(frozen=True)
 class TextSplit:
-    """Texts by their number, each in one part."""
+    """Indices of texts; each text is in one part."""
 
     train: tuple[int, ...]
     validation: tuple[int, ...]
@@ -82,14 +82,17 @@ def write(folder: Path, trace: HiddenStateTrace, made_from: Mapping[str, str]) -
 
     save_file({name: getattr(trace, name).contiguous() for name in TENSORS}, folder / TRACE_FILE)
     header = {
-        "made_from": dict(made_from), "shallow_layers": trace.shallow_layers, "sequences": len(trace), "tokens": len(trace.tokens),
+        "made_from": dict(made_from),
+        "shallow_layers": trace.shallow_layers,
+        "texts": len(trace),
+        "tokens": len(trace.tokens),
         "prompt_ids": trace.prompt_ids,
-    }  # fmt: skip
+    }
     (folder / HEADER_FILE).write_text(json.dumps(header, indent=1), encoding="utf-8")
 
 
 def read(folder: Path) -> HiddenStateTrace:
-    """The trace of an artifact of `training.hat.stages.record_hidden_states`; raises ValueError that names a bad file."""
+    """Reads what `training.hat.stages.record_hidden_states` wrote. Raises ValueError that names a bad file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -108,7 +111,7 @@ def read(folder: Path) -> HiddenStateTrace:
 
 
 def made_from(folder: Path) -> dict[str, str]:
-    """What the trace was made from: model, data, layers, seed."""
+    """The trace's sources: model, data, layers, seed."""
     return dict(_header(folder)["made_from"])
 
 
@@ -127,7 +130,7 @@ def concatenate(
     prompt_ids: Sequence[str],
     shallow_layers: int,
 ) -> HiddenStateTrace:
-    """One trace of each text's (shallow, deep, tokens)."""
+    """The trace of the texts' (shallow, deep, tokens)."""
     import torch
 
     lengths = [len(tokens) for _, _, tokens in texts]
@@ -145,8 +148,8 @@ def concatenate(
 def record(
     models: LoadedModels, queries: Sequence[Query], shallow_layers: int, seed: int, progress: Progress
 ) -> HiddenStateTrace:
-    """The hidden states of the prompts and of the target's greedy answers to them, behind `shallow_layers` layers and
-    all.
+    """Records the target's greedy answers, and the hidden states of prompts and answers behind `shallow_layers` layers
+    and behind all.
     """
     target: Any = models.cloud
     records = run_untimed(target_only(), models, queries, seed, progress)
@@ -161,12 +164,9 @@ def record(
 
 @torch.inference_mode()
 def hidden_states(model: DecomposedModel, text: Sequence[int], shallow_layers: int) -> tuple[Tensor, Tensor]:
-    """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded as when they travel."""
-    stack, slot, depth = (
-        ModelRunner(model, model.vocab_size),
-        SequenceCache(model, 0, len(model.layers)),
-        len(model.layers),
-    )
-    shallow = stack.run(stack.embed(text), [RunnerInput(slot, len(text))], 0, shallow_layers)
-    deep = stack.run(shallow, [RunnerInput(slot, len(text), num_cached=0)], shallow_layers, depth)
+    """(shallow, deep) of every token of a text, each of shape (tokens, hidden), rounded to fp16 as for sending."""
+    runner, depth = ModelRunner(model, model.vocab_size), len(model.layers)
+    cache = SequenceCache(model, 0, depth)
+    shallow = runner.run(runner.embed(text), [RunnerInput(cache, len(text))], 0, shallow_layers)
+    deep = runner.run(shallow, [RunnerInput(cache, len(text), num_cached=0)], shallow_layers, depth)
     return encode_hidden(shallow, "fp16").cpu(), encode_hidden(deep, "fp16").cpu()

@@ -1,75 +1,142 @@
-"""One training on a trace of hidden states: the best weights, and how they came about.
-
-Which step's weights are kept: those with the lowest loss on texts that nothing learns from.
-"""
+"""One training beside a frozen target: padded batches of whole texts, AdamW, and the best weights by held-out loss."""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
-from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor, distributed, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from serving.progress import Progress
-from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, StepHistory
+from training.fitting.batches import ResumableLoader, shuffled_indices
+from training.fitting.callbacks import CHECKPOINT_FILE, Checkpointer, EarlyStoppingByStep, StepHistory
+from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import Trainer
-from training.hat.batches import HATRecipe, HiddenStateBatch, HiddenStateLoader, collate
-from training.hat.distillation import FrozenTargetModule
 from training.hat.trace import HiddenStateTrace, TextSplit
 
+SAVE_EVERY_STEPS = 100
 
-class EarlyStoppingByStep(Callback):
-    """Looks at the held-out loss every so many steps and at the last one, keeps a copy of the best weights, and stops
-    training after `patience` looks without a lower loss. Both survive a restart.
+
+@dataclass(frozen=True)
+class HiddenStateBatch:
+    """`b` texts, padded at their ends to `n` tokens."""
+
+    shallow: Tensor
+    """(b, n, hidden)"""
+    deep: Tensor
+    """(b, n, hidden)"""
+    tokens: Tensor
+    """(b, n); -1: padding."""
+    loss_weights: Tensor
+    """(b, n): weight of each position, 1 in all; 0 where no token follows. Position i predicts token i + 1."""
+
+    def to(self, device: torch.device) -> HiddenStateBatch:
+        return HiddenStateBatch(
+            *(each.to(device) for each in (self.shallow, self.deep, self.tokens, self.loss_weights))
+        )
+
+    def shard(self, rank: int, world_size: int) -> HiddenStateBatch:
+        """Every `world_size`-th text. The mean of the shards' weighted sums is the weighted sum of the batch."""
+        mine = slice(rank, None, world_size)
+        return HiddenStateBatch(
+            self.shallow[mine], self.deep[mine], self.tokens[mine], self.loss_weights[mine] * world_size
+        )
+
+
+def collate(trace: HiddenStateTrace, texts: Sequence[int], prompt_loss_weight: float) -> HiddenStateBatch:
+    """A batch of these texts. Positions that predict an answer's token weigh 1, others `prompt_loss_weight`."""
+    spans = [trace.span(text) for text in texts]
+    shape = (len(texts), max(end - begin for begin, end in spans))
+    width = trace.deep.shape[1]
+    shallow, deep = torch.zeros(*shape, width), torch.zeros(*shape, width)
+    tokens, weights = torch.full(shape, -1), torch.zeros(shape)
+    for row, (text, (begin, end)) in enumerate(zip(texts, spans, strict=True)):
+        n, prompt = end - begin, int(trace.prompt_lens[text])
+        shallow[row, :n], deep[row, :n] = trace.shallow[begin:end].float(), trace.deep[begin:end].float()
+        tokens[row, :n] = trace.tokens[begin:end].long()
+        weights[row, : prompt - 1] = prompt_loss_weight
+        weights[row, prompt - 1 : n - 1] = 1.0
+    return HiddenStateBatch(shallow, deep, tokens, weights / weights.sum().clamp_min(1e-9))
+
+
+class HiddenStateLoader(ResumableLoader[HiddenStateBatch]):
+    """Batches of `batch_size` texts, every epoch in its own seeded order."""
+
+    def __init__(
+        self,
+        trace: HiddenStateTrace,
+        texts: Sequence[int],
+        batch_size: int,
+        steps: int,
+        prompt_loss_weight: float,
+        seed: int,
+    ) -> None:
+        super().__init__(steps)
+        self._trace, self._texts, self._batch_size = trace, texts, min(batch_size, len(texts))
+        self._prompt_loss_weight, self._seed = prompt_loss_weight, seed
+
+    def batch(self, step: int) -> HiddenStateBatch:
+        return collate(self._trace, self._batch_texts(step), self._prompt_loss_weight)
+
+    def _batch_texts(self, step: int) -> list[int]:
+        indices = shuffled_indices(step, len(self._texts), self._batch_size, self._seed)
+        return [self._texts[i] for i in indices.tolist()]
+
+
+class FrozenTargetModule(LightningModule):
+    """Base class: trains `trained_module` by AdamW with a warm-up and a cosine; subclasses define the loss.
+
+    The modules in `frozen` are moved to the device of the trained one.
     """
 
-    def __init__(self, held_out: HiddenStateBatch, eval_steps: int, steps: int, patience: int) -> None:
-        self.losses: list[float] = []
-        self._held_out, self._eval_steps, self._steps, self._patience = held_out, eval_steps, steps, patience
-        self._best_weights: dict[str, Any] = {}
+    def __init__(self, trained_module: nn.Module, frozen: tuple[nn.Module, ...], recipe: HATRecipe) -> None:
+        super().__init__()
+        self.trained_module = trained_module
+        self._recipe = recipe
+        # In a tuple, so that the target's weights are neither trained nor saved with the module's.
+        self._frozen = frozen
 
-    @property
-    def best_check(self) -> int:
-        """Which one was best, from 0."""
-        return self.losses.index(min(self.losses))
+    def on_fit_start(self) -> None:
+        for module in self._frozen:
+            module.to(self.device)
 
-    @property
-    def best_step(self) -> int:
-        """How many steps had been taken then."""
-        return min(self._steps, (self.best_check + 1) * self._eval_steps)
+    def on_fit_end(self) -> None:
+        for module in self._frozen:
+            module.cpu()
 
-    def on_train_batch_end(self, trainer: LightningTrainer, module: FrozenTargetModule, *_: Any) -> None:  # type: ignore[override]
-        step = trainer.global_step
-        if not self._patience_exhausted and (step % self._eval_steps == 0 or step == self._steps):
-            self._evaluate(module)
-        if self._patience_exhausted:
-            trainer.should_stop = True
+    def loss(self, batch: HiddenStateBatch) -> Tensor:
+        """The weighted mean over a batch's positions."""
+        raise NotImplementedError
 
-    @property
-    def _patience_exhausted(self) -> bool:
-        return bool(self.losses) and len(self.losses) - 1 - self.best_check >= self._patience
+    def top1_agreement(self, batch: HiddenStateBatch) -> list[float]:
+        """Weighted share of positions where the trained module predicts the target's token; one share for each head."""
+        raise NotImplementedError
 
-    @torch.no_grad()
-    def _evaluate(self, module: FrozenTargetModule) -> None:
-        self.losses.append(float(module.loss(self._held_out.to(module.device))))
-        if self.best_check == len(self.losses) - 1:
-            self._best_weights = copy.deepcopy(module.trained_module.state_dict())
+    def training_step(self, batch: HiddenStateBatch, _: int) -> Tensor:
+        return self.loss(_rank_shard(batch))
 
-    def restore_best(self, module: FrozenTargetModule) -> None:
-        module.trained_module.load_state_dict(self._best_weights)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"losses": list(self.losses), "weights": self._best_weights}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.losses, self._best_weights = list(state_dict["losses"]), state_dict["weights"]
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        recipe = self._recipe
+        optimizer = torch.optim.AdamW(
+            self.trained_module.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, recipe.lr_factor), "interval": "step"},
+        }
 
 
-SAVE_EVERY_STEPS = 100
+def _rank_shard(batch: HiddenStateBatch) -> HiddenStateBatch:
+    """This process's part of a batch if several processes train together, else the batch."""
+    if distributed.is_available() and distributed.is_initialized():
+        return batch.shard(distributed.get_rank(), distributed.get_world_size())
+    return batch
 
 
 def train(
@@ -82,18 +149,19 @@ def train(
     work: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Trains `module`, whose weights are then the best ones; says how long and how well.
+    """Trains `module`, loads its best weights, and returns a report of the training.
 
-    Held-out loss and agreement are those of answers: what is served are answers. The same seed gives the same weights
-    on one machine, with an interruption or without.
+    Held-out loss and agreement count positions of answers only. The same seed gives the same weights on one machine,
+    interrupted or not.
     """
     loader = HiddenStateLoader(trace, split.train, recipe.batch_size, recipe.steps, recipe.prompt_loss_weight, seed)
-    diary = StepHistory(recipe.steps, progress)
-    best = EarlyStoppingByStep(collate(trace, split.validation, 0.0), recipe.eval_steps, recipe.steps, recipe.patience)
+    history = StepHistory(recipe.steps, progress)
+    held_out = collate(trace, split.validation, 0.0)
+    best = EarlyStoppingByStep(held_out, recipe.eval_steps, recipe.steps, recipe.patience)
     with trainer.using_threads() as threads:
-        callbacks = [diary, best, Checkpointer(work, SAVE_EVERY_STEPS)]
+        callbacks = [history, best, Checkpointer(work, SAVE_EVERY_STEPS)]
         trainer.fit(module, loader, callbacks, checkpoint=work / CHECKPOINT_FILE)
-        best.restore_best(module)
+        best.restore_best(module.trained_module)
         module.eval().to("cpu")
         agreement = module.top1_agreement(collate(trace, split.test, 0.0))
     return {
@@ -101,11 +169,11 @@ def train(
         "seed": seed,
         "texts": {name: len(part) for name, part in asdict(split).items()},
         "parameters": sum(weight.numel() for weight in module.trained_module.parameters()),
-        "steps": len(diary.losses),
+        "steps": len(history.losses),
         "best_step": best.best_step,
-        "validation_losses": [round(loss, 5) for loss in best.losses],
+        "validation_losses": [round(loss, 5) for loss in best.values],
         "test_agreement": agreement,
-        "training_s": sum(diary.step_times_s),
-        "p10_step_s": diary.p10_step_s(),
+        "training_s": sum(history.step_times_s),
+        "p10_step_s": history.p10_step_s(),
         "threads": threads,
     }

@@ -1,4 +1,4 @@
-"""Made-up testbeds and arrivals: what a dispatcher is trained and judged in."""
+"""Random testbeds and arrivals, in which a dispatcher is trained and judged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from serving.workload.workload import Workload
 
 @dataclass(frozen=True)
 class Range:
-    """From `low` to `high`, both included. Raises ValueError for an empty one, or one that begins below 0."""
+    """From `low` to `high`, both included. Raises ValueError for an empty range or one not above 0."""
 
     low: float
     high: float
@@ -53,42 +53,41 @@ class Range:
         return self.low + quantile * (self.high - self.low)
 
     def log_uniform(self, quantile: float) -> float:
-        """Twice as much is as likely as half as much."""
+        """Uniform over the logarithm."""
         return exp(log(self.low) + quantile * log(self.high / self.low))
 
     def integer(self, quantile: float) -> int:
-        """A whole number of it, each as likely."""
+        """Whole numbers with equal probability."""
         return int(self.low) + int(quantile * (int(self.high) - int(self.low) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchEnvironment:
-    """What testbeds and arrivals are drawn from. Raises ValueError for a value out of range."""
+    """The distribution of testbeds and arrivals. Raises ValueError for a value out of range."""
 
     architecture: Architecture
-    """Of the model that is split evenly over the tiers, as GPipe's."""
+    """Of the model, which is split evenly over the tiers as GPipe does."""
     chips: tuple[Chip, ...]
-    """In any of their modes, the kinds of nodes that there are."""
+    """Chips of the nodes, in any of their modes."""
     network: Link
     """Between tiers, and to the devices."""
     tasks_per_episode: int = 14
-    """Of an episode, which begins with all nodes idle."""
+    """An episode begins with all nodes idle."""
     tiers: Range = Range(2, 4)
     nodes_per_tier: Range = Range(2, 5)
-    """Of a tier."""
     prompt_tokens: Range = Range(16, 512)
     new_tokens: Range = Range(4, 12)
-    """Of an answer: short, so that an episode is; `chip_slowdown` makes up for it."""
+    """Tokens of an answer: few, so that an episode is short; `chip_slowdown` makes up for it."""
     chip_slowdown: Range = Range(1, 16)
-    """How many times slower chips are than they are: nodes' news of each other are as fresh as with longer answers."""
+    """Factor by which chips are slowed, so that load reports are as fresh as they are with longer answers."""
     offered_load: Range = Range(0.3, 1.5)
-    """Of what the busiest tier can do in all, how much is asked for."""
+    """Arrival rate as a share of the busiest tier's capacity."""
     homogeneous_share: float = 0.3
-    """Share of the tiers whose nodes are all of one kind."""
+    """Share of the tiers whose nodes all have the same chip."""
     low_memory_share: float = 0.2
-    """Share of the testbeds whose nodes have memory for a few tasks only; of the others all have enough."""
+    """Share of the testbeds whose nodes have memory for a few tasks only; the others have enough."""
     low_memory_tasks: Range = Range(3, 8)
-    """How many tasks such a node has memory for."""
+    """Tasks that such a node has memory for."""
 
     def __post_init__(self) -> None:
         if self.tasks_per_episode < 2 or self.tiers.low < 1 or self.nodes_per_tier.low < 2 or self.new_tokens.low < 1:
@@ -102,47 +101,58 @@ class DispatchEnvironment:
                 raise ValueError(f"environment.{name} is {getattr(self, name)}; it is a share: 0 to 1")
 
     def sample_episode(self, seed: int, name: str) -> Episode:
-        """A testbed with its arrivals; the same seed and name draw the same."""
+        """A testbed with its arrivals; the same seed and name give the same episode."""
         stream = key(seed, name)
         draw, seed = _UniformStream(stream), stream >> 33
-        rows, tokens = round(self.prompt_tokens.log_uniform(draw())), self.new_tokens
-        bed = self._testbed(draw)
-        division = ModelPartition(GPipeSplit(), self.architecture, bed.tiers, self.network, rows, int(tokens.high))
+        prompt_tokens, max_new_tokens = round(self.prompt_tokens.log_uniform(draw())), int(self.new_tokens.high)
+        testbed = self._testbed(draw)
+        partition = ModelPartition(
+            GPipeSplit(), self.architecture, testbed.tiers, self.network, prompt_tokens, max_new_tokens
+        )
         policy = replace(
-            target_only(), name="episode", scheduler=Fifo(), placement=TieredPlacement(division),
-            kv_cache=self._kv_cache(draw, rows + int(tokens.high)),
-        )  # fmt: skip
+            target_only(),
+            name="episode",
+            scheduler=Fifo(),
+            placement=TieredPlacement(partition),
+            kv_cache=self._kv_cache(draw, prompt_tokens + max_new_tokens),
+        )
         model = ModelConfig(timed_architecture=self.architecture, hub=self.architecture.name)
         devices = 1 + int(3 * draw())
-        arrivals = EpisodeArrivals(1.0, tokens)
+        arrivals = EpisodeArrivals(1.0, self.new_tokens)
         workload = Workload(
-            dataset=EpisodeDataset(self.tasks_per_episode), arrivals=arrivals, num_prompts=self.tasks_per_episode, devices=devices, max_concurrency=self.tasks_per_episode,
-            max_prompt_tokens=rows, max_new_tokens=int(tokens.high), seed=seed,
-        )  # fmt: skip
-        setup = Setup(ModelPair(model, model), bed, self.network, workload, policy, seed=seed)
-        found = Episode(setup, rows)
+            dataset=EpisodeDataset(self.tasks_per_episode),
+            arrivals=arrivals,
+            num_prompts=self.tasks_per_episode,
+            devices=devices,
+            max_concurrency=self.tasks_per_episode,
+            max_prompt_tokens=prompt_tokens,
+            max_new_tokens=max_new_tokens,
+            seed=seed,
+        )
+        setup = Setup(ModelPair(model, model), testbed, self.network, workload, policy, seed=seed)
+        found = Episode(setup, prompt_tokens)
         rate_per_s = self.offered_load.uniform(draw()) * found.capacity_tasks_per_s
         workload = replace(workload, arrivals=replace(arrivals, rate_per_s=rate_per_s))
-        return Episode(replace(setup, workload=workload), rows)
+        return Episode(replace(setup, workload=workload), prompt_tokens)
 
     def _kv_cache(self, draw: _UniformStream, tokens: int) -> PrefixCaching:
-        """Room for a few tasks of at most so many tokens, or for all."""
-        scarce, tasks = draw() < self.low_memory_share, self.low_memory_tasks.uniform(draw())
-        return PrefixCaching(capacity_tokens=tasks * PrefixCaching().allocated_tokens(tokens) if scarce else None)
+        """Memory for a few tasks of at most `tokens` tokens, or for all tasks."""
+        low_memory, tasks = draw() < self.low_memory_share, self.low_memory_tasks.uniform(draw())
+        return PrefixCaching(capacity_tokens=tasks * PrefixCaching().allocated_tokens(tokens) if low_memory else None)
 
     def _testbed(self, draw: _UniformStream) -> Testbed:
-        slower, count = self.chip_slowdown.log_uniform(draw()), self.tiers.integer(draw())
+        slowdown, count = self.chip_slowdown.log_uniform(draw()), self.tiers.integer(draw())
 
         def tier() -> Tier:
-            size, equal = self.nodes_per_tier.integer(draw()), draw() < self.homogeneous_share
-            kinds = [self._chip_variant(draw, slower) for _ in range(1 if equal else size)]
-            fleets = [Fleet(kinds[i % len(kinds)]) for i in range(size)]
+            size, homogeneous = self.nodes_per_tier.integer(draw()), draw() < self.homogeneous_share
+            chips = [self._chip_variant(draw, slowdown) for _ in range(1 if homogeneous else size)]
+            fleets = [Fleet(chips[i % len(chips)]) for i in range(size)]
             return Tier(fleets[0], tuple(fleets[1:]))
 
         return Testbed(device=Fleet(self.chips[0]), tiers={f"tier_{i}": tier() for i in range(count)})
 
     def _chip_variant(self, draw: _UniformStream, slowdown: float) -> Chip:
-        """A chip in one of its modes, slowed."""
+        """A random chip in a random mode, slowed down."""
         chip = self.chips[int(draw() * len(self.chips))]
         name = list(chip.modes)[int(draw() * len(chip.modes))]
         mode = chip.modes[name]
@@ -154,19 +164,19 @@ class DispatchEnvironment:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """A testbed, and tasks that come to it."""
+    """A testbed and the tasks that arrive at it."""
 
     setup: Setup
     prompt_tokens: int
-    """Of every prompt."""
+    """Tokens of every prompt."""
 
     def normalised_latencies(self, dispatch: Dispatch) -> list[float]:
-        """Each task's end-to-end latency over its lone latency, in the order of arrival, with this dispatch."""
+        """Each task's end-to-end latency over its unloaded latency under `dispatch`, in the order of arrival."""
         setup = replace(self.setup, policy=replace(self.setup.policy, dispatch=dispatch))
         records = simulate(setup, self._opened, self.queries, detail=False)
         return [
-            (_end_s(records[query.request.session]) - (query.arrival_s or 0.0)) / lone_s
-            for query, lone_s in zip(self.queries, self.unloaded_latency_s, strict=True)
+            (_end_s(records[query.request.session]) - (query.arrival_s or 0.0)) / unloaded_s
+            for query, unloaded_s in zip(self.queries, self.unloaded_latency_s, strict=True)
         ]
 
     @cached_property
@@ -177,14 +187,14 @@ class Episode:
 
     @cached_property
     def unloaded_latency_s(self) -> list[float]:
-        """What the fastest node of each tier would compute for each task in turn."""
+        """Compute time of each task if the fastest node of every tier serves it at once."""
         return [
             sum(min(self._service_times_s(steps, tier)) for tier in self._node_times_s) for steps in self._decode_steps
         ]
 
     @cached_property
     def capacity_tasks_per_s(self) -> float:
-        """Tasks a second that the busiest tier can finish."""
+        """Tasks per second that the busiest tier can finish."""
         mean = sum(self._decode_steps) / len(self._decode_steps)
         return min(sum(1 / each for each in self._service_times_s(mean, tier)) for tier in self._node_times_s)
 
@@ -193,15 +203,15 @@ class Episode:
         return [query.request.max_new_tokens for query in self.queries]
 
     def _service_times_s(self, steps: float, tier: list[tuple[float, float]]) -> list[float]:
-        """For one task, of each node of a tier."""
-        return [(self.prompt_tokens - 1) * row_s + steps * step_s for row_s, step_s in tier]
+        """Seconds of one task on each node of a tier."""
+        return [(self.prompt_tokens - 1) * token_s + steps * step_s for token_s, step_s in tier]
 
     @cached_property
     def _node_times_s(self) -> list[list[tuple[float, float]]]:
-        """(row_s, step_s) of each node of each tier."""
-        cast = Topology(self.setup, self._opened.cloud_layers)
-        spans: dict[str, Span] = {hop.node: hop.span for hop in cast.hops}
-        estimators = {tier: [cast.estimator(node) for node in nodes] for tier, nodes in cast.tiers.items()}
+        """(token_s, step_s) of each node of each tier."""
+        topology = Topology(self.setup, self._opened.cloud_layers)
+        spans: dict[str, Span] = {hop.node: hop.span for hop in topology.hops}
+        estimators = {tier: [topology.estimator(node) for node in nodes] for tier, nodes in topology.tiers.items()}
         return [
             [(e.per_token_s(spans[tier]), e.pass_s(spans[tier])) for e in each] for tier, each in estimators.items()
         ]
@@ -216,12 +226,12 @@ class Episode:
 
 
 def _end_s(record: SessionRecord) -> float:
-    assert record.ended_s is not None, "who plays an episode has checked that all ended"
+    assert record.ended_s is not None, "`simulate` raises if a session did not end"
     return record.ended_s
 
 
 class _UniformStream:
-    """Chances in a row."""
+    """Uniform draws from one random stream, one after the other."""
 
     def __init__(self, stream: int) -> None:
         self._stream, self._index = stream, 0
@@ -233,7 +243,7 @@ class _UniformStream:
 
 @dataclass(frozen=True)
 class EpisodeArrivals:
-    """A Poisson process, answers of any length in a range."""
+    """A Poisson process; answer lengths are uniform over a range."""
 
     rate_per_s: float
     new_tokens: Range
@@ -249,7 +259,7 @@ class EpisodeArrivals:
 
 @dataclass(frozen=True)
 class EpisodeDataset:
-    """As many prompts without text."""
+    """`count` prompts without text."""
 
     count: int
     name: ClassVar[str] = "episodes"

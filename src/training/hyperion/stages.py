@@ -1,4 +1,4 @@
-"""What configuration may name as a stage of dispatch: a graph network, trained in simulation."""
+"""The stage of dispatch that configuration names: a graph network, trained in simulation."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving.progress import Progress
+from training.fitting.held_out import served_metrics
+from training.fitting.recipe import ReinforceRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.hyperion.environment import DispatchEnvironment
-from training.hyperion.reinforce import ReinforceRecipe
 
 
 def train_dispatcher(
@@ -22,12 +23,12 @@ def train_dispatcher(
     seed: int = 0,
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains GPipe's scheduler (Hyperion, section V-A) by policy gradient on made-up testbeds, and serves arrivals that
-    it does not know.
+    """Trains GPipe's scheduler (Hyperion, section V-A) by policy gradient on random testbeds, and serves held-out
+    arrivals with it.
 
-    The paper gives neither architecture nor reward: these are `serving.learned.dispatch_network` and
+    The paper gives neither architecture nor reward: ours are in `serving.learned.dispatch_network` and
     `training.hyperion.reinforce`. Writes dispatcher.json, dispatcher.safetensors and metrics.json. Raises ValueError,
-    with the figures, for a dispatcher that is no better than luck.
+    with the figures, for a dispatcher that is no better than random nodes.
     """
     from training.hyperion import serving_eval, train
 
@@ -39,8 +40,10 @@ def train_dispatcher(
     made_from = {
         "model": environment.architecture.name,
         "nodes": ", ".join(chip.name for chip in environment.chips),
-        "episodes": f"{recipe.steps * recipe.episodes_per_step} of {environment.tasks_per_episode} tasks, each played {recipe.rollouts_per_episode} times",
+        "episodes": f"{recipe.steps * recipe.episodes_per_step} of {environment.tasks_per_episode} tasks, "
+        f"each played {recipe.rollouts_per_episode} times",
         "seed": str(seed),
     }
-    replace(found, metrics={**found.metrics, **served.metrics()}, made_from=made_from).save(out)
-    (out / "metrics.json").write_text(json.dumps(served.metrics(), indent=1), encoding="utf-8")
+    metrics = served_metrics(served)
+    replace(found, metrics={**found.metrics, **metrics}, made_from=made_from).save(out)
+    (out / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")

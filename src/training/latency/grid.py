@@ -165,9 +165,15 @@ class ProfilingOptions:
 
     def __post_init__(self) -> None:
         least = {
-            "configurations": MIN_FITTED, "held_out": MIN_HELD_OUT, "repeats": 1, "warmup_runs": 0, "max_session_tokens": 128,
-            "pause_ms": 0, "bootstraps": 100, "folds": 2,
-        }  # fmt: skip
+            "configurations": MIN_FITTED,
+            "held_out": MIN_HELD_OUT,
+            "repeats": 1,
+            "warmup_runs": 0,
+            "max_session_tokens": 128,
+            "pause_ms": 0,
+            "bootstraps": 100,
+            "folds": 2,
+        }
         for name, allowed in least.items():
             if (value := getattr(self, name)) < allowed:
                 raise ValueError(f"latency profile: {name}={value} must be at least {allowed}.")

@@ -40,7 +40,8 @@ class InterferenceOptions:
     def __post_init__(self) -> None:
         if not self.long_tokens or min(self.long_tokens) < self.num_drafts:
             raise ValueError(
-                f"interference: long_tokens={list(self.long_tokens)}; one or more are wanted, none below num_drafts={self.num_drafts}."
+                f"interference: long_tokens={list(self.long_tokens)}; one or more are wanted, "
+                f"none below num_drafts={self.num_drafts}."
             )
         for name in ("cached_tokens", "num_drafts", "repeats"):
             if getattr(self, name) < 1:

@@ -19,7 +19,7 @@ from serving.hardware.executor import Engine
 from serving.progress import Progress
 from training.latency.artifact import write_profile
 from training.latency.grid import ProfilingOptions, WorkGrid
-from training.latency.measured import ModelProfile, PlannedRuns
+from training.latency.model_profile import ModelProfile, PlannedRuns
 from training.latency.published import check_layers, check_memory, published_engine
 from training.latency.timing import Accelerator, WorkTimer
 from training.latency.work import DRAFT_GRID, FORWARD_GRID, WorkBuilder, draft_work, forward_work_builder
@@ -136,7 +136,8 @@ def _check_names(architectures: Sequence[Architecture]) -> None:
         if names.count(name) > 1:
             raise ValueError(
                 f"latency profile: two models are timed as {name}, so their measured times could not be told apart; "
-                "give each its own (model.device.timed_architecture, model.cloud.timed_architecture, or draft_architectures and target_architectures)."
+                "give each its own (model.device.timed_architecture, model.cloud.timed_architecture, or "
+                "draft_architectures and target_architectures)."
             )
 
 

@@ -58,9 +58,9 @@ def check_memory(architecture: Architecture, dtype: Dtype, max_session_tokens: i
     if weights + cache + activations > free_nbytes:
         raise ValueError(
             f"latency profile: {architecture.name} does not fit into the {_gb(free_nbytes)} that are free here, in "
-            f"{dtype}: weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {max_session_tokens} tokens, twice) "
-            f"+ activations {_gb(activations)} = {_gb(weights + cache + activations)}. Use a smaller architecture"
-            f"{', dtype=fp16' if dtype == 'fp32' else ''} or a smaller options.max_session_tokens."
+            f"{dtype}: weights {_gb(weights)} + KV cache {_gb(cache)} ({sessions} sessions x {max_session_tokens} "
+            f"tokens, twice) + activations {_gb(activations)} = {_gb(weights + cache + activations)}. Use a smaller "
+            f"architecture{', dtype=fp16' if dtype == 'fp32' else ''} or a smaller options.max_session_tokens."
         )
 
 

@@ -1,24 +1,91 @@
-"""What configuration may name as a stage that reports on a profile: tables and figures of WISP, each as rows.json."""
+"""Stages of latency that configuration names: profiles of a machine, and reports on a profile as rows.json."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from serving.engines.models import ModelPair
+from serving.engines.models import Dtype, ModelPair
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip
 from serving.hardware.fleet import Fleet
 from serving.progress import Progress
+from training.latency.grid import ProfilingOptions
 from training.latency.interference import InterferenceOptions
 
 if TYPE_CHECKING:
     from training.latency.tables import TableGroups
 
 
+def profile_latency(
+    out: Path,
+    *,
+    progress: Progress,
+    pair: ModelPair,
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
+    accelerator: str = "cpu",
+    machine: str = "",  # noqa: ARG001
+) -> None:
+    """Times both models of a pair on this machine and fits WISP, Eq. 19 (section 4.4 and appendix C).
+
+    Writes latency.json, the coefficients; profile.json, what they are made of; profile.txt, metrics.json, figures and
+    chip.yaml, a chip to keep. `machine` only names it, so that outputs shared by two machines keep a profile of each.
+    """
+    from training.latency.profile import profile_pair
+    from training.latency.timing import Accelerator
+
+    profile_pair(out, progress, pair, Accelerator(accelerator), options)
+
+
+def profile_published(
+    out: Path,
+    *,
+    progress: Progress,
+    draft_architectures: tuple[Architecture, ...] = (),
+    target_architectures: tuple[Architecture, ...] = (),
+    dtype: Dtype = "fp16",
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
+    accelerator: str = "cpu",
+    machine: str = "",  # noqa: ARG001
+) -> None:
+    """Times models of published shapes with random weights, as devices draft or as a cloud verifies; the same artifact.
+
+    Raises ValueError, with the arithmetic, for a model that does not fit into memory.
+    """
+    from training.latency.profile import profile_architectures
+    from training.latency.timing import Accelerator
+
+    profile_architectures(
+        out, progress, draft_architectures, target_architectures, dtype, Accelerator(accelerator), options
+    )
+
+
+def profile_from_csv(
+    out: Path,
+    *,
+    file: Path,
+    architectures: tuple[Architecture, ...],
+    measured_on: str,
+    options: ProfilingOptions = ProfilingOptions(),  # noqa: B008
+) -> None:
+    """Fits timings that somebody else measured, on `measured_on`; the columns are in `training.latency.timings_file`.
+
+    Writes the same artifact. Of `options` only bootstraps, folds and the seed count. Raises ValueError by line.
+    """
+    from training.latency.artifact import write_profile
+    from training.latency.model_profile import ModelProfile
+    from training.latency.timings_file import read_timings
+
+    timings = read_timings(file, architectures, options.seed)
+    measured = [ModelProfile(each.name, each, measured_on, options, timings[each.name]) for each in architectures]
+    write_profile(out, f"timings of one's own ({measured_on})", measured, {"processor": measured_on})
+
+
 def scores(out: Path, *, profile: Path) -> None:
     """Table 7: R2, adjusted R2, RMSE, MAE, MAPE and the largest error, on training and test set and in folds."""
     from training.latency import tables
-    from training.latency.profiled import read_profile
+    from training.latency.artifact import read_profile
 
     _write(out, tables.scores(read_profile(profile)))
 
@@ -26,7 +93,7 @@ def scores(out: Path, *, profile: Path) -> None:
 def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architecture) -> None:
     """Table 12: coefficients with 95 % intervals beside the sets that `chip` has for `architecture`."""
     from training.latency import tables
-    from training.latency.profiled import read_profile
+    from training.latency.artifact import read_profile
 
     _write(out, tables.coefficients(read_profile(profile), chip, architecture))
 
@@ -34,7 +101,7 @@ def coefficients(out: Path, *, profile: Path, chip: Chip, architecture: Architec
 def residuals(out: Path, *, profile: Path) -> None:
     """Fig. 9: predicted against measured times, and what is left over; rows.json and figures."""
     from training.latency import tables
-    from training.latency.profiled import read_profile
+    from training.latency.artifact import read_profile
 
     models = read_profile(profile)
     _write(out, tables.residuals(models))
@@ -50,7 +117,7 @@ def regimes(
     sessions of up to `max_session_tokens` tokens.
     """
     from training.latency import tables
-    from training.latency.profiled import read_profile
+    from training.latency.artifact import read_profile
     from training.latency.work import FORWARD_GRID
 
     rows = tables.regimes(read_profile(profile))
@@ -96,5 +163,5 @@ def interference(
     )
 
 
-def _write(out: Path, rows: "TableGroups") -> None:
+def _write(out: Path, rows: TableGroups) -> None:
     (out / "rows.json").write_text(json.dumps(rows, indent=1, allow_nan=False), encoding="utf-8")

@@ -19,9 +19,9 @@ import numpy as np
 from serving.hardware.architecture import Architecture
 from serving.hardware.chip import Chip, roofline
 from serving.hardware.latency import COEFFICIENTS, LatencyModel, batch_load
+from training.latency.artifact import LoadedProfile, TimingPoints, components, regime
 from training.latency.fit import Array, score_fit, terms
 from training.latency.grid import WorkGrid, WorkShape
-from training.latency.profiled import LoadedProfile, TimingPoints, components, regime
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -86,7 +86,9 @@ def _parse_line(row: Mapping[str, str | None], architectures: Mapping[str, Archi
     model = (row["model"] or "").strip()
     if model not in architectures:
         raise ValueError(f"model is {model!r}; the architectures of this profile are {', '.join(architectures)}.")
-    num_tokens, interactions, cached_tokens = (_parse_count(row, name) for name in ("num_tokens", "interactions", "cached_tokens"))
+    num_tokens, interactions, cached_tokens = (
+        _parse_count(row, name) for name in ("num_tokens", "interactions", "cached_tokens")
+    )
     head_tokens, sessions = _parse_count(row, "head_tokens", 0), _parse_count(row, "sessions", 1)
     _check_counts(num_tokens, interactions, head_tokens, sessions)
     load = ForwardLoad(
@@ -112,7 +114,9 @@ def _check_counts(num_tokens: int, interactions: int, head_tokens: int, sessions
     if head_tokens > num_tokens:
         raise ValueError(f"head_tokens is {head_tokens}, above num_tokens={num_tokens}.")
     if not 1 <= sessions <= num_tokens:
-        raise ValueError(f"sessions is {sessions}; 1 to num_tokens={num_tokens} is wanted, each session has a new token.")
+        raise ValueError(
+            f"sessions is {sessions}; 1 to num_tokens={num_tokens} is wanted, each session has a new token."
+        )
 
 
 def _parse_seconds(row: Mapping[str, str | None]) -> float:
@@ -137,8 +141,8 @@ def _with_held_out(file: Path, name: str, timings: Sequence[Timing], seed: int) 
     least = MIN_FITTED + MIN_HELD_OUT
     if len(timings) < least:
         raise ValueError(
-            f"{file.name} has {len(timings)} different configurations of {name}; {least} are needed, {MIN_FITTED} to fit "
-            f"on and {MIN_HELD_OUT} to hold out. Add lines, or leave {name} out of architectures."
+            f"{file.name} has {len(timings)} different configurations of {name}; {least} are needed, {MIN_FITTED} to "
+            f"fit on and {MIN_HELD_OUT} to hold out. Add lines, or leave {name} out of architectures."
         )
     count = max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(timings)))
     drawn = set(np.random.default_rng(seed).permutation(len(timings))[:count].tolist())

@@ -142,7 +142,10 @@ def _recovered_shares(
     """Of the tokens of prompts and of answers the share that is guessed."""
     right = predict(token_indices) == trace.tokens[token_indices]
     prompt = _is_prompt(trace)[token_indices]
-    return {"prompt_token_accuracy": float(right[prompt].float().mean()), "answer_token_accuracy": float(right[~prompt].float().mean())}
+    return {
+        "prompt_token_accuracy": float(right[prompt].float().mean()),
+        "answer_token_accuracy": float(right[~prompt].float().mean()),
+    }
 
 
 def _is_prompt(trace: HiddenStateTrace) -> Tensor:

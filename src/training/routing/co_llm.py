@@ -1,6 +1,6 @@
-"""Trains Co-LLM's deferral: weak supervision, then the marginal likelihood, with the small model frozen or not.
+"""Co-LLM's deferral: a latent Z_t says which model writes token t (section 2.2).
 
-Co-LLM: a latent Z_t says who writes token t; its head is learned from the marginal likelihood (section 2.2).
+Its classifier is trained on pseudo-labels, then by the marginal likelihood, with the small model frozen or not.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from torch.nn import functional
 from serving.learned.mlp import NumpyMLP
 from serving.learned.router import TokenRouter
 from serving.progress import Progress
-from training.fitting.trainer import Trainer
-from training.routing.citer import CoLLMRecipe, build_router
+from training.fitting.batches import TensorBatch, TensorDataModule
+from training.fitting.callbacks import VALIDATION_LOSS, EarlyStoppingByEpoch
+from training.fitting.mlp_network import StandardScaler, folded_layers
+from training.fitting.recipe import CoLLMRecipe
+from training.fitting.trainer import NO_CHECKPOINT, Trainer
+from training.routing.citer import build_router
 from training.routing.states import RoutingSplit, RoutingStates
-from training.wisp.mlp import NO_CHECKPOINT, folded_layers
-from training.wisp.module import VALIDATION_LOSS, EarlyStoppingByEpoch, StandardScaler, TensorBatch, TensorDataModule
 
 
 def marginal_nll(logit: Tensor, small_logprobs: Tensor, large_logprobs: Tensor) -> Tensor:
@@ -36,14 +38,15 @@ def marginal_nll(logit: Tensor, small_logprobs: Tensor, large_logprobs: Tensor) 
 
 
 def weak_labels(small_logprobs: Tensor, large_logprobs: Tensor) -> Tensor:
-    """Pseudo-labels of Z_t: does the large model predict the true token better? (n), 0 or 1."""
+    """Pseudo-labels of Z_t (n): 1 where the large model predicts the true token better, else 0."""
     return (large_logprobs > small_logprobs).float()
 
 
 class DeferralModule(LightningModule):
-    """The head of Z_t over frozen hidden states: (hidden, small, large) log-probabilities of true tokens.
+    """The classifier of Z_t over frozen hidden states. A batch is (hidden, small, large), the latter two being
+    log-probabilities of the true tokens.
 
-    With `weak` it learns the pseudo-labels, which is the initialisation, else the marginal likelihood.
+    With `use_weak_labels` it learns the pseudo-labels, which is the initialisation; else the marginal likelihood.
     """
 
     def __init__(self, classifier: nn.Sequential, learning_rate: float, use_weak_labels: bool) -> None:
@@ -68,23 +71,19 @@ class DeferralModule(LightningModule):
 
 
 class JointModule(LightningModule):
-    """The head and the small model together: batches of padded texts with the large model's log-probabilities.
+    """Trains the classifier and the small model together on padded texts.
 
-    A batch is (tokens, mask, large): (texts, length) each; `mask` marks the positions whose next token is the answer's,
-    `large` is that token's log-probability there. The head reads hidden states as `mean` and `std` standardise
-    them; of the model's own head the first `vocabulary` rows are tokens.
+    A batch is (tokens, mask, large), each of shape (texts, length). `mask` marks the positions whose next token is the
+    answer's; `large` is the large model's log-probability of that token. The classifier reads hidden states
+    standardised by `mean` and `std`. The first `vocabulary` logits of the model are tokens.
     """
 
     def __init__(
         self, model: Any, classifier: nn.Sequential, mean: Tensor, std: Tensor, learning_rate: float, vocabulary: int
     ) -> None:
         super().__init__()
-        self.model, self.classifier, self._learning_rate, self._vocabulary = (
-            model,
-            classifier,
-            learning_rate,
-            vocabulary,
-        )
+        self.model, self.classifier = model, classifier
+        self._learning_rate, self._vocabulary = learning_rate, vocabulary
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", mean)
@@ -95,9 +94,9 @@ class JointModule(LightningModule):
         output = self.model(tokens, output_hidden_states=True)
         hidden, logits = output.hidden_states[-1][:, :-1], output.logits[:, :-1, : self._vocabulary].float()
         small = logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-        asked = mask[:, :-1].bool()
-        logit = self.classifier((hidden[asked].float() - self.mean) / self.std)[:, 0]
-        return marginal_nll(logit, small[asked], large[:, :-1][asked]).mean()
+        predicts = mask[:, :-1].bool()
+        logit = self.classifier((hidden[predicts].float() - self.mean) / self.std)[:, 0]
+        return marginal_nll(logit, small[predicts], large[:, :-1][predicts]).mean()
 
     def training_step(self, batch: TensorBatch, _: int) -> Tensor:
         return self.loss(batch)
@@ -110,7 +109,7 @@ class JointModule(LightningModule):
 
 
 def linear_classifier(num_features: int) -> nn.Sequential:
-    """Co-LLM's head: one linear map of the hidden state. It begins by deferring as often as not."""
+    """Co-LLM's classifier: one linear map of the hidden state. At first it defers with probability 1/2."""
     head = nn.Linear(num_features, 1)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -119,57 +118,52 @@ def linear_classifier(num_features: int) -> nn.Sequential:
 
 @dataclass(frozen=True)
 class CoLLMTraining:
+    """One training of the deferral."""
+
     recipe: CoLLMRecipe
     routed_share: float
-    """Of the tokens that the threshold eta is to defer."""
+    """Share of the tokens that the threshold eta defers."""
     seed: int
     trainer: Trainer
     progress: Progress
 
     def train_frozen(self, split: RoutingSplit) -> TokenRouter:
-        """The head alone, over the small model as it is; all states have a truth."""
-        standard, head, how = self._train_classifier(split)
-        return self._build_router(head, standard, split, how)
+        """Trains the classifier alone. All states have a true token."""
+        scaler, classifier, metrics = self._train_classifier(split)
+        return self._build_router(classifier, scaler, split, metrics)
 
     def train_joint(self, split: RoutingSplit, model: Any, vocabulary: int) -> TokenRouter:
-        """The head and `model`, a `transformers` causal LM, which is trained in place. The head learns first.
+        """Trains the classifier, then it and `model`, a `transformers` causal LM, together; `model` in place.
 
-        Of the model's rows of logits the first `vocabulary` are tokens.
+        The first `vocabulary` logits of the model are tokens.
         """
-        standard, head, how = self._train_classifier(split)
-        lesson = JointModule(
-            model, head, torch.from_numpy(standard.mean), torch.from_numpy(standard.std), self.recipe.joint_learning_rate,
-            vocabulary,
-        )  # fmt: skip
-        recipe, data = self.recipe, [_labelled_texts(part) for part in (split.train, split.validation)]
-        batches = TextDataModule(
-            data[0], data[1], min(recipe.joint_batch_size, len(data[0])), recipe.joint_epochs, self.seed
-        )
-        best = self._fit(lesson, batches, recipe.joint_epochs, "small model and head")
+        scaler, classifier, metrics = self._train_classifier(split)
+        recipe, mean, std = self.recipe, torch.from_numpy(scaler.mean), torch.from_numpy(scaler.std)
+        module = JointModule(model, classifier, mean, std, recipe.joint_learning_rate, vocabulary)
+        train, validation = (_labelled_texts(part) for part in (split.train, split.validation))
+        batch_size = min(recipe.joint_batch_size, len(train))
+        data = TextDataModule(train, validation, batch_size, recipe.joint_epochs, self.seed)
+        best = self._fit(module, data, recipe.joint_epochs, "small model and classifier")
         model.eval()
-        anew = [reencode_states(model, part, vocabulary) for part in (split.train, split.validation, split.test)]
-        return self._build_router(
-            lesson.classifier, standard, RoutingSplit(*anew), {**how, "joint": _loss_summary(best)}
-        )
+        parts = [reencode_states(model, part, vocabulary) for part in (split.train, split.validation, split.test)]
+        return self._build_router(module.classifier, scaler, RoutingSplit(*parts), {**metrics, "joint": best.summary()})
 
     def _train_classifier(self, split: RoutingSplit) -> tuple[StandardScaler, nn.Sequential, dict[str, Any]]:
-        """The head, by pseudo-labels and then by the marginal likelihood."""
-        standard, head, recipe = (
-            StandardScaler.fit(split.train.hidden),
-            linear_classifier(split.train.hidden.shape[1]),
-            self.recipe,
-        )
-        learnt, held = (_state_tensors(part, standard) for part in (split.train, split.validation))
-        how: dict[str, Any] = {"recipe": asdict(recipe)}
-        for name, weak in (("weak", True), ("marginal", False)):
-            data = TensorDataModule(learnt, held, min(recipe.batch_size, len(split.train)), recipe.epochs, self.seed)
-            lesson = DeferralModule(head, recipe.learning_rate, weak)
-            how[name] = _loss_summary(self._fit(lesson, data, recipe.epochs, f"head, {name} labels"))
-        return standard, head, how
+        """Trains the classifier on pseudo-labels, then by the marginal likelihood."""
+        recipe, scaler = self.recipe, StandardScaler.fit(split.train.hidden)
+        classifier = linear_classifier(split.train.hidden.shape[1])
+        train, validation = (_state_tensors(part, scaler) for part in (split.train, split.validation))
+        metrics: dict[str, Any] = {"recipe": asdict(recipe)}
+        for name, use_weak_labels in (("weak", True), ("marginal", False)):
+            batch_size = min(recipe.batch_size, len(split.train))
+            data = TensorDataModule(train, validation, batch_size, recipe.epochs, self.seed)
+            module = DeferralModule(classifier, recipe.learning_rate, use_weak_labels)
+            metrics[name] = self._fit(module, data, recipe.epochs, f"classifier, {name} labels").summary()
+        return scaler, classifier, metrics
 
     def _fit(self, module: LightningModule, data: Any, epochs: int, note: str) -> EarlyStoppingByEpoch:
-        def noted(done: int, total: int, what: str) -> None:
-            self.progress(done, total, f"{note}: {what}")
+        def noted(done: int, total: int, losses: str) -> None:
+            self.progress(done, total, f"{note}: {losses}")
 
         best = EarlyStoppingByEpoch(self.recipe.patience, epochs, noted)
         with torch.random.fork_rng(devices=[]), self.trainer.using_threads():
@@ -188,7 +182,7 @@ class CoLLMTraining:
 
 
 class TextDataModule(TensorDataModule):
-    """Padded texts, a batch of them a step; validation goes by such batches, too."""
+    """Padded texts in batches, for training and for validation."""
 
     def __init__(
         self, train: Sequence[LabelledText], validation: Sequence[LabelledText], batch_size: int, epochs: int, seed: int
@@ -201,7 +195,7 @@ class TextDataModule(TensorDataModule):
 
 
 class TextLoader:
-    """All texts once, `size` of them at a time."""
+    """All texts once, in batches of `batch_size`."""
 
     def __init__(self, texts: Sequence[LabelledText], batch_size: int) -> None:
         self._texts, self._batch_size = texts, batch_size
@@ -215,52 +209,49 @@ class TextLoader:
 
 
 LabelledText = tuple[list[int], list[int], list[float]]
-"""Tokens; per position 1 where its next token is the answer's; and the large model's log-probability of that."""
+"""Tokens; for each position 1 if its next token is the answer's; the large model's log-probability of that token."""
 
 
 def _labelled_texts(states: RoutingStates) -> list[LabelledText]:
-    """The texts that have states, whole."""
+    """The whole texts that have states."""
     found = []
     for number in np.unique(states.text_index).tolist():
-        path, prompt = states.text_tokens(number)
-        odds = states.large_logprobs[states.text_index == number].tolist()
-        before, behind = prompt - 1, len(path) - prompt + 1 - len(odds)
-        found.append((path, [0] * before + [1] * len(odds) + [0] * behind, [0.0] * before + odds + [0.0] * behind))
+        tokens, prompt_len = states.text_tokens(number)
+        logprobs = states.large_logprobs[states.text_index == number].tolist()
+        before, behind = prompt_len - 1, len(tokens) - prompt_len + 1 - len(logprobs)
+        mask = [0] * before + [1] * len(logprobs) + [0] * behind
+        found.append((tokens, mask, [0.0] * before + logprobs + [0.0] * behind))
     return found
 
 
 def _collate(texts: Sequence[LabelledText]) -> TensorBatch:
-    """Padding stands behind, where a causal model does not see it."""
+    """Pads texts at their ends, where a causal model does not see it."""
     width = max(len(text[0]) for text in texts)
     columns = [[row + [0] * (width - len(row)) for row in rows] for rows in zip(*texts, strict=True)]
-    tokens, mask, odds = columns
-    return torch.tensor(tokens), torch.tensor(mask), torch.tensor(odds)
+    tokens, mask, logprobs = columns
+    return torch.tensor(tokens), torch.tensor(mask), torch.tensor(logprobs)
 
 
 def _state_tensors(states: RoutingStates, scaler: StandardScaler) -> TensorBatch:
-    odds = (torch.from_numpy(states.small_logprobs), torch.from_numpy(states.large_logprobs))
-    return scaler.transform(states.hidden), *odds
+    small, large = torch.from_numpy(states.small_logprobs), torch.from_numpy(states.large_logprobs)
+    return scaler.transform(states.hidden), small, large
 
 
 @torch.no_grad()
 def reencode_states(model: Any, states: RoutingStates, vocabulary: int) -> RoutingStates:
-    """The same states as `model` sees them, where every position of an answer is one: its hidden states, what it gives
-    the true tokens, and as preferences Co-LLM's pseudo-labels, since the old ones were of another model.
+    """The same states as `model` sees them: its hidden states and its log-probabilities of the true tokens.
+
+    Every position of an answer must be a state. Preferences become Co-LLM's pseudo-labels, since the recorded ones are
+    another model's.
     """
-    hidden, odds = np.empty_like(states.hidden), np.empty_like(states.small_logprobs)
+    hidden, logprobs = np.empty_like(states.hidden), np.empty_like(states.small_logprobs)
     for number in np.unique(states.text_index).tolist():
-        path, prompt = states.text_tokens(number)
+        tokens, prompt_len = states.text_tokens(number)
         rows = states.text_index == number
-        last = prompt - 1 + int(rows.sum())
-        output = model(torch.tensor([path]), output_hidden_states=True)
-        hidden[rows] = output.hidden_states[-1][0, prompt - 1 : last].float().numpy()
+        last = prompt_len - 1 + int(rows.sum())
+        output = model(torch.tensor([tokens]), output_hidden_states=True)
+        hidden[rows] = output.hidden_states[-1][0, prompt_len - 1 : last].float().numpy()
         true = torch.from_numpy(states.reference_token[rows]).long()[:, None]
-        odds[rows] = (
-            output.logits[0, prompt - 1 : last, :vocabulary].float().log_softmax(-1).gather(-1, true)[:, 0].numpy()
-        )
-    return replace(states, hidden=hidden, small_logprobs=odds, small_preferred=odds >= states.large_logprobs)
-
-
-def _loss_summary(best: EarlyStoppingByEpoch) -> dict[str, Any]:
-    losses = [round(loss, 5) for loss in best.losses]
-    return {"epochs": len(losses), "best_epoch": best.best_epoch, "validation_losses": losses}
+        logits = output.logits[0, prompt_len - 1 : last, :vocabulary].float()
+        logprobs[rows] = logits.log_softmax(-1).gather(-1, true)[:, 0].numpy()
+    return replace(states, hidden=hidden, small_logprobs=logprobs, small_preferred=logprobs >= states.large_logprobs)

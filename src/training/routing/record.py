@@ -1,6 +1,6 @@
-"""Makes trajectories under the current policy, on the real path, and asks both models in each of their states.
+"""Records trajectories under the current policy, with the token of each model in every state.
 
-Whose token is preferred in a state: CITER's shortcut (token routing, section 2.1), as tables can test it.
+CITER's shortcut (token routing, section 2.1) says which model's token is preferred in a state.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from serving.policy.policy import Policy
 from serving.progress import Progress
 from serving.workload.metrics import Metric, Rouge1
 from serving.workload.prompt import Prompt
+from training.fitting.held_out import with_note
 from training.routing.states import PREFERENCE_REASONS, PreferenceReason, RoutingStates
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 
 def preference_reason(small: int, large: int, reference_token: int | None) -> PreferenceReason:
-    """The small model is preferred if it writes the true token, else the large one if it does. Only if both fail are
-    whole continuations compared, which would be one and the same where both write the same token.
+    """The small model is preferred if it writes the true token, else the large model if it does.
+
+    If both fail, their continuations are compared, unless both write the same token.
     """
     if small == reference_token:
         return "small"
@@ -37,16 +39,16 @@ def preference_reason(small: int, large: int, reference_token: int | None) -> Pr
 
 
 def reference_tokens(text: Sequence[int], reference: Sequence[int]) -> list[int | None]:
-    """The true token at each position of a text: the reference's, as long as the text is the reference so far."""
+    """The true token at each position: the reference's while the text equals the reference so far, else None."""
     found: list[int | None] = []
     for i in range(len(text)):
-        on = len(reference) > i and list(text[:i]) == list(reference[:i])
-        found.append(reference[i] if on else None)
+        follows = len(reference) > i and list(text[:i]) == list(reference[:i])
+        found.append(reference[i] if follows else None)
     return found
 
 
 def prefers_small(small: tuple[float, ...], large: tuple[float, ...]) -> bool:
-    """By the qualities of both continuations, the first that differs; the small model's is cheaper and wins a tie."""
+    """Compares the qualities of both continuations by the first that differs; a tie goes to the cheaper small model."""
     return small >= large
 
 
@@ -55,7 +57,7 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Trajectory:
-    """An answer as the policy wrote it, and the reference that it is measured by."""
+    """An answer that the policy wrote, and its reference."""
 
     query: Query
     answer: TokenIds
@@ -68,16 +70,16 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """A state in which neither model writes a true token, and they differ."""
+    """A state in which neither model writes the true token, and their tokens differ."""
 
     trajectory: Trajectory
     position: int
-    """How many tokens of the answer come before it."""
+    """Tokens of the answer before this state."""
     small: int
     large: int
 
     def continuation_queries(self) -> list[Query]:
-        """The two questions whose answers are compared; none for a token that ends the answer."""
+        """The two queries whose answers are compared."""
         return [self._continuation_query(side, token) for side, token in (("small", self.small), ("large", self.large))]
 
     def session_id(self, side: str) -> str:
@@ -95,11 +97,12 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class TrajectoryRecorder:
-    """
+    """Records the states of trajectories.
+
     Args:
-        policy: writes the trajectories, and what comes of either model's token where both fail.
-        metrics: what continuations are compared by, the first that differs.
-        forks: of one trajectory at most so many states are compared, the first ones.
+        policy: writes the trajectories and the continuations that are compared.
+        metrics: continuations are compared by the first metric that differs.
+        max_comparisons: only the first states of a trajectory are compared, at most this many.
     """
 
     models: LoadedModels
@@ -111,35 +114,41 @@ class TrajectoryRecorder:
     def record(
         self, queries: Sequence[Query], references: Sequence[TokenIds], follow_references: bool, progress: Progress
     ) -> RoutingStates:
-        """The states of one trajectory a query; `follow_references` the references themselves, or as the policy writes."""
+        """The states of one trajectory per query: its reference if `follow_references`, else the policy's answer."""
         answers = references if follow_references else self._generate(queries, progress)
-        made = [Trajectory(*each) for each in zip(queries, answers, references, strict=True)]
-        rows = [self._states(i, each) for i, each in enumerate(made)]
-        self._compare_continuations([fork for row in rows for fork in row.disagreements], rows, progress)
-        return _concatenated(made, rows)
+        trajectories = [Trajectory(*each) for each in zip(queries, answers, references, strict=True)]
+        rows = [self._states(i, each) for i, each in enumerate(trajectories)]
+        self._compare_continuations([each for row in rows for each in row.disagreements], rows, progress)
+        return _concatenated(trajectories, rows)
 
     def _generate(self, queries: Sequence[Query], progress: Progress) -> list[TokenIds]:
-        def noted(done: int, total: int, _: str) -> None:
-            progress(done, total, "trajectories")
-
-        records = run_untimed(self.policy, self.models, queries, self.seed, noted)
+        records = run_untimed(self.policy, self.models, queries, self.seed, with_note(progress, "trajectories"))
         return [tuple(records[query.request.session].tokens) for query in queries]
 
     def _states(self, text: int, trajectory: Trajectory) -> _TextStates:
-        path, first = trajectory.token_ids, len(trajectory.query.request.prompt)
-        hidden, logits = self._small_model.hidden_and_logits(path, first)
-        _, others = self._large_model.hidden_and_logits(path, first)
+        token_ids, first = trajectory.token_ids, len(trajectory.query.request.prompt)
+        hidden, small_logits = self._small_model.hidden_and_logits(token_ids, first)
+        _, large_logits = self._large_model.hidden_and_logits(token_ids, first)
         n = len(trajectory.answer)
-        small, large = logits[:n].argmax(-1).tolist(), others[:n].argmax(-1).tolist()
-        truth = reference_tokens(trajectory.answer, trajectory.reference)
-        known = [0 if token is None else token for token in truth]
-        by = self._limit_comparisons([preference_reason(*each) for each in zip(small, large, truth, strict=True)])
-        odds = [_token_logprobs(each[:n], known, truth) for each in (logits, others)]
-        forks = [Disagreement(trajectory, at, small[at], large[at]) for at in range(n) if by[at] == "compared"]
-        return _TextStates(text, hidden[:n].float().cpu().numpy(), by, truth, odds[0], odds[1], forks)
+        small, large = small_logits[:n].argmax(-1).tolist(), large_logits[:n].argmax(-1).tolist()
+        references = reference_tokens(trajectory.answer, trajectory.reference)
+        reasons = self._limit_comparisons(
+            [preference_reason(*each) for each in zip(small, large, references, strict=True)]
+        )
+        return _TextStates(
+            text=text,
+            hidden=hidden[:n].float().cpu().numpy(),
+            reasons=reasons,
+            reference_tokens=references,
+            small_logprobs=_token_logprobs(small_logits[:n], references),
+            large_logprobs=_token_logprobs(large_logits[:n], references),
+            disagreements=[
+                Disagreement(trajectory, at, small[at], large[at]) for at in range(n) if reasons[at] == "compared"
+            ],
+        )
 
     def _limit_comparisons(self, reasons: list[PreferenceReason]) -> list[PreferenceReason]:
-        """The same, with as many comparisons as may be made."""
+        """The reasons with at most `max_comparisons` times "compared"; the rest becomes "unasked"."""
         compared = [at for at, why in enumerate(reasons) if why == "compared"]
         unasked = set(compared[self.max_comparisons :])
         return ["unasked" if at in unasked else why for at, why in enumerate(reasons)]
@@ -147,7 +156,7 @@ class TrajectoryRecorder:
     def _compare_continuations(
         self, disagreements: Sequence[Disagreement], rows: Sequence[_TextStates], progress: Progress
     ) -> None:
-        """Continues both ways from each fork, and notes where the large model's is better."""
+        """Continues every disagreement with both tokens, and records where the large model's is better."""
         ends = {end for fork in disagreements for end in fork.trajectory.query.request.stop_tokens}
         calls = [
             call
@@ -156,14 +165,12 @@ class TrajectoryRecorder:
             if call.request.prompt[-1] not in ends
         ]
 
-        def noted(done: int, total: int, _: str) -> None:
-            progress(done, total, "continuations compared")
-
+        noted = with_note(progress, "continuations compared")
         records = run_untimed(self.policy, self.models, calls, self.seed, noted) if calls else {}
-        written = {name: tuple(record.tokens) for name, record in records.items()}
+        continuations = {name: tuple(record.tokens) for name, record in records.items()}
         number = {row.disagreements[0].trajectory.query.request.session: row for row in rows if row.disagreements}
         for fork in disagreements:
-            small, large = (self._quality(fork, side, written) for side in ("small", "large"))
+            small, large = (self._quality(fork, side, continuations) for side in ("small", "large"))
             if not prefers_small(small, large):
                 number[fork.trajectory.query.request.session].large_preferred.add(fork.position)
 
@@ -213,12 +220,14 @@ class _TextStates:
 
     @property
     def small_preferred(self) -> list[bool]:
-        return [by != "large" and at not in self.large_preferred for at, by in enumerate(self.reasons)]
+        return [reason != "large" and at not in self.large_preferred for at, reason in enumerate(self.reasons)]
 
 
-def _token_logprobs(logits: Any, tokens: list[int], reference_tokens: Sequence[int | None]) -> list[float]:
+def _token_logprobs(logits: Any, reference_tokens: Sequence[int | None]) -> list[float]:
+    """The reference tokens' log-probabilities; 0 where there is none."""
     import torch
 
+    tokens = [token or 0 for token in reference_tokens]
     found = logits.log_softmax(-1).gather(-1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     return [0.0 if token is None else value for value, token in zip(found, reference_tokens, strict=True)]
 

@@ -1,12 +1,12 @@
-"""What a router is worth when it is served: quality on prompts that nothing was learned from, beside luck's.
+"""The trained router as it is served: quality on held-out prompts beside random routing of the same share.
 
-The policy under which trajectories are made and routers are tried.
+Also the policy under which trajectories are recorded and routers are evaluated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,10 +22,11 @@ from serving.policy.slots.routed_offload import RoutedOffload
 from serving.policy.slots.verify import Replace
 from serving.progress import Progress
 from serving.workload.metrics import Metric
+from training.fitting.held_out import with_note
 
 
 def routing_policy(offload: Offload) -> Policy:
-    """Device and cloud by turns, as `offload` decides token by token."""
+    """`offload` decides for every token whether the device or the cloud writes it."""
     return replace(target_only(), name="routing", draft=WindowDraft(1), offload=offload, verify=Replace())
 
 
@@ -34,7 +35,7 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True)
 class RouterEvaluation:
-    """Qualities are means over prompts; the gain's interval is a paired bootstrap over them (95 %)."""
+    """Qualities are means over prompts; the gain has a paired bootstrap interval over prompts (95 %)."""
 
     prompts: int
     routed_share: float
@@ -42,44 +43,45 @@ class RouterEvaluation:
     quality: float
     small_only_quality: float
     random_quality: float
-    """Of luck that routes the same share."""
+    """With random routing of the same share."""
     gain: float
     gain_low: float
     gain_high: float
-
-    def metrics(self) -> dict[str, float]:
-        return {f"served/{name}": value for name, value in asdict(self).items()}
 
 
 def evaluate_router(
     router: TokenRouter, models: LoadedModels, queries: Sequence[Query], metric: Metric, seed: int, progress: Progress
 ) -> RouterEvaluation:
-    """With the router at its own threshold, without, and with luck in its place."""
+    """Serves `queries` with the router at its own threshold, with the small model alone, and with random routing."""
 
-    def played(offload: Offload, note: str) -> tuple[np.ndarray, float]:
-        def noted(done: int, total: int, _: str) -> None:
-            progress(done, total, note)
-
-        records = run_untimed(routing_policy(offload), models, queries, seed, noted)
+    def served(offload: Offload, note: str) -> tuple[np.ndarray, float]:
+        records = run_untimed(routing_policy(offload), models, queries, seed, with_note(progress, note))
         return _score_answers(records, models, queries, metric)
 
-    quality, routed = played(RoutedOffload(router), "served with the router")
-    alone, _ = played(NeverOffload(), "served without")
-    luck, _ = played(RandomOffload(routed), "served with luck instead")
-    low, high = _bootstrap_interval(quality - alone, seed)
+    quality, routed_share = served(RoutedOffload(router), "served with the router")
+    small_only, _ = served(NeverOffload(), "served without")
+    random, _ = served(RandomOffload(routed_share), "served with random routing")
+    low, high = _bootstrap_interval(quality - small_only, seed)
     return RouterEvaluation(
-        len(queries), routed, float(quality.mean()), float(alone.mean()), float(luck.mean()),
-        float((quality - alone).mean()), low, high,
-    )  # fmt: skip
+        prompts=len(queries),
+        routed_share=routed_share,
+        quality=float(quality.mean()),
+        small_only_quality=float(small_only.mean()),
+        random_quality=float(random.mean()),
+        gain=float((quality - small_only).mean()),
+        gain_low=low,
+        gain_high=high,
+    )
 
 
 def check(evaluation: RouterEvaluation) -> None:
-    """Raises ValueError, with the figures, for a router with which answers are certainly worse than without."""
+    """Raises ValueError, with the figures, for a router whose answers are significantly worse than without it."""
     if evaluation.gain_high < 0:
         raise ValueError(
-            f"the router is worse than none: quality {evaluation.quality:.3f} with {evaluation.routed_share:.1%} of the tokens "
-            f"routed, {evaluation.small_only_quality:.3f} without, on {evaluation.prompts} held-out prompts; is the cloud's model the "
-            "better one? Profile more prompts (workload.profiling.num_prompts), or change the pair"
+            f"the router is worse than none: quality {evaluation.quality:.3f} with {evaluation.routed_share:.1%} of "
+            f"the tokens routed, {evaluation.small_only_quality:.3f} without, on {evaluation.prompts} held-out "
+            "prompts; is the cloud's model the better one? Profile more prompts (workload.profiling.num_prompts), "
+            "or change the pair"
         )
 
 
@@ -98,7 +100,7 @@ def _score_answers(
 
 
 def _bootstrap_interval(differences: np.ndarray, seed: int) -> tuple[float, float]:
-    chance = np.random.default_rng(seed)
-    drawn = chance.integers(0, len(differences), (RESAMPLES, len(differences)))
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, len(differences), (RESAMPLES, len(differences)))
     low, high = np.quantile(differences[drawn].mean(axis=1), (0.025, 0.975)).tolist()
     return low, high

@@ -1,4 +1,4 @@
-"""What configuration may name as a stage of token routing: trajectories, CITER's router, Co-LLM's deferral."""
+"""Stages of token routing that configuration names: trajectories, CITER's router, Co-LLM's deferral."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from serving.policy.slots.offload import NeverOffload, Offload
 from serving.policy.slots.routed_offload import RoutedOffload
 from serving.progress import Progress
 from serving.workload.workload import Workload
-from training.fitting.prompts import training_workload
+from training.fitting.held_out import held_out_queries, served_metrics, training_workload
+from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import CPU_TRAINER, Trainer
-from training.routing.citer import CoLLMRecipe
 from training.wisp.mlp import MLP
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def record_routes(
     seed: int = 0,
     accelerator: str = "cpu",
 ) -> None:
-    """Makes one trajectory a prompt, and says in each of its states whose next token is preferred (CITER, section 2.1);
+    """Records one trajectory per prompt, with the preferred model in each of its states (CITER, section 2.1):
     routes.safetensors and routes.json.
 
-    In the first round, without a `router`, trajectories are the references themselves; later the current policy makes
-    them, served by the nodes that serve. Prompts are those of `training.fitting.prompts`, `prompt_factor` as many as
-    `workload` has. Where a data set's references are not what a model would write, the large model's own answer is one.
+    In the first round, without a `router`, the trajectories are the references; later the current policy writes them.
+    The prompts are those of `training.fitting.held_out.training_workload`. If a data set's references are not what a
+    model would write, the large model's own answers are the references.
     """
     from serving.deployment.model_loading import load_models, make_queries
     from training.routing.record import TrajectoryRecorder
@@ -86,10 +86,10 @@ def train_citer(
     accelerator: str = "cpu",
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains CITER's router on the preferences of all rounds so far, and serves prompts that it does not know.
+    """Trains CITER's router on the preferences of all rounds so far, and serves held-out prompts with it.
 
     Its threshold routes `routed_share` of held-out states. Writes router.json, router.safetensors, metrics.json. Raises
-    ValueError, with the figures, for a router with which answers are certainly worse than without.
+    ValueError, with the figures, for a router whose answers are significantly worse than without it.
     """
     from serving.deployment.model_loading import load_models
     from training.routing import citer
@@ -101,7 +101,7 @@ def train_citer(
     found = citer.train(parts, rounds[-1], mlp, routed_share, seed, trainer, progress)
     found = replace(found, made_from={**made_from(routes[-1]), "rounds": str(len(routes))})
     models = load_models(device, cloud, accelerator, _engine_requirements(found))
-    asked = _held_out_queries(parts.used_prompt_ids, models, workload, decoding, seed)
+    asked = held_out_queries(parts.used_prompt_ids, models, workload, decoding, seed)
     _evaluate_and_save(out, found, models, asked, workload, seed, progress)
 
 
@@ -121,9 +121,9 @@ def train_co_llm(
     accelerator: str = "cpu",
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains Co-LLM's deferral on the references (section 2.2), and serves prompts that it does not know.
+    """Trains Co-LLM's deferral on the references (section 2.2), and serves held-out prompts with it.
 
-    With `joint` the small model learns along, and becomes a checkpoint beside the router, in `out`. The threshold eta
+    With `joint` the small model is trained too, and saved beside the router in `out`. The threshold eta
     defers `routed_share` of held-out states. Raises ValueError as `train_citer` does.
     """
     from serving.deployment.model_loading import load_models
@@ -132,17 +132,17 @@ def train_co_llm(
     from training.routing.states import made_from, read, split
 
     _check_share(routed_share)
-    citer = CoLLMTraining(recipe, routed_share, seed, trainer, progress)
+    training = CoLLMTraining(recipe, routed_share, seed, trainer, progress)
     parts = split(read(routes).with_reference(), seed)
     if joint:
-        found = citer.train_joint(parts, model := _load_trainable(device), len(Tokenizer(device.name_or_path)))
+        found = training.train_joint(parts, model := _load_trainable(device), len(Tokenizer(device.name_or_path)))
         _save_model(model, device, out)
         device = replace(device, path=out, hub=None)
     else:
-        found = citer.train_frozen(parts)
-    found = replace(found, made_from={**made_from(routes), "small model": "trained along" if joint else "frozen"})
+        found = training.train_frozen(parts)
+    found = replace(found, made_from={**made_from(routes), "small model": "trained too" if joint else "frozen"})
     models = load_models(device, cloud, accelerator, _engine_requirements(found))
-    asked = _held_out_queries(parts.used_prompt_ids, models, workload, decoding, seed)
+    asked = held_out_queries(parts.used_prompt_ids, models, workload, decoding, seed)
     _evaluate_and_save(out, found, models, asked, workload, seed, progress)
 
 
@@ -160,40 +160,31 @@ def _engine_requirements(router: TokenRouter | None) -> EngineRequirements:
 def _reference_answers(
     queries: Sequence[Query], models: LoadedModels, workload: Workload, seed: int, progress: Progress
 ) -> list[tuple[int, ...]]:
-    """Of each prompt the answer that is right token for token, end token included: the embedded pair's tasks have it;
-    of others, whose references say what is right and not how a model puts it, the large model's own.
+    """For each prompt the token ids of the right answer, end token included.
+
+    The embedded pair's tasks have it. Other references say what is right but not how a model writes it; there the
+    large model's own answer is used.
     """
     from serving.outcomes.offline import run_untimed
     from serving.outcomes.record import target_only
 
     exact = workload.dataset.measures_quality_of == "embedded"
-    bare = [query for query in queries if not (exact and any(query.prompt.references))]
-    written = run_untimed(target_only(), models, bare, seed, progress) if bare else {}
+    without = [query for query in queries if not (exact and any(query.prompt.references))]
+    records = run_untimed(target_only(), models, without, seed, progress) if without else {}
     found = []
     for query in queries:
-        own = written.get(query.request.session)
+        own = records.get(query.request.session)
         found.append(tuple(own.tokens) if own else _encode_reference(query, models.tokenizer))
     return found
 
 
 def _encode_reference(query: Query, tokenizer: Any) -> tuple[int, ...]:
-    """A chat template ends where an answer begins; a plain prompt goes on with a space."""
+    """After a chat template the answer begins at once; after a plain prompt it begins with a space."""
     text = query.prompt.references[0]
     plain = not tokenizer.hf.chat_template
     ids = tokenizer.hf(f" {text}" if plain else text, add_special_tokens=False)["input_ids"]
     end = tokenizer.hf.eos_token_id
     return (*ids, *(() if end is None else (int(end),)))[: query.request.max_new_tokens]
-
-
-def _held_out_queries(
-    used_prompt_ids: frozenset[str], models: LoadedModels, workload: Workload, decoding: Decoding, seed: int
-) -> list[Query]:
-    """The workload's prompts that neither the weights nor the threshold were learned from."""
-    from serving.deployment.model_loading import make_queries
-
-    return [
-        q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.prompt.id not in used_prompt_ids
-    ]
 
 
 def _evaluate_and_save(
@@ -205,22 +196,22 @@ def _evaluate_and_save(
     seed: int,
     progress: Progress,
 ) -> None:
-    """Serves the router, and writes it with what was found; refuses one that is worse than none."""
+    """Serves the router, raises ValueError if it is worse than none, and writes it with its metrics."""
     from training.routing import serving_eval
 
     served = serving_eval.evaluate_router(router, models, queries, workload.dataset.metrics[0], seed, progress)
     serving_eval.check(served)
-    replace(router, metrics={**router.metrics, **served.metrics()}).save(out)
+    replace(router, metrics={**router.metrics, **served_metrics(served)}).save(out)
     (out / "metrics.json").write_text(json.dumps(_stage_metrics(router, served), indent=1), encoding="utf-8")
 
 
 def _stage_metrics(router: TokenRouter, evaluation: serving_eval.RouterEvaluation) -> dict[str, float]:
     test = {f"test/{name}": value for name, value in router.metrics["test"].items() if value is not None}
-    return {**test, "threshold": router.threshold, **evaluation.metrics()}
+    return {**test, "threshold": router.threshold, **served_metrics(evaluation)}
 
 
 def _load_trainable(checkpoint: Checkpoint) -> Any:
-    """The small model as `transformers` trains it. Raises ValueError for one that cannot be trained."""
+    """The small model in a form that can be trained. Raises ValueError for a quantised one or one with an adapter."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -233,7 +224,7 @@ def _load_trainable(checkpoint: Checkpoint) -> Any:
 
 
 def _save_model(model: Any, checkpoint: Checkpoint, out: Path) -> None:
-    """A whole checkpoint, with the tokenizer that it came with."""
+    """Saves a whole checkpoint, with the tokenizer of `checkpoint`."""
     from transformers import AutoTokenizer
 
     model.save_pretrained(out)

@@ -1,4 +1,4 @@
-"""The artifact `routes.safetensors`: the states of trajectories, and whose token is preferred in each."""
+"""The artifact `routes.safetensors`: states of trajectories, and which model's token is preferred in each state."""
 
 from __future__ import annotations
 
@@ -11,45 +11,46 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from training.fitting.splits import random_split
+from training.fitting.held_out import random_split
 
 STATES_FILE, HEADER_FILE = "routes.safetensors", "routes.json"
 SPLIT_SHARES = (0.8, 0.1, 0.1)
-"""Of the prompts: training, validation, test."""
+"""Shares of the prompts: training, validation, test."""
 
 PreferenceReason = Literal["small", "large", "alike", "compared", "unasked"]
 PREFERENCE_REASONS: tuple[PreferenceReason, ...] = ("small", "large", "alike", "compared", "unasked")
-"""Why a token is preferred: the small model writes the true one; only the large does; both write the same wrong one;
-the quality of what comes of either; or it is not known, because enough of the trajectory's states were compared.
+"""Why a token is preferred. small: the small model writes the true token; large: only the large model does; alike: both
+write the same wrong token; compared: by the quality of both continuations; unasked: not known, since the trajectory
+already had `max_comparisons` comparisons.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class RoutingStates:
-    """`n` states of trajectories: a prompt and an answer up to some token, whose next token is somebody's to write."""
+    """`n` states of trajectories. A state is a prompt and a part of its answer; its next token is to be routed."""
 
     hidden: NDArray[np.float32]
-    """(n, hidden) the small model's last hidden state, behind its last norm."""
+    """(n, hidden) the small model's last hidden state, after its last norm."""
     small_preferred: NDArray[np.bool_]
     """(n,)"""
     reason: NDArray[np.uint8]
     """(n,) indices into `PREFERENCE_REASONS`."""
     reference_token: NDArray[np.int32]
-    """(n,) the true next token; -1 where the trajectory has left the reference, so that there is none."""
+    """(n,) the true next token; -1 if the trajectory has left the reference."""
     small_logprobs: NDArray[np.float32]
-    """(n,) the small model's log-probability of the true token; 0 where there is none."""
+    """(n,) the small model's log-probability of the true token; 0 if there is none."""
     large_logprobs: NDArray[np.float32]
     """(n,)"""
     text_index: NDArray[np.int32]
-    """(n,) which text the state is of; a text's states come in its order."""
+    """(n,) index of the state's text; a text's states are in order."""
     tokens: NDArray[np.int32]
     """(t,) all texts end to end, prompts first."""
     text_ends: NDArray[np.int64]
-    """(texts,) where each text ends."""
+    """(texts,) end of each text in `tokens`."""
     prompt_lens: NDArray[np.int64]
-    """(texts,) how many tokens of each are its prompt."""
+    """(texts,) length of each text's prompt."""
     prompt_ids: tuple[str, ...] = ()
-    """(texts,) of each text's prompt in its data set."""
+    """(texts,) id of each text's prompt in its data set."""
 
     def __len__(self) -> int:
         return len(self.text_index)
@@ -60,17 +61,17 @@ class RoutingStates:
 
     @property
     def accepted(self) -> NDArray[np.bool_]:
-        """What a router is taught: the small model's own token is preferred."""
+        """The label that a router learns: True if the small model's token is preferred."""
         return self.small_preferred
 
     def for_prompts(self, prompt_ids: frozenset[str]) -> RoutingStates:
-        """The states of these prompts; texts stay as they are."""
+        """The states of these prompts; texts are kept."""
         kept = np.array([name in prompt_ids for name in self.prompt_ids], np.bool_)[self.text_index]
         return self._select(kept)
 
     @property
     def used_prompt_ids(self) -> frozenset[str]:
-        """The prompts that these are states of."""
+        """Ids of the prompts of these states."""
         return frozenset(self.prompt_ids[text] for text in np.unique(self.text_index).tolist())
 
     def with_reference(self) -> RoutingStates:
@@ -78,11 +79,11 @@ class RoutingStates:
         return self._select(self.reference_token >= 0)
 
     def with_preference(self) -> RoutingStates:
-        """The states in which it is known whose token is preferred."""
+        """The states whose preference is known."""
         return self._select(self.reason != PREFERENCE_REASONS.index("unasked"))
 
     def text_tokens(self, text: int) -> tuple[list[int], int]:
-        """The tokens of one text, and how many of them are its prompt."""
+        """The tokens of one text, and the length of its prompt."""
         first = int(self.text_ends[text - 1]) if text else 0
         return self.tokens[first : int(self.text_ends[text])].tolist(), int(self.prompt_lens[text])
 
@@ -97,7 +98,7 @@ _STATE_FIELDS = tuple(field.name for field in fields(RoutingStates) if field.nam
 
 @dataclass(frozen=True)
 class RoutingSplit:
-    """States that share no prompt."""
+    """Three sets of states that share no prompt."""
 
     train: RoutingStates
     validation: RoutingStates
@@ -105,13 +106,13 @@ class RoutingSplit:
 
     @property
     def used_prompt_ids(self) -> frozenset[str]:
-        """The prompts that weights and threshold are learned from."""
+        """Ids of the prompts that weights and threshold are learned from."""
         return self.train.used_prompt_ids | self.validation.used_prompt_ids
 
 
 def split(states: RoutingStates, seed: int) -> RoutingSplit:
-    """By prompt. Raises ValueError where a part would have no state in which the large model is preferred, or none in
-    which the small one is.
+    """Random split by prompt. Raises ValueError if a part lacks states with the large or with the small model
+    preferred.
     """
     names = sorted(set(states.prompt_ids))
     parts = [states.for_prompts(frozenset(part)) for part in random_split(names, SPLIT_SHARES, seed)]
@@ -125,21 +126,21 @@ def split(states: RoutingStates, seed: int) -> RoutingSplit:
 
 
 def concatenate(rounds: Sequence[RoutingStates]) -> RoutingStates:
-    """The states of several rounds as those of one."""
+    """The states of several rounds in one."""
     texts = np.cumsum([0, *(len(each.prompt_ids) for each in rounds)])
     tokens = np.cumsum([0, *(len(each.tokens) for each in rounds)])
     shifted: dict[str, Any] = {
         name: np.concatenate([getattr(each, name) for each in rounds]) for name in (*_STATE_FIELDS, *_TEXT_FIELDS)
     }
-    shifted["text_index"] = np.concatenate([each.text_index + at for each, at in zip(rounds, texts, strict=False)]).astype(
-        np.int32
-    )
+    shifted["text_index"] = np.concatenate(
+        [each.text_index + at for each, at in zip(rounds, texts, strict=False)]
+    ).astype(np.int32)
     shifted["text_ends"] = np.concatenate([each.text_ends + at for each, at in zip(rounds, tokens, strict=False)])
     return RoutingStates(**shifted, prompt_ids=tuple(name for each in rounds for name in each.prompt_ids))
 
 
 def write(folder: Path, states: RoutingStates, made_from: Mapping[str, str]) -> None:
-    """Writes routes.safetensors, and routes.json with what they were made from."""
+    """Writes routes.safetensors, and routes.json with the sources."""
     from safetensors.numpy import save_file
 
     arrays = {name: np.ascontiguousarray(getattr(states, name)) for name in (*_STATE_FIELDS, *_TEXT_FIELDS)}
@@ -154,7 +155,7 @@ def write(folder: Path, states: RoutingStates, made_from: Mapping[str, str]) -> 
 
 
 def read(folder: Path) -> RoutingStates:
-    """What `training.routing.stages.record_routes` wrote; raises ValueError that names a bad file."""
+    """Reads what `training.routing.stages.record_routes` wrote. Raises ValueError that names a bad file."""
     from safetensors.numpy import load_file
 
     try:
@@ -165,12 +166,14 @@ def read(folder: Path) -> RoutingStates:
 
 
 def made_from(folder: Path) -> dict[str, str]:
-    """What they were made from: pair, data, policy of the trajectories."""
+    """The sources: pair, data, policy of the trajectories."""
     return dict(json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))["made_from"])
 
 
 def reason_shares(states: RoutingStates) -> dict[str, Any]:
-    """How often each reason decided, and for whom."""
+    """Share of the states with each reason, and of those in which the large model is preferred."""
     n = max(1, len(states))
-    found: dict[str, Any] = {by: float((states.reason == i).sum()) / n for i, by in enumerate(PREFERENCE_REASONS)}
+    found: dict[str, Any] = {
+        reason: float((states.reason == i).sum()) / n for i, reason in enumerate(PREFERENCE_REASONS)
+    }
     return found | {"large_preferred": float((~states.small_preferred).sum()) / n}

@@ -1,23 +1,13 @@
-"""The large model's greedy answers, token by token, as the small model sees them, and the drafts that were judged.
-
-Shares, AUC and correlation over tokens that come in answers.
-
-Tokens of one answer are not independent of each other, so a share or an AUC is given as one number for each answer:
-their mean is the figure over all tokens, and their spread is the figure's when answers are resampled, to first order
-(ratios: Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 21.8, the delta method; AUC: Obuchowski
-1997, Nonparametric analysis of clustered ROC curve data).
-"""
+"""The large model's greedy answers, token by token, as the small model predicts them, and the verified drafts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from serving.core.scores import IMPORTANCE
 from serving.deployment.queries import LoadedModels, Query
@@ -29,14 +19,12 @@ from serving.policy.slots.draft import WindowDraft
 from serving.policy.slots.early_exit import NoEarlyExit
 from serving.progress import Progress
 from training.embedded_pair.draft_quality import content_mask
+from training.fitting.cluster_statistics import Flags, Floats, Ints
 from training.synera.thresholds import mean_score, profiling_policy
 
 if TYPE_CHECKING:
     from serving.metrics.recorder import SessionRecord
 
-Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 TOP_K = 5
 
 
@@ -157,55 +145,3 @@ def _verified_drafts(found: Sequence[tuple[int, DraftDecision]]) -> VerifiedDraf
         np.array([mean_score(chunk, IMPORTANCE) for chunk in chunks]),
         np.array([(chunk.accepted or 0) < len(chunk.tokens) for chunk in chunks], np.bool_),
     )
-
-
-ClusterValues = list[float] | None
-
-
-def clustered_ratio(
-    numerator: Floats | Flags, denominator: Floats | Flags, cluster: Ints, num_clusters: int
-) -> ClusterValues:
-    """sum(of) / sum(among), by answer; None where nothing is among."""
-    parts, wholes = (np.bincount(cluster, each.astype(np.float64), num_clusters) for each in (numerator, denominator))
-    if not wholes.any():
-        return None
-    value = parts.sum() / wholes.sum()
-    return list((value + (parts - value * wholes) / wholes.mean()).tolist())
-
-
-def clustered_auc(scores: Floats, positive: Flags, cluster: Ints, num_clusters: int) -> ClusterValues:
-    """How often a positive scores above a negative, ties half, by answer; None with one kind only."""
-    if positive.all() or not positive.any():
-        return None
-    beaten = np.where(positive, _rank_share(scores, scores[~positive]), 1 - _rank_share(scores, scores[positive]))
-    value = beaten[positive].mean()
-    weights = num_clusters / np.where(positive, positive.sum(), (~positive).sum())
-    return list((value + np.bincount(cluster, weights * (beaten - value), num_clusters)).tolist())
-
-
-def spearman(a: Floats, b: Floats) -> float | None:
-    """Rank correlation, ties at their mean rank; None where one of both never changes."""
-    if min(len(np.unique(a)), len(np.unique(b))) < 2:
-        return None
-    return float(np.corrcoef(_rank_share(a, a), _rank_share(b, b))[0, 1])
-
-
-def skewness(values: Floats) -> float | None:
-    """Third standardised moment: 0 for a symmetrical distribution, 2 for an exponential one."""
-    off = values - values.mean() if len(values) else values
-    spread = float(np.sqrt(np.mean(off**2))) if len(values) else 0.0
-    return float(np.mean((off / spread) ** 3)) if spread else None
-
-
-def top_share(scores: Floats, share: float) -> Flags:
-    """The share of all that scores highest; the first of those that are alike."""
-    chosen = np.zeros(len(scores), np.bool_)
-    chosen[np.argsort(-scores, kind="stable")[: ceil(share * len(scores) - 1e-9)]] = True
-    return chosen
-
-
-def _rank_share(scores: Floats, others: Floats) -> Floats:
-    """Per score the share of the others that lie below it, ties half."""
-    ordered = np.sort(others)
-    sides = np.searchsorted(ordered, scores, "left") + np.searchsorted(ordered, scores, "right")
-    return np.asarray(sides / (2 * len(others)), np.float64)

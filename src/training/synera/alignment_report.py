@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.synera.alignment import (
-    AlignedTokens,
-    Alignment,
+from training.fitting.cluster_statistics import (
     ClusterValues,
     Flags,
     Floats,
-    VerifiedDrafts,
     clustered_auc,
     clustered_ratio,
     skewness,
     spearman,
     top_share,
 )
+from training.synera.alignment import AlignedTokens, Alignment, VerifiedDrafts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -47,11 +47,20 @@ class ProfilingExit:
 def profiling_policy(draft: Draft, early_exit: EarlyExit) -> Policy:
     """The policy whose drafts are profiled: written as they will be when they are served, all else out of the way."""
     return Policy(
-        name="profiling", draft=draft, offload=ProfilingOffload(), lookahead=NoLookahead(), early_exit=ProfilingExit(early_exit.layer_exit),
+        name="profiling",
+        draft=draft,
+        offload=ProfilingOffload(),
+        lookahead=NoLookahead(),
+        early_exit=ProfilingExit(early_exit.layer_exit),
         verify=Lossless(),
-        prefill=WholePrefill(), payload=TokenPayload(), kv_cache=PrefixCaching(), scheduler=ContinuousBatch(), placement=CloudPlacement(),
-        dispatch=RoundRobin(), link_loss=LinkLoss("wait"),
-    )  # fmt: skip
+        prefill=WholePrefill(),
+        payload=TokenPayload(),
+        kv_cache=PrefixCaching(),
+        scheduler=ContinuousBatch(),
+        placement=CloudPlacement(),
+        dispatch=RoundRobin(),
+        link_loss=LinkLoss("wait"),
+    )
 
 
 def mean_score(decision: DraftDecision, name: str) -> float:

@@ -1,4 +1,4 @@
-"""What every family of predictors can do, so that all are trained and judged alike."""
+"""The interface of a family of predictors, so that all are trained and judged in the same way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from training.wisp.samples import TokenSamples
+from serving.progress import Progress
+from training.fitting.trainer import Trainer
+from training.wisp.mlp import MLP
+from training.wisp.samples import SampleSplit, TokenSamples
 
 
 class FittedPredictor(Protocol):
@@ -19,18 +22,27 @@ class FittedPredictor(Protocol):
         ...
 
     def probability(self, features: Sequence[float]) -> float:
-        """P(accepted) of one token, as a drafter asks; what latency is measured of."""
+        """P(accepted) of one token; the call that a drafter makes and whose latency is measured."""
         ...
 
 
 class PredictorFamily(Protocol):
-    """Hyperparameters of one kind of predictor; a dataclass, which configuration names by `_target_`."""
+    """Hyperparameters of one kind of predictor: a dataclass that configuration names by `_target_`."""
 
     @property
     def name(self) -> str:
-        """As the tables print it."""
+        """The name that tables print."""
         ...
 
     def fit(self, train: TokenSamples, validation: TokenSamples, seed: int) -> FittedPredictor:
-        """Trained on `train`; `validation` is for early stopping, and for nothing where a family has none."""
+        """Trains on `train`; `validation` is used for early stopping only."""
         ...
+
+
+def fit_predictor(
+    family: PredictorFamily, split: SampleSplit, seed: int, trainer: Trainer, progress: Progress
+) -> FittedPredictor:
+    """Trains `family`. Only a network reports progress; trees take too little time."""
+    if isinstance(family, MLP):
+        return family.fit(split.train, split.validation, seed, trainer, progress)
+    return family.fit(split.train, split.validation, seed)

@@ -10,26 +10,26 @@ import numpy as np
 
 from training.wisp.families import FittedPredictor
 from training.wisp.samples import TokenSamples
-from training.wisp.windows import DraftWindows, Flags, Floats
+from training.wisp.trace import DraftWindows, Flags, Floats
 
 
 class ThresholdRule(Protocol):
-    """How the threshold is chosen."""
+    """Chooses a threshold on validation samples."""
 
     def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
-        """A chance in (0, 1); below it a token is a predicted rejection."""
+        """A probability in (0, 1); a token below it is a predicted rejection."""
         ...
 
 
 @dataclass(frozen=True)
 class BalancedAccuracyRule:
-    """Where the mean of recall on accepted and specificity on rejected tokens is highest."""
+    """The threshold with the highest mean of recall on accepted and specificity on rejected tokens."""
 
     def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
-        chances = predictor.probabilities(validation.features)
-        candidates = np.unique(chances)
+        probabilities = predictor.probabilities(validation.features)
+        candidates = np.unique(probabilities)
         kept, let = (
-            _shares_at_least(chances[kind], candidates) for kind in (validation.accepted, ~validation.accepted)
+            _shares_at_least(probabilities[kind], candidates) for kind in (validation.accepted, ~validation.accepted)
         )
         return _clamp(float(candidates[np.argmax(kept - let)]))
 
@@ -41,7 +41,7 @@ class RecallRule:
     target: float = 0.75
 
     def __post_init__(self) -> None:
-        _check_target(self.target, "Recall")
+        _check_target(self.target, "RecallRule")
 
     def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
         return _clamp(
@@ -53,30 +53,30 @@ class RecallRule:
 class CoverageRule:
     """The largest threshold with which a round yields the share `target` of a full window's tokens.
 
-    A round's tokens are the accepted drafts that are left where drafting stops, and the target's own one. When it is
-    served a round yields one to three points less than that: the next one begins where drafting stopped, in front of a
-    token that is likely to fall. So the default leaves room for 90 % of it.
+    A round's tokens are the accepted drafts before drafting stops, and the target's own token. A served round yields
+    one to three percentage points less, because the next round begins at a token that is likely to be rejected. So
+    the default leaves room for 90 % when it is served.
     """
 
     target: float = 0.92
 
     def __post_init__(self) -> None:
-        _check_target(self.target, "Coverage")
+        _check_target(self.target, "CoverageRule")
 
     def threshold(self, predictor: FittedPredictor, validation: TokenSamples) -> float:
         windows = validation.windows
-        chances = predictor.probabilities(windows.features)
-        candidates = np.unique(chances)
+        probabilities = predictor.probabilities(windows.features)
+        candidates = np.unique(probabilities)
         low, high = 0, len(candidates) - 1
-        while low < high:  # what is left falls with the threshold; the lowest candidate leaves all
+        while low < high:  # coverage falls with the threshold; the lowest candidate covers all
             middle = (low + high + 1) // 2
-            fits = coverage(windows, chances, float(candidates[middle])) >= self.target
+            fits = coverage(windows, probabilities, float(candidates[middle])) >= self.target
             low, high = (middle, high) if fits else (low, middle - 1)
         return _clamp(float(candidates[low]))
 
 
 def coverage(windows: DraftWindows, probabilities: Floats, threshold: float) -> float:
-    """A round's tokens with `threshold` over those of full windows; `probabilities` are of the windows' tokens."""
+    """Tokens per round with `threshold` over those of full windows; `probabilities` are of the windows' tokens."""
     left = np.minimum(windows.truncated_lengths(probabilities, threshold), windows.accepted_lengths)
     return float((left.mean() + 1) / (windows.accepted_lengths.mean() + 1))
 
@@ -88,7 +88,7 @@ def threshold_at_recall(probabilities: Floats, accepted: Flags, recall: float) -
 
 
 def _shares_at_least(probabilities: Floats, candidates: Floats) -> Floats:
-    """Per candidate the share of the chances that are not below it."""
+    """For each candidate the share of the probabilities at or above it."""
     return 1 - np.searchsorted(np.sort(probabilities), candidates, "left") / len(probabilities)
 
 
@@ -98,4 +98,4 @@ def _clamp(threshold: float) -> float:
 
 def _check_target(target: float, rule: str) -> None:
     if not 0 < target < 1:
-        raise ValueError(f"the rule {rule} has target={target}; it is a share between 0 and 1")
+        raise ValueError(f"{rule}: target is {target}; it is a share between 0 and 1")

@@ -1,17 +1,127 @@
-"""Stages about families of predictors, beside those of `training.stages`: tried, matched, timed, and their waste."""
+"""Stages of WISP that configuration names: the token trace, the rejection predictor, and its evaluations."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.policy.policy import EngineRequirements
+from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress, silent
+from serving.workload.workload import Workload
 from training.fitting.trainer import CPU_TRAINER, Trainer
 from training.wisp.families import PredictorFamily
 from training.wisp.mlp import MLP
-from training.wisp.samples import load_samples
+from training.wisp.rules import CoverageRule, ThresholdRule
+from training.wisp.samples import load_samples, statistic_rows
+
+
+def record_token_trace(
+    out: Path,
+    *,
+    progress: Progress,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    k: int,
+    early_exit: EarlyExit,
+    decoding: Decoding,
+    seed: int = 0,
+    accelerator: str = "cpu",
+) -> None:
+    """Serves prompts with every window of `k` drafts verified; writes tokens.parquet (WISP, appendix B).
+
+    One row per drafted token: session, round, position, the four scores, and the outcome: accepted, rejected (the first
+    of its window) or after (behind that one; not used for training). tokens.json has the sources.
+    """
+    from serving.deployment.model_loading import load_models, make_queries
+    from serving.outcomes.offline import run_untimed
+    from serving.policy.slots.draft import WindowDraft
+    from training.wisp import trace
+    from training.wisp.evaluation import tracing_policy
+
+    models = load_models(device, cloud, accelerator)
+    asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
+    records = run_untimed(tracing_policy(WindowDraft(k), early_exit), models, asked, seed, progress)
+    tokens = trace.trace_from_decisions(
+        {query.request.session: records[query.request.session].draft_decisions for query in asked}
+    )
+    made_from = {
+        "pair": f"{device.display_name} + {cloud.display_name}",
+        "data": f"{workload.dataset.name}, {len(asked)} prompts",
+        "k": str(k),
+        "layer-wise exit": repr(early_exit.layer_exit),
+        "seed": str(seed),
+    }
+    trace.write(out, tokens, made_from)
+
+
+def train_rejection_predictor(
+    out: Path,
+    *,
+    progress: Progress,
+    token_trace: Path,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    k: int,
+    early_exit: EarlyExit,
+    decoding: Decoding,
+    mlp: MLP = MLP(),  # noqa: B008
+    rule: ThresholdRule = CoverageRule(),  # noqa: B008
+    seed: int = 0,
+    accelerator: str = "cpu",
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """Trains WISP's predictor on `token_trace`, and serves the prompts of the test part with and without it.
+
+    Writes predictor.json, predictor.safetensors and metrics.json. `workload`, `decoding` and `seed` are those of the
+    trace. Raises ValueError, with the figures, for a predictor that does not raise the acceptance rate.
+    """
+    from serving.core.scores import ACCEPTANCE
+    from serving.deployment.model_loading import load_models, make_queries
+    from training.wisp import trace, train
+
+    split = load_samples(token_trace).split(seed)
+    found = train.train(split, mlp, rule, seed, trainer, progress)
+    models = load_models(device, cloud, accelerator, EngineRequirements({ACCEPTANCE: found}))
+    held_out = set(split.test.sessions.tolist())
+    asked = [q for q in make_queries(workload, decoding, seed, 1, models.tokenizer) if q.request.session in held_out]
+    if len(asked) < len(held_out):
+        raise ValueError("the trace was made from other prompts than this workload's; profile again with stage=profile")
+    found, _ = train.evaluate_served(found, models, asked, k, early_exit, seed, progress)
+    train.write(out, replace(found, made_from=trace.made_from(token_trace) | {"split": f"by session, seed {seed}"}))
+
+
+def describe_token_trace(
+    out: Path, *, token_trace: Path, statistic: Literal["counts", "acceptance", "correlation"]
+) -> None:
+    """Counts, acceptance rates by score, or correlations of a trace: rows.json (WISP, Table 8, Fig. 2 and 3)."""
+    _write(out, "rows.json", statistic_rows(load_samples(token_trace), statistic))
+
+
+def compare_predictors(
+    out: Path,
+    *,
+    progress: Progress,
+    token_trace: Path,
+    families: tuple[PredictorFamily, ...],
+    rule: ThresholdRule = CoverageRule(),  # noqa: B008
+    seed: int = 0,
+    trainer: Trainer = CPU_TRAINER,
+) -> None:
+    """Trains every family on one split by session, and judges it at 0.5 and at the threshold of `rule`: rows.json
+    (WISP, Tables 4 and 10, Fig. 10).
+    """
+    from training.wisp.comparison import chosen_threshold_rows
+
+    found = chosen_threshold_rows(families, load_samples(token_trace).split(seed), rule, seed, trainer, progress)
+    _write(out, "rows.json", found)
 
 
 def evaluate_family(
@@ -23,10 +133,10 @@ def evaluate_family(
     seed: int = 0,
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """Trains one family on the trace `token_trace` and judges it on validation and test: metrics.json (WISP, Table 9)."""
-    from training.wisp.matched_recall import evaluate_family
+    """Trains one family on `token_trace` and judges it on validation and test: metrics.json (WISP, Table 9)."""
+    from training.wisp.comparison import family_metrics
 
-    _write(out, "metrics.json", evaluate_family(family, load_samples(token_trace).split(seed), seed, trainer, progress))
+    _write(out, "metrics.json", family_metrics(family, load_samples(token_trace).split(seed), seed, trainer, progress))
 
 
 def compare_at_recall(
@@ -39,11 +149,11 @@ def compare_at_recall(
     seed: int = 0,
     trainer: Trainer = CPU_TRAINER,
 ) -> None:
-    """False alarms of all families at the same recall of the same test part: rows.json. Raises ValueError for recalls
-    that are no shares.
+    """False-positive rates of all families at the same recalls: rows.json. Raises ValueError for recalls that are no
+    shares.
     """
-    from training.wisp import matched_recall
-    from training.wisp.matched_recall import fit_predictor
+    from training.wisp.comparison import matched_recall_rows
+    from training.wisp.families import fit_predictor
 
     wrong = [at for at in recalls if not 0 < at < 1]
     if wrong or not recalls:
@@ -52,7 +162,7 @@ def compare_at_recall(
     for i, family in enumerate(families):
         chances[family.name] = fit_predictor(family, split, seed, trainer, silent).probabilities(split.test.features)
         progress(i + 1, len(families), family.name)
-    found = matched_recall.rows(chances, split.test, recalls)
+    found = matched_recall_rows(chances, split.test, recalls)
     _write(out, "rows.json", found)
 
 
@@ -67,12 +177,12 @@ def measure_predictor_latency(
     trainer: Trainer = CPU_TRAINER,
     machine: str = "",  # noqa: ARG001
 ) -> None:
-    """How long each family takes for one token on this machine, in one thread: rows.json (WISP, Table 11).
+    """Seconds per token of each family on this machine, in one thread: rows.json (WISP, Table 11).
 
-    `machine` only names it, so that outputs shared by two machines keep the times of each.
+    `machine` is part of the artifact's identity only, so that two machines can share outputs.
     """
     from training.wisp.evaluation import token_latency
-    from training.wisp.matched_recall import fit_predictor
+    from training.wisp.families import fit_predictor
 
     split, rows = load_samples(token_trace).split(seed), {}
     for i, family in enumerate(families):
@@ -95,9 +205,9 @@ def measure_waste(
 ) -> None:
     """Wasted drafts against false alarms of many trained predictors, on held-out windows: rows.json (WISP, Theorem 1).
 
-    Each of `families` (by what tables call it) is trained with each of `seeds`, and stands at thresholds that let
-    through `recalls` of the accepted validation tokens; the split is that of the first seed. Raises ValueError for
-    windows longer than `k`, and where there are fewer than two predictors.
+    Each of `families` (by its name in tables) is trained with each of `seeds`, and read at thresholds with these
+    `recalls` on validation. The split is that of the first seed. Raises ValueError for windows longer than `k` and for
+    fewer than two predictors.
     """
     from training.wisp import theorem1
 

@@ -1,10 +1,11 @@
-"""The artifact `tokens.parquet`: every drafted token of served windows, with what became of it."""
+"""The artifact `tokens.parquet`: every drafted token of served windows with its outcome; and the windows themselves."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,23 +13,76 @@ from numpy.typing import NDArray
 
 from serving.core.scores import LOGIT_SCORES
 from serving.messages import DraftDecision
-from training.wisp.windows import DraftWindows, Ints, Names
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Names = NDArray[np.str_]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftWindows:
+    """`w` drafted windows of `t` tokens in all, in the order of drafting, with the tokens behind a rejection."""
+
+    features: NDArray[np.float32]
+    """(t, 4), in the order of `serving.core.scores.LOGIT_SCORES`."""
+    window_index: Ints
+    """(t,) index of a token's window: 0..w-1, ascending."""
+    position: Ints
+    """(t,) position in the window, from 0."""
+    accepted_lengths: Ints
+    """(w,) L of WISP, Eq. 2: accepted tokens of the window."""
+    session: Names
+    """(w,)"""
+
+    def __len__(self) -> int:
+        return len(self.accepted_lengths)
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """(w,) drafted tokens of each window."""
+        return np.bincount(self.window_index, minlength=len(self)).astype(np.int64)
+
+    def for_sessions(self, sessions: Names) -> DraftWindows:
+        """The windows of these sessions."""
+        kept = np.isin(self.session, sessions)
+        tokens = kept[self.window_index]
+        number = np.cumsum(kept) - 1
+        return DraftWindows(
+            self.features[tokens], number[self.window_index[tokens]], self.position[tokens],
+            self.accepted_lengths[kept], self.session[kept],
+        )  # fmt: skip
+
+    def truncated_lengths(self, probabilities: Floats, threshold: float) -> Ints:
+        """(w,) tokens of each window before the first probability below `threshold`; at least one.
+
+        `probabilities` are of shape (t,). WISP, section 4.1 and Eq. 25; an empty draft is not allowed.
+        """
+        stops = np.where(probabilities < threshold, np.maximum(self.position, 1), self.lengths[self.window_index])
+        found = self.lengths.copy()
+        np.minimum.at(found, self.window_index, stops)
+        return found
+
+    def wasted_tokens(self, truncated_lengths: Ints) -> Ints:
+        """(w,) W of WISP, Eq. 7, with `truncated_lengths` tokens of each window for its K."""
+        return truncated_lengths - np.minimum(truncated_lengths, self.accepted_lengths)
+
 
 TRACE_FILE = "tokens.parquet"
 HEADER_FILE = "tokens.json"
 ACCEPTED, REJECTED, AFTER_REJECTION = "accepted", "rejected", "after"
-"""A token's standing. rejected: the first of its window that does not stand; after: it is behind that one."""
+"""A token's outcome. rejected: the first rejected token of its window; after: behind that one."""
 POSITION_COLUMNS = ("session", "round", "position")
 COLUMNS = (*POSITION_COLUMNS, *LOGIT_SCORES, "outcome")
 
 
 @dataclass(frozen=True, eq=False)
 class TokenTrace:
-    """The columns of the file, one row a drafted token, windows and positions in order."""
+    """The columns of the file: one row per drafted token, windows and positions in order."""
 
     session: Names
     round: Ints
-    """Number of the window in its session, from 0."""
+    """Index of the window in its session, from 0."""
     position: Ints
     features: NDArray[np.float32]
     """(t, 4), in the order of `serving.core.scores.LOGIT_SCORES`."""
@@ -42,9 +96,9 @@ class TokenTrace:
 
 
 def trace_from_decisions(decisions: Mapping[str, Sequence[DraftDecision]]) -> TokenTrace:
-    """The tokens of each session's judged windows.
+    """The tokens of each session's verified windows.
 
-    Raises ValueError where nothing was drafted, or a window was not judged.
+    Raises ValueError if nothing was drafted, or a window was not verified.
     """
     rows = [
         (session, i, chunk) for session, found in decisions.items() for i, chunk in enumerate(found) if chunk.tokens
@@ -54,7 +108,7 @@ def trace_from_decisions(decisions: Mapping[str, Sequence[DraftDecision]]) -> To
             "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
         )
     if any(chunk.accepted is None for _, _, chunk in rows):
-        raise ValueError("a window was not judged, so that nobody knows which of its tokens stand")
+        raise ValueError("a window was not verified, so the outcome of its tokens is not known")
     lengths = [len(chunk.tokens) for _, _, chunk in rows]
     return TokenTrace(
         session=np.repeat(np.array([session for session, _, _ in rows]), lengths),
@@ -75,7 +129,7 @@ def _outcomes(decision: DraftDecision) -> Names:
 
 
 def write(folder: Path, tokens: TokenTrace, made_from: Mapping[str, str]) -> None:
-    """Writes the table, and tokens.json with what it was made from."""
+    """Writes the table, and tokens.json with its sources."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -88,7 +142,7 @@ def write(folder: Path, tokens: TokenTrace, made_from: Mapping[str, str]) -> Non
 
 
 def read(folder: Path) -> TokenTrace:
-    """The table of an artifact of `training.stages.record_token_trace`; raises ValueError that names a bad file."""
+    """Reads what `training.wisp.stages.record_token_trace` wrote. Raises ValueError that names a bad file."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -109,7 +163,7 @@ def read(folder: Path) -> TokenTrace:
 
 
 def made_from(folder: Path) -> dict[str, str]:
-    """What the trace was made from: pair, data, window, seed."""
+    """The trace's sources: pair, data, window, seed."""
     try:
         return dict(json.loads((folder / HEADER_FILE).read_text(encoding="utf-8"))["made_from"])
     except (OSError, ValueError, KeyError, TypeError) as problem:

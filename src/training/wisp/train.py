@@ -1,4 +1,4 @@
-"""One predictor, from a token trace to an artifact that was served and found better than none."""
+"""The training of one predictor: fitted on a token trace, served, and refused if it is no better than none."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from serving.outcomes.offline import run_untimed
 from serving.policy.slots.draft import Draft, RejectionAwareDraft, WindowDraft
 from serving.policy.slots.early_exit import EarlyExit
 from serving.progress import Progress
+from training.fitting.held_out import with_note
 from training.fitting.trainer import Trainer
-from training.wisp.evaluation import evaluate, token_latency
+from training.wisp.evaluation import DraftCounts, compare, count_drafts, evaluate, token_latency, tracing_policy
 from training.wisp.mlp import MLP
 from training.wisp.rules import BalancedAccuracyRule, CoverageRule, RecallRule, ThresholdRule, coverage
 from training.wisp.samples import SampleSplit, TokenSamples
-from training.wisp.serving_eval import DraftCounts, compare, count_drafts
 
 COMPARED_RULES: tuple[ThresholdRule, ...] = (BalancedAccuracyRule(), RecallRule(), CoverageRule())
 
 MIN_TOKENS_RATIO = 0.75
-"""Of a full window's tokens a round: who rejects all but the first draft is accepted often, and no help."""
+"""Of the tokens per round of full windows. A predictor that rejects all but the first draft has a high acceptance rate
+and does not help.
+"""
 
 
 def train(
     split: SampleSplit, mlp: MLP, rule: ThresholdRule, seed: int, trainer: Trainer, progress: Progress
 ) -> RejectionPredictor:
-    """Fitted, with its threshold, and the metrics of the test part."""
+    """The fitted predictor with its threshold and the metrics of the test part."""
     fitted = mlp.fit(split.train, split.validation, seed, trainer, progress)
     found = replace(fitted, threshold=rule.threshold(fitted, split.validation), threshold_rule=repr(rule))
     sizes = {name: len(getattr(split, name)) for name in ("train", "validation", "test")}
@@ -45,13 +47,13 @@ def train(
 
 
 def test_part_metrics(predictor: RejectionPredictor, test: TokenSamples) -> dict[str, Any]:
-    """Tables 4 and 10, calibration, and the share of a round's tokens that is left."""
+    """The metrics of Tables 4 and 10, calibration and coverage."""
     metrics = evaluate(predictor.probabilities(test.features), test.accepted, predictor.threshold)
     return metrics | {"coverage": _coverage(predictor, test, predictor.threshold)}
 
 
 def _operating_point(predictor: RejectionPredictor, rule: ThresholdRule, split: SampleSplit) -> dict[str, Any]:
-    """What another rule would have chosen, and what of it is seen on test."""
+    """The threshold of another rule, and its metrics on test."""
     threshold, test = rule.threshold(predictor, split.validation), split.test
     metrics = evaluate(predictor.probabilities(test.features), test.accepted, threshold)
     windows = test.windows
@@ -69,23 +71,28 @@ def _coverage(predictor: RejectionPredictor, test: TokenSamples, threshold: floa
 
 
 def evaluate_served(
-    predictor: RejectionPredictor, models: LoadedModels, queries: Sequence[Query], k: int, early_exit: EarlyExit, seed: int,
+    predictor: RejectionPredictor,
+    models: LoadedModels,
+    queries: Sequence[Query],
+    k: int,
+    early_exit: EarlyExit,
+    seed: int,
     progress: Progress,
-) -> tuple[RejectionPredictor, dict[str, Any]]:  # fmt: skip
-    """The predictor with the acceptance that it was served with, and the figures without and with it.
+) -> tuple[RejectionPredictor, dict[str, Any]]:
+    """The predictor with its served acceptance rate, and the figures with and without it.
 
-    Raises ValueError, with the figures, where acceptance is not above that of full windows, or a round yields fewer
-    than `MIN_TOKENS_RATIO` of theirs.
+    Raises ValueError, with the figures, if the acceptance rate is not above that of full windows, or a round yields
+    less than `MIN_TOKENS_RATIO` of their tokens.
     """
 
-    def noted(note: str) -> Progress:
-        return lambda done, total, _: progress(done, total, note)
-
-    without = _serve_and_count(WindowDraft(k), models, queries, early_exit, seed, noted("served without a predictor"))
-    with_it = _serve_and_count(
-        RejectionAwareDraft(k, predictor), models, queries, early_exit, seed, noted("served with it")
+    baseline, with_predictor = (
+        _serve_and_count(draft, models, queries, early_exit, seed, with_note(progress, note))
+        for draft, note in (
+            (WindowDraft(k), "served without a predictor"),
+            (RejectionAwareDraft(k, predictor), "served with it"),
+        )
     )
-    served = compare(without, with_it, seed)
+    served = compare(baseline, with_predictor, seed)
     before, after = (served["acceptance_rate"][side][0] for side in ("without", "with"))
     if after <= before:
         raise ValueError(
@@ -106,14 +113,12 @@ def evaluate_served(
 def _serve_and_count(
     draft: Draft, models: LoadedModels, queries: Sequence[Query], early_exit: EarlyExit, seed: int, progress: Progress
 ) -> DraftCounts:
-    from training.wisp.evaluation import tracing_policy
-
     records = run_untimed(tracing_policy(draft, early_exit), models, queries, seed, progress)
     return count_drafts([records[query.request.session].draft_decisions for query in queries])
 
 
 def stage_metrics(predictor: RejectionPredictor) -> dict[str, float]:
-    """What a run shows of the stage: the test metrics, the delay, and what serving changed."""
+    """The stage's metrics: test metrics, latency, and rates with and without the predictor."""
     test, served = predictor.metrics["test"], predictor.metrics["served"]
     names = ("accuracy", "auc", "recall", "specificity", "fpr", "balanced_accuracy", "ece", "brier", "coverage")
     shown = {f"test/{name}": test[name] for name in names} | {"threshold": predictor.threshold}
@@ -125,6 +130,6 @@ def stage_metrics(predictor: RejectionPredictor) -> dict[str, float]:
 
 
 def write(out: Path, predictor: RejectionPredictor) -> None:
-    """The artifact, and metrics.json beside it."""
+    """Writes the artifact and metrics.json."""
     predictor.save(out)
     (out / "metrics.json").write_text(json.dumps(stage_metrics(predictor), indent=1), encoding="utf-8")

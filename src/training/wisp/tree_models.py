@@ -1,11 +1,4 @@
-"""Libraries that only some families need.
-
-A random forest by scikit-learn, as WISP compares it (appendix B, Table 9).
-
-Gradient-boosted trees by LightGBM, over histograms, as WISP compares them (appendix B, Table 9).
-
-Gradient-boosted trees by XGBoost, as WISP compares them (appendix B, Table 9).
-"""
+"""The tree families that WISP compares (appendix B, Table 9): scikit-learn's random forest, LightGBM and XGBoost."""
 
 from __future__ import annotations
 
@@ -21,7 +14,7 @@ from training.wisp.samples import TokenSamples
 
 
 def require_library(library: str, family: str) -> None:
-    """Raises ValueError that says what to install where `library` is missing."""
+    """Raises ValueError with an install command if `library` is missing."""
     if find_spec(library) is None:
         raise ValueError(
             f"the predictor {family} needs {library}, which is not installed: pip install -e '.[predictors]'; or leave "

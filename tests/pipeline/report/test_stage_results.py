@@ -17,7 +17,7 @@ PNG = b"\x89PNG\r\n"
 
 
 def shown(folder: Path, text: str | None) -> StageRun:
-    stage = Stage("local_latency", "training.stages.profile_latency", {"seed": 0})
+    stage = Stage("local_latency", "training.latency.stages.profile_latency", {"seed": 0})
     (folder / "figures").mkdir(parents=True)
     for name in ("cloud_residuals.png", "cloud_predicted.png", "notes.txt"):
         (folder / "figures" / name).write_bytes(PNG)

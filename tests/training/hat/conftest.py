@@ -46,9 +46,15 @@ def wild_cloud(toy_cloud: Checkpoint, tmp_path_factory: pytest.TempPathFactory) 
 
 def recorded(out: Path, cloud: Checkpoint, workload: Workload) -> Path:
     record_hidden_states(
-        out, progress=silent, cloud=cloud, timed_architecture=architecture("llama2_7b"), shallow_layers=8, workload=workload,
-        decoding=Decoding(), prompt_factor=4,
-    )  # fmt: skip
+        out,
+        progress=silent,
+        cloud=cloud,
+        timed_architecture=architecture("llama2_7b"),
+        shallow_layers=8,
+        workload=workload,
+        decoding=Decoding(),
+        prompt_factor=4,
+    )
     return out
 
 

@@ -10,12 +10,12 @@ import torch
 
 from serving.engines.torch.model import DecomposedModel
 from serving.progress import silent
+from training.fitting.callbacks import EarlyStoppingByStep
+from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import Trainer
 from training.hat import train
-from training.hat.batches import HATRecipe
 from training.hat.distillation import AdapterDistillation
 from training.hat.trace import HiddenStateTrace
-from training.hat.train import EarlyStoppingByStep
 
 BRIEF = HATRecipe(steps=12, batch_size=8, eval_steps=3, patience=9)
 
@@ -38,14 +38,14 @@ def looked(losses: list[float], patience: int) -> tuple[EarlyStoppingByStep, Any
 def test_the_best_weights_are_restored_not_the_last() -> None:
     best, module, trainer = looked([3.0, 1.0, 2.0, 2.5, 0.1], patience=2)
     assert (trainer.global_step, trainer.should_stop, best.best_step) == (8, True, 4)
-    best.restore_best(module)
+    best.restore_best(module.trained_module)
     assert module.trained_module.weight.item() == 4
 
 
 def test_the_last_weights_may_be_the_best() -> None:
     best, module, trainer = looked([3.0, 2.0, 1.0], patience=2)
     assert (trainer.should_stop, best.best_step) == (False, 6)
-    best.restore_best(module)
+    best.restore_best(module.trained_module)
     assert module.trained_module.weight.item() == 6
 
 

@@ -9,9 +9,9 @@ import torch
 
 from serving.engines.torch.model import DecomposedModel
 from serving.progress import silent
+from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import Trainer
 from training.hat import train
-from training.hat.batches import HATRecipe
 from training.hat.distillation import AdapterDistillation
 from training.hat.trace import HiddenStateTrace
 

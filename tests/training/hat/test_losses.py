@@ -11,9 +11,10 @@ from serving.engines.torch.draft_heads import attach_adapter
 from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
-from training.hat.batches import HATRecipe, HiddenStateBatch, HiddenStateLoader, collate
+from training.fitting.recipe import HATRecipe
 from training.hat.distillation import AdapterDistillation, MedusaModule, _window_mask
 from training.hat.trace import HiddenStateTrace
+from training.hat.train import HiddenStateBatch, HiddenStateLoader, collate
 
 RECIPE, CPU = HATRecipe(steps=3), torch.device("cpu")
 
@@ -68,9 +69,7 @@ def test_only_the_adapter_learns(batch: HiddenStateBatch, model: DecomposedModel
 
 def test_states_of_another_token_teach_something_else(batch: HiddenStateBatch, model: DecomposedModel) -> None:
     distillation = AdapterDistillation(model, 8, RECIPE, ce_weight=0.1)
-    torch.nn.init.zeros_(
-        distillation.trained_module.self_attn.o_proj.weight
-    )  # nothing is added to what goes in
+    torch.nn.init.zeros_(distillation.trained_module.self_attn.o_proj.weight)  # nothing is added to what goes in
     same = replace(batch, shallow=batch.deep)
     assert distillation.top1_agreement(same) == [pytest.approx(1.0)]
     assert distillation.top1_agreement(replace(same, deep=batch.deep.roll(1, 1)))[0] < 0.95
@@ -81,8 +80,8 @@ def test_padding_changes_nothing(found: HiddenStateTrace, model: DecomposedModel
     lengths = [found.span(i)[1] - found.span(i)[0] for i in range(len(found))]
     short, long = lengths.index(min(lengths)), lengths.index(max(lengths))
     alone, padded = collate(found, (short,), 0.0), collate(found, (short, long), 0.0)
-    only = replace(padded, loss_weights=torch.cat([alone.loss_weights[0], torch.zeros(max(lengths) - min(lengths))])[None]
-                   * torch.tensor([[1.0], [0.0]]))  # fmt: skip
+    weights = torch.cat([alone.loss_weights[0], torch.zeros(max(lengths) - min(lengths))])[None]
+    only = replace(padded, loss_weights=weights * torch.tensor([[1.0], [0.0]]))
     assert distillation.loss(only).item() == pytest.approx(distillation.loss(alone).item(), rel=1e-5)
 
 

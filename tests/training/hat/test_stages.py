@@ -14,9 +14,9 @@ from serving.engines.torch.model import DecomposedModel
 from serving.learned import adapter, medusa
 from serving.progress import silent
 from serving.workload.workload import Workload
+from training.fitting.recipe import HATRecipe
 from training.fitting.trainer import Trainer
 from training.hat import serving_eval
-from training.hat.batches import HATRecipe
 from training.hat.serving_eval import DraftEvaluation, check
 from training.hat.stages import train_adapter, train_medusa
 
@@ -25,8 +25,15 @@ BRIEF = HATRecipe(steps=60, batch_size=8, learning_rate=4e-3, eval_steps=30)
 
 @pytest.fixture
 def options(hidden: Path, toy_cloud: Checkpoint, toy_workload: Workload, one_thread: Trainer) -> dict[str, Any]:
-    return {"progress": silent, "hidden_trace": hidden, "cloud": toy_cloud, "workload": toy_workload, "trainer": one_thread,
-            "decoding": Decoding(), "recipe": BRIEF}  # fmt: skip
+    return {
+        "progress": silent,
+        "hidden_trace": hidden,
+        "cloud": toy_cloud,
+        "workload": toy_workload,
+        "trainer": one_thread,
+        "decoding": Decoding(),
+        "recipe": BRIEF,
+    }
 
 
 def test_an_adapter_is_served_and_changes_no_text(

@@ -10,7 +10,7 @@ from serving.engines.torch.model import DecomposedModel
 from serving.engines.torch.model_runner import ModelRunner, RunnerInput
 from serving.engines.torch.sequence_cache import SequenceCache
 from serving.workload.workload import Workload
-from training.fitting.prompts import training_workload
+from training.fitting.held_out import training_workload
 from training.hat import trace
 from training.hat.trace import hidden_states
 

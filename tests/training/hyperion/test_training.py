@@ -16,11 +16,11 @@ from serving.learned.dispatch_network import DispatchNetwork, load
 from serving.messages import INF, LoadReport
 from serving.policy.slots.dispatch import HypSched, LearnedDispatch
 from serving.progress import silent
+from training.fitting.recipe import ReinforceRecipe
 from training.fitting.trainer import Trainer
-from training.hyperion import network, serving_eval, train
+from training.hyperion import reinforce, serving_eval, train
 from training.hyperion.environment import DispatchEnvironment
-from training.hyperion.network import TrainableDispatchNetwork
-from training.hyperion.reinforce import DispatchAction, ReinforceRecipe, collate
+from training.hyperion.reinforce import DispatchAction, TrainableDispatchNetwork, collate
 from training.hyperion.stages import train_dispatcher
 
 TOY = ReinforceRecipe(
@@ -37,8 +37,8 @@ TOY = ReinforceRecipe(
 @pytest.fixture
 def tabula_rasa(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training that begins without a rule."""
-    monkeypatch.setattr(network, "COMPLETION_WEIGHT", 0.0)
-    monkeypatch.setattr(network, "MEMORY_WEIGHT", 0.0)
+    monkeypatch.setattr(reinforce, "COMPLETION_WEIGHT", 0.0)
+    monkeypatch.setattr(reinforce, "MEMORY_WEIGHT", 0.0)
 
 
 def test_what_is_served_computes_what_was_trained() -> None:
@@ -141,12 +141,12 @@ def test_the_stage_serves_what_it_trained(
     assert found.metrics["recipe"]["steps"] == 4
 
 
-def test_a_dispatcher_that_is_no_better_than_luck_is_refused(world: DispatchEnvironment) -> None:
+def test_a_dispatcher_that_is_no_better_than_random_nodes_is_refused(world: DispatchEnvironment) -> None:
     episodes = train.sample_episodes(replace(world, homogeneous_share=0.0), 0, "judged", 2)
     good, bad = (serving_eval.evaluate_dispatcher(soonest(sign), episodes, silent) for sign in (-1.0, 1.0))
     serving_eval.check(good)
     assert good.learned == pytest.approx(good.earliest_finish)
-    with pytest.raises(ValueError, match="no better than luck") as caught:
+    with pytest.raises(ValueError, match="no better than random nodes") as caught:
         serving_eval.check(bad)
     for figure in (f"{bad.learned:.3f}", f"{bad.random:.3f}", "12 held-out tasks", "recipe.steps"):
         assert figure in str(caught.value)

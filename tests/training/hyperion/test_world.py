@@ -102,7 +102,8 @@ def test_the_simulator_tells_dispatches_apart(world: DispatchEnvironment) -> Non
 
 
 @pytest.mark.parametrize(("wrong", "said"), [
-    ({"tasks_per_episode": 1}, "2 tasks or more"), ({"nodes_per_tier": Range(1, 3)}, "a tier 2 nodes"), ({"chips": ()}, "name the chips"),
+    ({"tasks_per_episode": 1}, "2 tasks or more"), ({"nodes_per_tier": Range(1, 3)}, "a tier 2 nodes"),
+    ({"chips": ()}, "name the chips"),
     ({"homogeneous_share": 1.2}, "homogeneous_share is 1.2"),
     ({"low_memory_share": -0.1}, "low_memory_share is -0.1"),
 ])  # fmt: skip

@@ -18,7 +18,7 @@ from serving.hardware.fleet import Fleet
 from serving.hardware.latency import COEFFICIENTS, batch_load, load_fitted_latencies
 from serving.progress import silent
 from training.latency.grid import CATEGORIES, ProfilingOptions
-from training.stages import profile_latency, profile_published
+from training.latency.stages import profile_latency, profile_published
 
 QUICK = ProfilingOptions(configurations=20, held_out=10, repeats=2, max_session_tokens=128, bootstraps=100)
 TOY = Architecture("toy", 2, 32, 2, 2, 16, 64, 300, 0, "toy")
@@ -133,7 +133,9 @@ def test_published_shapes_are_profiled_and_what_the_budget_cuts_is_said(fresh):
 
 
 def test_no_published_shape_at_all_is_refused(fresh):
-    with pytest.raises(ValueError, match="no architecture is named; set draft_architectures, target_architectures or both"):
+    with pytest.raises(
+        ValueError, match="no architecture is named; set draft_architectures, target_architectures or both"
+    ):
         profile_published(fresh("profile"), progress=silent)
 
 

@@ -13,11 +13,10 @@ from made_up import TRUE, made_up
 
 from serving.engines.models import ModelConfig, ModelPair
 from training.latency import stages
-from training.latency.artifact import write_profile
+from training.latency.artifact import components, read_profile, write_profile
 from training.latency.grid import ProfilingOptions
 from training.latency.interference import InterferenceOptions, label, measured_rows
-from training.latency.measured import ModelProfile
-from training.latency.profiled import components, read_profile
+from training.latency.model_profile import ModelProfile
 from training.latency.timing import TimedRun, Timing
 
 QUICK = ProfilingOptions(bootstraps=100)
@@ -90,8 +89,7 @@ def test_regimes_add_up(profile, fresh):
     for group in found.values():
         for row in group.values():
             shares = [
-                row[f"{part}_share"]
-                for part in ("linear", "interactions", "cached", "constant", "sessions", "lm_head")
+                row[f"{part}_share"] for part in ("linear", "interactions", "cached", "constant", "sessions", "lm_head")
             ]
             assert np.sum(shares, axis=0) == pytest.approx(np.ones(row["configurations"]))
     paper = found["WISP, Table 12, qwen3_32b"]
@@ -123,15 +121,23 @@ def test_a_short_request_waits_for_a_long_one_in_its_batch(toy_pair, profile, fr
     here = InterferenceOptions(long_tokens=(16, 200), cached_tokens=40, repeats=3, warmup_runs=2, pause_ms=0)
     cloud, told = fleet("a100_80gb", tensor_parallel=2), []
     stages.interference(
-        out := fresh("out"), progress=lambda *each: told.append(each), pair=pair, local=here,
-        published=InterferenceOptions(long_tokens=(500, 4000), cached_tokens=500), fleet=cloud, architecture=architecture("llama2_70b"),
+        out := fresh("out"),
+        progress=lambda *each: told.append(each),
+        pair=pair,
+        local=here,
+        published=InterferenceOptions(long_tokens=(500, 4000), cached_tokens=500),
+        fleet=cloud,
+        architecture=architecture("llama2_70b"),
         profile=profile,
-    )  # fmt: skip
+    )
     found = rows(out)
     assert told[-1] == (18, 18, "batches")
     ours, theirs = found["measured here"], found["llama2_70b on 2 x a100_80gb"]
     assert list(ours) == [label(16), label(200)]
-    assert all(len(ours[label(200)][name]) == 3 for name in ("solo_a_s", "solo_b_s", "batched_s", "batched_over_solo_a", "batched_over_solo_b"))
+    assert all(
+        len(ours[label(200)][name]) == 3
+        for name in ("solo_a_s", "solo_b_s", "batched_s", "batched_over_solo_a", "batched_over_solo_b")
+    )
     assert min(ours[label(200)]["solo_a_s"]) > min(ours[label(16)]["solo_a_s"])
     first, last = theirs[label(500)], theirs[label(4000)]
     assert first["solo_b_s"] == last["solo_b_s"] < first["solo_a_s"] < last["solo_a_s"] < last["batched_s"]
@@ -145,7 +151,12 @@ def test_a_disturbed_run_counts_by_what_it_had_of_the_processor():
     runs = ([TimedRun(2.0, 2.0)], [TimedRun(9.0, 1.0)], [TimedRun(3.0, 3.0)])
     timings = [Timing(shape, (), own) for shape, own in zip(here.shapes(), runs, strict=True)]
     row = measured_rows(here, timings, None)[label(16)]
-    assert (row["solo_b_s"], row["batched_over_solo_a"], row["batched_over_solo_b"], row["predicted_s"]) == ([1.0], [1.5], [3.0], None)
+    assert (row["solo_b_s"], row["batched_over_solo_a"], row["batched_over_solo_b"], row["predicted_s"]) == (
+        [1.0],
+        [1.5],
+        [3.0],
+        None,
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from made_up import TRUE
 
 from serving.hardware.latency import ForwardLoad, load_fitted_latencies
 from training.latency.grid import ProfilingOptions
+from training.latency.stages import profile_from_csv
 from training.latency.timings_file import read_timings
-from training.stages import profile_from_csv
 
 HEADER = "model,num_tokens,interactions,cached_tokens,latency_s"
 ARCHITECTURES = (architecture("llama2_13b"),)

@@ -9,9 +9,9 @@ import torch
 from serving.learned.mlp import NumpyMLP
 from serving.learned.router import TokenRouter
 from serving.progress import silent
+from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import Trainer
 from training.routing import citer
-from training.routing.citer import CoLLMRecipe
 from training.routing.co_llm import CoLLMTraining, marginal_nll, weak_labels
 from training.routing.states import PREFERENCE_REASONS, RoutingStates, concatenate, split
 from training.wisp.mlp import MLP

@@ -15,9 +15,9 @@ from serving.engines.tokenizer import Tokenizer
 from serving.learned.router import load
 from serving.progress import silent
 from serving.workload.workload import Workload
+from training.fitting.recipe import CoLLMRecipe
 from training.fitting.trainer import Trainer
 from training.routing import serving_eval
-from training.routing.citer import CoLLMRecipe
 from training.routing.co_llm import (
     JointModule,
     _collate,

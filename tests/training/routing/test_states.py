@@ -68,7 +68,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     found = read(tmp_path)
     assert found.prompt_ids == states.prompt_ids
     assert all(
-        np.array_equal(getattr(found, name), getattr(states, name)) for name in ("hidden", "reason", "text_ends", "reference_token")
+        np.array_equal(getattr(found, name), getattr(states, name))
+        for name in ("hidden", "reason", "text_ends", "reference_token")
     )
     assert reason_shares(found) == dict.fromkeys(PREFERENCE_REASONS, 0.0) | {
         "small": 0.5,

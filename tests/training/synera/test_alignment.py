@@ -15,9 +15,9 @@ from serving.messages import DraftDecision
 from serving.progress import silent
 from serving.workload.datasets.tiny import TinyTasks
 from serving.workload.workload import Workload
-from training import stages
 from training.embedded_pair import quality, tokenizer
 from training.embedded_pair.draft_quality import measure_drafts
+from training.synera import stages
 from training.synera.alignment import Alignment, align, drafted_importance, top_k_hits
 from training.synera.alignment_report import CONFIDENCE_BINS, TOKEN
 

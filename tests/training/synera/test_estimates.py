@@ -7,8 +7,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from training.embedded_pair import draft_quality
-from training.synera.alignment import clustered_auc, clustered_ratio, skewness, spearman, top_share
+from training.fitting.cluster_statistics import auc, clustered_auc, clustered_ratio, skewness, spearman, top_share
 
 RNG = np.random.default_rng(7)
 ANSWERS = 60
@@ -46,13 +45,11 @@ def test_the_spread_of_a_ratio_is_that_of_resampled_answers() -> None:
 
 
 def test_auc_is_that_of_all_tokens() -> None:
-    assert np.mean(clustered_auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(
-        draft_quality.auc(SCORES, POSITIVE)
-    )
+    assert np.mean(clustered_auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) == pytest.approx(auc(SCORES, POSITIVE))
 
 
 def test_the_spread_of_an_auc_is_that_of_resampled_answers() -> None:
-    expected = resampled(lambda tokens: draft_quality.auc(SCORES[tokens], POSITIVE[tokens]))
+    expected = resampled(lambda tokens: auc(SCORES[tokens], POSITIVE[tokens]))
     assert np.std(clustered_auc(SCORES, POSITIVE, ANSWER, ANSWERS) or []) / ANSWERS**0.5 == pytest.approx(
         expected, rel=0.15
     )

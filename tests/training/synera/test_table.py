@@ -83,7 +83,7 @@ def test_metrics_are_the_rows_without_what_is_unknown() -> None:
 
 def test_answers_without_drafts_have_rows_without_numbers() -> None:
     none = np.array([])
-    bare = AlignedTokens(*(np.array([], np.int64 if name == "answer" else np.float64 if name in ("confidence", "importance")
-                             else np.bool_) for name in AlignedTokens.__annotations__))  # fmt: skip
+    kinds = {"answer": np.int64, "confidence": np.float64, "importance": np.float64}
+    bare = AlignedTokens(*(np.array([], kinds.get(name, np.bool_)) for name in AlignedTokens.__annotations__))
     found = Alignment(("",), bare, VerifiedDrafts(none.astype(np.int64), none, none, none.astype(np.bool_)))
     assert set(metrics(found, rows(found))) == {"answers", "tokens", "drafts"}

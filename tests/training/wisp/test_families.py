@@ -8,7 +8,7 @@ import drafted
 import numpy as np
 import pytest
 
-from training.embedded_pair.draft_quality import auc
+from training.fitting.cluster_statistics import auc
 from training.fitting.trainer import Trainer
 from training.wisp import stages, tree_models
 from training.wisp.families import PredictorFamily

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from training.fitting.trainer import Trainer
-from training.wisp import matched_recall, stages
+from training.wisp import comparison, stages
 from training.wisp.mlp import MLP
 from training.wisp.tree_models import RandomForest
 
@@ -16,14 +16,14 @@ from training.wisp.tree_models import RandomForest
 def test_false_alarms_are_those_of_the_threshold_with_that_recall() -> None:
     chances = np.array([0.9, 0.8, 0.7, 0.6, 0.65, 0.2])
     accepted = np.array([1, 1, 1, 1, 0, 0], bool)
-    assert matched_recall.fpr_at_recall(chances, accepted, 0.75) == 0.0
-    assert matched_recall.fpr_at_recall(chances, accepted, 1.0) == 0.5
+    assert comparison.fpr_at_recall(chances, accepted, 0.75) == 0.0
+    assert comparison.fpr_at_recall(chances, accepted, 1.0) == 0.5
 
 
 def test_equal_chances_are_let_through_by_lot() -> None:
     """A predictor that knows nothing lets through as many rejected as accepted tokens."""
     accepted = np.array([1] * 10 + [0] * 5, bool)
-    assert matched_recall.fpr_at_recall(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
+    assert comparison.fpr_at_recall(np.full(15, 0.4), accepted, 0.8) == pytest.approx(0.8)
 
 
 def test_intervals_are_those_of_resampled_sessions() -> None:
@@ -31,12 +31,12 @@ def test_intervals_are_those_of_resampled_sessions() -> None:
     session = np.repeat(np.arange(200), 20)
     accepted = chance.random(4000) < 0.7
     chances = chance.normal(size=4000) + accepted + chance.normal(size=200)[session] / 2
-    cell = matched_recall.fpr_by_session(chances, accepted, session, 200, 0.8)
+    cell = comparison.fpr_by_session(chances, accepted, session, 200, 0.8)
     assert cell is not None
-    assert np.mean(cell) == pytest.approx(matched_recall.fpr_at_recall(chances, accepted, 0.8), abs=1e-3)
+    assert np.mean(cell) == pytest.approx(comparison.fpr_at_recall(chances, accepted, 0.8), abs=1e-3)
     rows = [np.flatnonzero(session == i) for i in range(200)]
     drawn = [np.concatenate([rows[i] for i in chance.integers(200, size=200)]) for _ in range(300)]
-    spread = np.std([matched_recall.fpr_at_recall(chances[own], accepted[own], 0.8) for own in drawn])
+    spread = np.std([comparison.fpr_at_recall(chances[own], accepted[own], 0.8) for own in drawn])
     assert np.std(cell) / np.sqrt(200) == pytest.approx(spread, rel=0.15)
 
 

@@ -14,9 +14,10 @@ from serving.messages import DraftDecision
 from serving.policy.slots.draft import RejectionAwareDraft
 from serving.policy.slots.early_exit import NoEarlyExit
 from serving.progress import silent
+from training.fitting.mlp_network import build_network, folded_layers
 from training.fitting.trainer import Trainer
 from training.wisp import comparison, train
-from training.wisp.mlp import MLP, build_network, folded_layers
+from training.wisp.mlp import MLP
 from training.wisp.rules import CoverageRule
 from training.wisp.samples import TokenSamples
 
@@ -25,7 +26,7 @@ SMALL = MLP(hidden_sizes=(16, 8), batch_norm=True, batch_size=64, learning_rate=
 
 def test_batch_norms_are_folded_away() -> None:
     torch.manual_seed(0)
-    network = build_network((8, 6), batch_norm=True, dropout=0.2)
+    network = build_network((8, 6), batch_norm=True, dropout=0.2, num_features=4)
     for _ in range(5):
         network(torch.randn(32, 4) * 3 + 1)
     network.eval()
@@ -65,7 +66,9 @@ def test_balanced_weights_make_rejected_tokens_count_as_much(learnable: TokenSam
     assert balanced.probabilities(split.test.features).mean() < plain.probabilities(split.test.features).mean() - 0.1
 
 
-@pytest.mark.parametrize("wrong", [{"hidden_sizes": ()}, {"dropout": 1.0}, {"batch_size": 1}, {"patience": 0}, {"learning_rate": 0.0}])
+@pytest.mark.parametrize(
+    "wrong", [{"hidden_sizes": ()}, {"dropout": 1.0}, {"batch_size": 1}, {"patience": 0}, {"learning_rate": 0.0}]
+)
 def test_hyperparameters_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"mlp.{next(iter(wrong))}"):
         MLP(**wrong)
@@ -117,7 +120,7 @@ def test_a_predictor_that_is_worse_than_none_is_refused(
 
 def test_families_are_judged_on_one_test_part(learnable: TokenSamples, one_thread: Trainer) -> None:
     split = learnable.split(0)
-    found = comparison.rows((SMALL,), split, CoverageRule(0.9), 0, one_thread, silent)
+    found = comparison.chosen_threshold_rows((SMALL,), split, CoverageRule(0.9), 0, one_thread, silent)
     row = found["chosen"]["MLP"]
     assert row["tp"] + row["fn"] == split.test.accepted.sum()  # type: ignore[operator]
     assert np.mean(row["recall"]) == pytest.approx(row["tp"] / row["accepted"])  # type: ignore[arg-type,operator]

@@ -13,10 +13,10 @@ from serving.messages import DraftDecision, GenerationRequest
 from serving.policy.policy import Policy
 from serving.policy.slots.early_exit import LayerwiseExit
 from training.fitting.trainer import Trainer
-from training.stages import describe_token_trace, record_token_trace, train_rejection_predictor
 from training.wisp import trace
 from training.wisp.mlp import MLP
 from training.wisp.samples import TokenSamples
+from training.wisp.stages import describe_token_trace, record_token_trace, train_rejection_predictor
 
 PAIR: dict[str, Any] = {"device": Checkpoint(hub="a/small"), "cloud": Checkpoint(hub="a/large")}
 REST: dict[str, Any] = {
@@ -31,7 +31,9 @@ def test_every_window_is_judged_and_every_score_of_it_kept(tmp_path: Path, monke
     def play(policy: Policy, *_: Any) -> Any:
         played.append(policy)
         return {
-            "a": SimpleNamespace(draft_decisions=[DraftDecision("a", 1, (1, 2), dict.fromkeys(LOGIT_SCORES, (0.5, 0.25)), 1)])
+            "a": SimpleNamespace(
+                draft_decisions=[DraftDecision("a", 1, (1, 2), dict.fromkeys(LOGIT_SCORES, (0.5, 0.25)), 1)]
+            )
         }
 
     monkeypatch.setattr("serving.deployment.model_loading.load_models", lambda *_: SimpleNamespace(tokenizer=None))

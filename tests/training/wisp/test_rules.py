@@ -8,11 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from serving.messages import DraftDecision
-from training.wisp.evaluation import confusion, evaluate
+from training.wisp.evaluation import compare, confusion, count_drafts, evaluate
 from training.wisp.rules import BalancedAccuracyRule, CoverageRule, RecallRule, coverage, threshold_at_recall
-from training.wisp.sample_table import clustered_pearson
-from training.wisp.samples import TokenSamples
-from training.wisp.serving_eval import compare, count_drafts
+from training.wisp.samples import TokenSamples, clustered_pearson
 
 CHANCES = np.array([0.1, 0.3, 0.35, 0.6, 0.8, 0.9])
 STOOD = np.array([False, False, True, False, True, True])

@@ -10,8 +10,8 @@ import pytest
 from training.fitting.trainer import Trainer
 from training.wisp import stages
 from training.wisp.mlp import MLP
-from training.wisp.waste import HeldOutWindows, compare_pairs, fpr_and_waste
-from training.wisp.windows import DraftWindows
+from training.wisp.theorem1 import HeldOutWindows, compare_pairs, fpr_and_waste
+from training.wisp.trace import DraftWindows
 
 K = 4
 
@@ -81,7 +81,12 @@ def test_a_pair_that_contradicts_the_theorem_is_found() -> None:
         wide.operating_point(name, 0.8, np.tile(chances, 40), 0.5, allow_empty=True)
         for name, chances in (("a", fewer), ("b", more))
     ]
-    assert compare_pairs(wide, points, seed=0).count(compare_pairs(wide, points, seed=0).lower_fpr)["significant_contradictions"] == 1
+    assert (
+        compare_pairs(wide, points, seed=0).count(compare_pairs(wide, points, seed=0).lower_fpr)[
+            "significant_contradictions"
+        ]
+        == 1
+    )
 
 
 def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
@@ -89,7 +94,12 @@ def test_predictors_that_agree_with_it_are_no_contradiction() -> None:
     careful = held.operating_point("a", 0.8, passed(*["0000"] * 80), 0.5, allow_empty=True)
     careless = held.operating_point("b", 0.8, passed(*["1111"] * 80), 0.5, allow_empty=True)
     found = compare_pairs(held, [careful, careless], seed=0)
-    assert found.count(found.lower_fpr) == {"pairs": 1, "contradictions": 0, "share": 0.0, "significant_contradictions": 0}
+    assert found.count(found.lower_fpr) == {
+        "pairs": 1,
+        "contradictions": 0,
+        "share": 0.0,
+        "significant_contradictions": 0,
+    }
 
 
 def test_longer_windows_are_refused() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from serving.hardware.latency import COEFFICIENTS
 from training.latency.fit import NUM_PAPER_TERMS, Array, LatencyFit, design_matrix
 from training.latency.grid import CATEGORIES
-from training.latency.measured import QUOTED_TOKENS, ModelProfile
+from training.latency.model_profile import QUOTED_TOKENS, ModelProfile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,7 +66,8 @@ def _run_lines(profile: ModelProfile) -> list[str]:
     lines = [
         f"{fit.fitted.configurations} configurations fitted on, {fit.held_out.configurations} held out, "
         f"{profile.repeats} runs of each or more, {_count_text(profile.warmup_runs)} warm-ups",
-        f"quiet runs {_share_text(quiet)}; configurations whose runs vary by less than 5 %: {_share_text(profile.steady_share)}",
+        f"quiet runs {_share_text(quiet)}; "
+        f"configurations whose runs vary by less than 5 %: {_share_text(profile.steady_share)}",
     ]
     if profile.num_disturbed:
         lines.append(

@@ -1,0 +1,101 @@
+"""Stages of Synera that configuration names: the profiled thresholds and the alignment of both models."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from serving.core.decoding import Decoding
+from serving.engines.models import Checkpoint
+from serving.policy.policy import EngineRequirements
+from serving.policy.slots.draft import Draft
+from serving.policy.slots.early_exit import EarlyExit
+from serving.progress import Progress
+from serving.workload.workload import Workload
+
+
+def profile_thresholds(
+    out: Path,
+    *,
+    progress: Progress,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    draft: Draft,
+    early_exit: EarlyExit,
+    decoding: Decoding,
+    seed: int,
+    c_quantile: float | None = None,
+    k: float = 10.0,
+    accelerator: str = "cpu",
+) -> None:
+    """Verifies every draft on prompts that are not served; writes thresholds.json (Synera, section 5).
+
+    The paper does not say how c_th becomes a number. By default it is the one at which P_conf, of steepness `k`, best
+    parts fully accepted chunks from others; else the `c_quantile` of the confidence of the former.
+    """
+    from serving.deployment.model_loading import load_models, make_queries
+    from serving.learned.thresholds import Thresholds
+    from serving.outcomes.offline import run_untimed
+    from serving.policy.slots.uncertainty_offload import perplexity
+    from training.synera.thresholds import (
+        acceptance_rate,
+        best_threshold,
+        mean_score,
+        profiling_policy,
+        quantile_threshold,
+    )
+
+    models = load_models(device, cloud, accelerator, EngineRequirements(draft.scorers))
+    asked = make_queries(workload, decoding, seed, 1, models.tokenizer)
+    records = run_untimed(profiling_policy(draft, early_exit), models, asked, seed, progress)
+    chunks = [chunk for query in asked for chunk in records[query.request.session].draft_decisions]
+    if not chunks:
+        raise ValueError(
+            "not one draft was made on the profiling prompts; raise workload.profiling.num_prompts or max_new_tokens"
+        )
+    Thresholds(
+        c_th=best_threshold(chunks, k) if c_quantile is None else quantile_threshold(chunks, c_quantile),
+        alpha=acceptance_rate(chunks),
+        confidence=tuple(mean_score(c, "confidence") for c in chunks),
+        importance=tuple(mean_score(c, "importance") for c in chunks),
+        first_chunk_perplexities=tuple(
+            perplexity(r.draft_decisions[0].scores["confidence"]) for r in records.values() if r.draft_decisions
+        ),
+        made_from={
+            "pair": f"{device.display_name} + {cloud.display_name}",
+            "data": f"{workload.dataset.name}, {len(asked)} prompts",
+            "draft": repr(draft),
+            "layer-wise exit": repr(early_exit.layer_exit),
+            "seed": str(seed),
+            "fully accepted": f"{sum(c.accepted == len(c.tokens) for c in chunks)} of {len(chunks)} chunks",
+        },
+    ).save(out)
+
+
+def measure_alignment(
+    out: Path,
+    *,
+    progress: Progress,
+    device: Checkpoint,
+    cloud: Checkpoint,
+    workload: Workload,
+    gamma: int = 4,
+    seed: int = 0,
+    accelerator: str = "cpu",
+) -> None:
+    """How often the small model's tokens are the large one's, by confidence, and what importance tells of it.
+
+    On the large model's greedy answers to the workload's prompts, with drafts of `gamma` tokens; writes rows.json for
+    an exhibit, metrics.json and figures (Synera, section 3.2, Fig. 4 and 5b).
+    """
+    from serving.deployment.model_loading import load_models, make_queries
+    from training.synera import alignment_report
+    from training.synera.alignment import align
+
+    models = load_models(device, cloud, accelerator)
+    found = align(models, make_queries(workload, Decoding(), seed, 1, models.tokenizer), gamma, seed, progress)
+    rows = alignment_report.rows(found)
+    (out / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+    (out / "metrics.json").write_text(json.dumps(alignment_report.metrics(found, rows), indent=1), encoding="utf-8")
+    alignment_report.draw_figures(found, rows, out / "figures")
