@@ -32,7 +32,7 @@ PAPERS = {
 }
 
 
-def test_every_model_of_the_papers_is_there():
+def test_every_model_of_the_papers_has_an_architecture():
     assert set(names("model/architecture")) >= PAPERS
 
 
@@ -65,7 +65,7 @@ def test_grouped_heads_shrink_the_cache_and_not_the_queries():
     assert full.kv_nbytes_per_token("fp16") == 2 * 12 * 768 * 2
 
 
-def test_flops_are_two_a_multiplied_weight():
+def test_flops_are_two_per_multiplied_weight():
     llama = architecture("llama2_7b")
     embedding_and_norms = llama.embedding_parameters + (2 * llama.layers + 1) * llama.hidden_size
     assert llama.flops_per_token() == 2 * (llama.parameters() - embedding_and_norms)

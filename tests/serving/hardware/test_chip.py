@@ -21,13 +21,13 @@ MODES = {
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_every_figure_says_where_it_comes_from(name):
+def test_every_figure_of_a_chip_has_a_source(name):
     assert chip(name).name == name
     assert chip(name).unsourced() == ()
 
 
 @pytest.mark.parametrize("name", CHIPS)
-def test_every_source_speaks_of_a_figure_that_is_given(name):
+def test_every_source_belongs_to_a_given_figure(name):
     made = chip(name)
     for figure in made.sources:
         assert any(getattr(owner, figure, None) is not None for owner in (made, *made.modes.values())), figure
@@ -42,7 +42,7 @@ def test_jetsons_have_all_their_modes(name):
 
 
 @pytest.mark.parametrize("name", ORINS)
-def test_orin_peaks_are_those_of_the_tpcs_that_are_on(name):
+def test_orin_peaks_follow_from_the_active_tpcs(name):
     for mode in chip(name).modes.values():
         sms_ghz = 2 * mode.tpcs * mode.gpu_mhz / 1000
         assert mode.fp16_tflops == pytest.approx(sms_ghz * 2.048, abs=0.01)
@@ -51,7 +51,7 @@ def test_orin_peaks_are_those_of_the_tpcs_that_are_on(name):
         assert mode.memory_gbps == pytest.approx(mode.emc_mhz * 2 * ORINS[name] / 8 / 1000, abs=0.1)
 
 
-def test_headlines_are_not_the_roofline():
+def test_headline_tops_are_not_used_for_the_roofline():
     orin = chip("jetson_agx_orin_32gb")
     assert orin.headline_tops == 200
     assert orin.mode("MAXN").int8_tops == pytest.approx(53.8, rel=0.02)
@@ -62,12 +62,12 @@ def test_default_modes():
     assert chip("jetson_agx_xavier_32gb").default_mode == "15W"
 
 
-def test_a_mode_of_another_chip_is_refused_with_the_chip_s_own():
+def test_an_unknown_mode_is_refused_with_the_chips_modes():
     with pytest.raises(ValueError, match=r"orin_32gb has no mode '50W'. Its modes: MAXN, 15W, 30W, 40W; default 30W"):
         chip("jetson_agx_orin_32gb").mode("50W")
 
 
-def test_a_mode_s_own_source_goes_before_the_chip_s():
+def test_a_modes_source_precedes_the_chips():
     orin = chip("jetson_agx_orin_32gb")
     assert evidence_class(orin.source("gpu_mhz", "MAXN")) == "measured"
     assert evidence_class(orin.source("gpu_mhz", "30W")) == "datasheet"
@@ -103,7 +103,7 @@ def test_impossible_modes_are_refused():
         PowerMode(memory_gbps=0)
 
 
-def test_energy_is_budget_while_busy_and_idle_power_else():
+def test_energy_is_the_budget_while_busy_and_idle_power_otherwise():
     orin = chip("jetson_agx_orin_32gb")
     assert orin.joules("15W", 2.0, idle_s=3.0) == pytest.approx(2 * 15 + 3 * orin.idle_w)
     assert orin.joules(None, 1.0) == pytest.approx(30)

@@ -33,7 +33,7 @@ def decode_s(name: str, mode: str, share: float = 1.0) -> float:
 
 
 @pytest.mark.parametrize(("name", "mode"), OURS)
-def test_a_token_costs_its_time_at_the_modes_budget(name, mode):
+def test_a_token_costs_its_time_times_the_modes_power(name, mode):
     seconds = decode_s(name, mode)
     power_w = ORIN.mode(mode).power_w
     assert (1e3 * seconds, power_w * seconds) == (

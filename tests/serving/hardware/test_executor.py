@@ -81,14 +81,14 @@ def test_the_session_decides_the_coefficients() -> None:
 @pytest.mark.parametrize(
     ("kept", "nbytes"), [(0, 2 * 32000), (1, 4), (50, 4 * 50), (15_999, 4 * 15_999), (20_000, 2 * 32000)]
 )
-def test_distributions_weigh_what_they_name_of_the_timed_vocabulary(kept: int, nbytes: int) -> None:
+def test_distributions_have_the_bytes_of_the_timed_vocabulary(kept: int, nbytes: int) -> None:
     small = DraftOutcome((1, 2), {}, ((1,), (2,)), False, 1, (TensorRef("x", 3), TensorRef("y", 3)), (kept, 0))
     outcome, _ = timed(small).execute(DraftWork("s", 0, (1,), DraftStopRule(2)))
     assert isinstance(outcome, DraftOutcome)
     assert outcome.draft_probs == (TensorRef("x", nbytes), TensorRef("y", 2 * 32000))
 
 
-def test_a_token_of_a_large_vocabulary_is_named_in_four_bytes() -> None:
+def test_token_ids_of_a_large_vocabulary_take_four_bytes() -> None:
     small = DraftOutcome((1,), {}, ((1,),), False, 1, (TensorRef("x", 3),), (50,))
     engine = Engine(small, ())
     outcome, _ = TimedExecutor(engine, 8, replace(LARGE, vocab_size=128_256), lambda _: ONE).execute(
@@ -105,13 +105,13 @@ def test_hidden_states_have_the_timed_width(out: str, counted: int) -> None:
     assert outcome == (SliceOutcome(None, TensorRef("h", counted * 5120 * 2)),)
 
 
-def test_only_the_last_and_the_checked_rows_are_exported_where_that_is_asked() -> None:
+def test_an_export_of_last_counts_the_last_and_the_draft_tokens() -> None:
     work = ForwardWork(Span(0, 4, embedding=True), (rows(n=12, check=4), rows(n=7, check=0)), ("last", "last"))
     outcome, _ = timed((SliceOutcome(None, TensorRef("a", 1)), SliceOutcome(None, TensorRef("b", 1)))).execute(work)
     assert [r.hidden_states.nbytes for r in outcome] == [5 * 10240, 1 * 10240]  # type: ignore[union-attr]
 
 
-def test_a_verdict_has_no_bytes_to_scale() -> None:
+def test_a_verdict_keeps_its_bytes() -> None:
     found = (SliceOutcome(Verdict(2, 7), None),)
     outcome, _ = timed(found).execute(ForwardWork(Span(0, 8, True, True), (rows(),), ("last",)))
     assert outcome is found
@@ -126,7 +126,7 @@ def test_drops_reach_the_engine() -> None:
 @pytest.mark.parametrize(
     ("placement", "payload"), [(CloudPlacement(), TokenPayload()), (UShapedPlacement(), HiddenStatePayload())]
 )
-def test_heads_that_draft_take_their_time_wherever_the_target_ends(placement: Any, payload: Any) -> None:
+def test_draft_heads_take_their_time_with_any_placement(placement: Any, payload: Any) -> None:
     """Four heads, each an LM head and a square of the hidden width, for each request that asks for a verdict."""
     topology = Topology(setup("u_medusa", override={"placement": placement, "payload": payload}), LAYERS)
     timing = topology.setup.pair.cloud.timed_architecture

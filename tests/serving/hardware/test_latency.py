@@ -29,7 +29,7 @@ def test_a_quarter_of_the_layers_takes_a_quarter_of_the_body_and_the_whole_head(
     assert latency.seconds(part._replace(head_tokens=3)) == pytest.approx(latency.seconds(part) + 5e-3)
 
 
-def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
+def test_consecutive_forwards_take_the_sum_of_their_seconds():
     latency = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up", head_token_s=1e-3, head_c_s=2e-3)
     loads = [ForwardLoad(32, 4, 100, 50), ForwardLoad(8, 1, 9, 8, 1), ForwardLoad(0, 0, 0, 0, 2)]
     assert latency.total_seconds(loads, 32, 32) == pytest.approx(sum(map(latency.seconds, loads)))
@@ -41,7 +41,7 @@ def test_forwards_one_after_the_other_take_the_sum_of_their_seconds():
     )
 
 
-def test_each_further_session_and_each_piece_of_work_may_cost_something():
+def test_extra_sessions_and_work_items_may_cost_time():
     plain = LatencyModel(1e-3, 1e-6, 1e-6, 8e-3, layers=32, source="made up")
     ours = replace(plain, session_s=4e-3, wake_s=5e-3)
     alone, batch = batch_load(32, [(50, 2)]), batch_load(8, [(50, 2), (9, 1), (0, 3)])
@@ -52,7 +52,7 @@ def test_each_further_session_and_each_piece_of_work_may_cost_something():
     assert batch_load(32, []).extra_sessions == 0
 
 
-def test_loads_in_one_are_sums():
+def test_merged_loads_are_sums():
     passes = [batch_load(8, [(9, 2), (4, 1)], 3), batch_load(8, [(11, 1), (5, 1)], 2)]
     assert summed(passes) == ForwardLoad(8, 5, 22 + 5 + 12 + 6, 29, 5, num_forwards=2, extra_sessions=2)
 
@@ -86,7 +86,7 @@ def test_fewer_bits_speed_decoding_and_not_arithmetic():
     assert quarter.head_c_s == pytest.approx(half.head_c_s * 4.5 / 16)
 
 
-def test_a_quantised_model_reads_its_blocks_faster_and_its_head_as_ever():
+def test_a_quantised_model_reads_its_blocks_faster_but_not_its_head():
     llama, orin = architecture("tinyllama_1_1b"), chip("jetson_agx_orin_32gb")
     whole, small = roofline(orin, "30W", llama, "fp16"), roofline(orin, "30W", llama.quantized("nf4"), "fp16")
     assert (small.a_s, small.head_token_s, small.head_c_s) == (whole.a_s, whole.head_token_s, whole.head_c_s)
@@ -95,7 +95,7 @@ def test_a_quantised_model_reads_its_blocks_faster_and_its_head_as_ever():
     assert "tinyllama_1_1b_nf4, fp16" in small.source
 
 
-def test_two_chips_halve_all_but_the_launch():
+def test_two_chips_halve_all_but_the_launch_overhead():
     a100, qwen = chip("a100_80gb"), architecture("qwen2_5_32b")
     one, two = roofline(a100, None, qwen, "fp16"), roofline(a100, None, qwen, "fp16", tensor_parallel=2)
     assert two.a_s == pytest.approx(one.a_s / 2)
@@ -132,7 +132,7 @@ def test_impossible_coefficients_are_refused(value):
         LatencyModel(1e-6, 1e-9, value, 1e-3, layers=2, source="a fit")
 
 
-def test_a_profile_comes_back_as_it_was_written(tmp_path):
+def test_a_profile_round_trips(tmp_path):
     written = fits("here", {"tiny": asdict(TABLE_12)})
     (tmp_path / "latency.json").write_text(json.dumps(asdict(written)))
     assert load_fitted_latencies(tmp_path) == written == load_fitted_latencies(tmp_path / "latency.json")

@@ -42,7 +42,7 @@ def test_derived_factors_lie_near_table_3(name):
     assert "8 rtx_a6000 in fp16, bound by memory" in found.source
 
 
-def test_on_average_they_lie_nearer_than_the_ratio_of_weights():
+def test_derived_factors_are_nearer_than_the_ratio_of_weights():
     def off(values: dict[str, float]) -> float:
         return sum(abs(values[name] / reported - 1) for name, reported in REPORTED_FACTORS.items()) / (
             len(REPORTED_FACTORS) - 1
@@ -53,7 +53,7 @@ def test_on_average_they_lie_nearer_than_the_ratio_of_weights():
     assert off(weights) == pytest.approx(0.185, abs=0.001)
 
 
-def test_memory_holds_weights_cache_and_one_forward():
+def test_a_replica_needs_memory_for_weights_cache_and_one_forward():
     model = architecture("llama2_13b")
     copy = model.weights_nbytes("fp16") + 1024 * model.kv_nbytes_per_token("fp16")
     copy += model.activation_nbytes(960, "fp16")
@@ -61,14 +61,14 @@ def test_memory_holds_weights_cache_and_one_forward():
     assert (packed.num_replicas, packed.chips_per_replica, packed.limited_by) == (8 * 48 * GB // copy, 8, "memory")
 
 
-def test_a_model_is_split_only_as_its_heads_divide():
+def test_a_model_is_split_only_over_chips_that_divide_its_heads():
     assert architecture("falcon_7b").heads == 71
     assert packing().best_packing(architecture("falcon_7b")).chips_per_replica == 1
     assert alone(9).best_packing(architecture("llama2_13b")).chips_per_replica == 1  # 40 heads do not divide by 3 or 9
 
 
 @given(every_s=st.floats(0.5, 100.0), name=st.sampled_from(["tinyllama_1_1b", "llama2_7b", "llama2_13b"]))
-def test_one_copy_more_would_be_a_tenth_slower(every_s, name):
+def test_one_replica_more_would_exceed_the_slowdown(every_s, name):
     """The rule, worked out the other way round from what a request takes."""
     model, made = architecture(name), alone(every_s=every_s)
     packed = made.best_packing(model)
@@ -84,14 +84,14 @@ def test_one_copy_more_would_be_a_tenth_slower(every_s, name):
         assert slowdown(packed.num_replicas + 1) > 0.1 - 1e-9
 
 
-def test_copies_that_never_pause_get_a_chip_each():
+def test_replicas_without_pauses_get_a_chip_each():
     busy = packing(every_s=0.001)
     assert [
         busy.best_packing(architecture(name)).num_replicas for name in ("llama_160m", "llama2_7b", "llama2_70b")
     ] == [8, 8, 2]
 
 
-def test_a_request_is_its_prefill_and_its_decodes():
+def test_a_request_takes_its_prefill_and_its_decodes():
     model, demand = architecture("tinyllama_1_1b"), ReplicaDemand(prompt_tokens=100, new_tokens=3)
     latency = Fleet(A6000).latency(model)
     heads = 3 * (latency.head_token_s + latency.head_c_s)
@@ -101,7 +101,7 @@ def test_a_request_is_its_prefill_and_its_decodes():
     assert demand.tokens == 103
 
 
-def test_which_figure():
+def test_factor_source_selects_reported_or_derived_factors():
     listed, other = architecture("llama2_13b"), architecture("qwen3_14b")
     reported = packing(factor_source="reported")
     assert reported.factor(listed).value == 6.0
@@ -111,11 +111,11 @@ def test_which_figure():
     assert reported.factor(other).source.startswith("derived: 13 replicas on 8 rtx_a6000")
 
 
-def test_a_model_that_does_not_fit_has_none():
+def test_a_model_that_does_not_fit_has_no_factor():
     assert alone().factor(LLAMA2_70B) is None
 
 
-def test_every_architecture_of_the_catalogue_has_one():
+def test_every_configured_architecture_has_a_factor():
     made = packing()
     assert all(made.factor(architecture(name)) for name in names("model/architecture"))
 
@@ -128,12 +128,12 @@ def test_every_architecture_of_the_catalogue_has_one():
         ({"count": 2}, "llama2_70b does not fit into 2 rtx_a6000 in fp16\\. Set more chips"),
     ],
 )
-def test_what_cannot_be(change, said):
+def test_an_impossible_packing_is_refused(change, said):
     with pytest.raises(ValueError, match=said):
         packing(**change)
 
 
-def test_what_a_cluster_must_tell():
+def test_a_cluster_without_memory_or_roofline_is_refused():
     with pytest.raises(ValueError, match="the memory of rtx_a6000 is not known"):
         ReplicaPacking(Fleet(replace(A6000, memory_gb=None, sources={})), LLAMA2_70B)
     with pytest.raises(ValueError, match=r"packing\.cluster: timing=wisp_table_12 times one chip only; set roofline"):
@@ -148,6 +148,6 @@ def test_what_a_cluster_must_tell():
         ({"request_interval_s": 0.0}, "request_interval_s=0.0 must be above 0 seconds"),
     ],
 )
-def test_what_nobody_can_ask(change, said):
+def test_an_impossible_demand_is_refused(change, said):
     with pytest.raises(ValueError, match=said):
         ReplicaDemand(**change)

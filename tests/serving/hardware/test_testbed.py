@@ -35,7 +35,7 @@ def test_hat_has_thirty_devices_in_three_groups_of_ten():
     )
 
 
-def test_every_first_part_of_a_deal_is_near_the_proportion():
+def test_every_prefix_of_the_assigned_fleets_is_near_the_proportion():
     fleets = (fleet("raspberry_pi_5", count=3), fleet("raspberry_pi_4b", count=1), fleet("pixel_7", count=2))
     dealer = Bed(fleet("a100_80gb"), fleets=fleets)
     order = dealer.assign_fleets(60)
@@ -71,7 +71,7 @@ def test_fewer_bits_or_more_chips_make_it_fit():
         check_memory(fleet("rtx_a6000", tensor_parallel=2), shape, sessions=4, tokens=2048)
 
 
-def test_too_many_sessions_are_refused_with_another_cure():
+def test_too_many_sessions_are_refused_with_other_advice():
     with pytest.raises(ValueError, match="Serve fewer or shorter sessions"):
         check_memory(fleet("rtx_a6000"), architecture("llama2_13b"), sessions=200, tokens=2048)
 
@@ -125,7 +125,7 @@ def test_impossible_fleets_are_refused(node, message):
         fleet("jetson_agx_orin_32gb", **node)
 
 
-def test_a_schedule_changes_every_so_many_requests_and_repeats_itself():
+def test_a_schedule_changes_modes_and_is_reproducible():
     schedule, stream = PowerModeSchedule(("MAXN", "15W", "30W"), requests_per_mode=5), key(1, "device 3")
     modes = [schedule.mode(stream, request) for request in range(300)]
     assert all(len(set(modes[i : i + 5])) == 1 for i in range(0, 300, 5))
@@ -151,14 +151,14 @@ def test_a_fleet_may_have_its_own_link():
     assert fleet("pixel_7", network={"uplink_mbps": 1, "downlink_mbps": 2}).network != link("lte")
 
 
-def test_a_quantised_model_fits_where_the_whole_one_does_not():
+def test_a_quantised_model_fits_where_the_unquantised_does_not():
     pi, shape = fleet("raspberry_pi_4b"), architecture("vicuna_7b")
     with pytest.raises(ValueError, match="vicuna_7b does not fit"):
         check_memory(pi, shape, sessions=1, tokens=256)
     check_memory(pi, shape.quantized("nf4"), sessions=1, tokens=256)
 
 
-def test_bits_are_not_saved_twice():
+def test_quantising_a_quantised_model_again_is_refused():
     shape = architecture("tinyllama_1_1b").quantized("nf4")
     with pytest.raises(
         ValueError, match=r"_nf4 is quantised, and precision=int8 of raspberry_pi_5 .* set the hardware's"
@@ -166,7 +166,7 @@ def test_bits_are_not_saved_twice():
         check_memory(fleet("raspberry_pi_5", precision="int8"), shape, sessions=1, tokens=256)
 
 
-def test_coefficients_of_the_whole_model_do_not_time_the_quantised_one():
+def test_coefficients_of_the_unquantised_model_do_not_time_the_quantised():
     found = fleet("a100_80gb", timing="wisp_section_4_4")
     whole = architecture("qwen3_32b")
     assert "roofline" not in found.latency(whole).source

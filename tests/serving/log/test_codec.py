@@ -92,16 +92,16 @@ def there_and_back(kind: Any, thing: Any) -> Any:
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=repr)
-def test_events_survive(event: Event) -> None:
+def test_events_round_trip_through_json(event: Event) -> None:
     assert there_and_back(Event, event) == event
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=repr)
-def test_commands_survive(command: Command) -> None:
+def test_commands_round_trip_through_json(command: Command) -> None:
     assert there_and_back(Command, command) == command
 
 
-def test_every_class_of_the_vocabulary_is_in_these_tests() -> None:
+def test_every_message_class_is_in_these_tests() -> None:
     found: set[str] = set()
 
     def walk(thing: Any) -> None:
@@ -120,13 +120,13 @@ def test_every_class_of_the_vocabulary_is_in_these_tests() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_what_real_nodes_say_survives(name: str) -> None:
+def test_commands_of_real_nodes_round_trip(name: str) -> None:
     for _, event, _, commands in world(policy(name)).run().log.entries:
         assert there_and_back(Event, event) == event
         assert there_and_back(tuple[Command, ...], commands) == commands
 
 
-def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
+def test_defaults_are_left_out_and_infinity_is_a_text() -> None:
     call = codec(Event).encode(RequestArrived(GenerationRequest("s", (1,), 4, slo_ttft_s=float("inf"))))["request"]
     assert {"session", "prompt", "max_new_tokens"} <= set(call) <= {"session", "prompt", "max_new_tokens", "slo_ttft_s"}
     assert codec(Command).encode(SetTimer(INF, 1)) == {"is": "SetTimer", "due_s": "inf", "timer": 1}
@@ -155,7 +155,7 @@ def test_defaults_are_left_out_and_infinity_is_a_word() -> None:
         (Work, [], r"not an object"),
     ],
 )  # fmt: skip
-def test_anything_else_is_refused_with_its_place(kind: Any, data: Any, why: str) -> None:
+def test_malformed_data_are_refused_with_their_place(kind: Any, data: Any, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         codec(kind).decode(data)
 
@@ -189,7 +189,7 @@ def _damage(data: Any, random: Random) -> None:
         data[key] = random.choice([None, True, -1, 2.5, "x", [], {}, [[1]], {"is": "TimerFired"}, "inf"])
 
 
-def test_a_field_of_a_new_kind_is_noticed_when_the_codec_is_made() -> None:
+def test_an_unsupported_field_type_is_refused_when_the_codec_is_built() -> None:
     with pytest.raises(TypeError, match="no codec for set"):
         codec(set[int])
     with pytest.raises(TypeError, match="would be open"):

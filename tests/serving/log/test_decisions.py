@@ -13,7 +13,7 @@ from serving.messages import EmitTokens
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
+def test_the_decision_log_ignores_times(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     found = decision_log(entries)
     assert first_difference(found, decision_log(shift_time(entry, 100.0) for entry in entries)) is None
@@ -24,7 +24,7 @@ def test_it_does_not_know_when(tmp_path: Path, name: str) -> None:
     assert ("cloud" in found) == (name != "edge_centric")
 
 
-def test_it_reads_as_a_story(tmp_path: Path) -> None:
+def test_the_decision_log_lists_decisions_in_order(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
     found = decision_log(entries)
     assert found["cloud"] == [line for line in found["cloud"] if line.startswith("batch of layers 0-8: s0.0[0:")]
@@ -38,7 +38,7 @@ def test_sessions_of_equal_times_may_come_in_any_order(tmp_path: Path) -> None:
     assert first_difference(decision_log(entries), decision_log(by_node)) is None
 
 
-def test_the_first_difference_is_told(tmp_path: Path) -> None:
+def test_the_first_difference_is_described(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled", devices=1, calls_each=1, limit=5)
     a = decision_log(entries)
     b = {name: list(lines) for name, lines in a.items()}
@@ -47,13 +47,13 @@ def test_the_first_difference_is_told(tmp_path: Path) -> None:
     assert first_difference({"x": ["drafted 1"]}, {}) == "x, decision 1: drafted 1 <> nothing"
 
 
-def test_another_outcome_is_another_log(tmp_path: Path) -> None:
+def test_another_outcome_gives_another_decision_log(tmp_path: Path) -> None:
     _, a = recorded(tmp_path / "a.jsonl", "synera")
     _, b = recorded(tmp_path / "b.jsonl", "synera", alpha=0.6)
     assert first_difference(decision_log(a), decision_log(b)) is not None
 
 
-def test_shifting_keeps_what_was_said(tmp_path: Path) -> None:
+def test_shifting_times_keeps_all_else(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "a.jsonl", "sled")
     back: list[LogEntry] = [shift_time(shift_time(e, 4.0), -4.0) for e in entries]
     timeless = {"at_s": 0.0}, {"begin_s": 0.0, "end_s": 0.0}, {"sent_s": 0.0, "arrives_s": 0.0}

@@ -29,7 +29,7 @@ DRAFTED = DraftOutcome((1,), {}, ((1,),), False, 1)
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
-def test_it_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
+def test_an_event_log_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> None:
     live, told, log = recorder(), recorder(), Log()
     with EventLog(tmp_path / file, {"layers": 8}) as event_log:
         w = watched([event_log, live], name)
@@ -39,7 +39,7 @@ def test_it_holds_what_a_recorder_saw(tmp_path: Path, name: str, file: str) -> N
     assert log.entries == w.log.entries
 
 
-def test_the_same_run_is_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_run_writes_the_same_bytes(tmp_path: Path) -> None:
     for name in ("a.jsonl.gz", "b.jsonl.gz"):
         recorded(tmp_path / name)
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
@@ -53,7 +53,7 @@ def test_nothing_large_is_written_twice(tmp_path: Path) -> None:
     assert not [line for line in lines if line.get("event", {}).get("is") == "WorkFinished"]
 
 
-def test_what_cannot_be_referred_to_is_written_out(tmp_path: Path) -> None:
+def test_work_and_messages_without_a_command_are_written_in_full(tmp_path: Path) -> None:
     """A driver that makes its own objects, a message that arrives twice, an outcome that came over a wire."""
     path = tmp_path / "events.jsonl"
     with EventLog(path) as event_log:
@@ -68,7 +68,7 @@ def test_what_cannot_be_referred_to_is_written_out(tmp_path: Path) -> None:
     ]
 
 
-def test_an_outcome_that_is_not_the_one_that_ran_is_written_out(tmp_path: Path) -> None:
+def test_an_outcome_of_other_work_is_written_in_full(tmp_path: Path) -> None:
     """A node that started again counts its jobs anew, and hears of its former life's."""
     path, other = tmp_path / "events.jsonl", DraftOutcome((2,), {}, ((2,),), False, 1)
     with EventLog(path) as event_log:
@@ -81,7 +81,7 @@ def test_an_outcome_that_is_not_the_one_that_ran_is_written_out(tmp_path: Path) 
     ]
 
 
-def test_a_node_is_born_when_a_driver_says_so_or_at_its_first_event(tmp_path: Path) -> None:
+def test_a_node_is_created_by_the_driver_or_at_its_first_event(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path) as event_log:
         event_log.node_created("a", 0.0)
@@ -95,7 +95,7 @@ def test_a_node_is_born_when_a_driver_says_so_or_at_its_first_event(tmp_path: Pa
     ]
 
 
-def test_facts_may_come_late(tmp_path: Path) -> None:
+def test_facts_may_be_added_later(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with EventLog(path, {"policy": "synera"}, offset_s=0.5) as event_log:
         event_log.add_facts(layers=8)
@@ -104,7 +104,7 @@ def test_facts_may_come_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["events.jsonl", "events.jsonl.gz"])
-def test_a_crash_leaves_a_readable_beginning(tmp_path: Path, file: str) -> None:
+def test_a_truncated_log_is_readable(tmp_path: Path, file: str) -> None:
     _, whole = recorded(tmp_path / file)
     data = (tmp_path / file).read_bytes()
     for size in (len(data) // 3, len(data) // 2, len(data) - 3):
@@ -114,7 +114,7 @@ def test_a_crash_leaves_a_readable_beginning(tmp_path: Path, file: str) -> None:
     assert len(found) > 0.9 * len(whole) - 256
 
 
-def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_lines_are_flushed_during_the_run(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     event_log = EventLog(path, flush_every=4)
     event_log.node_created("a", 0.1)
@@ -129,7 +129,7 @@ def test_lines_reach_the_file_while_the_run_goes_on(tmp_path: Path) -> None:
     event_log.close()
 
 
-def test_a_session_is_never_lost_with_the_buffer(tmp_path: Path) -> None:
+def test_the_start_of_a_session_is_flushed_at_once(tmp_path: Path) -> None:
     """Readers of other processes' journals would meet a session that nobody began."""
     event_log = EventLog(tmp_path / "events.jsonl.gz")
     event_log.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, ())
@@ -156,13 +156,13 @@ GOOD = '{"event_log":2,"offset_s":0.0,"facts":{}}\n'
         (GOOD + '{"sent":"a","send":3,"sent_s":0,"arrives_s":1}\n', "line 2: no message 3 was sent"),
     ],
 )  # fmt: skip
-def test_what_is_no_journal_is_refused_by_line(tmp_path: Path, text: str, why: str) -> None:
+def test_a_malformed_log_is_refused_with_its_line(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "events.jsonl").write_text(text)
     with pytest.raises(ValueError, match=why):
         list(read_entries(tmp_path / "events.jsonl"))
 
 
-def test_a_header_is_read_from_a_compressed_journal_too(tmp_path: Path) -> None:
+def test_a_header_is_read_from_a_compressed_log(tmp_path: Path) -> None:
     with gzip.open(tmp_path / "events.jsonl.gz", "wt") as file:
         file.write(GOOD)
     assert read_header(tmp_path / "events.jsonl.gz").facts == {}

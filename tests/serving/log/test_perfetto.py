@@ -60,7 +60,7 @@ def tracks(events: list[Event]) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) -> None:
+def test_every_trace_event_is_complete_and_on_a_named_track(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     known, threads = nodes(events), tracks(events)
     assert set(known.values()) == {"device-0", "device-1", "device-2"} | (
@@ -78,7 +78,7 @@ def test_every_event_is_whole_and_on_a_named_track(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_slices_of_a_track_follow_each_other(tmp_path: Path, name: str) -> None:
+def test_slices_of_a_track_do_not_overlap(tmp_path: Path, name: str) -> None:
     by_track = defaultdict(list)
     for event in of(events := drawn(tmp_path, name), "X"):
         by_track[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
@@ -102,7 +102,7 @@ def test_every_span_has_its_end(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["sled", "synera", "cloud_centric"])
-def test_arrows_lead_from_a_question_through_its_batch_to_its_answer(tmp_path: Path, name: str) -> None:
+def test_arrows_lead_from_a_request_through_its_batch_to_its_reply(tmp_path: Path, name: str) -> None:
     events = drawn(tmp_path, name)
     slices = defaultdict(list)
     for event in of(events, "X"):
@@ -123,7 +123,7 @@ def test_arrows_lead_from_a_question_through_its_batch_to_its_answer(tmp_path: P
         assert {threads[p["tid"]] for p in middle} == {"cloud/chip"}
 
 
-def test_it_shows_what_happened(tmp_path: Path) -> None:
+def test_a_trace_shows_sessions_tokens_messages_and_queues(tmp_path: Path) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", "synera")
     events = trace(tmp_path, entries)
     sessions = {c.session for c in w.calls}
@@ -144,7 +144,7 @@ def test_it_shows_what_happened(tmp_path: Path) -> None:
     assert any("accepted" in line for e in of(events, "X", cat="chip") for line in e["args"].get("sessions", ()))
 
 
-def test_a_limit_on_sessions_holds(tmp_path: Path) -> None:
+def test_a_trace_shows_at_most_the_given_sessions(tmp_path: Path) -> None:
     events = drawn(tmp_path, "synera", sessions=2)
     assert len({e["name"] for e in of(events, "X", cat="session")}) == 2
     shown = {e["args"]["session"] for e in events if "session" in e.get("args", {})}
@@ -152,14 +152,14 @@ def test_a_limit_on_sessions_holds(tmp_path: Path) -> None:
     assert len(events) < 0.6 * len(drawn(tmp_path, "synera"))
 
 
-def test_what_was_cut_off_is_drawn_to_the_end(tmp_path: Path) -> None:
+def test_unfinished_sessions_are_drawn_to_the_end(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "synera")
     events = trace(tmp_path, entries[: len(entries) // 3])
     assert "unfinished" in {e["args"]["ending"] for e in of(events, "X", cat="session")}
     assert len(of(events, "b")) == len(of(events, "e"))
 
 
-def test_a_device_that_starts_again_loses_its_sessions_and_one_who_left_was_never_served(tmp_path: Path) -> None:
+def test_a_restarted_device_ends_its_sessions_and_a_waiting_session_is_not_drawn(tmp_path: Path) -> None:
     calls = [EventHandled("d", 0.0, RequestArrived(GenerationRequest(s, (1,), 4)), ()) for s in ("p", "q")]
     left = EventHandled("d", 1.0, SessionCancelled("q"), (EmitTokens("q", (), (), "cancelled"),))
     events = trace(tmp_path, [NodeCreated("d", 0.0), *calls, left, NodeCreated("d", 2.0)])
@@ -167,7 +167,7 @@ def test_a_device_that_starts_again_loses_its_sessions_and_one_who_left_was_neve
     assert of(events, "i", name="q cancelled while it waited")
 
 
-def test_a_wait_begins_with_a_requests_first_part_and_none_after_the_session(tmp_path: Path) -> None:
+def test_a_queue_wait_starts_with_a_requests_first_part_and_not_after_its_session(tmp_path: Path) -> None:
     rows = SequenceSlice("s", 0, 1, (1,), 0, "greedy")
     part = MessageReceived(Request(0, rows, (), 0, (), "d"))
     start = StartWork(1, ForwardWork(Span(0, 8, True, True), (rows,), ("last",)))
@@ -183,14 +183,14 @@ def test_a_wait_begins_with_a_requests_first_part_and_none_after_the_session(tmp
     assert [(e["ts"], e["args"]["waiting"]) for e in of(events, "C")] == [(1_000_000, 1), (3_000_000, 0)]
 
 
-def test_a_lost_message_is_said_to_be_lost(tmp_path: Path) -> None:
+def test_a_lost_message_is_marked_as_lost(tmp_path: Path) -> None:
     begin = EventHandled("d", 0.0, RequestArrived(GenerationRequest("s", (1,), 4)), ())
     events = trace(tmp_path, [begin, MessageSent("d", "cloud", Release("s"), 16, 1.0, INF)])
     (span,) = of(events, "b")
     assert (span["name"], span["args"]["nbytes"]) == ("uplink, lost", 16)
 
 
-def test_plain_and_compressed_are_one(tmp_path: Path) -> None:
+def test_plain_and_compressed_traces_are_equal(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled")
     for name in ("a.json", "a.json.gz", "b.json.gz"):
         write_trace(entries, tmp_path / name)
@@ -199,7 +199,7 @@ def test_plain_and_compressed_are_one(tmp_path: Path) -> None:
     assert packed == (tmp_path / "b.json.gz").read_bytes()
 
 
-def test_perfetto_itself_reads_it(tmp_path: Path) -> None:
+def test_perfetto_reads_the_trace(tmp_path: Path) -> None:
     if importlib.util.find_spec("perfetto") is None:
         pytest.skip("the package perfetto (its trace processor) is not installed")
     from perfetto.trace_processor import TraceProcessor

@@ -24,7 +24,7 @@ def split(tmp_path: Path, name: str, ahead_s: float = 0.0, offset_s: float = 0.0
 
 @pytest.mark.parametrize("name", ROWS)
 @pytest.mark.parametrize("turned", [False, True])
-def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -> None:
+def test_two_logs_merge_to_the_order_of_one_driver(tmp_path: Path, name: str, turned: bool) -> None:
     expected, paths = split(tmp_path, name)
     told = recorder()
     feed_observer(merge_logs(paths[::-1] if turned else paths), told)
@@ -32,7 +32,7 @@ def test_two_journals_are_told_as_one(tmp_path: Path, name: str, turned: bool) -
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_message_is_received_after_it_was_sent_even_in_no_time(
+def test_a_merge_orders_a_receipt_after_its_send_at_equal_times(
     tmp_path: Path, turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LateWire, "arrival_s", lambda self, nbytes, now: now)
@@ -45,7 +45,7 @@ def test_a_message_is_received_after_it_was_sent_even_in_no_time(
     }
 
 
-def test_an_offset_sets_a_clock_right(tmp_path: Path) -> None:
+def test_an_offset_corrects_a_clock(tmp_path: Path) -> None:
     expected, paths = split(tmp_path, "sled", ahead_s=512.0, offset_s=-512.0)
     told = recorder()
     feed_observer(merge_logs(paths), told)
@@ -54,14 +54,14 @@ def test_an_offset_sets_a_clock_right(tmp_path: Path) -> None:
         assert told.records[session].cloud_busy_s == pytest.approx(record.cloud_busy_s)
 
 
-def test_a_clock_that_is_slightly_wrong_breaks_nothing(tmp_path: Path) -> None:
+def test_a_small_clock_error_does_not_change_tokens(tmp_path: Path) -> None:
     expected, paths = split(tmp_path, "synera", ahead_s=-0.06)
     told = recorder()
     feed_observer(merge_logs(paths), told)
     assert {s: r.tokens for s, r in told.records.items()} == {s: r.tokens for s, r in expected.items()}
 
 
-def test_each_process_keeps_its_own_order_and_nobody_waits_for_a_stranger() -> None:
+def test_a_merge_keeps_each_logs_order_and_does_not_wait_for_unknown_senders() -> None:
     stranger = EventHandled("a", 1.0, MessageReceived(Release("s")), ())
     first = [stranger, EventHandled("a", 1.0, TimerFired(1), ())]
     second = [

@@ -18,7 +18,7 @@ from serving.log.recording import RecordingOptions
         (RecordingOptions(events=True, trace=True), {"events.jsonl.gz", "trace.json.gz"}),
     ],
 )
-def test_a_run_keeps_what_was_asked(tmp_path: Path, recording: RecordingOptions, kept: set[str]) -> None:
+def test_a_run_keeps_the_requested_files(tmp_path: Path, recording: RecordingOptions, kept: set[str]) -> None:
     with recording.start(tmp_path, {"policy": "synera"}) as recorded:
         watched(list(recorded.observers))
         recorded.add_facts(layers=8)
@@ -28,7 +28,7 @@ def test_a_run_keeps_what_was_asked(tmp_path: Path, recording: RecordingOptions,
         assert len(list(read_entries(tmp_path / "events.jsonl.gz"))) > 100
 
 
-def test_a_run_that_breaks_leaves_its_log(tmp_path: Path) -> None:
+def test_a_failed_run_leaves_its_log(tmp_path: Path) -> None:
     def breaks() -> None:
         with RecordingOptions(True, True).start(tmp_path) as recorded:
             watched(list(recorded.observers))
@@ -40,6 +40,6 @@ def test_a_run_that_breaks_leaves_its_log(tmp_path: Path) -> None:
     assert len(list(read_entries(tmp_path / "events.jsonl.gz"))) > 100
 
 
-def test_a_trace_of_nobody_is_refused() -> None:
+def test_a_trace_of_no_sessions_is_refused() -> None:
     with pytest.raises(ValueError, match=r"record.trace_sessions=0 must be 1 or more"):
         RecordingOptions(trace=True, trace_sessions=0)

@@ -30,7 +30,7 @@ def maker(w: World) -> Callable[[str], Node]:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
+def test_fresh_nodes_return_the_logged_commands(tmp_path: Path, name: str) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", name)
     replayed = replay(entries, maker(w))
     assert replayed.difference is None
@@ -39,7 +39,7 @@ def test_fresh_nodes_say_the_same(tmp_path: Path, name: str) -> None:
     assert replayed.described.endswith("commands: identical")
 
 
-def test_another_policy_is_noticed_and_told(tmp_path: Path) -> None:
+def test_replay_reports_the_difference_of_another_policy(tmp_path: Path) -> None:
     _, entries = recorded(tmp_path / "events.jsonl", "sled")
     other = world(policy("sled", draft=WindowDraft(3)))
     replayed = replay(entries, maker(other))
@@ -53,7 +53,7 @@ def test_another_policy_is_noticed_and_told(tmp_path: Path) -> None:
     assert "replayed  StartWork(job=1" in replayed.difference
 
 
-def test_a_batch_that_was_picked_otherwise_is_noticed(tmp_path: Path) -> None:
+def test_replay_reports_a_different_batch(tmp_path: Path) -> None:
     w, entries = recorded(tmp_path / "events.jsonl", "sled")
     alone = world(policy("sled", scheduler=policy("synera").scheduler))
     replayed = replay(entries, lambda name: (alone if name == "cloud" else w).make[name]())
@@ -61,7 +61,7 @@ def test_a_batch_that_was_picked_otherwise_is_noticed(tmp_path: Path) -> None:
     assert "cloud at" in replayed.difference
 
 
-def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
+def test_replay_reports_a_node_that_raises() -> None:
     class Stumbles:
         def handle(self, event: Any, now: float) -> list[Any]:
             raise KeyError("s0")
@@ -76,7 +76,7 @@ def test_a_node_that_stumbles_is_a_difference_not_an_end() -> None:
         replay(entries, lambda _: Stumbles())
 
 
-def test_a_cloud_that_starts_again_replays(tmp_path: Path) -> None:
+def test_a_run_with_a_restarted_cloud_replays(tmp_path: Path) -> None:
     """Born twice: its second life knows nothing of the first."""
     path = tmp_path / "events.jsonl"
     with EventLog(path) as event_log:
@@ -154,7 +154,7 @@ def test_a_run_under_another_setup_is_refused(tmp_path: Path) -> None:
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_each_process_replays_alone(tmp_path: Path) -> None:
+def test_the_log_of_each_process_replays_alone(tmp_path: Path) -> None:
     with EventLog(tmp_path / "events.devices.jsonl") as devices, EventLog(tmp_path / "events.cloud.jsonl") as cloud:
         w = watched([Only({f"device-{i}" for i in range(3)}, devices), Only({"cloud"}, cloud)])
     found = find_event_logs(tmp_path)
@@ -170,7 +170,7 @@ def test_a_run_without_a_log_says_what_to_do(tmp_path: Path) -> None:
         replay_run(tmp_path, setup=setup(), run=tmp_path / "run", progress=silent)
 
 
-def test_a_begin_alone_has_a_birth(tmp_path: Path) -> None:
+def test_a_log_with_one_event_creates_its_node(tmp_path: Path) -> None:
     w = world(policy("sled"))
     with EventLog(tmp_path / "e.jsonl") as event_log:
         event = RequestArrived(GenerationRequest("s", (1, 2), 4))

@@ -19,7 +19,7 @@ def made(node):
     return construct(SCHEMA.coerce(node, Link, "network"), None)
 
 
-def test_a_link_reads_as_it_is_written(written):
+def test_a_configured_link_builds(written):
     path = written("5\n10\n")
     found = made(
         {
@@ -33,7 +33,7 @@ def test_a_link_reads_as_it_is_written(written):
     )
 
 
-def test_a_trace_counts_by_what_it_says_and_not_by_where_it_is(written):
+def test_a_trace_is_identified_by_its_content(written):
     path = written("5\n10\n")
     data = SCHEMA.coerce({"uplink": {"_target_": MAHIMAHI, "path": str(path)}, "downlink_mbps": 8}, Link, "network")
     assert data["uplink"]["path"] == {CONTENT: "sha of 5\n10\n", "path": str(path)}
@@ -53,6 +53,6 @@ def test_a_trace_without_its_file_says_what_to_set():
         made({"uplink": {"_target_": MAHIMAHI, "path": None}, "downlink_mbps": 8})
 
 
-def test_a_trace_that_a_stage_will_make_is_not_asked_for_yet():
+def test_the_trace_of_a_future_stage_is_not_read():
     node = {"uplink": {"_target_": MAHIMAHI, "path": {"_stage_": "measured"}}, "downlink_mbps": 8}
     assert not isinstance(made(node).uplink.path, Path)

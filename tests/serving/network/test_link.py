@@ -43,11 +43,11 @@ def test_every_link_builds_and_sources_its_figures(name, tmp_path):
     assert all(evidence_class(source) for source in made.sources.values())
 
 
-def test_the_formats_of_traces_and_a_link_with_outages_are_promised():
+def test_every_trace_format_and_an_outage_link_has_a_configuration():
     assert {*TRACED, "flaky"} <= set(names("network"))
 
 
-def test_the_profiles_that_are_promised():
+def test_the_documented_link_profiles_exist():
     promised = {"lan_1gbps", "lan_100mbps", "wifi", "lte", "5g", "mbps_10", "mbps_1", "mbps_0_1", "kbps_50", "ideal"}
     assert promised <= set(names("network"))
     assert (link("wifi").uplink_mbps, link("wifi").downlink_mbps) == (7.5 * 8, 12.5 * 8)
@@ -70,14 +70,14 @@ def test_messages_queue_behind_each_other_and_propagate_together():
     assert channel.arrival_s(1_000_000, 10.0) == pytest.approx(11.01)
 
 
-def test_each_message_pays_for_its_headers_and_for_the_stacks():
+def test_each_message_pays_for_headers_and_stack():
     chatty = Link(8, 80, delay_ms=10, overhead_nbytes=1000, message_ms=2)
     assert chatty.channel("up", 0).arrival_s(0, 0.0) == pytest.approx(0.001 + 0.012)
     assert chatty.mean_transfer_s(1000, "up") == pytest.approx(0.002 + 0.012)
 
 
 @pytest.mark.parametrize(("shape", "mean"), [("uniform", 0.010), ("half_normal", 0.020 * 0.7979)])
-def test_jitter_has_its_mean_and_never_hastens(shape, mean):
+def test_jitter_has_its_mean_and_never_reduces_delay(shape, mean):
     late = []
     for serial in range(2000):
         channel = Link(8, 8, jitter_ms=20, jitter_shape=shape).channel("up", key(serial, "link"))
@@ -86,7 +86,7 @@ def test_jitter_has_its_mean_and_never_hastens(shape, mean):
     assert fmean(late) == pytest.approx(mean, rel=0.05)
 
 
-def test_losses_cost_timeouts_that_double_and_bytes_sent_again():
+def test_losses_cost_doubling_timeouts_and_resent_bytes():
     lossy = Link(8, 8, loss=0.5, timeout_ms=200)
     arrivals = [lossy.channel("up", key(serial, "link")).arrival_s(1000, 0.0) for serial in range(2000)]
     for losses, share in ((0, 0.5), (1, 0.25), (2, 0.125)):
@@ -95,7 +95,7 @@ def test_losses_cost_timeouts_that_double_and_bytes_sent_again():
         assert hits / 2000 == pytest.approx(share, abs=0.03)
 
 
-def test_the_same_luck_for_the_same_message_whatever_its_size():
+def test_loss_and_jitter_depend_on_the_message_number_not_its_size():
     shaky = Link(8, 8, jitter_ms=20)
     small, large = shaky.channel("up", 7), shaky.channel("up", 7)
     assert large.arrival_s(1000, 0.0) - small.arrival_s(0, 0.0) == pytest.approx(0.001)
@@ -152,7 +152,7 @@ class Doubling:
         raise NotImplementedError
 
 
-def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
+def test_a_changing_rate_combines_with_delay_jitter_and_loss():
     made = Link(uplink_mbps=8, downlink=Doubling(), delay_ms=10, message_ms=2, overhead_nbytes=1000)
     channel = made.channel("down", 7)
     assert [channel.arrival_s(999_000, 0.0), channel.arrival_s(999_000, 0.0)] == pytest.approx([1.012, 1.512])
@@ -176,17 +176,17 @@ def test_a_rate_that_changes_composes_with_everything_else_a_message_costs():
         ),
     ],
 )
-def test_each_direction_is_given_once_and_by_something_that_knows_it(options, message):
+def test_each_direction_needs_exactly_one_rate_that_covers_it(options, message):
     with pytest.raises(ValueError, match=message):
         Link(**options)
 
 
-def test_the_two_directions_of_a_device_have_luck_of_their_own():
+def test_the_two_directions_of_a_device_draw_independently():
     shaky = Link(8, 8, jitter_ms=20)
     assert shaky.channel("up", 7).arrival_s(0, 0.0) != shaky.channel("down", 7).arrival_s(0, 0.0)
 
 
 @given(st.integers(0, 10**9), st.floats(0, 1000))
-def test_what_a_constant_rate_sent_it_carried(nbytes, start):
+def test_a_constant_rate_carries_the_bytes_sent(nbytes, start):
     rate = PLAIN.rate("up")
     assert rate.nbytes_between(start, rate.departure_s(nbytes, start)) == pytest.approx(nbytes, abs=1)

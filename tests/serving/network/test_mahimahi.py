@@ -53,7 +53,7 @@ def test_a_time_of_0_is_the_end_of_the_lap_before(written):
     assert MahimahiTrace(path=path).mean_mbps == pytest.approx(3 * 1500 * 8 / 4e3)
 
 
-def test_devices_enter_at_their_own_moments_and_both_directions_at_the_same(written):
+def test_devices_start_at_different_points_and_both_directions_at_the_same(written):
     trace = MahimahiTrace(path=written("100\n1000\n"))
     offsets = {trace.rate("up", key(0, f"device-{i}")).offset_s for i in range(50)}
     assert len(offsets) == 50
@@ -81,20 +81,20 @@ def test_the_file_is_read_once_for_all_devices(written, monkeypatch):
         ("\u0665\n", "line 1: found"),
     ],
 )
-def test_a_broken_file_is_refused_by_line(written, text, message):
+def test_a_malformed_file_is_refused_with_its_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path} {message}")):
         MahimahiTrace(path=path)
 
 
-def test_bytes_that_are_no_text_are_refused_by_line(tmp_path):
+def test_bytes_that_are_no_text_are_refused_with_their_line(tmp_path):
     path = tmp_path / "binary"
     path.write_bytes(b"5\n\xff\n")
     with pytest.raises(ValueError, match=r"binary line 2: not UTF-8 \(byte 0xff\)"):
         MahimahiTrace(path=path)
 
 
-def test_a_file_that_is_missing_a_folder_or_not_named_is_refused(tmp_path):
+def test_a_missing_file_a_folder_and_no_path_are_refused(tmp_path):
     with pytest.raises(ValueError, match="nowhere does not exist"):
         MahimahiTrace(path=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="is a folder; a recording is one file"):
@@ -105,7 +105,7 @@ def test_a_file_that_is_missing_a_folder_or_not_named_is_refused(tmp_path):
         MahimahiTrace(path=tmp_path, start="middle")
 
 
-def test_a_file_that_an_artifact_will_have_is_not_read_yet():
+def test_the_file_of_a_future_artifact_is_not_read():
     assert MahimahiTrace(path=object()).start == "random"
 
 

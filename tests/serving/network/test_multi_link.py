@@ -18,23 +18,23 @@ def relay(*further, own=OWN, direction="up"):
     return MultiLinkChannel(own.channel(direction, 1), [(link, direction) for link in further])
 
 
-def test_a_lone_message_takes_every_links_time():
+def test_a_single_message_takes_the_sum_of_all_links_times():
     arrived = relay(SLOW, FAST).arrival_s(1000, 2.0)
     assert arrived - 2.0 == pytest.approx((0.001 + 0.010) + (0.0022 + 0.006) + (0.0001 + 0.001))
     assert arrived - 2.0 == pytest.approx(sum(link.mean_transfer_s(1000, "up") for link in (OWN, SLOW, FAST)))
 
 
-def test_each_direction_has_its_own_rate():
+def test_a_path_uses_the_rate_of_its_direction():
     assert relay(SLOW, direction="down").arrival_s(1000, 0.0) == pytest.approx(
         OWN.mean_transfer_s(1000, "down") + SLOW.mean_transfer_s(1000, "down")
     )
 
 
-def test_without_further_links_it_is_the_own_one():
+def test_a_path_of_one_link_is_that_link():
     assert relay().arrival_s(1000, 0.0) == OWN.channel("up", 1).arrival_s(1000, 0.0)
 
 
-def test_messages_queue_for_the_own_link_and_not_for_the_others():
+def test_messages_queue_only_for_the_first_link():
     """A megabyte behind a megabyte waits a second, though the link behind would take two for each."""
     way = relay(SLOW)
     first, second = way.arrival_s(1e6, 0.0), way.arrival_s(1e6, 0.0)
@@ -48,7 +48,7 @@ def test_a_small_message_does_not_overtake_a_large_one():
     assert way.arrival_s(10, large + 1.0) > large + 1.0
 
 
-def test_the_order_is_kept_whatever_is_sent():
+def test_a_path_keeps_the_order_of_messages():
     way, now, arrivals = relay(SLOW, FAST), 0.0, []
     for i in range(200):
         now += (i * 7919 % 13) * 1e-3
@@ -56,7 +56,7 @@ def test_the_order_is_kept_whatever_is_sent():
     assert all(a <= b for a, b in pairwise(arrivals))
 
 
-def test_what_the_own_link_loses_never_arrives_and_holds_nothing_up():
+def test_a_message_lost_on_the_first_link_does_not_delay_later_ones():
     way = relay(SLOW, own=Link(8, 8, delay_ms=10, outages=ListedOutages(((0.1, 5.0),)), detect_ms=100))
     before = way.arrival_s(1000, 0.0)
     assert way.arrival_s(1e6, 0.05) == inf

@@ -34,7 +34,7 @@ def test_a_periodic_schedule_has_no_end():
     assert [*islice(periodic.outage_intervals(0), 3)] == [(5, 8), (25, 28), (45, 48)]
 
 
-def test_devices_go_down_at_their_own_moments():
+def test_devices_have_outages_at_different_times():
     periodic = PeriodicOutages(period_s=20, duration_s=3, jitter_s=10)
     firsts = [next(periodic.outage_intervals(key(0, f"device-{i}")))[0] for i in range(100)]
     assert 0 <= min(firsts) < 5
@@ -72,19 +72,19 @@ def test_impossible_schedules_are_refused(make, message):
         make()
 
 
-def test_a_link_says_when_it_is_down():
+def test_a_link_describes_its_outages():
     assert link((1, 2), (4, 8)).described.endswith("0.0% lost, down 2 times, 5 s in all, noticed after 1 s")
     flaky = Link(8, 8, outages=PeriodicOutages(period_s=20, duration_s=3), detect_ms=250)
     assert flaky.described.endswith("0.0% lost, down 3 s every 20 s, noticed after 0.25 s")
 
 
-def test_both_ends_hear_only_of_outages_that_last():
+def test_only_long_outages_are_disconnections():
     flaky = link((1, 1.5), (5, 8), (10, 11), (20, 21.5))
     assert [*flaky.disconnections(0)] == [(6, 8), (21, 21.5)]
     assert [*Link(8, 8).disconnections(0)] == [*Link(8, 8).outage_intervals(0)] == []
 
 
-def test_short_outages_without_end_are_none_to_hear_of():
+def test_endless_short_outages_are_no_disconnections():
     assert [*Link(8, 8, outages=PeriodicOutages(period_s=5, duration_s=1, jitter_s=1)).disconnections(0)] == []
     noticed = Link(
         8, 8, outages=PeriodicOutages(period_s=5, duration_s=1, first_start_s=2), detect_ms=400
@@ -109,19 +109,19 @@ def test_short_outages_without_end_are_none_to_hear_of():
         ("after the last", [(1e6, 1000.0)], [1001.01]),
     ],
 )
-def test_what_becomes_of_messages(what, messages, expected):
+def test_outages_delay_or_drop_messages(what, messages, expected):
     channel = link((2.0, 2.5), (10.0, 13.0)).channel("up", 0)
     assert arrivals(channel, *messages) == pytest.approx(expected), what
 
 
-def test_what_is_on_its_way_when_the_break_is_noticed_is_gone():
+def test_messages_in_flight_when_an_outage_is_noticed_are_lost():
     far = Link(8, 8, delay_ms=1500, outages=ListedOutages(((10.0, 13.0),)))
     assert arrivals(far.channel("up", 0), (0, 9.0), (0, 9.6), (0, 9.7), (0, 13.0)) == pytest.approx(
         [10.5, inf, inf, 14.5]
     )
 
 
-def test_an_outage_as_long_as_it_takes_to_notice_only_delays():
+def test_an_outage_as_long_as_the_detection_time_only_delays():
     periodic = Link(8, 8, outages=PeriodicOutages(period_s=10.1, duration_s=1.0, first_start_s=0.3), detect_ms=1000)
     channel = periodic.channel("up", 0)
     for down_s, up_s in islice(periodic.outage_intervals(0), 50):
@@ -146,7 +146,7 @@ def test_a_trace_runs_on_while_the_link_is_down(tmp_path):
     assert short.channel("up", 0).arrival_s(4500, 0.0) == pytest.approx(0.5)
 
 
-def test_outages_that_leave_a_trace_nothing_are_refused_instead_of_waited_for():
+def test_outages_that_cover_all_capacity_of_a_trace_are_refused():
     class Blinking:
         directions = ("up",)
         mean_mbps = 1.0
@@ -170,7 +170,7 @@ def test_outages_that_leave_a_trace_nothing_are_refused_instead_of_waited_for():
     st.integers(0, 2**32),
     st.sampled_from([0, 300, 1000]),
 )
-def test_nothing_arrives_out_of_order_or_across_a_break(messages, stream, detect_ms):
+def test_messages_arrive_in_order_and_not_across_a_disconnection(messages, stream, detect_ms):
     shaky = Link(
         8,
         8,

@@ -25,7 +25,7 @@ def test_a_ping_holds_until_the_next_and_the_recording_repeats(written):
     )
 
 
-def test_each_message_is_delayed_by_the_ping_of_its_moment_and_none_overtakes(written):
+def test_each_message_is_delayed_by_the_current_ping_without_overtaking(written):
     path = written(LOG)
     link = Link(uplink_mbps=8, downlink=UCC5GTrace(path=path, start="begin"), delay=PingTrace(path=path, start="begin"))
     channel = link.channel("down", 0)
@@ -36,7 +36,7 @@ def test_each_message_is_delayed_by_the_ping_of_its_moment_and_none_overtakes(wr
     assert "0 ms delay, pings of 140 ms on average (trace.txt), 0 ms jitter" in link.described
 
 
-def test_a_device_enters_rate_and_pings_at_one_moment(written):
+def test_rate_and_pings_of_a_device_start_at_the_same_moment(written):
     path = written(LOG)
     rate, pings = UCC5GTrace(path=path), PingTrace(path=path)
     for stream in range(20):
@@ -55,7 +55,7 @@ def test_a_device_enters_rate_and_pings_at_one_moment(written):
         ("Timestamp,State\n", ' line 1: the header has no column "PINGAVG"'),
     ],
 )
-def test_a_broken_log_is_refused_by_line(written, text, message):
+def test_a_malformed_log_is_refused_with_its_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
         PingTrace(path=path)

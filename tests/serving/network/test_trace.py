@@ -35,21 +35,21 @@ def test_bytes_leave_in_steps_and_the_recording_begins_again(nbytes, start, sent
     assert ReplayedRate(STEPS).departure_s(nbytes, start) == pytest.approx(sent)
 
 
-def test_a_device_may_enter_anywhere():
+def test_a_replay_may_start_anywhere():
     late = ReplayedRate(STEPS, offset_s=2.5)
     assert late.departure_s(MB, 0.0) == pytest.approx(1.0)
     assert late.nbytes_between(0.0, 2.5) == pytest.approx(3 * MB)
     assert late.departure_s(300 * MB, 6.0) == pytest.approx(406.0)
 
 
-def test_what_is_carried_is_what_was_sent():
+def test_nbytes_between_counts_what_can_leave():
     assert [ReplayedRate(STEPS).nbytes_between(0, end) for end in (0, 0.5, 2, 3.5, 4, 9)] == pytest.approx(
         [0, MB / 2, MB, 2 * MB, 3 * MB, 7 * MB]
     )
     assert STEPS.mean_mbps == pytest.approx(6)
 
 
-def test_a_trace_that_carries_nothing_is_refused():
+def test_a_trace_of_zero_rates_is_refused():
     with pytest.raises(ValueError, match="quiet: every rate is 0, so no message would ever leave"):
         CapacityCurve.from_steps([(1.0, 0.0), (5.0, 0.0)], "quiet")
 
@@ -88,12 +88,12 @@ def test_two_messages_back_to_back_are_one(rate, a, b, start):
 
 
 @given(REPLAYS, SIZES, STARTS)
-def test_what_was_sent_was_carried(rate, nbytes, start):
+def test_bytes_between_start_and_departure_are_the_bytes_sent(rate, nbytes, start):
     assert rate.nbytes_between(start, rate.departure_s(nbytes, start)) == pytest.approx(nbytes, abs=1)
 
 
 @given(REPLAYS, SIZES, STARTS)
-def test_a_lap_later_it_is_the_same(rate, nbytes, start):
+def test_a_replay_one_period_later_is_the_same(rate, nbytes, start):
     lap_s = rate.curve.period_s
     moved = replace(rate, offset_s=rate.offset_s + lap_s)
     assert moved.nbytes_between(0, start) == pytest.approx(rate.nbytes_between(0, start), rel=1e-6, abs=1)
@@ -111,7 +111,7 @@ class Counted(list):
         return super().__getitem__(index)
 
 
-def test_a_long_trace_costs_its_logarithm_and_laps_cost_nothing():
+def test_a_lookup_costs_the_logarithm_of_the_trace_and_no_laps():
     whole = CapacityCurve.from_steps([(second + 1.0, float(second % 7)) for second in range(2**14)], "long")
     rate = ReplayedRate(CapacityCurve(Counted(whole.times_s), Counted(whole.nbytes)))
     Counted.looks = 0

@@ -14,14 +14,14 @@ def test_a_rate_holds_until_its_time(written):
     assert [rate.departure_s(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 3.5e6)] == pytest.approx([1.0, 3.5, 4.0, 4.5])
 
 
-def test_or_from_its_time_and_the_last_as_long_as_the_one_before(written):
+def test_with_holds_from_a_rate_starts_at_its_time(written):
     trace = TwoColumnTrace(path=written(TEXT), start="begin", holds="from")
     rate = trace.rate("down", 0)
     assert trace.data.period_s == pytest.approx(4)
     assert [rate.departure_s(nbytes, 0.0) for nbytes in (2e6, 3e6, 4e6, 5e6)] == pytest.approx([2.0, 3.5, 4.0, 5.0])
 
 
-def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
+def test_with_holds_from_a_file_may_start_at_0(written):
     path = written("0 8\n2 16\n")
     assert TwoColumnTrace(path=path, holds="from").mean_mbps == pytest.approx(12)
     with pytest.raises(ValueError, match="line 1: the first rate would hold until 0 s; with holds=from it starts"):
@@ -43,20 +43,20 @@ def test_a_file_may_begin_at_0_where_rates_hold_from_their_time(written):
         ("1 0\n2 0\n", ": every rate is 0, so no message would ever leave"),
     ],
 )
-def test_a_broken_file_is_refused_by_line(written, text, message):
+def test_a_malformed_file_is_refused_with_its_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
         TwoColumnTrace(path=path)
 
 
-def test_one_line_does_not_say_how_long_it_holds(written):
+def test_with_holds_from_a_single_line_is_refused(written):
     path = written("5 8\n")
     assert TwoColumnTrace(path=path).data.period_s == 5
     with pytest.raises(ValueError, match="line 1: one line does not tell how long its rate holds"):
         TwoColumnTrace(path=path, holds="from")
 
 
-def test_another_reading_is_refused(written):
+def test_an_unknown_holds_is_refused(written):
     with pytest.raises(ValueError, match="holds='since' must be until or from"):
         TwoColumnTrace(path=written(TEXT), holds="since")
 

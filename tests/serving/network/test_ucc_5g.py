@@ -22,13 +22,13 @@ def test_readings_of_a_second_are_averaged_hold_until_the_next_and_the_last_for_
     assert [rate.departure_s(nbytes, 0.0) for nbytes in (1e6, 2e6, 3e6, 4e6, 5e6)] == pytest.approx([1, 2, 3.5, 4, 5])
 
 
-def test_an_idle_reading_says_nothing_of_capacity(written):
+def test_idle_readings_are_skipped(written):
     busy = HEADER + at(10, 8000) + at(12, 16_000)
     idle = HEADER + at(9, 0, "I") + at(10, 8000) + at(11, 0, "I") + at(12, 16_000) + at(13, 0, "I")
     assert UCC5GTrace(path=written(busy)).data == UCC5GTrace(path=written(idle)).data
 
 
-def test_its_uplink_is_refused(written):
+def test_a_ucc_5g_uplink_is_refused(written):
     path = written(HEADER + at(10, 8000))
     assert Link(uplink_mbps=20, downlink=UCC5GTrace(path=path)).mean_mbps("down") == pytest.approx(8)
     with pytest.raises(ValueError, match=r"network.uplink: UCC5GTrace has no rate of an uplink"):
@@ -50,7 +50,7 @@ def test_its_uplink_is_refused(written):
         (HEADER + at(10, 0), ": every rate is 0, so no message would ever leave"),
     ],
 )
-def test_a_broken_log_is_refused_by_line(written, text, message):
+def test_a_malformed_log_is_refused_with_its_line(written, text, message):
     path = written(text)
     with pytest.raises(ValueError, match=re.escape(f"{path}{message}")):
         UCC5GTrace(path=path)

@@ -14,7 +14,7 @@ from serving.transport.stream import Outbox
 from fake_hosts import run_scenario, request, soon  # isort: skip
 
 
-def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
+def test_reconnect_delays_double_up_to_a_bound_and_differ_between_devices() -> None:
     waits = [ReconnectBackoff(0.1, 2.0, stream) for stream in (1, 2)]
     first, second = ([each.next_delay_s() for _ in range(12)] for each in waits)
     assert first != second
@@ -27,7 +27,7 @@ def test_waits_double_to_a_bound_and_differ_between_devices() -> None:
 
 
 @pytest.mark.parametrize("limits", [Limits(outbox_messages=3), Limits(message_nbytes=4, outbox_nbytes=12)])
-def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
+def test_a_full_outbox_resets_the_stream(limits: Limits) -> None:
     async def scenario() -> None:
         outbox = Outbox(limits)
         for _ in range(3):
@@ -42,7 +42,7 @@ def test_an_outbox_breaks_when_it_is_full(limits: Limits) -> None:
     run_scenario(scenario)
 
 
-def test_an_outbox_keeps_order_and_ends_with_the_last_word() -> None:
+def test_an_outbox_keeps_order_and_ends_with_the_last_frame() -> None:
     async def scenario() -> None:
         outbox = Outbox(Limits())
         outbox.put(b"1")
@@ -57,7 +57,7 @@ def admit(owners: SessionOwners, session: str, device: str, to: str = "cloud-0")
     return owners.admit((device,), to, request(session, device))[1]
 
 
-def test_a_session_is_free_again_when_all_who_were_told_heard_its_release() -> None:
+def test_a_session_is_free_after_all_its_nodes_received_its_release() -> None:
     owners = SessionOwners(max_sessions=9, max_disconnected=9)
     admit(owners, "s", "a", "cloud-0")
     admit(owners, "s", "a", "cloud-1")
@@ -72,7 +72,7 @@ def test_a_session_is_free_again_when_all_who_were_told_heard_its_release() -> N
     admit(owners, "s", "b")
 
 
-def test_a_device_may_release_what_came_for_it_by_way_of_a_trusted_node() -> None:
+def test_a_device_may_release_a_session_that_a_trusted_node_forwarded() -> None:
     owners = SessionOwners(max_sessions=1, max_disconnected=9)
     for session in "st":
         owners.record_trusted("nx-0", request(session, "a"))
@@ -84,7 +84,7 @@ def test_a_device_may_release_what_came_for_it_by_way_of_a_trusted_node() -> Non
     assert owners.num_sessions == 0
 
 
-def test_absent_owners_are_remembered_up_to_a_bound() -> None:
+def test_sessions_of_disconnected_owners_are_kept_up_to_a_bound() -> None:
     owners = SessionOwners(max_sessions=9, max_disconnected=2)
     for device in "abc":
         admit(owners, f"of-{device}", device)
@@ -95,12 +95,12 @@ def test_absent_owners_are_remembered_up_to_a_bound() -> None:
         admit(owners, "of-b", "thief")
 
 
-def test_a_device_that_starts_again_has_no_sessions() -> None:
+def test_a_restarted_device_has_no_sessions() -> None:
     owners = SessionOwners(max_sessions=9, max_disconnected=9)
     admit(owners, "s", "a")
     owners.restarted(("a",))
     assert owners.num_sessions == 0
 
 
-def test_a_backlog_is_of_no_session() -> None:
+def test_a_load_report_belongs_to_no_session() -> None:
     assert SessionOwners(1, 1).admit(("a",), "b", LoadReport("a", 0, 0, 0, 0)) == (True, [])

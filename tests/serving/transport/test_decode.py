@@ -101,7 +101,7 @@ def put(path: str, value: object) -> Callable[[Any], object]:
         ("load_report.node", "cloud-0", "load_report.node"),
     ],
 )
-def test_a_violation_is_named(path: str, value: object, field: str) -> None:
+def test_an_invalid_field_is_refused_by_name(path: str, value: object, field: str) -> None:
     assert field in refused(put(path, value))
 
 
@@ -119,7 +119,7 @@ def test_an_empty_envelope_is_refused() -> None:
         (Verdict(0, 1, None, ((1, 2), (-1, 1))), "next_tree.parents"),
     ],
 )
-def test_bounds_of_a_verdict(verdict: Verdict, field: str) -> None:
+def test_a_verdict_out_of_bounds_is_refused(verdict: Verdict, field: str) -> None:
     frame = parse_frame(encode.encode_message("c", "d", Reply("s", 0, 0, verdict, (), 0), None))
     with pytest.raises(ProtocolError, match=field):
         MessageDecoder(Limits(max_tokens=100), KNOWN, with_tensors=False).message(frame.envelope)
@@ -183,7 +183,7 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
         (pb.Tensor(dtype="fp64", shape=[1], data=b"\0" * 8), "dtype"),
     ],
 )
-def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -> None:
+def test_an_invalid_distribution_is_refused(tensor: pb.Tensor, field: str) -> None:
     assert field in refused(sends(tensor), tensors=True)
 
 
@@ -199,7 +199,7 @@ def test_a_distribution_that_is_none_is_refused(tensor: pb.Tensor, field: str) -
         pb.Tensor(dtype="fp32", shape=[7], data=b"\0\0\x80\x3f" * 7),
     ],
 )
-def test_distributions_travel_in_either_form_and_without_sampling(tensor: pb.Tensor) -> None:
+def test_sparse_and_dense_distributions_are_accepted_without_sampling(tensor: pb.Tensor) -> None:
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     sends(tensor)(frame.envelope)
     message, carried = MessageDecoder(Limits(), KNOWN, with_tensors=True).message(frame.envelope)
@@ -208,21 +208,21 @@ def test_distributions_travel_in_either_form_and_without_sampling(tensor: pb.Ten
     assert carried == [(TensorRef("@device-0/odds/s/1", 4), tensor)]
 
 
-def test_a_vocabulary_that_is_not_known_bounds_nothing_but_the_number() -> None:
+def test_with_an_unknown_vocabulary_token_ids_are_bounded_by_int32() -> None:
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     sends(named((2**31 - 1, 1.0), width=6))(frame.envelope)
     MessageDecoder(Limits(), PeerExpectations(), with_tensors=True).message(frame.envelope)
     assert "tokens" in refused(sends(named((2**31, 1.0), width=6)), tensors=True, known=PeerExpectations())
 
 
-def test_a_hop_that_does_not_embed_needs_hidden_states() -> None:
+def test_a_hop_without_embedding_needs_hidden_states() -> None:
     def change(envelope: pb.Envelope) -> None:
         envelope.request.hops[0].span.embedding = False
 
     assert "hidden states" in refused(change, known=PeerExpectations())
 
 
-def test_hosts_of_different_runs_are_told_what_differs() -> None:
+def test_hosts_of_different_runs_are_refused_with_the_difference() -> None:
     here = Hello(("cloud-0",), config_digest="aa")
     for other in (
         Hello(("d",), config_digest="bb"),
@@ -239,12 +239,12 @@ def test_hosts_of_different_runs_are_told_what_differs() -> None:
     assert here.check_peer(Hello(("d",), "aa", boot_id="b").encoded, Limits()) == Hello(("d",), "aa", boot_id="b")
 
 
-def test_two_hosts_cannot_hold_one_node() -> None:
+def test_two_hosts_cannot_have_the_same_node() -> None:
     with pytest.raises(ProtocolError, match="both sides"):
         Hello(("a", "b")).check_peer(Hello(("b",)).encoded, Limits())
 
 
-def test_the_route_is_free_where_it_is_not_known() -> None:
+def test_unknown_hops_are_not_checked() -> None:
     other = request()
     other = type(other)(0, other.slice, (Hop("x", Span(0, 2, True, True)),), 0, ("cloud-0",), "device-0")
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", other, None))

@@ -40,7 +40,7 @@ def asked(session: str = "s", device: str = "evil-0") -> bytes:
         ([hello(), told(request("s", "evil-0", n=4000))], "RESOURCE_EXHAUSTED", "larger than max"),
     ],
 )
-def test_a_violation_closes_that_stream_only(frames: list[bytes], code: str, text: str) -> None:
+def test_an_invalid_frame_closes_only_its_stream(frames: list[bytes], code: str, text: str) -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         limits = replace(FAST, message_nbytes=2048)
@@ -54,7 +54,7 @@ def test_a_violation_closes_that_stream_only(frames: list[bytes], code: str, tex
     run_scenario(scenario)
 
 
-def test_a_stream_that_says_nothing_is_closed() -> None:
+def test_a_stream_without_a_hello_is_closed() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         async with (
@@ -68,7 +68,7 @@ def test_a_stream_that_says_nothing_is_closed() -> None:
     run_scenario(scenario)
 
 
-def test_another_hosts_session_cannot_be_spoken_of() -> None:
+def test_messages_about_another_hosts_session_are_refused() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         async with listening(cloud) as (_, address), raw(address, hello("good-0"), asked("mine", "good-0")):
@@ -81,7 +81,7 @@ def test_another_hosts_session_cannot_be_spoken_of() -> None:
     run_scenario(scenario)
 
 
-def test_a_release_of_what_was_never_asked_is_not_heard() -> None:
+def test_a_release_of_an_unknown_session_is_not_delivered() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         frames = hello(), told(Release("later")), asked("own"), told(Release("own"))
@@ -92,7 +92,7 @@ def test_a_release_of_what_was_never_asked_is_not_heard() -> None:
     run_scenario(scenario)
 
 
-def test_sessions_of_one_host_are_bounded() -> None:
+def test_open_sessions_of_one_host_are_bounded() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         frames = hello(), *(asked(f"s{i}") for i in range(4))
@@ -155,7 +155,7 @@ def test_random_bytes_and_broken_messages_leave_the_server_serving() -> None:
     run_scenario(scenario)
 
 
-def test_what_is_no_http_at_all_leaves_the_server_serving() -> None:
+def test_bytes_that_are_not_http_leave_the_server_serving() -> None:
     async def scenario() -> None:
         cloud, r = FakeSink(), random.Random(2)
         async with listening(cloud) as (_, address):
@@ -173,7 +173,7 @@ def test_what_is_no_http_at_all_leaves_the_server_serving() -> None:
     run_scenario(scenario)
 
 
-def test_limits_that_leave_no_room_are_refused() -> None:
+def test_contradicting_limits_are_refused() -> None:
     with pytest.raises(ValueError, match="handshake_timeout_s=0"):
         Limits(handshake_timeout_s=0)
     with pytest.raises(ValueError, match="holds less than one message"):

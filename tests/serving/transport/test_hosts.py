@@ -56,7 +56,7 @@ def test_hosts_exchange_messages_both_ways() -> None:
     run_scenario(scenario)
 
 
-def test_duplicates_pass_and_what_nobody_takes_is_dropped() -> None:
+def test_duplicates_are_delivered_and_messages_to_unknown_nodes_dropped() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         async with listening(cloud) as (server, address), dialling(device, address) as client:
@@ -69,7 +69,7 @@ def test_duplicates_pass_and_what_nobody_takes_is_dropped() -> None:
     run_scenario(scenario)
 
 
-def test_what_waits_leaves_before_a_host_stops() -> None:
+def test_queued_messages_are_sent_before_a_host_stops() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         async with listening(cloud) as (server, address):
@@ -88,7 +88,7 @@ def test_what_waits_leaves_before_a_host_stops() -> None:
     run_scenario(scenario)
 
 
-def test_a_device_that_knows_its_cloud_is_known_to_it() -> None:
+def test_a_device_is_reachable_as_soon_as_its_cloud_is() -> None:
     class Eager(FakeSink):
         def peers_restored(self, nodes: tuple[str, ...]) -> None:
             super().peers_restored(nodes)
@@ -105,7 +105,7 @@ def test_a_device_that_knows_its_cloud_is_known_to_it() -> None:
     run_scenario(scenario)
 
 
-def test_a_device_that_comes_while_its_cloud_stops_hears_goodbye() -> None:
+def test_a_device_that_connects_while_its_cloud_stops_is_lost_at_once() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         async with listening(cloud) as (server, address), raw(address) as call:
@@ -119,7 +119,7 @@ def test_a_device_that_comes_while_its_cloud_stops_hears_goodbye() -> None:
     run_scenario(scenario)
 
 
-def test_a_device_finds_a_cloud_that_restarts() -> None:
+def test_a_device_reconnects_to_a_restarted_cloud() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         async with listening(cloud) as (_, address):
@@ -153,7 +153,7 @@ def test_a_device_may_start_before_its_cloud() -> None:
     run_scenario(scenario)
 
 
-def test_a_host_of_another_run_is_refused_at_once() -> None:
+def test_a_host_with_another_configuration_is_refused_at_once() -> None:
     async def scenario() -> None:
         async with listening(FakeSink(), config_digest="aa") as (_, address):
             with pytest.raises(ProtocolError, match=r"configuration aa.*configuration bb.*same configuration"):
@@ -163,7 +163,7 @@ def test_a_host_of_another_run_is_refused_at_once() -> None:
     run_scenario(scenario)
 
 
-def test_ears_that_wait_stop_the_reading() -> None:
+def test_a_waiting_sink_stops_the_reading() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         async with listening(cloud) as (_, address), dialling(device, address) as client:
@@ -180,7 +180,7 @@ def test_ears_that_wait_stop_the_reading() -> None:
     run_scenario(scenario)
 
 
-def test_a_slow_reader_is_cut_off() -> None:
+def test_the_stream_of_a_slow_reader_is_reset() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         big = replace(REPLY, verdict=Verdict(0, 1, tuple(range(100_000))))
@@ -201,7 +201,7 @@ def test_a_slow_reader_is_cut_off() -> None:
     run_scenario(scenario)
 
 
-def test_a_device_that_is_told_too_little_is_reset_by_its_own_side() -> None:
+def test_a_device_with_a_full_outbox_resets_its_stream() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         async with listening(cloud) as (_, address):
@@ -235,7 +235,7 @@ def test_a_newer_stream_of_a_device_replaces_the_older() -> None:
     run_scenario(scenario)
 
 
-def test_a_session_that_is_still_open_belongs_to_its_device_after_a_break() -> None:
+def test_an_open_session_belongs_to_its_device_after_a_disconnect() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         async with listening(cloud) as (_, address):
@@ -255,7 +255,7 @@ def test_a_session_that_is_still_open_belongs_to_its_device_after_a_break() -> N
     run_scenario(scenario)
 
 
-def test_a_peer_that_falls_silent_is_noticed_by_both() -> None:
+def test_both_sides_notice_a_silent_connection() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         limits = replace(FAST, keepalive_s=0.1, keepalive_timeout_s=0.1)
@@ -273,7 +273,7 @@ def test_a_peer_that_falls_silent_is_noticed_by_both() -> None:
     run_scenario(scenario)
 
 
-def test_a_device_that_dies_while_the_cloud_is_busy_is_noticed() -> None:
+def test_a_busy_cloud_notices_a_dead_device() -> None:
     async def scenario() -> None:
         cloud = FakeSink()
         cloud.open.clear()
@@ -287,7 +287,7 @@ def test_a_device_that_dies_while_the_cloud_is_busy_is_noticed() -> None:
     run_scenario(scenario)
 
 
-def test_ears_that_raise_end_their_host_aloud() -> None:
+def test_an_exception_in_a_sink_is_raised() -> None:
     class Broken(FakeSink):
         def peers_restored(self, nodes: tuple[str, ...]) -> None:
             raise RuntimeError("my own fault")
@@ -301,7 +301,7 @@ def test_ears_that_raise_end_their_host_aloud() -> None:
     run_scenario(scenario)
 
 
-def test_a_message_above_the_limit_is_an_error_at_home() -> None:
+def test_a_message_above_the_limit_raises_at_the_sender() -> None:
     async def scenario() -> None:
         cloud, device = FakeSink(), FakeSink()
         limits = replace(FAST, message_nbytes=1000)
@@ -312,7 +312,7 @@ def test_a_message_above_the_limit_is_an_error_at_home() -> None:
     run_scenario(scenario)
 
 
-def test_an_address_that_is_taken_is_an_error() -> None:
+def test_a_taken_address_is_an_error() -> None:
     async def scenario() -> None:
         async with listening(FakeSink()) as (_, address):
             with pytest.raises(RuntimeError, match="Failed to bind"):
@@ -321,13 +321,13 @@ def test_an_address_that_is_taken_is_an_error() -> None:
     run_scenario(scenario)
 
 
-def test_a_host_is_one_thing_until_it_restarts() -> None:
+def test_each_hello_has_its_own_boot_id_and_different_nodes() -> None:
     assert Hello(("a",)).boot_id != Hello(("a",)).boot_id
     with pytest.raises(ValueError, match="different names"):
         Hello(("a", "a"))
 
 
-def test_a_cloud_that_never_answers_is_no_reason_to_hang() -> None:
+def test_a_cloud_that_never_answers_times_out() -> None:
     async def scenario() -> None:
         writers = []
 

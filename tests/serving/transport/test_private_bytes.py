@@ -216,7 +216,7 @@ def own_text(model: DecomposedModel) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("number", NUMBERS)
 @pytest.mark.parametrize("name", PRIVATE)
-def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: DecomposedModel) -> None:
+def test_no_byte_on_the_wire_reveals_a_token(name: str, number: str, model: DecomposedModel) -> None:
     heard = overheard(model, name, number)
     said = heard.envelopes
     assert {envelope.WhichOneof("message") for envelope in said} == {"request", "release"}
@@ -232,7 +232,7 @@ def test_no_byte_that_crosses_names_a_token(name: str, number: str, model: Decom
         assert tuple(heard.text) == own_text(model)
 
 
-def test_where_tokens_travel_they_are_noticed(model: DecomposedModel) -> None:
+def test_the_check_detects_tokens_that_are_sent(model: DecomposedModel) -> None:
     heard = overheard(model, "sled", kv_cache=PrefixCaching(), draft=WindowDraft(2))
     said = heard.envelopes
     assert any(envelope.request.slice.tokens for envelope in said)

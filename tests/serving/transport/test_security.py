@@ -34,7 +34,7 @@ async def exchange(server: Security, client: Security) -> None:
         assert (await cloud.received())[2] == request()
 
 
-def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_right_token_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
 
     async def scenario() -> None:
@@ -44,7 +44,7 @@ def test_the_right_token_opens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shown", [None, "another"])
-def test_without_the_right_token_nobody_enters(
+def test_a_missing_or_wrong_token_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shown: str | None
 ) -> None:
     monkeypatch.setenv("SERVERS", SECRET)
@@ -64,7 +64,7 @@ def test_without_the_right_token_nobody_enters(
     assert "another" not in caplog.text
 
 
-def test_a_stream_without_a_token_is_not_even_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_without_a_token_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
 
     async def scenario() -> None:
@@ -76,7 +76,7 @@ def test_a_stream_without_a_token_is_not_even_read(monkeypatch: pytest.MonkeyPat
     run_scenario(scenario)
 
 
-def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str]) -> None:
+def test_tls_with_a_token_works(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str]) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
     certificate, key = files
 
@@ -86,7 +86,7 @@ def test_tls_with_a_token(monkeypatch: pytest.MonkeyPatch, files: tuple[str, str
     run_scenario(scenario)
 
 
-def test_plain_text_meets_no_tls_server(files: tuple[str, str]) -> None:
+def test_a_plaintext_client_cannot_reach_a_tls_server(files: tuple[str, str]) -> None:
     async def scenario() -> None:
         async with (
             listening(FakeSink(), security=Security(*files)) as (_, address),
@@ -98,7 +98,7 @@ def test_plain_text_meets_no_tls_server(files: tuple[str, str]) -> None:
     run_scenario(scenario)
 
 
-def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_tls_beyond_loopback_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", SECRET)
 
     async def scenario() -> None:
@@ -113,7 +113,7 @@ def test_a_token_does_not_cross_a_network_readable(monkeypatch: pytest.MonkeyPat
     assert SECRET not in repr(Security())
 
 
-def test_half_of_tls_is_refused(tmp_path: Path) -> None:
+def test_incomplete_security_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="certificate is given without private_key"):
         Security(certificate="a")
     with pytest.raises(ValueError, match="token_env is empty"):
@@ -129,11 +129,11 @@ def test_half_of_tls_is_refused(tmp_path: Path) -> None:
         ("0.0.0.0:1", False), ("[::]:1", False), ("example.org:1", False), ("127.0.0.1.example.org:1", False),
     ],
 )  # fmt: skip
-def test_what_stays_on_this_machine(address: str, inside: bool) -> None:
+def test_loopback_addresses_are_recognised(address: str, inside: bool) -> None:
     assert is_loopback(address) is inside
 
 
-def test_without_a_token_a_name_is_taken_over_from_the_same_address_only() -> None:
+def test_without_a_token_only_the_same_address_replaces_a_connection() -> None:
     limits = Limits(hosts=1)
 
     def guest(place: str, name: str = "device-0") -> Connection:

@@ -21,7 +21,7 @@ MIDDLE = (Hop("cloud", Span(2, 6)),)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int8])
 @pytest.mark.parametrize("shape", [(7,), (3, 4), (2, 1, 3), (1, 2, 3, 4)])
-def test_bits_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_round_trip_bit_for_bit(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     made = (torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 50).to(dtype)
     for tensor in (made, made.transpose(0, -1)):
         wire = pb.Tensor.FromString(tensors.pack(tensor).SerializeToString())
@@ -30,19 +30,19 @@ def test_bits_survive(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         assert torch.equal(found, tensor)
 
 
-def test_what_cannot_travel_says_what_can() -> None:
+def test_an_unsupported_dtype_names_the_supported_ones() -> None:
     with pytest.raises(TypeError, match="float64 cannot travel; convert it to one of float32"):
         tensors.pack(torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_numbers_that_are_none_are_refused(value: float) -> None:
+def test_non_finite_values_are_refused(value: float) -> None:
     with pytest.raises(ProtocolError, match="infinite or not a number"):
         tensors.unpack("t", tensors.pack(torch.tensor([1.0, value])))
 
 
 @pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
-def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
+def test_an_invalid_dense_distribution_is_refused(odds: list[float]) -> None:
     store = TensorStore()
     with pytest.raises(ProtocolError, match="probabilities"):
         ReceivedTensors(store, 100).add([(TensorRef("b", 4), tensors.pack(torch.tensor(odds)))])
@@ -50,7 +50,7 @@ def test_what_is_no_distribution_is_refused(odds: list[float]) -> None:
 
 
 @pytest.mark.parametrize("vocabulary", [97, 32_000, 128_256])
-def test_a_distribution_that_names_tokens_is_taken_as_it_is_packed(vocabulary: int) -> None:
+def test_a_sparse_distribution_is_accepted_as_packed(vocabulary: int) -> None:
     sampling = SamplingParams(1.0, 10, 1.0, 0)
     odds = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
     wire = pb.Tensor.FromString(tensors.pack(odds).SerializeToString())
@@ -64,7 +64,7 @@ def hidden(ref: TensorRef, n: int) -> Request:
     return Request(0, rows, MIDDLE, 0, ("cloud-0",), "device-0")
 
 
-def test_hidden_states_and_odds_reach_the_other_store() -> None:
+def test_hidden_states_and_draft_probs_reach_the_other_store() -> None:
     async def scenario() -> None:
         cloud, here, there = FakeSink(), TensorStore(), TensorStore()
         states, odds = torch.randn(3, 8).half(), torch.rand(10).half()
@@ -92,7 +92,7 @@ def test_hidden_states_and_odds_reach_the_other_store() -> None:
     run_scenario(scenario)
 
 
-def test_named_odds_reach_the_other_store_and_are_judged_alike() -> None:
+def test_sparse_draft_probs_reach_the_other_store_unchanged() -> None:
     async def scenario() -> None:
         cloud, here, there = FakeSink(), TensorStore(), TensorStore()
         sampling = SamplingParams(1.0, 5, 1.0, 0)
@@ -113,7 +113,7 @@ def test_named_odds_reach_the_other_store_and_are_judged_alike() -> None:
     run_scenario(scenario)
 
 
-def test_what_no_host_takes_is_forgotten() -> None:
+def test_hidden_states_of_undeliverable_messages_are_discarded() -> None:
     async def scenario() -> None:
         here = TensorStore()
         async with (
@@ -126,7 +126,7 @@ def test_what_no_host_takes_is_forgotten() -> None:
     run_scenario(scenario)
 
 
-def test_a_host_fills_its_own_share_only_and_leaves_nothing() -> None:
+def test_a_host_fills_only_its_own_share_of_the_store() -> None:
     async def scenario() -> None:
         cloud, store = FakeSink(), TensorStore()
         own = store.put(torch.ones(4), "own", 8)

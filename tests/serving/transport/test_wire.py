@@ -104,23 +104,23 @@ def renamed(message: Request) -> Request:
 
 @settings(max_examples=100, deadline=None)
 @given(requests())
-def test_a_request_survives(message: Request) -> None:
+def test_a_request_round_trips(message: Request) -> None:
     assert through(message) == renamed(message)
 
 
 @settings(max_examples=50, deadline=None)
 @given(replies)
-def test_a_reply_survives(message: Reply) -> None:
+def test_a_reply_round_trips(message: Reply) -> None:
     assert through(message) == message
 
 
 @settings(max_examples=50, deadline=None)
 @given(others)
-def test_the_others_survive(message: Message) -> None:
+def test_other_messages_round_trip(message: Message) -> None:
     assert through(message) == message
 
 
-def test_absent_is_not_empty() -> None:
+def test_an_absent_list_stays_different_from_an_empty_one() -> None:
     for keep in (None, ()):
         found = through(Reply("s", 0, 0, Verdict(0, 1, keep, None), (), 0))
         assert isinstance(found, Reply)
@@ -128,6 +128,6 @@ def test_absent_is_not_empty() -> None:
         assert (found.verdict.kept_tree_nodes is None) == (keep is None)
 
 
-def test_a_number_that_the_schema_cannot_hold_is_the_senders_error() -> None:
+def test_a_number_outside_the_schema_is_an_error_when_encoding() -> None:
     with pytest.raises(ValueError, match="range"):
         encode.encode_message("a", "b", CacheMiss("s", -1, "a"), None)

@@ -14,7 +14,7 @@ def trace(tmp_path: Path, *lines: str) -> Path:
     return path
 
 
-def test_a_closed_loop_deals_in_turn_and_gives_no_times():
+def test_a_closed_loop_assigns_devices_in_turn_without_times():
     arrivals = ClosedLoop(think_s=2).times(5, 2, seed=0)
     assert [arrival.device for arrival in arrivals] == [0, 1, 0, 1, 0]
     assert {(arrival.at_s, arrival.think_s) for arrival in arrivals} == {(None, 2)}
@@ -35,7 +35,7 @@ def test_poisson_uses_every_device_alike():
     assert min(counts.values()) > 900
 
 
-def test_poisson_is_fixed_by_the_seed_and_does_not_depend_on_the_number_asked():
+def test_poisson_arrivals_depend_on_the_seed_not_on_the_number():
     assert Poisson().times(10, 2, seed=1) == Poisson().times(20, 2, seed=1)[:10]
     assert Poisson().times(10, 2, seed=1) != Poisson().times(10, 2, seed=2)
 
@@ -87,7 +87,7 @@ def test_the_recorded_azure_trace(data):
     assert (arrivals[0].prompt_tokens, arrivals[0].new_tokens) == (374, 44)
 
 
-def test_an_episode_begins_at_once_and_the_next_as_if_nothing_had_been():
+def test_each_episode_starts_at_once_and_independently():
     arrivals = Episodes(tasks_per_episode=3, rate_per_s=0.5, episode_s=1000).times(8, 1, seed=4)
     times = [arrival.at_s for arrival in arrivals]
     assert [times[i] for i in (0, 3, 6)] == [0, 1000, 2000]
@@ -102,7 +102,7 @@ def test_the_gaps_of_episodes_are_a_poisson_process():
     assert times[-1] / 1999 == pytest.approx(0.2, rel=0.06)
 
 
-def test_an_episode_that_lasts_longer_than_its_turn_delays_the_next():
+def test_an_episode_longer_than_its_period_delays_the_next():
     times = [
         arrival.at_s for arrival in Episodes(tasks_per_episode=50, rate_per_s=1, episode_s=5).times(100, 1, seed=0)
     ]

@@ -62,7 +62,7 @@ def test_real_files_load_and_the_right_answer_scores_one(data, kind):
 
 
 @pytest.mark.parametrize("kind", REAL, ids=lambda kind: kind.__name__)
-def test_another_data_sets_file_is_refused_by_line(data, kind):
+def test_the_file_of_another_data_set_is_refused_with_its_line(data, kind):
     for other, (name, _) in REAL.items():
         if other is not kind:
             with pytest.raises(ValueError, match=rf"{name} line \d.*\. {kind.name} needs "):
@@ -78,7 +78,7 @@ def test_commonsense_qa_in_both_published_forms(tmp_path):
         assert (prompt.answer, prompt.choices) == ("mall", ("bank", "mall"))
 
 
-def test_worked_examples_are_the_head_of_the_file_and_are_not_asked(tmp_path):
+def test_worked_examples_are_the_first_records_and_no_questions(tmp_path):
     path = written(tmp_path, *(QUESTION | {"id": f"q{number}", "question": f"Where {number}?"} for number in range(4)))
     prompts = CommonsenseQA(path=path, shots=2).prompts()
     assert [prompt.id for prompt in prompts] == ["q2", "q3"]
@@ -95,7 +95,7 @@ def test_cnn_dailymail_reads_quoted_articles(tmp_path):
     assert prompt.id == "x"
 
 
-def test_xsum_wraps_the_hubs_rows_as_the_file_does(tmp_path):
+def test_xsum_gives_hub_rows_and_file_rows_the_same_prompt(tmp_path):
     wrapped = "###\nArticle: Rain.\n\nSummarize the above article in 1 sentence.\n"
     path = written(
         tmp_path, {"article": wrapped, "summary_gt": "It rained."}, {"document": "Rain.", "summary": "It rained."}
@@ -129,7 +129,7 @@ def test_llqa_joins_descriptions_by_date_and_time(tmp_path):
         LLQA(path=tmp_path / "data", descriptions=tmp_path / "data").prompts()
 
 
-def test_heysquad_passes_over_impossible_questions_and_names_a_broken_one(tmp_path):
+def test_heysquad_skips_impossible_questions_and_names_an_invalid_one(tmp_path):
     good = {"id": "1", "question": "who", "answers": [{"text": "Marie"}, {"text": "Marie"}, {"text": "Curie"}]}
     article = {"paragraphs": [{"context": "Marie Curie.", "qas": [good, {"id": "2", "is_impossible": True}]}]}
     (prompt,) = HeySQuAD(path=written(tmp_path, {"data": [article]}), shots=0).prompts()
@@ -149,7 +149,7 @@ def test_gsm8k_in_both_published_forms(tmp_path):
     assert first.references == ("6*3=18\n#### 18",)
 
 
-def test_spec_bench_asks_the_first_turn_or_all_and_groups_mt_bench(tmp_path):
+def test_spec_bench_uses_the_first_turn_or_all_and_groups_mt_bench(tmp_path):
     path = written(tmp_path, {"question_id": 81, "category": "writing", "turns": ["Write.", "Again."]})
     assert SpecBench(path=path).prompts()[0].text == "Write."
     everything = SpecBench(path=path, turns="all").prompts()[0]
@@ -225,7 +225,7 @@ def test_hub_rows_become_the_same_prompts_as_a_files(tmp_path, monkeypatch):
     }  # fmt: skip
 
 
-def test_of_heysquad_the_audio_is_not_fetched(monkeypatch):
+def test_heysquad_audio_is_not_fetched(monkeypatch):
     text = {"id": "1", "context": "Marie.", "transcription": "who", "is_impossible": False}
     hub_of(monkeypatch, text | {"answers": {"text": ["Marie"], "answer_start": [0]}, "audio": b"..."})
     (prompt,) = HeySQuAD(shots=0).prompts()
@@ -261,6 +261,6 @@ def test_a_hub_that_fails_is_reported_with_its_reason(monkeypatch):
         (SpecBench(), False, "no quality metric"),
     ],
 )
-def test_a_report_says_what_quality_means(dataset, embedded, note):
+def test_quality_note_explains_the_quality_column(dataset, embedded, note):
     said = quality_note(dataset, embedded)
     assert said is None if note is None else note in said

@@ -55,12 +55,12 @@ def test_the_option_is_read_from_free_text(text, choice):
     assert chosen_option(text, PLACES, lettered=True) == choice
 
 
-def test_without_letters_a_letter_chooses_nothing():
+def test_without_lettered_options_a_letter_chooses_nothing():
     assert chosen_option("B", ("negative", "positive"), lettered=False) is None
     assert chosen_option("Positive!", ("negative", "positive"), lettered=False) == "positive"
 
 
-def test_choice_accuracy_ignores_the_example_that_a_base_model_goes_on_with():
+def test_choice_accuracy_ignores_text_after_a_stop_string():
     asked = prompt(answer="mall", choices=PLACES, stop=("\nQuestion:",))
     assert ChoiceAccuracy().score(" somewhere\n\nQuestion: next?\nAnswer: D. mall", asked) == 0
     assert ChoiceAccuracy().score(" D. mall\n\nQuestion: next?\nAnswer: A. bank", asked) == 1
@@ -89,7 +89,7 @@ def test_final_numbers_are_compared_as_numbers():
     assert FinalNumber().score("nothing", prompt(answer="2125")) == 0
 
 
-def test_rouge1_takes_the_nearest_reference_and_stems():
+def test_rouge1_uses_the_best_reference_and_stemming():
     asked = Prompt("1", "?", ("dogs sleeping", "a cat"), "t")
     assert Rouge1().score("dog sleeps", asked) == 1
     assert Rouge1().score("a cat sat here", asked) == pytest.approx(2 * (2 / 4) * 1 / (2 / 4 + 1))

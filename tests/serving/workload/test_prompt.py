@@ -11,7 +11,7 @@ def test_tasks_are_drawn_evenly():
     assert Counter(prompt.task for prompt in select_prompts(PROMPTS, 12, seed=0)) == {"a": 4, "b": 4, "c": 4}
 
 
-def test_a_small_task_leaves_its_places_to_the_others():
+def test_a_small_task_leaves_its_share_to_the_others():
     counts = Counter(prompt.task for prompt in select_prompts(PROMPTS[:13], 11, seed=0))
     assert counts == {"a": 8, "b": 3}
 
@@ -32,12 +32,12 @@ def test_the_order_mixes_the_tasks():
     assert all(len(set(dealt[device::3])) == 3 for device in range(3))
 
 
-def test_more_than_there_are_is_refused():
+def test_too_many_prompts_are_refused():
     with pytest.raises(ValueError, match=r"workload.num_prompts=31 is more than the data set's 30"):
         select_prompts(PROMPTS, 31, seed=0)
 
 
-def test_what_is_left_to_others_is_not_asked():
+def test_skipped_prompts_are_not_selected():
     prompts = [Prompt(str(i), "", (), "ab"[i % 2]) for i in range(200)]
     served = {prompt.id for prompt in select_prompts(prompts, 100, seed=3)}
     profiled = {prompt.id for prompt in select_prompts(prompts, 60, seed=3, skip=100)}

@@ -13,7 +13,7 @@ def written(tmp_path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_json_lines_passes_over_blank_lines_and_counts_them(tmp_path):
+def test_json_lines_skips_and_counts_blank_lines(tmp_path):
     rows = list(records.json_lines(written(tmp_path, '\n{"a": 1}\n\n{"a": 2}')))
     assert [(row.index, row.fields) for row in rows] == [(2, {"a": 1}), (4, {"a": 2})]
 
@@ -77,7 +77,7 @@ def test_a_quoted_record_of_several_lines_is_named_by_its_first(tmp_path):
     assert [(row.index, row.fields["a"]) for row in rows] == [(2, "one\ntwo"), (4, "x")]
 
 
-def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
+def test_without_quoting_a_quote_is_a_letter(tmp_path):
     rows = list(records.csv_records(written(tmp_path, 'a\tb\n"so\t1\n'), ("a", "b"), "\t", quoted=False))
     assert rows[0].fields == {"a": '"so', "b": "1"}
 
@@ -90,7 +90,7 @@ def test_with_quoting_off_a_quote_is_a_letter(tmp_path):
         ('a,b\n1,2\n"1,2\n', "line 3: not CSV .*quote"),
     ],
 )
-def test_a_broken_table_is_named_by_line(tmp_path, text, message):
+def test_a_malformed_table_names_its_line(tmp_path, text, message):
     with pytest.raises(InvalidRecordError, match=message):
         list(records.csv_records(written(tmp_path, text), ("a", "b"), ",", quoted=True))
 
@@ -108,7 +108,7 @@ def test_a_broken_table_is_named_by_line(tmp_path, text, message):
         (lambda row: row.nested("mixed"), 'field "mixed" is a list, needed is an object'),
     ],
 )
-def test_a_row_says_what_is_wrong_with_a_field(read, message):
+def test_a_record_describes_an_invalid_field(read, message):
     row = DataRecord({"blank": " ", "number": 1.5, "flag": True, "mixed": ["a", 1]}, "here", 1)
     with pytest.raises(InvalidRecordError, match=message):
         read(row)

@@ -17,13 +17,13 @@ def test_every_class_has_its_share_of_the_requests():
     assert Counter(one.name for one in assign_classes(uneven, 50, seed=0)) == {"a": 45, "b": 5}
 
 
-def test_the_seed_decides_who_gets_what():
+def test_the_seed_decides_which_request_gets_which_class():
     assert assign_classes(CLASSES, 40, seed=0) == assign_classes(CLASSES, 40, seed=0)
     assert assign_classes(CLASSES, 40, seed=0) != assign_classes(CLASSES, 40, seed=1)
     assert len({one.name for one in assign_classes(CLASSES, 40, seed=0)[:10]}) > 1
 
 
-def test_no_classes_promise_nothing():
+def test_without_classes_requests_have_no_slo():
     check_classes(())
     assert assign_classes((), 2, seed=0) == [None, None]
 

@@ -22,7 +22,7 @@ def corpus(tmp_path, rows):
     return tmp_path
 
 
-def test_rows_become_prompts_with_their_rule(tmp_path):
+def test_items_become_prompts_with_their_match_rule(tmp_path):
     choice, sort = TinyTasks(corpus=corpus(tmp_path, ROWS)).prompts()
     exact, rouge = TinyTasks.metrics
     assert (choice.text, choice.match_rule, sort.match_rule) == ("Where?", "ends_with", "equals")
@@ -30,14 +30,16 @@ def test_rows_become_prompts_with_their_rule(tmp_path):
     assert rouge.score("It is in the cellar.", choice) == pytest.approx(0.8)
 
 
-def test_tasks_filter(tmp_path):
+def test_tasks_select_items(tmp_path):
     assert [prompt.id for prompt in TinyTasks(corpus=corpus(tmp_path, ROWS), tasks=("sort",)).prompts()] == ["test-1"]
     with pytest.raises(ValueError, match="unknown: sorting; known: choice, sort"):
         TinyTasks(corpus=tmp_path, tasks=("sorting",)).prompts()
 
 
 def test_a_broken_row_is_named_by_its_line(tmp_path):
-    with pytest.raises(ValueError, match=r"test.jsonl line 2: match_rule is 'almost', needed is one of equals, ends_with"):
+    with pytest.raises(
+        ValueError, match=r"test.jsonl line 2: match_rule is 'almost', needed is one of equals, ends_with"
+    ):
         TinyTasks(corpus=corpus(tmp_path, [ROWS[0], ROWS[1] | {"match_rule": "almost"}])).prompts()
     with pytest.raises(ValueError, match=r'test.jsonl line 1: no field "answer"; has: id, task'):
         TinyTasks(corpus=corpus(tmp_path, [{k: v for k, v in ROWS[0].items() if k != "answer"}])).prompts()

@@ -43,7 +43,7 @@ def test_the_testbed_gives_the_number_of_devices_when_the_workload_does_not():
         workload.requests()
 
 
-def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
+def test_arrivals_and_slo_classes_do_not_change_the_prompts():
     slo = (SloClass(name="slow", tokens_per_s=2, share=0.5), SloClass(name="fast", tokens_per_s=8, share=0.5))
     plain = Workload(dataset=Twenty(), devices=2, num_prompts=10).requests()
     other = Workload(dataset=Twenty(), devices=5, num_prompts=10, arrivals=Poisson(), slo=slo).requests()
@@ -51,7 +51,7 @@ def test_arrivals_and_promises_do_not_change_which_prompts_are_asked():
     assert {request.slo for request in other} == set(slo)
 
 
-def test_recorded_lengths_limit_but_never_raise(tmp_path):
+def test_recorded_lengths_only_lower_the_limits(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46,5000,7\n2023-11-16 18:15:47,9,500\n")
     arrivals = AzureTrace(path=trace, use_lengths=True)

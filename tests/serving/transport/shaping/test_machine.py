@@ -39,7 +39,7 @@ class Kernel:
         ({"found": lambda tool: None, "status": PERSON}, r"install iproute2"),
     ],
 )
-def test_what_the_machine_lacks_is_named_in_order(how, said):
+def test_missing_requirements_are_named_in_order(how, said):
     good = {"system": "Linux", "found": lambda tool: f"/sbin/{tool}", "status": ROOT}
     check_machine(**good)
     with pytest.raises(ValueError, match=rf"runtime\.shaping=tc: .*{said}"):
@@ -47,11 +47,11 @@ def test_what_the_machine_lacks_is_named_in_order(how, said):
 
 
 @pytest.mark.parametrize(("status", "may"), [(ROOT, True), (PERSON, False), (ONLY_NETWORK, True), ("", False)])
-def test_the_capability_is_read_from_the_status(status, may):
+def test_cap_net_admin_is_read_from_the_process_status(status, may):
     assert may_administer(status) is may
 
 
-def test_somebody_who_is_not_root_is_refused_here():
+def test_an_unprivileged_process_is_refused():
     if platform.system() != "Linux" or os.geteuid() != 0:
         pytest.skip("only root on Linux can become somebody else to try it")
     status = subprocess.run(["cat", "/proc/self/status"], user=65534, capture_output=True, text=True, check=True).stdout
@@ -59,7 +59,7 @@ def test_somebody_who_is_not_root_is_refused_here():
         check_machine(found=lambda tool: tool, status=status)
 
 
-def test_the_kernel_is_asked_on_a_device_of_its_own():
+def test_commands_are_tried_on_a_temporary_device():
     kernel = Kernel()
     check_netem(kernel)
     dry_run(kernel, LINK)
@@ -69,21 +69,21 @@ def test_the_kernel_is_asked_on_a_device_of_its_own():
 
 
 @pytest.mark.parametrize("fails", [" netem", "prio bands", "u32"])
-def test_the_spare_device_goes_also_when_the_kernel_refuses(fails):
+def test_the_temporary_device_is_removed_after_a_refusal(fails):
     kernel = Kernel(fails)
     with pytest.raises(ValueError, match=r"runtime\.shaping=tc: the kernel.*refused.*shaping=user"):
         dry_run(kernel, LINK)
     assert kernel.told[-1].startswith("ip link del")
 
 
-def test_a_process_that_may_make_no_device_hears_why():
+def test_a_process_that_cannot_create_a_device_is_refused_with_the_reason():
     kernel = Kernel("ip link add")
     with pytest.raises(ValueError, match=r"may not change the network: no temporary device.*refused.*CAP_NET_ADMIN"):
         check_netem(kernel)
     assert len(kernel.told) == 1
 
 
-def test_a_kernel_without_netem_says_so_here():
+def test_a_kernel_without_netem_is_refused():
     try:
         check_machine()
     except ValueError as reason:
@@ -100,7 +100,7 @@ def test_a_kernel_without_netem_says_so_here():
         assert part in said
 
 
-def test_a_spare_device_really_comes_and_goes():
+def test_a_temporary_device_is_created_and_removed():
     try:
         check_machine()
     except ValueError as reason:
@@ -111,7 +111,7 @@ def test_a_spare_device_really_comes_and_goes():
         run_command(("ip", "link", "show", device))
 
 
-def test_a_command_that_is_not_there_or_fails_is_named():
+def test_a_missing_or_failing_command_is_named():
     with pytest.raises(CommandError, match=r"`tandem-has-no-such-tool`: .*No such file"):
         run_command(("tandem-has-no-such-tool",))
     with pytest.raises(CommandError, match=r"`false --now`: exit status 1"):

@@ -39,11 +39,11 @@ CONSTANT = [name for name in names("network") if not {"uplink", "downlink", "out
         ({"message_ms": 3, "overhead_nbytes": 100, "timeout_ms": 900}, "up", "delay 50ms rate 10mbit"),
     ],
 )
-def test_a_direction_in_the_words_of_netem(figures, direction, told):
+def test_netem_arguments_of_one_direction(figures, direction, told):
     assert " ".join(netem_arguments(Link(**PLAIN | figures), direction)) == f"netem limit 10000 {told}"
 
 
-def test_the_whole_of_it_touches_nothing_but_tcp_of_the_clouds_ports():
+def test_commands_shape_only_tcp_of_the_clouds_ports():
     told = [" ".join(command) for command in setup_commands(Link(**PLAIN), ("127.0.0.1:4711", "127.0.0.1:4712"))]
     tcp = "tc filter add dev lo parent 7a7d: protocol ip prio 1 u32 match ip protocol 6 0xff"
     assert told == [
@@ -58,7 +58,7 @@ def test_the_whole_of_it_touches_nothing_but_tcp_of_the_clouds_ports():
     assert " ".join(removal_command()) == "tc qdisc del dev lo root handle 7a7d:"
 
 
-def test_another_device_is_named_in_every_command():
+def test_every_command_names_the_device():
     assert {command[command.index("dev") + 1] for command in setup_commands(Link(**PLAIN), ("127.0.0.1:1",), "x")} == {
         "x"
     }
@@ -73,7 +73,7 @@ def asked(device, link, direction):
     return True
 
 
-def test_tc_itself_can_read_every_constant_link():
+def test_tc_accepts_every_constant_link():
     try:
         check_machine()
     except ValueError as reason:
@@ -92,19 +92,19 @@ def scratch_devices_with_different_links_are_refused():
     assert common_link([Link(**PLAIN), Link(**PLAIN)]) == Link(**PLAIN)
 
 
-def test_a_trace_is_refused(tmp_path):
+def test_tc_shaping_refuses_a_trace(tmp_path):
     path = tmp_path / "trace"
     path.write_text("1 8\n2 16\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"network\.uplink is TwoColumnTrace.*one constant rate.*shaping=user"):
         common_link([Link(**PLAIN | {"uplink_mbps": None, "uplink": TwoColumnTrace(path=path)})])
 
 
-def test_outages_are_refused():
+def test_tc_shaping_refuses_outages():
     with pytest.raises(ValueError, match=r"network\.outages is Periodic.*never down.*shaping=user"):
         common_link([Link(**PLAIN, outages=PeriodicOutages(period_s=20, duration_s=3))])
 
 
-def test_the_note_says_what_is_otherwise():
+def test_shaping_notes_name_the_differences_to_user_space():
     assert shaping_notes([]) == ()
     (lone,) = shaping_notes([Link(**PLAIN)])
     assert "overhead_nbytes" in lone

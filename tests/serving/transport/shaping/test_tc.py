@@ -70,7 +70,7 @@ def refuse(kernel, fails, does=lambda: None):
     does()
 
 
-def test_the_link_stands_from_shape_to_the_end():
+def test_the_link_exists_from_shaping_until_the_end():
     kernel, device = Kernel(), own_device()
     with shaping(kernel, device) as shape:
         assert kernel.on(device) == []
@@ -80,7 +80,7 @@ def test_the_link_stands_from_shape_to_the_end():
     assert kernel.roots == {}
 
 
-def test_what_was_never_shaped_is_left_alone():
+def test_an_unshaped_device_is_not_touched():
     kernel, device = Kernel(), own_device()
     with shaping(kernel, device):
         pass
@@ -88,7 +88,7 @@ def test_what_was_never_shaped_is_left_alone():
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_a_crash_of_the_run_takes_it_away(problem):
+def test_a_crash_of_the_run_removes_the_link(problem):
     kernel, device = Kernel(), own_device()
 
     def crash():
@@ -100,7 +100,7 @@ def test_a_crash_of_the_run_takes_it_away(problem):
 
 
 @pytest.mark.parametrize("fails", ["parent 7a7d:3 netem", "4711 0xffff flowid 7a7d:3"])
-def test_half_of_it_is_taken_away_too(fails):
+def test_a_partial_setup_is_removed(fails):
     kernel, device = Kernel(), own_device()
     with pytest.raises(CommandError, match="refused"), shaping(kernel, device) as shape:
         refuse(kernel, fails, lambda: shape([CLOUD]))
@@ -108,7 +108,7 @@ def test_half_of_it_is_taken_away_too(fails):
     assert kernel.roots == {}
 
 
-def test_what_a_killed_run_left_goes_first():
+def test_remains_of_a_killed_run_are_removed_first():
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = ("prio", ROOT_HANDLE)
     with shaping(kernel, device) as shape:
@@ -118,7 +118,7 @@ def test_what_a_killed_run_left_goes_first():
 
 
 @pytest.mark.parametrize(("kind", "handle"), [("htb", "1:"), ("netem", "8001:"), ("pfifo", "8002:")])
-def test_somebodys_own_queue_is_not_replaced(kind, handle):
+def test_a_foreign_root_qdisc_is_not_replaced(kind, handle):
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = (kind, handle)
     said = rf"{device} already has another root qdisc, {kind} {handle}\. .*tc qdisc del dev {device} root.*shaping=user"
@@ -128,14 +128,14 @@ def test_somebodys_own_queue_is_not_replaced(kind, handle):
     assert kernel.roots == {device: (kind, handle)}
 
 
-def test_the_kernels_own_default_is_no_obstacle():
+def test_the_kernels_default_qdisc_is_accepted():
     kernel, device = Kernel(), own_device()
     kernel.roots[device] = ("pfifo_fast", "0:")
     remove_stale(kernel, device)
     assert kernel.on(device) == []
 
 
-def test_two_runs_do_not_shape_one_device():
+def test_two_runs_cannot_shape_one_device():
     device, kernel = own_device(), Kernel()
     with device_lock(device):
         with (
@@ -148,14 +148,14 @@ def test_two_runs_do_not_shape_one_device():
         pass
 
 
-def test_who_cannot_take_it_away_says_how():
+def test_a_failed_removal_says_how_to_remove_the_link():
     kernel, device = Kernel(), own_device()
     said = rf"{device} may still be shaped: .*remove it with: tc qdisc del dev {device} root handle 7a7d:"
     with pytest.raises(RuntimeError, match=said):
         a_run(kernel, device, lambda: refuse(kernel, "qdisc del"))
 
 
-def test_nothing_is_asked_of_the_kernel_where_the_machine_lacks_something():
+def test_no_command_runs_if_the_machine_check_fails():
     kernel = Kernel()
 
     def check():
@@ -166,7 +166,7 @@ def test_nothing_is_asked_of_the_kernel_where_the_machine_lacks_something():
     assert kernel.told == []
 
 
-def test_netem_is_asked_for_before_the_link_is_judged():
+def test_netem_is_checked_before_the_links():
     kernel = Kernel(" netem")
     with pytest.raises(ValueError, match="netem"), shaping(kernel, own_device(), [LINK, Link(1, 1)]):
         pass
@@ -234,7 +234,7 @@ def sent(inside):
     return {band: int(nbytes) for band, nbytes in re.findall(r"^class htb (\S+).*\n Sent (\d+) bytes", listed, re.M)}
 
 
-def test_a_real_kernel_takes_away_only_what_is_ours():
+def test_a_real_kernel_removes_only_our_qdisc():
     with namespace() as (_, inside):
         before = root_qdisc(inside, "lo")
         inside(("tc", "qdisc", "add", "dev", "lo", "root", "handle", ROOT_HANDLE, "htb", "default", "0"))
@@ -248,7 +248,7 @@ def test_a_real_kernel_takes_away_only_what_is_ours():
         assert root_qdisc(inside, "lo") == ("htb", "1:")
 
 
-def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
+def test_a_real_kernel_shapes_only_the_clouds_packets(monkeypatch):
     """With htb in the place of prio and netem, which not every kernel has; the filters are the run's own."""
     monkeypatch.setattr(
         "serving.transport.shaping.tc.device_lock", nullcontext
@@ -264,7 +264,7 @@ def test_a_real_kernel_picks_the_clouds_packets_and_no_others(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_real_netem_holds_the_delay_and_the_packets_of_both_ways(monkeypatch):
+def test_a_real_netem_delays_packets_in_both_directions(monkeypatch):
     monkeypatch.setattr(
         "serving.transport.shaping.tc.device_lock", nullcontext
     )  # the claim is to this network's loopback
