@@ -33,7 +33,7 @@ def _unknown_option(problem: Exception) -> str | None:
     where, _, name = path.rpartition(".")
     known = [str(key) for key in missing.parent_node or () if key not in ("_target_", "hydra")]
     return (
-        f"{where or 'the configuration'} has no {name!r}.{_suggestion(name, known)} It lists {', '.join(known) or 'nothing'}"
+        f"{where or 'the configuration'} has no {name!r}.{suggestion(name, known)} It lists {', '.join(known) or 'nothing'}"
         f". An option that a class has and no file lists is added: +{path}=VALUE"
     )
 
@@ -43,10 +43,10 @@ def _unknown_group(path: str) -> str:
     folder = conf_dir() / where
     known = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
     return (
-        f"there is no group {path!r}.{_suggestion(name, known)} Below {where} there are: {', '.join(known) or 'none'}."
+        f"there is no group {path!r}.{suggestion(name, known)} Below {where} there are: {', '.join(known) or 'none'}."
     )
 
 
-def _suggestion(name: str, known: Sequence[str]) -> str:
+def suggestion(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name, known, 1)
     return f" Did you mean {near[0]}?" if near else ""

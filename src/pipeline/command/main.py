@@ -1,8 +1,10 @@
-"""The command line: `python -m pipeline +policy=synera hardware=jetson_orin`, and `python -m pipeline cache ...`."""
+"""The command line: `python -m pipeline +policy=synera`, `python -m pipeline show GROUP`, `python -m pipeline cache ...`."""
 
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from pipeline.command.hydra_errors import as_config_errors
@@ -16,17 +18,24 @@ BAD_INPUT = 2
 INTERNAL_ERROR = 1
 INTERRUPTED = 130
 
-HELP_FLAGS = frozenset(
-    {"--help", "-h", "--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"}
-)
+INFO_FLAGS = frozenset({"--hydra-help", "--version", "--cfg", "-c", "--info", "-i", "--resolve", "--package"})
 
 
 def main() -> None:
     argv = arguments.normalise(sys.argv[1:])
-    if argv[:1] == ["cache"]:
-        sys.exit(_run_cache_command(argv[1:]))
+    command = {"cache": _run_cache_command, "show": _run_show_command}.get(argv[0] if argv else "")
+    if command:
+        try:
+            sys.exit(command(argv[1:]))
+        except UserError as problem:
+            sys.exit(_print_error(problem))
+    if {"--help", "-h"} & set(argv):
+        from pipeline.command.help import overview
+
+        print(overview(argv))
+        sys.exit(0)
     problem = (
-        None if HELP_FLAGS & set(argv) else arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
+        None if INFO_FLAGS & set(argv) else arguments.find_misspelling(argv) or arguments.find_unwritable_outputs(argv)
     )
     if problem:
         sys.exit(_print_error(problem))
@@ -85,6 +94,14 @@ def _print_error(problem: str | UserError) -> int:
     return BAD_INPUT
 
 
+def _run_show_command(argv: list[str]) -> int:
+    from pipeline.command.help import show_group
+
+    with _closed_pipe_tolerated():
+        print(show_group(argv))
+    return 0
+
+
 def _run_cache_command(argv: list[str]) -> int:
     from datetime import UTC, datetime
     from pathlib import Path
@@ -95,10 +112,16 @@ def _run_cache_command(argv: list[str]) -> int:
 
     outputs = arguments.choices_given(argv, "outputs") or ["outputs"]
     store = Store(Path(outputs[0]).absolute() / "artifacts")
-    try:
+    with _closed_pipe_tolerated():
         return cache.main([w for w in argv if not w.startswith("outputs=")], store, api.stages, datetime.now(UTC))
-    except UserError as problem:
-        return _print_error(problem)
-    except BrokenPipeError:  # somebody piped the list into `head`
+    return 0
+
+
+@contextmanager
+def _closed_pipe_tolerated() -> Iterator[None]:
+    """Ends the block where the reader of standard output is gone, as in `... | head`."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0

@@ -75,9 +75,9 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
         unknown = [name for name in choices_given(argv, group) if _is_literal_name(value) and name not in known]
         if known and unknown:
             plus = "+" if group in ("policy", "experiment", "page") else ""
-            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{_format_choices(known)}"
+            return f"there is no {group} {unknown[0]!r}. Choose one with {plus}{group}=NAME:\n{format_choices(known)}"
     if not choices_given(argv, "policy") and not choices_given(argv, "experiment"):
-        return f"which policy? Choose one with +policy=NAME:\n{_format_choices(choices_available(argv, 'policy'))}"
+        return f"which policy? Choose one with +policy=NAME:\n{format_choices(choices_available(argv, 'policy'))}"
     return None
 
 
@@ -103,6 +103,6 @@ def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
 _UNWRITABLE_HINT = "Nothing was run. Give this user write permission there, or choose another folder with outputs=DIR."
 
 
-def _format_choices(known: dict[str, str]) -> str:
+def format_choices(known: dict[str, str]) -> str:
     width = max(map(len, known), default=0)
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in known.items())

@@ -1,0 +1,90 @@
+"""What `python -m pipeline --help` and `python -m pipeline show GROUP` print: the configuration's groups and choices."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import fill
+
+from pipeline.command.hydra_errors import suggestion
+from pipeline.config.arguments import choices_available, config_folders, format_choices
+from pipeline.errors import ConfigError
+
+GROUPS: Mapping[str, str] = {
+    "policy": "how device and cloud share the work",
+    "model": "the device's and the cloud's language models",
+    "hardware": "the chips they run on, for time and energy",
+    "network": "the link between them",
+    "workload": "prompts, arrivals and token limits",
+    "slo": "promised token speeds (write +slo=NAME)",
+    "runtime": "real or simulated execution",
+    "trainer": "where models are trained",
+    "page": "policies beside the first one in the demo (python -m serving.page)",
+    "experiment": "a table or figure of a paper, with its own choices",
+}
+"""The groups at the top of conf/, in the order of the help, and what each one chooses."""
+
+_WIDTH = 110
+_USAGE = """\
+usage: python -m pipeline +policy=NAME [GROUP=CHOICE ...] [OPTION=VALUE ...] [--config-dir DIR]
+       python -m pipeline +experiment=NAME [...]
+       python -m pipeline -m +policy=NAME,NAME [...]      a job for each combination of values
+       python -m pipeline show GROUP                      each choice of a group in one line; try policy/draft
+       python -m pipeline cache list|why|clean            the artifacts in outputs/artifacts
+
+Builds what a policy needs, serves a workload with it, and reports latency, quality, energy and cost.
+"""
+_OPTIONS = """\
+  stage=plan          print the stages that would run, and why; also train, profile or a stage's name
+  outputs=DIR         where artifacts, runs and the MLflow store go (outputs)
+  force=[NAME]        build these stages again
+  --cfg job           print the composed configuration; every key of it is an option
+  --hydra-help        flags of Hydra"""
+
+
+def overview(argv: Sequence[str]) -> str:
+    """The help text: usage, every top group with its choices, and the main options."""
+    width = max(map(len, GROUPS))
+    lines = [
+        fill(
+            f"{group:<{width}}  {meaning}: {', '.join(_names(argv, group))}", _WIDTH, initial_indent="  ",
+            subsequent_indent=" " * (width + 4), break_on_hyphens=False, break_long_words=False,
+        )
+        for group, meaning in GROUPS.items()
+    ]  # fmt: skip
+    return "\n".join([_USAGE, "groups and their choices:", *lines, "", "options:", _OPTIONS])
+
+
+def _names(argv: Sequence[str], group: str) -> list[str]:
+    """The choices of a group; those in subfolders are counted."""
+    folders: dict[str, int] = {}
+    for name in choices_available(argv, group):
+        folder, slash, _ = name.partition("/")
+        folders[folder + slash] = folders.get(folder + slash, 0) + 1
+    return [f"{name}... ({count})" if name.endswith("/") else name for name, count in folders.items()]
+
+
+def show_group(argv: Sequence[str]) -> str:
+    """The choices of the group that `argv` names first, one line each, and the groups below it.
+
+    Raises ConfigError where `argv` names no group, or one that does not exist.
+    """
+    known = all_groups(argv)
+    group = argv[0].strip("/") if argv else ""
+    if group not in known:
+        problem = f"there is no group {group!r}.{suggestion(group, known)}" if group else "which group?"
+        tops = ", ".join(name for name in known if "/" not in name)
+        raise ConfigError(f"{problem} At the top there are {tops}; show of one of them names the groups below it.")
+    below = [name for name in known if name.startswith(f"{group}/") and name.count("/") == group.count("/") + 1]
+    choices = choices_available(argv, group)
+    lines = [format_choices(choices)] if choices else []
+    if below and group != "experiment":
+        lines.append(f"groups below: {', '.join(below)}")
+    return "\n".join(lines)
+
+
+def all_groups(argv: Sequence[str]) -> list[str]:
+    """Every folder of the configuration that holds files, or folders with files, in order."""
+    found = set()
+    for folder in config_folders(argv):
+        for file in folder.rglob("*.yaml"):
+            parents = [path.relative_to(folder).as_posix() for path in file.parents if path.is_relative_to(folder)]
+            found |= {name for name in parents if name != "." and name.partition("/")[0] != "hydra"}
+    return sorted(found)

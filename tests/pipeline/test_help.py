@@ -1,0 +1,67 @@
+"""`python -m pipeline --help` and `show GROUP`: the groups of the configuration and their choices."""
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.command.help import GROUPS, all_groups, overview, show_group
+from pipeline.command.main import main
+from pipeline.config.arguments import choices_available
+from pipeline.errors import ConfigError
+
+
+def test_the_help_fits_one_screen_and_names_every_group_and_choice() -> None:
+    text = overview([])
+    assert len(text.splitlines()) <= 50
+    assert max(map(len, text.splitlines())) <= 110
+    assert set(GROUPS) == {name for name in all_groups([]) if "/" not in name} - {"variant"}
+    for group in set(GROUPS) - {"experiment"}:
+        assert all(name in text for name in choices_available([], group)), group
+
+
+@pytest.mark.parametrize("group", all_groups([]))
+def test_every_group_shows_its_choices_in_one_line_each(group: str) -> None:
+    lines = show_group([group]).splitlines()
+    choices = choices_available([], group)
+    assert [line.split()[0] for line in lines[: len(choices)]] == list(choices)
+    assert all(len(line.split()) > 2 for line in lines)
+
+
+def test_a_group_with_groups_below_names_them() -> None:
+    assert "groups below: variant/hat/ablation, variant/hat/dataset, variant/hat/method" in show_group(["variant/hat"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"), [([], "which group?"), (["polcy"], "there is no group 'polcy'. Did you mean policy?")]
+)
+def test_an_unknown_group_is_refused_with_those_there_are(argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        show_group(argv)
+    assert str(refusal.value).startswith(message)
+    assert "experiment, hardware, model" in str(refusal.value)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*argv: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["pipeline", *argv])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("-h",), ("+policy=sled", "--help")])
+def test_help_needs_no_policy(run: Callable[..., tuple[int, str, str]], argv: tuple[str, ...]) -> None:
+    code, out, _ = run(*argv)
+    assert (code, out.startswith("usage: python -m pipeline +policy=NAME")) == (0, True)
+
+
+def test_show_is_a_command(run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, _ = run("show", "runtime")
+    assert (code, [line.split()[0] for line in out.splitlines()[:4]]) == (0, ["emulated", "grpc", "local", "simulated"])
+    code, _, err = run("show", "runtim")
+    assert (code, err.startswith("error: there is no group 'runtim'. Did you mean runtime?")) == (2, True)
