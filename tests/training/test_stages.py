@@ -39,7 +39,7 @@ def test_openings_are_those_of_each_answers_first_chunk(tmp_path: Path, monkeypa
     assert thresholds.first_chunk_perplexities == pytest.approx((1.0, 2.0))
     assert thresholds.confidence == pytest.approx((1.0, 0.5, 0.5))
     assert thresholds.importance == pytest.approx((0.3, 0.3, 0.3))
-    assert "Exit(score='margin'" in thresholds.made_from["layer-wise exit"]
+    assert "EarlyExitRule(score='margin'" in thresholds.made_from["layer-wise exit"]
 
 
 def test_an_answer_without_a_draft_has_no_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
