@@ -1,7 +1,4 @@
-"""The memory-aware greedy partition of the paper's HEFT baseline (Hyperion, section V-A).
-
-Stages of equal work, as GPipe's: the paper's second baseline (Hyperion, section V-A).
-"""
+"""The partitions of Hyperion's baselines (section V-A): greedy by memory for HEFT, stages of equal work for GPipe."""
 
 from __future__ import annotations
 
@@ -27,11 +24,11 @@ FillOrder: TypeAlias = Literal["fastest", "front"]
 
 @dataclass(frozen=True)
 class GreedySplit:
-    """Tiers are filled one after the other, each with as many consecutive blocks as its memory holds and the tiers that
-    are still to be filled can spare: each of them gets one at least (Eq. 10b), and none more than it holds.
+    """Fills one tier after another with as many consecutive blocks as its memory holds, but leaves at least one block
+    for each tier not filled yet (Eq. 10b).
 
-    The paper says "memory aware greedy" and no more; the order is ours to choose. fastest: least seconds a block first,
-    ties in pipeline order. front: in pipeline order. Nothing else is looked at, neither links nor how many nodes.
+    The paper says only "memory aware greedy"; the order is our choice. fastest: least seconds per block first, ties in
+    pipeline order. front: in pipeline order. Links and numbers of nodes are ignored.
     """
 
     fill_order: FillOrder = "fastest"
@@ -41,33 +38,31 @@ class GreedySplit:
             raise ValueError(f"partition: fill_order is {self.fill_order!r}; use {' or '.join(get_args(FillOrder))}")
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
-        """O(T^2 N^2) in numpy: after each tier, what it took is fixed."""
+        """O(T^2 N^2) in numpy: each tier's number of blocks is fixed in turn."""
         import numpy as np
 
-        windows = [fitting_ranges(problem, tier, allow_empty=False) for tier in range(len(problem.tiers))]
+        ranges = [fitting_ranges(problem, tier, allow_empty=False) for tier in range(len(problem.tiers))]
         places = np.arange(problem.num_blocks + 1)
         lengths = places[:, None] - places[None, :]
-        counts = [0] * len(windows)
+        counts = [0] * len(ranges)
         for tier in self.tier_order(problem):
-            possible = lengths[_completable_ranges(windows, tier)]
+            possible = lengths[_completable_ranges(ranges, tier)]
             if not possible.size:
                 raise infeasibility_error(problem)
             counts[tier] = int(possible.max())
-            windows[tier] &= lengths == counts[tier]
+            ranges[tier] &= lengths == counts[tier]
         return tuple(accumulate(counts))
 
     def tier_order(self, problem: PartitionProblem) -> list[int]:
-        """In which tiers are filled."""
+        """The tiers' indices in the order in which they are filled."""
         tiers = range(len(problem.tiers))
-        return (
-            sorted(tiers, key=lambda tier: problem.prefix_s[tier][-1]) if self.fill_order == "fastest" else list(tiers)
-        )
+        if self.fill_order == "front":
+            return list(tiers)
+        return sorted(tiers, key=lambda tier: problem.prefix_s[tier][-1])
 
 
 def _completable_ranges(ranges: list[Bools], tier: int) -> Bools:
-    """Which windows of a tier are part of a whole split: the tiers before reach its begin, those behind the last block
-    from its end.
-    """
+    """The block ranges of a tier that belong to a complete split, given the ranges of the other tiers."""
     import numpy as np
 
     n = len(ranges[0])
@@ -81,21 +76,20 @@ def _completable_ranges(ranges: list[Bools], tier: int) -> Bools:
 
 
 WORK_UNITS_PER_BLOCK = 2**16
-"""Parts of a mean block in which work is counted: whole numbers, so that equal blocks tie whatever their seconds."""
+"""Work is counted in whole parts of a mean block, so that equal blocks tie whatever their seconds."""
 
 
 @dataclass(frozen=True)
 class GPipeSplit:
-    """The largest stage as small as can be, then all as equal as can be (the least sum of squares, which is the
-    variance that GPipe's partitioning minimises), then the remainder with the later tiers.
+    """Minimises the largest stage, then the sum of squares of all stages (the variance that GPipe minimises), and gives
+    the remainder to the later tiers.
 
-    Work is a block's share in its model, so tiers count as equal however fast they are: GPipe knows like devices. It
-    knows no memory either; here what does not fit goes where there is room, so that the baseline is as strong as its
-    paper allows.
+    Work is a block's share of its model, so a tier's speed does not matter: GPipe assumes equal devices. It also
+    ignores memory; here blocks that do not fit go to other tiers, which makes the baseline stronger.
     """
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
-        """Two dynamic programmes of O(T N^2)."""
+        """Two dynamic programs of O(T N^2)."""
         import numpy as np
 
         work = range_sums([0.0, *np.cumsum(block_work(problem)).tolist()])
@@ -109,14 +103,12 @@ class GPipeSplit:
 
 
 def block_work(problem: PartitionProblem) -> tuple[int, ...]:
-    """Of each block, in `WORK_UNITS_PER_BLOCK`s of a mean block: its share of its tier's seconds, in the mean over
-    tiers.
-    """
+    """Each block's share of its tier's seconds, averaged over tiers; a mean block has `WORK_UNITS_PER_BLOCK` units."""
     shares = [_relative_to_mean(row) for row in problem.block_s]
     return tuple(round(WORK_UNITS_PER_BLOCK * fsum(column) / len(shares)) for column in zip(*shares, strict=True))
 
 
 def _relative_to_mean(seconds: tuple[float, ...]) -> list[float]:
-    """Blocks that take no time are alike."""
+    """1 for all blocks if none takes time."""
     mean = fsum(seconds) / len(seconds)
     return [value / mean if mean else 1.0 for value in seconds]

@@ -1,4 +1,4 @@
-"""What each block of a model costs: f_i and m_i (Hyperion, Eq. 2 and 3) from the architecture's shape."""
+"""The cost of each block of a model: f_i and m_i (Hyperion, Eq. 2 and 3), computed from the architecture."""
 
 from dataclasses import dataclass, replace
 
@@ -8,27 +8,27 @@ from serving.hardware.latency import ForwardLoad, batch_load
 
 @dataclass(frozen=True)
 class BlockCosts:
-    """Per block, in order. FLOPs are one request's; bytes are what a node holds."""
+    """One entry for each block, in order. FLOPs are those of one request; bytes are those that a node holds."""
 
     prefill_flops: tuple[float, ...]
     decode_flops: tuple[float, ...]
-    """Of all tokens after the first, which the prefill writes."""
+    """FLOPs of all new tokens after the first, which the prefill yields."""
     weights_nbytes: tuple[float, ...]
     kv_nbytes: tuple[float, ...]
-    """Of all sessions, each with the context that its request ends with."""
+    """KV cache of all sessions at the end of their requests."""
     activation_nbytes: tuple[float, ...]
-    """Of the larger forward: one session's whole prompt, or a token of every session. The paper charges them to every
-    block (section III-A), as if all were alive at once; a node that runs its blocks in turn needs the largest alone.
+    """Activations of the larger pass: one session's prompt, or one token of every session. The paper charges them to
+    every block (section III-A), although a node that runs its blocks in turn needs only the largest.
     """
 
     @property
     def flops(self) -> tuple[float, ...]:
-        """f_i of a whole request."""
+        """f_i for a whole request."""
         return tuple(map(sum, zip(self.prefill_flops, self.decode_flops, strict=True)))
 
     @property
     def nbytes(self) -> tuple[float, ...]:
-        """m_i: weights, KV cache, which the paper leaves out, and activations."""
+        """m_i: weights, KV cache (which the paper leaves out) and activations."""
         return tuple(map(sum, zip(self.weights_nbytes, self.kv_nbytes, self.activation_nbytes, strict=True)))
 
 
@@ -40,16 +40,15 @@ def block_costs(
     sessions: int = 1,
     include_embed_head: bool = True,
 ) -> BlockCosts:
-    """Of requests with `prompt_tokens` in and `new_tokens` out, `sessions` at once.
+    """The costs of requests with `prompt_tokens` in and `new_tokens` out, `sessions` at once.
 
-    FLOPs are two a weight and row, and the attention's for each query and key, counted as latencies are
-    (`serving.hardware.latency.batch_load`): a block is a model of one layer. `include_embed_head`: the embedding's
-    bytes go to the first block; the head's FLOPs, bytes (with the last norm's) and logits to the last one. A matrix
-    that both share is charged to both, since they are on different nodes as soon as anything is divided. Raises
-    ValueError for counts below 1.
+    FLOPs are two for each weight and token, and the attention's for each query and key, as for latencies
+    (`serving.hardware.latency.batch_load`). With `include_embed_head`, the embedding's bytes are charged to the first
+    block, and the LM head's FLOPs, bytes (with the last norm's) and logits to the last one. Tied weights are charged to
+    both, since any division puts them on different nodes. Raises ValueError for counts below 1.
     """
-    asked = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "sessions": sessions}
-    for name, value in asked.items():
+    counts = {"prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "sessions": sessions}
+    for name, value in counts.items():
         if value < 1:
             raise ValueError(f"partition: {name} is {value}; it must be at least 1")
     prefill = batch_load(1, [(0, prompt_tokens)], head_tokens=1)
@@ -70,7 +69,7 @@ def block_costs(
 
 
 def _block_architectures(architecture: Architecture) -> list[Architecture]:
-    """Each layer as a model of its own; those without an MLP are the last ones, as in HAT's drafter."""
+    """Each layer as a model of one layer. Layers without an MLP are the last ones, as in HAT's draft model."""
     whole = architecture.layers - architecture.attention_only_layers
     block = architecture.part(1, embedding=False, lm_head=False)
     return [replace(block, attention_only_layers=int(layer >= whole)) for layer in range(architecture.layers)]

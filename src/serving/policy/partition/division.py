@@ -1,4 +1,4 @@
-"""How a model's blocks are divided over a testbed's tiers: what they cost there, and by which strategy."""
+"""Builds the partition problem of a model on a testbed, and solves it with a strategy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,29 +21,29 @@ CapacityMetric: TypeAlias = Literal["flops", "dense", "bandwidth", "profiled"]
 
 @dataclass(frozen=True)
 class ModelPartition:
-    """Of requests with `prompt_tokens` in and `new_tokens` out, `sessions` of which a node holds at once.
+    """Divides a model's blocks over tiers, for requests with `prompt_tokens` in and `new_tokens` out. A node holds
+    `sessions` at once.
 
-    Raises ValueError for a testbed without tiers, for chips that do not tell the figure that `capacity` wants, and for
-    what the strategy refuses: blocks that do not fit.
+    Raises ValueError for a testbed without tiers, for a chip without the figure that `capacity` needs, and if no split
+    fits into memory.
     """
 
     strategy: PartitionStrategy
     architecture: Architecture
     tiers: Mapping[str, Tier]
     network: Link
-    """Between tiers that name no link of their own."""
+    """The link between tiers that have no link of their own."""
     prompt_tokens: int
     new_tokens: int
     sessions: int = 1
     capacity: CapacityMetric = "profiled"
-    """What a tier's speed C_j is: `flops` by the TOPS on its box, as in Hyperion's Table I; `dense` by its dense FP16
-    peak; `bandwidth` by how fast it reads weights, which is what decoding waits for; `profiled` by the coefficients
-    that time it (fleet.timing).
+    """A tier's speed C_j. flops: its advertised TOPS, as in Hyperion's Table I. dense: its dense FP16 peak. bandwidth:
+    its memory bandwidth, which limits decoding. profiled: the coefficients that time it (fleet.timing).
     """
     include_embed_head: bool = True
-    """Are the embedding and the head charged to the first and the last block? The paper counts blocks alone."""
+    """True: charge embedding and LM head to the first and the last block. The paper counts blocks only."""
     hidden_dtype: HiddenDtype = "fp16"
-    """In which hidden states cross links."""
+    """Number format of hidden states on links."""
 
     def __post_init__(self) -> None:
         if not self.tiers:
@@ -54,15 +54,15 @@ class ModelPartition:
 
     @cached_property
     def split_points(self) -> SplitPoints:
-        """Of the whole model."""
+        """The split of the whole model."""
         return self.strategy.solve(self.problem())
 
     def split_points_from(self, first_block: int) -> SplitPoints:
-        """Of all blocks from `first_block` on, where embedding, the blocks before them and the head are elsewhere."""
+        """The split of the blocks from `first_block` on, without embedding and LM head."""
         return self.strategy.solve(self.problem(first_block, include_embed_head=False))
 
     def problem(self, first_block: int = 0, include_embed_head: bool | None = None) -> PartitionProblem:
-        """The instance that the strategy solves; seconds are those of one request."""
+        """The problem that the strategy solves, in seconds of one request."""
         best = {name: max(tier.fleets, key=self._requests_per_s) for name, tier in self.tiers.items()}
         held = [self._block_costs(tier.largest_memory_fleet, include_embed_head) for tier in self.tiers.values()]
         return PartitionProblem(
@@ -88,7 +88,7 @@ class ModelPartition:
         return 1 / sum(self._block_seconds(fleet, include_embed_head=False))
 
     def _block_seconds(self, fleet: Fleet, include_embed_head: bool | None) -> tuple[float, ...]:
-        """Each block's time of one request."""
+        """Each block's time for one request."""
         if self.capacity == "profiled":
             return self._profiled_s(
                 fleet, self.include_embed_head if include_embed_head is None else include_embed_head
@@ -124,7 +124,7 @@ class ModelPartition:
         return tuple(blocks)
 
     def _transfers_s(self, token_nbytes: float) -> tuple[float, ...]:
-        """One request's time on each link between tiers, alone: its prompt, then a row for each further token."""
+        """One request's time on each link between tiers: its prompt, then one token after another."""
         links = [tier.link or self.network for tier in list(self.tiers.values())[1:]]
         return tuple(
             link.mean_transfer_s(self.prompt_tokens * token_nbytes, "up")
@@ -133,16 +133,16 @@ class ModelPartition:
         )
 
     def blocks_by_tier(self, split_points: SplitPoints) -> dict[str, tuple[int, int]]:
-        """The blocks of each tier that has any: (first, last)."""
-        windows = dict(zip(self.tiers, pairwise((0, *split_points)), strict=True))
-        return {name: window for name, window in windows.items() if window[0] < window[1]}
+        """(start, end) of the blocks of each tier that has any."""
+        ranges = dict(zip(self.tiers, pairwise((0, *split_points)), strict=True))
+        return {name: (start, end) for name, (start, end) in ranges.items() if start < end}
 
 
 _TOKEN_NBYTES = 4
 
 
 def _read_nbytes(costs: BlockCosts, include_embed_head: bool) -> tuple[float, ...]:
-    """Bytes that a pass reads of each block: of the embedding it reads one row."""
+    """Bytes that a pass reads of each block; of the embedding it reads one row only."""
     weights = list(costs.weights_nbytes)
     if include_embed_head and len(weights) > 1:
         weights[0] = weights[1]
@@ -153,6 +153,6 @@ def _required_figure(fleet: Fleet, name: str, figure: float | None) -> float:
     if not figure:
         raise ValueError(
             f"policy.placement.partition.capacity wants {name} of {fleet.chip.name} in mode {fleet.mode_name}, which "
-            "nobody gave; choose another capacity, such as profiled"
+            "is not known; choose another capacity, such as profiled"
         )
     return figure

@@ -1,4 +1,4 @@
-"""HypSplit-DP: the slowest stage as fast as can be, by bisection (Hyperion, section IV-A, Algorithm 1)."""
+"""HypSplit-DP: minimises the slowest stage by bisection (Hyperion, section IV-A, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HypSplit:
-    """Minimises max_j L_j under memory, each tier with a block at least (P1, Eq. 11), to within `epsilon_s`.
+    """Minimises max_j L_j to within `epsilon_s`, under memory limits and with at least one block per tier (P1, Eq. 11).
 
-    Bisection on tau, of which feasibility is monotone; whether a tau is feasible says a dynamic programme (Eq. 14). The
-    split is that of the last feasible tau. Of several predecessors it takes the first, as printed, so later tiers have
-    the more blocks. How many nodes a tier has, and what crosses the links, is left out of account as in the paper.
+    Bisects the bound tau; a dynamic program checks if a tau is feasible (Eq. 14). The result is the split of the last
+    feasible tau. Of several predecessors it takes the first, as printed, so later tiers get more blocks. Numbers of
+    nodes and links are ignored, as in the paper.
     """
 
     epsilon_s: float = 1e-3
-    """Section V-A; an absolute time, whatever the stages take."""
+    """Section V-A. An absolute time, however long the stages are."""
 
     def __post_init__(self) -> None:
         if not (isfinite(self.epsilon_s) and self.epsilon_s > 0):
             raise ValueError(f"partition: epsilon_s is {self.epsilon_s}; it must be more than 0 seconds")
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
-        """O(T N^2) a tau in numpy; see `bounds_s` for how many.
+        """O(T N^2) for each tau, in numpy; `tau_bounds_s` limits their number.
 
-        The upper bound is checked first, which the printed algorithm never does: it returns null where the best split
-        lies within epsilon below it.
+        The upper bound is checked first. The printed algorithm does not, and returns null if the best split lies within
+        epsilon below it.
         """
         check = _FeasibilityCheck(problem)
         low_s, high_s = tau_bounds_s(problem)
@@ -56,12 +56,10 @@ class HypSplit:
 
 
 def tau_bounds_s(problem: PartitionProblem) -> tuple[float, float]:
-    """Between which the best tau lies, which the paper leaves open.
+    """Lower and upper bound of the best tau; the paper gives none.
 
-    Above: all blocks on the tier that takes longest for them. No stage of any split is slower, so only memory and the
-    number of blocks can make this tau infeasible: where it is, every tau is. Below: the block that takes longest where
-    it is fastest, for some stage has it; and an equal share of all blocks, each where it is fastest, for the stages
-    together take that long at least and one of them the mean.
+    Upper: all blocks on the slowest tier. No stage can be slower, so if this tau is infeasible, every tau is. Lower:
+    the slowest block on its fastest tier, and the mean stage with every block on its fastest tier.
     """
     fastest = [min(column) for column in zip(*problem.block_s, strict=True)]
     low_s = max(*fastest, sum(fastest) / len(problem.tiers), 0.0)
@@ -69,7 +67,7 @@ def tau_bounds_s(problem: PartitionProblem) -> tuple[float, float]:
 
 
 class _FeasibilityCheck:
-    """P_check(tau): is there a split whose every stage takes tau at most, and which?"""
+    """P_check(tau): finds a split in which every stage takes at most tau."""
 
     def __init__(self, problem: PartitionProblem) -> None:
         self._range_s = [range_sums(sums) for sums in problem.prefix_s]
@@ -77,8 +75,8 @@ class _FeasibilityCheck:
         self._first_fitting = [first_within(range_sums(sums), limit) for sums, limit in limits]
 
     def split_points(self, tau_s: float) -> SplitPoints | None:
-        """The printed loop over k takes the first that is reachable and within both limits. Both hold from some k on,
-        so that is the first reachable one at or behind it.
+        """The printed loop takes the first k that is reachable and within both limits. Both limits hold from some k on,
+        so it is the first reachable k from there.
         """
         import numpy as np
 
@@ -93,7 +91,7 @@ class _FeasibilityCheck:
 
 
 def _next_reached(reached: Bools, indices: Indices) -> Indices:
-    """[k]: the first reached place at or behind k; beyond all places where there is none."""
+    """[k]: the first reached index >= k; len(indices) if there is none."""
     import numpy as np
 
     found = np.where(reached, indices, len(indices))

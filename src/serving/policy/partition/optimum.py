@@ -1,4 +1,4 @@
-"""The best split for what is really felt: a lone request's latency, or the pipeline's throughput."""
+"""The optimal split for the latency of a single request, or for the throughput of the pipeline."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
 
 SplitObjective: TypeAlias = Literal["latency", "throughput"]
 RELATIVE_TOLERANCE = 1e-9
-"""Sums of seconds that differ by less, as a share, are the same time."""
+"""Sums of seconds that differ by a smaller share count as equal."""
 
 
 @dataclass(frozen=True)
 class OptimalSplit:
-    """Exact, and ours: unlike HypSplit-DP it sees nodes and links, needs no epsilon, and may leave tiers empty.
+    """Exact, and not from the paper: unlike HypSplit-DP it considers numbers of nodes and links, and may leave tiers
+    empty.
 
-    latency: the least that a lone request feels, stages and links in sum; of equally fast splits the one with the
-    highest throughput. throughput: the least max_j L_j / K_j; of these the fastest for a lone request. The two are far
-    apart: a pipeline does nothing for a request that is alone, which is mostly served best by the fastest tier, as far
-    as that holds the model.
+    latency: minimises the sum of stages and links of a single request; of equal splits the one with the highest
+    throughput. throughput: minimises max_j L_j / K_j; of equal splits the one with the lowest latency. The two differ
+    much: a pipeline does not help a single request, which the fastest tier mostly serves best.
     """
 
     objective: SplitObjective = "latency"
     rate_per_s: float | None = None
-    """Requests a second that every stage has to keep up with; None: whatever the split allows."""
+    """Requests per second that every stage must keep up with; None: no limit."""
     max_utilisation: float = 0.9
-    """The share of its time that a stage may be busy at that rate; the rest keeps queues short."""
+    """The share of its time that a stage may be busy at that rate, so that queues stay short."""
     strict: bool = True
-    """Is a rate that no split keeps up with refused? Else the split of highest throughput is taken for it."""
+    """True: raise an error if no split keeps up with the rate. False: take the split of highest throughput."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(SplitObjective):
@@ -54,9 +54,9 @@ class OptimalSplit:
             )
 
     def solve(self, problem: PartitionProblem) -> SplitPoints:
-        """O(T N^2) a dynamic programme, of which throughput needs two, latency some 20.
+        """Dynamic programs of O(T N^2): two for throughput, some 20 for latency.
 
-        Raises ValueError where memory does not hold the model, and where no split keeps up with the rate.
+        Raises ValueError if memory does not hold the model, or if no split keeps up with the rate.
         """
         import numpy as np
 
@@ -83,7 +83,7 @@ class OptimalSplit:
 
 
 class _RangeCosts:
-    """What every window costs every tier; inf where its memory does not hold it."""
+    """The cost of every block range on every tier; inf if its memory does not hold the range."""
 
     def __init__(self, problem: PartitionProblem) -> None:
         import numpy as np
@@ -96,7 +96,7 @@ class _RangeCosts:
             self._request_s.append(seconds + _transfers_s(problem, tier)[:, None])
 
     def fastest(self, limit_s: float) -> SplitSolution:
-        """For a lone request, where no stage takes longer than that over its nodes; there must be such a split."""
+        """The split of lowest latency in which every stage takes at most `limit_s` per node; there must be one."""
         import numpy as np
 
         rows = zip(self._request_s, self.stage_s, strict=True)
@@ -105,8 +105,9 @@ class _RangeCosts:
         return path
 
     def least_bottleneck(self, min_bottleneck_s: float, limit_s: float) -> SplitPoints:
-        """Of the fastest splits within the limit the one of least bottleneck: bisection over all that a bottleneck can
-        be, since a lone request only gets faster as more of it is allowed.
+        """Of the splits of lowest latency within the limit, the one with the least bottleneck.
+
+        Bisects over all possible bottlenecks: latency only falls as a larger one is allowed.
         """
         import numpy as np
 
@@ -118,7 +119,7 @@ class _RangeCosts:
 
 
 def _transfers_s(problem: PartitionProblem, tier: int) -> Floats:
-    """[n]: over the link behind the tier, where n blocks lie before it."""
+    """[n]: transfer time over the link after the tier, with n blocks before it."""
     import numpy as np
 
     last = tier == len(problem.tiers) - 1

@@ -1,8 +1,7 @@
-"""What a split of a model over tiers is judged by: each block's time and memory on each tier, and the links between.
+"""The problem of splitting a model over tiers, and what strategies share to solve it.
 
-All windows of consecutive blocks at once, as matrices [n, k] of blocks k .. n-1; 0 <= k, n <= N.
-
-A split as a path from no block to all of them, one step a tier.
+Matrices [n, k] hold a figure for every block range k .. n-1; 0 <= k, n <= N. A split is a path from 0 to N blocks, with
+one step for each tier.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ SplitPoints: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PartitionProblem:
-    """N blocks in their order, T tiers in pipeline order.
+    """N blocks in order on T tiers in pipeline order.
 
-    Every sum over a window of blocks is a difference of prefix sums (Eq. 15, 16), for all strategies and for whoever
-    checks them. Raises ValueError for rows that do not fit each other and for figures that are none.
+    Every sum over a block range is a difference of prefix sums (Eq. 15, 16). Raises ValueError for rows of different
+    lengths and for figures that are negative or not finite.
     """
 
     tiers: tuple[str, ...]
     """Names, for messages."""
     block_s: tuple[tuple[float, ...], ...]
-    """[tier][block]: time of a block there: f_i / C_j of Eq. 13, or profiled."""
+    """[tier][block]: seconds of a block on the tier: f_i / C_j of Eq. 13, or profiled."""
     block_nbytes: tuple[tuple[float, ...], ...]
-    """[tier][block]: m_i there, which a tier's precision changes."""
+    """[tier][block]: m_i at the tier's precision."""
     memory_nbytes: tuple[float, ...]
-    """M_j of the most capable node (Eq. 5); inf: not known."""
+    """M_j of the node with the most memory (Eq. 5); inf: not known."""
     node_counts: tuple[int, ...]
-    """K_j: like nodes, each of which holds the tier's blocks."""
+    """K_j: nodes of the tier, each of which holds the tier's blocks."""
     hidden_transfer_s: tuple[float, ...] = ()
-    """[T-1]: one request's hidden states over the link behind tier j: tau_{j,j+1}; (): 0."""
+    """[T-1]: tau_{j,j+1}: one request's hidden states over the link after tier j; (): 0."""
     token_transfer_s: tuple[float, ...] = ()
-    """[T-1]: what crosses there where all blocks are on one side: prompt and answer as token ids; (): 0."""
+    """[T-1]: one request's token ids over the same link, if all blocks are on one side of it; (): 0."""
 
     def __post_init__(self) -> None:
         if not self.tiers or not self.block_s or not self.block_s[0]:
@@ -90,16 +89,16 @@ class PartitionProblem:
 
     @cached_property
     def prefix_s(self) -> tuple[tuple[float, ...], ...]:
-        """[tier][n]: the first n blocks' time there, n = 0 .. N (Eq. 15)."""
+        """[tier][n]: seconds of the first n blocks, n = 0 .. N (Eq. 15)."""
         return tuple(tuple(accumulate(row, initial=0.0)) for row in self.block_s)
 
     @cached_property
     def prefix_nbytes(self) -> tuple[tuple[float, ...], ...]:
-        """[tier][n]: the first n blocks' bytes there (Eq. 16)."""
+        """[tier][n]: bytes of the first n blocks (Eq. 16)."""
         return tuple(tuple(accumulate(row, initial=0.0)) for row in self.block_nbytes)
 
     def range_s(self, tier: int, first: int, last: int) -> float:
-        """Time of blocks first .. last-1 on a tier."""
+        """Seconds of blocks first .. last-1 on a tier."""
         return self.prefix_s[tier][last] - self.prefix_s[tier][first]
 
     def range_nbytes(self, tier: int, first: int, last: int) -> float:
@@ -107,11 +106,11 @@ class PartitionProblem:
         return self.prefix_nbytes[tier][last] - self.prefix_nbytes[tier][first]
 
     def fits(self, tier: int, first: int, last: int) -> bool:
-        """Are blocks first .. last-1 within a node's memory (Eq. 11c)?"""
+        """True if a node of the tier holds blocks first .. last-1 (Eq. 11c)."""
         return self.range_nbytes(tier, first, last) <= self.memory_nbytes[tier]
 
     def block_ranges(self, split_points: SplitPoints) -> tuple[tuple[int, int], ...]:
-        """(first, last) of each tier. Raises ValueError where the ends are not those of a split."""
+        """(first, last) of each tier. Raises ValueError if the split points are not those of a split."""
         edges = (0, *split_points)
         if (
             len(split_points) != len(self.tiers)
@@ -126,28 +125,28 @@ class PartitionProblem:
 
     def stage_s(self, split_points: SplitPoints) -> tuple[float, ...]:
         """L_j of each tier: one request's time there (Eq. 13)."""
-        return tuple(self.range_s(tier, *window) for tier, window in enumerate(self.block_ranges(split_points)))
+        return tuple(self.range_s(tier, *blocks) for tier, blocks in enumerate(self.block_ranges(split_points)))
 
     def transfer_s(self, tier: int, split_point: int) -> float:
-        """Over the link behind a tier, where `split_point` blocks lie before it."""
+        """Transfer time over the link after a tier, with `split_point` blocks before it."""
         row = self.hidden_transfer_s if 0 < split_point < self.num_blocks else self.token_transfer_s
         return row[tier] if row else 0.0
 
     def single_request_s(self, split_points: SplitPoints) -> float:
-        """What a request feels that is alone: all stages and all links, one after the other.
+        """Latency of a request on an idle pipeline: the sum of all stages and links.
 
-        The paper's objective (Eq. 11a) has the slowest stage alone in place of their sum.
+        The paper's objective (Eq. 11a) is the slowest stage instead of the sum.
         """
         return sum(self.stage_s(split_points)) + sum(self.transfer_s(i, end) for i, end in enumerate(split_points[:-1]))
 
     def bottleneck_s(self, split_points: SplitPoints) -> float:
-        """max_j L_j / K_j: seconds a request in a pipeline that is never idle; its inverse is the throughput."""
+        """max_j L_j / K_j: seconds per request of a busy pipeline; its inverse is the throughput."""
         return max(stage_s / count for stage_s, count in zip(self.stage_s(split_points), self.node_counts, strict=True))
 
 
 class PartitionStrategy(Protocol):
     def solve(self, problem: PartitionProblem) -> SplitPoints:
-        """The tiers' last blocks. Raises ValueError that says what is lacking where there is no such split."""
+        """The split points. Raises ValueError that says what is missing if there is no split."""
         ...
 
 
@@ -158,7 +157,7 @@ def _check_figures(name: str, row: Sequence[float]) -> None:
 
 
 def range_sums(prefix_sums: Sequence[float]) -> Floats:
-    """Of every window, from prefix sums; no window is right of the diagonal, where the figures mean nothing."""
+    """[n, k]: the sum over blocks k .. n-1; only k <= n is meaningful."""
     import numpy as np
 
     ends: Floats = np.array(prefix_sums, np.float64)
@@ -166,16 +165,13 @@ def range_sums(prefix_sums: Sequence[float]) -> Floats:
 
 
 def first_within(ranges: Floats, limit: float) -> Indices:
-    """[n]: the first block from which a window that ends at n stays within the limit; n where none does.
-
-    Sums only shrink as a window begins later, so all that begin behind it stay within the limit as well.
-    """
+    """[n]: the first k for which blocks k .. n-1 are within the limit, n if there is none; all later k are, too."""
     found: Indices = (ranges <= limit).argmax(axis=1)
     return found
 
 
 def fitting_ranges(problem: PartitionProblem, tier: int, allow_empty: bool) -> Bools:
-    """Which windows a tier's memory holds (Eq. 11c); `allow_empty`: is one of no blocks a window?"""
+    """[n, k]: True if the tier's memory holds blocks k .. n-1 (Eq. 11c), and for k = n if `allow_empty`."""
     import numpy as np
 
     forward: Bools = np.tri(problem.num_blocks + 1, k=0 if allow_empty else -1, dtype=bool)
@@ -189,11 +185,13 @@ class SplitSolution(NamedTuple):
 
 
 def cheapest_split(tier_costs: Sequence[Floats], combine: np.ufunc) -> SplitSolution | None:
-    """The path that costs least, by dynamic programming in O(T N^2); None where there is none.
+    """The split of least cost, by dynamic programming in O(T N^2); None if there is none.
 
-    `steps[j][n, k]` is what tier j costs with blocks k .. n-1, inf where it cannot have them; `combine` makes a path's
-    cost of its steps': np.add or np.maximum. Of equally cheap paths the one whose last tier has most blocks, then the
-    tier before it, and so on.
+    Of equal splits it takes the one with the most blocks on the last tier, then on the one before it, and so on.
+
+    Args:
+        tier_costs: [tier][n, k]: the cost of blocks k .. n-1 on the tier; inf: not allowed.
+        combine: combines the tiers' costs: np.add or np.maximum.
     """
     import numpy as np
 
@@ -210,7 +208,7 @@ def cheapest_split(tier_costs: Sequence[Floats], combine: np.ufunc) -> SplitSolu
 
 
 def trace_back(predecessors: Sequence[Indices]) -> SplitPoints:
-    """The ends that lead to all blocks; `before[j][n]` is where tier j begins if it ends at n."""
+    """The split points of a path to N blocks; `predecessors[j][n]` is where tier j begins if it ends at n."""
     ends = [len(predecessors[0]) - 1]
     for row in reversed(predecessors[1:]):
         ends.append(int(row[ends[-1]]))
@@ -221,7 +219,7 @@ ADVICE = "Keep the weights in fewer bits (precision), give a tier more memory, o
 
 
 def infeasibility_error(problem: PartitionProblem, allow_empty: bool = False) -> ValueError:
-    """The error for a problem without a split; `allow_empty`: may a tier have no block?"""
+    """The error for a problem without a split. `allow_empty`: True if a tier may have no block."""
     if not allow_empty:
         if problem.num_blocks < len(problem.tiers):
             return ValueError(
@@ -235,7 +233,7 @@ def infeasibility_error(problem: PartitionProblem, allow_empty: bool = False) ->
 
 
 def _no_block_fits(problem: PartitionProblem, tier: int) -> str:
-    """The first tier begins with the first block, the last one ends with the last."""
+    """An error text if a node of the tier holds none of the blocks that the tier could have; else ""."""
     last = len(problem.tiers) - 1
     possible = range(tier, problem.num_blocks - last + tier)
     possible = possible[:1] if tier == 0 else possible[-1:] if tier == last else possible
@@ -250,7 +248,7 @@ def _no_block_fits(problem: PartitionProblem, tier: int) -> str:
 
 
 def _memory_exceeded(problem: PartitionProblem, allow_empty: bool) -> str:
-    """Tiers filled from the front, which no other split reaches beyond."""
+    """How far the blocks reach if tiers are filled from the front; no other split reaches further."""
     filled, said, idle = 0, [], ""
     for tier, name in enumerate(problem.tiers):
         last, most = filled, problem.num_blocks - (0 if allow_empty else len(problem.tiers) - 1 - tier)

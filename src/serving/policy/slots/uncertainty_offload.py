@@ -37,7 +37,7 @@ class HybridOffload:
 
 @dataclass(frozen=True)
 class EdgeFMOffload:
-    """Offloads a whole answer if its first draft has a high perplexity: EdgeFM (Yang et al., 2023), adapted to text as in
+    """Offloads a whole answer if its first draft has a high perplexity: EdgeFM (Yang et al., 2023), adapted to text in
     Synera, section 6.1.
 
     Synera does not say which text is scored: here it is the first draft (policy/draft=initial sets its length, up to
