@@ -1,4 +1,4 @@
-"""Own tokens, the target's clock: layers are scaled, bytes are the timed architecture's."""
+"""TimedExecutor scales layers to the timed architecture and charges its bytes."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Packing factors: what memory holds, what 10 % allow, and Synera's Table 3 beside ours."""
+"""Packing factors: limits of memory and latency, and a comparison with Synera's Table 3."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The decision log forgets the clock and nothing else."""
+"""The decision log ignores times and nothing else."""
 
 from dataclasses import replace
 from pathlib import Path

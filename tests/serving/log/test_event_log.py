@@ -130,7 +130,7 @@ def test_lines_are_flushed_during_the_run(tmp_path: Path) -> None:
 
 
 def test_the_start_of_a_session_is_flushed_at_once(tmp_path: Path) -> None:
-    """Readers of other processes' journals would meet a session that nobody began."""
+    """Otherwise the logs of other processes would hold a session without a start."""
     event_log = EventLog(tmp_path / "events.jsonl.gz")
     event_log.event_handled("d", RequestArrived(GenerationRequest("s", (1,), 4)), 0.0, ())
     assert isinstance(list(read_entries(tmp_path / "events.jsonl.gz"))[-1], EventHandled)

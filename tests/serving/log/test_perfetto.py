@@ -1,4 +1,4 @@
-"""A time line that a trace viewer accepts: well-formed, named, without spans that cross, with arrows that arrive."""
+"""The time line is well-formed: named tracks, no overlapping slices, complete spans and arrows."""
 
 import gzip
 import importlib.util

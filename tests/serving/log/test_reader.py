@@ -1,4 +1,4 @@
-"""Several processes' journals are told as one driver's."""
+"""The merged logs of several processes equal the log of one driver."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ DEVICES = {"device-0", "device-1", "device-2"}
 
 
 def split(tmp_path: Path, name: str, ahead_s: float = 0.0, offset_s: float = 0.0, **how: Any) -> tuple[Any, list[Path]]:
-    """A run's records, and its journals: the devices', the cloud's (whose clock is ahead)."""
+    """A run's records, and its logs: the devices' and the cloud's, whose clock is ahead."""
     live, paths = recorder(), [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     with EventLog(paths[0]) as devices, EventLog(paths[1], offset_s=offset_s) as cloud:
         watched([live, Only(DEVICES, devices), Only({"cloud"}, Later(ahead_s, cloud))], name, **how)

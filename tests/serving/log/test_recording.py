@@ -1,4 +1,4 @@
-"""What a run keeps, by two switches."""
+"""The files that a run keeps."""
 
 from pathlib import Path
 

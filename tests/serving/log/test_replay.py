@@ -1,4 +1,4 @@
-"""The log of a run, told to fresh nodes, yields its commands; another policy, or another log, is noticed."""
+"""Replaying a log with fresh nodes yields its commands; another policy or another log is reported."""
 
 import asyncio
 from collections.abc import Callable

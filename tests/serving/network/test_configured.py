@@ -1,4 +1,4 @@
-"""Traces and outages as a configuration describes them: checked before work, and identified by what the file says."""
+"""Traces and outages in a configuration: checked before work, and identified by the content of the file."""
 
 from pathlib import Path
 

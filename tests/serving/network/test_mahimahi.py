@@ -1,4 +1,4 @@
-"""Mahimahi's traces: by hand, from the field, and broken."""
+"""Mahimahi traces: computed by hand, recorded, and malformed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A way over several links: it takes each one's time, keeps the order, and queues for the sender's own alone."""
+"""A path over several links adds their times, keeps the order, and queues only for the sender's own link."""
 
 from itertools import pairwise
 from math import inf

@@ -1,4 +1,4 @@
-"""When a link is down: schedules, what both ends hear, and what becomes of messages."""
+"""Outages of a link: schedules, disconnections, and their effect on messages."""
 
 from itertools import islice, pairwise
 from math import inf

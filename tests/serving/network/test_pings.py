@@ -1,4 +1,4 @@
-"""Recorded pings as messages' delay: by hand, from the field, and broken."""
+"""Recorded pings as message delay: computed by hand, recorded, and malformed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A recorded capacity: when bytes have left, by hand and by law."""
+"""Replayed capacity curves: departure times computed by hand, and invariants."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Two columns: by hand both ways of reading, from the field, and broken."""
+"""Two-column traces: both `holds` computed by hand, recorded, and malformed."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The UCC 5G logs: by hand, from the field, and broken."""
+"""UCC 5G logs: computed by hand, recorded, and malformed."""
 
 import re
 

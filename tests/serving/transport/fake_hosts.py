@@ -1,4 +1,4 @@
-"""Hosts for tests: sink that remember, a run that leaves no task behind, a client that says raw bytes."""
+"""Hosts for tests: a sink that records, a runner that finds tasks left behind, and a client that sends raw bytes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +19,7 @@ ROUTE = (Hop("cloud", Span(0, 8, True, True)),)
 
 
 class FakeSink:
-    """Remembers what it heard; while `open` is not set it takes nothing."""
+    """Records messages and peers; while `open` is not set it takes no message."""
 
     def __init__(self) -> None:
         self.begun = 0
@@ -56,18 +56,18 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    """Lets the event loop turn until something holds."""
+    """Runs the event loop until `true()`."""
     async with asyncio.timeout(10):
         while not true():
             await asyncio.sleep(0)
 
 
 RUNNER = asyncio.Runner()
-"""One loop for all tests: gRPC's poller may lose events of a new loop while old ones of a closed loop come in."""
+"""One loop for all tests: gRPC's poller may lose events of a new loop while events of a closed one arrive."""
 
 
 def left() -> list[str]:
-    """Tasks that nobody ended; but for one of gRPC's own, which waits for ever after a write into a call that has just
+    """Tasks still running, except one of gRPC's own, which waits forever after a write into a call that has just
     ended (grpc #36066).
     """
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task()}]
@@ -75,7 +75,7 @@ def left() -> list[str]:
 
 
 def run_scenario(scenario: Callable[[], Awaitable[None]]) -> None:
-    """Runs a scenario, and fails when it leaves tasks behind."""
+    """Runs a scenario and fails if it leaves tasks behind."""
 
     async def checked() -> None:
         async with asyncio.timeout(30):
@@ -111,7 +111,7 @@ async def dialling(sink: FakeSink, address: str, *nodes: str, **how: Any) -> Asy
 
 @asynccontextmanager
 async def raw(address: str, *frames: bytes) -> AsyncIterator[Any]:
-    """A stream on which anything may be said."""
+    """A stream that sends raw frames."""
     async with grpc.aio.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as channel:
         call: Any = channel.stream_stream(METHOD)()
         for frame in frames:
@@ -122,7 +122,7 @@ async def raw(address: str, *frames: bytes) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def cable(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
-    """A way to an address that swallows every byte once it is cut, but stays open."""
+    """A proxy that drops every byte once it is cut, but stays open."""
     host, _, port = address.rpartition(":")
     cut, tasks, writers = asyncio.Event(), set[asyncio.Task[None]](), []
 
@@ -151,7 +151,7 @@ async def cable(address: str) -> AsyncIterator[tuple[str, asyncio.Event]]:
 
 
 async def ending(call: Any) -> tuple[str, str]:
-    """The status with which a stream ends; it comes behind all that was said."""
+    """The status with which a stream ends, after all its frames."""
     with suppress(grpc.aio.AioRpcError):
         while await soon(call.read()) is not grpc.aio.EOF:
             pass
@@ -168,7 +168,7 @@ def request(session: str = "s", device: str = "device-0", cloud: str = "cloud-0"
 
 
 async def serves(sink: FakeSink, address: str, name: str = "good-0") -> None:
-    """A well-behaved device gets through."""
+    """Checks that a well-behaved device is still served."""
     there = FakeSink()
     async with dialling(there, address, name) as client:
         question = request(f"of {name}".replace(" ", "-"), name)

@@ -1,4 +1,4 @@
-"""The parts that keep a host's memory and its peers' patience bounded."""
+"""Bounds of memory and waiting time: back-off, outbox and session owners."""
 
 import asyncio
 

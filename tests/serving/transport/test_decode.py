@@ -1,4 +1,4 @@
-"""What is out of bounds is refused, and the text names the field."""
+"""Fields out of bounds are refused with an error that names the field."""
 
 import struct
 from collections.abc import Callable
@@ -22,7 +22,7 @@ KNOWN = PeerExpectations(vocab_size=1000, hidden_size=4, hops=ROUTE)
 def refused(change: Callable[[Any], object], tensors: bool = False, known: PeerExpectations = KNOWN) -> str:
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     decoder = MessageDecoder(Limits(max_tokens=100), known, tensors)
-    decoder.message(frame.envelope)  # it is the change that is refused
+    decoder.message(frame.envelope)  # only the change is refused
     change(frame.envelope)
     with pytest.raises(ProtocolError) as caught:
         decoder.message(frame.envelope)
@@ -146,8 +146,8 @@ def test_a_tensor_that_does_not_fit_is_refused(tensor: pb.Tensor | None, field: 
     assert field in refused(change, tensors=True)
 
 
-def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
-    """A distribution that names tokens, as `serving.engines.torch.sampling.encode_probs` packs it."""
+def sparse(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
+    """A sparse distribution as `serving.engines.torch.sampling.encode_probs` packs it."""
     data = b"".join(struct.pack("<He" if width == 4 else "<Ie", *entry) for entry in entries)
     return pb.Tensor(dtype="int8", shape=[len(entries), width], data=data)
 
@@ -155,7 +155,7 @@ def named(*entries: tuple[int, float], width: int = 4) -> pb.Tensor:
 def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
     def change(envelope: pb.Envelope) -> None:
         del envelope.request.slice.draft_probs[:]
-        envelope.request.slice.draft_probs.append(pb.TensorRef(id="odds/s/1", nbytes=4, tensor=tensor))
+        envelope.request.slice.draft_probs.append(pb.TensorRef(id="probs/s/1", nbytes=4, tensor=tensor))
 
     return change
 
@@ -163,16 +163,16 @@ def sends(tensor: pb.Tensor) -> Callable[[Any], object]:
 @pytest.mark.parametrize(
     ("tensor", "field"),
     [
-        (named((1000, 1.0)), "tokens"),
-        (named((3, 0.5), (65_535, 0.5)), "tokens: values 3 to 65535"),
-        (named((2**31, 1.0), width=6), "tokens: values"),
-        (named((3, 0.5), (3, 0.5)), "ascending"),
-        (named((4, 0.5), (3, 0.5)), "ascending"),
-        (named((3, 0.5), (4, -0.5)), "0 or more"),
-        (named((3, float("nan"))), "finite"),
-        (named((3, 0.5), (4, float("inf"))), "finite"),
-        (named((3, 0.0), (4, 0.0)), "at least one above"),
-        (named(*((i, 0.5) for i in range(1001))), "tokens: 1001"),
+        (sparse((1000, 1.0)), "tokens"),
+        (sparse((3, 0.5), (65_535, 0.5)), "tokens: values 3 to 65535"),
+        (sparse((2**31, 1.0), width=6), "tokens: values"),
+        (sparse((3, 0.5), (3, 0.5)), "ascending"),
+        (sparse((4, 0.5), (3, 0.5)), "ascending"),
+        (sparse((3, 0.5), (4, -0.5)), "0 or more"),
+        (sparse((3, float("nan"))), "finite"),
+        (sparse((3, 0.5), (4, float("inf"))), "finite"),
+        (sparse((3, 0.0), (4, 0.0)), "at least one above"),
+        (sparse(*((i, 0.5) for i in range(1001))), "tokens: 1001"),
         (pb.Tensor(dtype="int8", shape=[4], data=b"\0\0\0\x3c"), "dimensions"),
         (pb.Tensor(dtype="int8", shape=[1, 4, 1], data=b"\0\0\0\x3c"), "dimensions"),
         (pb.Tensor(dtype="int8", shape=[1, 5], data=b"\0\0\0\x3c\0"), "5 bytes a token"),
@@ -190,11 +190,11 @@ def test_an_invalid_distribution_is_refused(tensor: pb.Tensor, field: str) -> No
 @pytest.mark.parametrize(
     "tensor",
     [
-        named((0, 1.0)),
-        named((7, 0.25), (999, 0.75)),
-        named((7, 0.25), (999, 0.75), width=6),
-        named((7, 0.0), (8, 6e-8)),
-        named(*((i, 0.5) for i in range(1000))),
+        sparse((0, 1.0)),
+        sparse((7, 0.25), (999, 0.75)),
+        sparse((7, 0.25), (999, 0.75), width=6),
+        sparse((7, 0.0), (8, 6e-8)),
+        sparse(*((i, 0.5) for i in range(1000))),
         pb.Tensor(dtype="fp16", shape=[1000], data=b"\0\x3c" * 1000),
         pb.Tensor(dtype="fp32", shape=[7], data=b"\0\0\x80\x3f" * 7),
     ],
@@ -202,17 +202,17 @@ def test_an_invalid_distribution_is_refused(tensor: pb.Tensor, field: str) -> No
 def test_sparse_and_dense_distributions_are_accepted_without_sampling(tensor: pb.Tensor) -> None:
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
     sends(tensor)(frame.envelope)
-    message, carried = MessageDecoder(Limits(), KNOWN, with_tensors=True).message(frame.envelope)
+    message, packed = MessageDecoder(Limits(), KNOWN, with_tensors=True).message(frame.envelope)
     assert isinstance(message, Request)
     assert (message.slice.rule, message.slice.sampling) == ("greedy", None)
-    assert carried == [(TensorRef("@device-0/odds/s/1", 4), tensor)]
+    assert packed == [(TensorRef("@device-0/probs/s/1", 4), tensor)]
 
 
 def test_with_an_unknown_vocabulary_token_ids_are_bounded_by_int32() -> None:
     frame = parse_frame(encode.encode_message("device-0", "cloud-0", request(), None))
-    sends(named((2**31 - 1, 1.0), width=6))(frame.envelope)
+    sends(sparse((2**31 - 1, 1.0), width=6))(frame.envelope)
     MessageDecoder(Limits(), PeerExpectations(), with_tensors=True).message(frame.envelope)
-    assert "tokens" in refused(sends(named((2**31, 1.0), width=6)), tensors=True, known=PeerExpectations())
+    assert "tokens" in refused(sends(sparse((2**31, 1.0), width=6)), tensors=True, known=PeerExpectations())
 
 
 def test_a_hop_without_embedding_needs_hidden_states() -> None:

@@ -1,4 +1,4 @@
-"""Bytes from nobody's friend: each ends its own stream at most, and the server goes on serving."""
+"""Hostile bytes end at most their own stream; the server goes on serving."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""Two hosts over loopback: they talk, part, find each other again, and neither can drown the other."""
+"""Two hosts over loopback: they exchange messages, disconnect, reconnect, and neither can overload the other."""
 
 import asyncio
 from dataclasses import replace
@@ -194,7 +194,7 @@ def test_the_stream_of_a_slow_reader_is_reset() -> None:
             while cloud.quiet:  # the windows of HTTP/2 fill, then the outbox
                 for node in ("slow-0", "device-0"):
                     server.send("cloud-0", node, big)
-                assert (await device.received())[2] == big  # the pace is that of one who reads
+                assert (await device.received())[2] == big  # the device reads, so it sets the pace
             assert await cloud.news() == ("lost", ("slow-0",))
             assert cloud.quiet
 

@@ -1,4 +1,4 @@
-"""Tokens and TLS: who gets in, and what those are told who do not."""
+"""Tokens and TLS: which clients are accepted, and the errors of the others."""
 
 import logging
 from pathlib import Path
@@ -136,14 +136,14 @@ def test_loopback_addresses_are_recognised(address: str, inside: bool) -> None:
 def test_without_a_token_only_the_same_address_replaces_a_connection() -> None:
     limits = Limits(hosts=1)
 
-    def guest(place: str, name: str = "device-0") -> Connection:
-        return Connection(Hello((name,)), place, Outbox(limits), ReceivedTensors(None, 1))
+    def connection(peer_host: str, name: str = "device-0") -> Connection:
+        return Connection(Hello((name,)), peer_host, Outbox(limits), ReceivedTensors(None, 1))
 
-    desk, old = ConnectionTable(limits), guest("ipv4:192.0.2.1")
-    desk.add(old)
-    assert desk.replaced_by(guest("ipv4:192.0.2.1"), authenticated=False) == [old]
-    assert desk.replaced_by(guest("ipv4:192.0.2.2"), authenticated=True) == [old]
+    table, old = ConnectionTable(limits), connection("ipv4:192.0.2.1")
+    table.add(old)
+    assert table.replaced_by(connection("ipv4:192.0.2.1"), authenticated=False) == [old]
+    assert table.replaced_by(connection("ipv4:192.0.2.2"), authenticated=True) == [old]
     with pytest.raises(ProtocolError, match=r"another address.*token"):
-        desk.replaced_by(guest("ipv4:192.0.2.2"), authenticated=False)
+        table.replaced_by(connection("ipv4:192.0.2.2"), authenticated=False)
     with pytest.raises(ProtocolError, match="hosts=1 hosts"):
-        desk.replaced_by(guest("ipv4:192.0.2.2", "device-1"), authenticated=True)
+        table.replaced_by(connection("ipv4:192.0.2.2", "device-1"), authenticated=True)

@@ -1,4 +1,4 @@
-"""Tensors travel with their blobs, bit for bit, and one host cannot fill or read another's store."""
+"""Tensors travel bit for bit with their `TensorRef`s, and one host cannot fill or read another's share of a store."""
 
 from dataclasses import replace
 
@@ -41,22 +41,22 @@ def test_non_finite_values_are_refused(value: float) -> None:
         tensors.unpack("t", tensors.pack(torch.tensor([1.0, value])))
 
 
-@pytest.mark.parametrize("odds", [[0.0, 0.0], [-0.5, 1.5]])
-def test_an_invalid_dense_distribution_is_refused(odds: list[float]) -> None:
+@pytest.mark.parametrize("probs", [[0.0, 0.0], [-0.5, 1.5]])
+def test_an_invalid_dense_distribution_is_refused(probs: list[float]) -> None:
     store = TensorStore()
     with pytest.raises(ProtocolError, match="probabilities"):
-        ReceivedTensors(store, 100).add([(TensorRef("b", 4), tensors.pack(torch.tensor(odds)))])
+        ReceivedTensors(store, 100).add([(TensorRef("b", 4), tensors.pack(torch.tensor(probs)))])
     assert not len(store)
 
 
 @pytest.mark.parametrize("vocabulary", [97, 32_000, 128_256])
 def test_a_sparse_distribution_is_accepted_as_packed(vocabulary: int) -> None:
     sampling = SamplingParams(1.0, 10, 1.0, 0)
-    odds = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
-    wire = pb.Tensor.FromString(tensors.pack(odds).SerializeToString())
+    probs = encode_probs(distribution(torch.randn(vocabulary, generator=torch.Generator().manual_seed(1)), sampling))
+    wire = pb.Tensor.FromString(tensors.pack(probs).SerializeToString())
     tensors.check_sparse_probs("t", wire, vocabulary)
     tensors.check_sparse_probs("t", wire, None)
-    assert torch.equal(tensors.unpack("t", wire), odds)
+    assert torch.equal(tensors.unpack("t", wire), probs)
 
 
 def hidden(ref: TensorRef, n: int) -> Request:
@@ -67,27 +67,27 @@ def hidden(ref: TensorRef, n: int) -> Request:
 def test_hidden_states_and_draft_probs_reach_the_other_store() -> None:
     async def scenario() -> None:
         cloud, here, there = FakeSink(), TensorStore(), TensorStore()
-        states, odds = torch.randn(3, 8).half(), torch.rand(10).half()
-        sent, judged = here.put(states, "hidden/2/s", 48), here.put(odds, "odds/s", 20)
+        states, probs = torch.randn(3, 8).half(), torch.rand(10).half()
+        hidden_ref, probs_ref = here.put(states, "hidden/2/s", 48), here.put(probs, "probs/s", 20)
         async with (
             listening(cloud, tensor_store=there) as (_, address),
             dialling(FakeSink(), address, tensor_store=here) as client,
         ):
-            client.send("device-0", "cloud-0", hidden(sent, 3))
+            client.send("device-0", "cloud-0", hidden(hidden_ref, 3))
             found = (await cloud.received())[2]
             assert isinstance(found, Request)
-            assert found.slice.hidden_states == TensorRef(f"@device-0/{sent.id}", 48)
+            assert found.slice.hidden_states == TensorRef(f"@device-0/{hidden_ref.id}", 48)
             assert torch.equal(there.take(found.slice.hidden_states), states)
             with pytest.raises(KeyError):
-                here.get(sent)  # nobody asks for them again
-            for _ in range(2):  # odds are asked for again when the question is
+                here.get(hidden_ref)  # hidden states are sent once
+            for _ in range(2):  # draft probabilities are kept, because a request may be resent
                 rows = replace(
-                    request().slice, rule="sample", draft_probs=(judged,), sampling=SamplingParams(1.0, 0, 1.0, 0)
+                    request().slice, rule="sample", draft_probs=(probs_ref,), sampling=SamplingParams(1.0, 0, 1.0, 0)
                 )
                 client.send("device-0", "cloud-0", replace(request(), slice=rows))
                 found = (await cloud.received())[2]
                 assert isinstance(found, Request)
-                assert torch.equal(there.get(found.slice.draft_probs[0]), odds)
+                assert torch.equal(there.get(found.slice.draft_probs[0]), probs)
 
     run_scenario(scenario)
 
@@ -96,8 +96,8 @@ def test_sparse_draft_probs_reach_the_other_store_unchanged() -> None:
     async def scenario() -> None:
         cloud, here, there = FakeSink(), TensorStore(), TensorStore()
         sampling = SamplingParams(1.0, 5, 1.0, 0)
-        odds = encode_probs(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
-        sent = here.put(odds, "odds/s", odds.nbytes)
+        probs = encode_probs(distribution(torch.randn(1000, generator=torch.Generator().manual_seed(1)), sampling))
+        sent = here.put(probs, "probs/s", probs.nbytes)
         async with (
             listening(cloud, tensor_store=there, expectations=PeerExpectations(vocab_size=1000)) as (_, address),
             dialling(FakeSink(), address, tensor_store=here) as client,
@@ -108,7 +108,7 @@ def test_sparse_draft_probs_reach_the_other_store_unchanged() -> None:
             assert isinstance(found, Request)
             arrived = there.get(found.slice.draft_probs[0])
             assert arrived.shape == (5, 4)
-            assert torch.equal(decode_probs(arrived, 1000), decode_probs(odds, 1000))
+            assert torch.equal(decode_probs(arrived, 1000), decode_probs(probs, 1000))
 
     run_scenario(scenario)
 
@@ -132,7 +132,7 @@ def test_a_host_fills_only_its_own_share_of_the_store() -> None:
         own = store.put(torch.ones(4), "own", 8)
         limits = replace(FAST, message_nbytes=100_000, tensors_nbytes=100_000, linger_s=0.05)
         async with listening(cloud, tensor_store=store, limits=limits) as (_, address):
-            packs = (lambda blob: tensors.pack(torch.ones(1, 10_000)),) * 2
+            packs = (lambda ref: tensors.pack(torch.ones(1, 10_000)),) * 2
             frames = [
                 encode.encode_message("device-0", "cloud-0", hidden(TensorRef(f"flood/{i}", 1), 1), packs)
                 for i in range(20)

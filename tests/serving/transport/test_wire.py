@@ -1,4 +1,4 @@
-"""Every message survives the wire: what is decoded equals what was encoded."""
+"""Every message round trips: the decoded message equals the encoded one."""
 
 from dataclasses import replace
 
@@ -45,36 +45,36 @@ def trees(n: int) -> st.SearchStrategy[tuple[int, ...]]:
 
 
 @st.composite
-def rows(draw: st.DrawFn, embed: bool) -> SequenceSlice:
+def slices(draw: st.DrawFn, embedding: bool) -> SequenceSlice:
     rule = draw(st.sampled_from(("", "greedy", "sample", "tree")))
-    n = draw(st.integers(1, 12))
-    check = draw(st.integers(0, n - 1)) if rule else 0
-    blob = None if embed and draw(st.booleans()) else TensorRef(draw(names), draw(st.integers(0, 1 << 40)))
-    sent = n if embed else draw(st.sampled_from((0, check)))
+    num_tokens = draw(st.integers(1, 12))
+    num_drafts = draw(st.integers(0, num_tokens - 1)) if rule else 0
+    hidden = None if embedding and draw(st.booleans()) else TensorRef(draw(names), draw(st.integers(0, 1 << 40)))
+    num_ids = num_tokens if embedding else draw(st.sampled_from((0, num_drafts)))
     return SequenceSlice(
-        draw(names), draw(few), n, draw(st.tuples(*[ints] * sent)), check, rule,  # type: ignore[arg-type]
-        draw(samplings if rule == "sample" else st.none() | samplings), draw(st.none() | trees(check)), draw(keeps),
-        blob, draw(st.sampled_from(((), tuple(TensorRef(f"odds/{i}", i) for i in range(check))))),
+        draw(names), draw(few), num_tokens, draw(st.tuples(*[ints] * num_ids)), num_drafts, rule,  # type: ignore[arg-type]
+        draw(samplings if rule == "sample" else st.none() | samplings), draw(st.none() | trees(num_drafts)),
+        draw(keeps), hidden, draw(st.sampled_from(((), tuple(TensorRef(f"probs/{i}", i) for i in range(num_drafts))))),
     )  # fmt: skip
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    route = draw(st.lists(hops, min_size=1, max_size=16).map(tuple))
-    hop = draw(st.integers(0, len(route) - 1))
-    path = draw(st.lists(names, min_size=hop + 1, max_size=len(route)).map(tuple))
+    path_hops = draw(st.lists(hops, min_size=1, max_size=16).map(tuple))
+    index = draw(st.integers(0, len(path_hops) - 1))
+    path = draw(st.lists(names, min_size=index + 1, max_size=len(path_hops)).map(tuple))
     return Request(
-        draw(ints), draw(rows(route[hop].span.embedding)), route, hop, path, draw(names), draw(st.integers(1, 99)),
-        draw(st.floats(-1e9, 1e9) | st.just(INF)), draw(st.floats(0, 1000)),
+        draw(ints), draw(slices(path_hops[index].span.embedding)), path_hops, index, path, draw(names),
+        draw(st.integers(1, 99)), draw(st.floats(-1e9, 1e9) | st.just(INF)), draw(st.floats(0, 1000)),
         draw(st.lists(names, max_size=3).map(tuple)), draw(tokens), draw(st.floats(0, 1e6)), draw(st.floats(0, 1e9)),
     )  # fmt: skip
 
 
 @st.composite
 def verdicts(draw: st.DrawFn) -> Verdict:
-    tree = draw(st.none() | st.integers(0, 9))
-    proposal = None if tree is None else (draw(st.tuples(*[ints] * tree)), draw(trees(tree)))
-    return Verdict(draw(few), draw(ints), draw(keeps), proposal)
+    size = draw(st.none() | st.integers(0, 9))
+    next_tree = None if size is None else (draw(st.tuples(*[ints] * size)), draw(trees(size)))
+    return Verdict(draw(few), draw(ints), draw(keeps), next_tree)
 
 
 replies = st.builds(Reply, names, ints, few, verdicts(), st.lists(names, max_size=16).map(tuple), few)
@@ -89,17 +89,17 @@ def through(message: Message, sender: str = "cloud-0") -> Message:
     to = message.path[message.hop_index] if isinstance(message, Request) else "device-0"
     wire = parse_frame(encode.encode_message(sender, to, message, None)).envelope
     assert (wire.sender, wire.to) == (sender, to)
-    found, carried = MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(wire)
-    assert not carried
+    found, packed = MessageDecoder(Limits(), PeerExpectations(), with_tensors=False).message(wire)
+    assert not packed
     return found
 
 
 def renamed(message: Request) -> Request:
-    """With blobs named as the receiver names them."""
-    own = message.slice
-    odds = tuple(TensorRef(f"@cloud-0/{b.id}", b.nbytes) for b in own.draft_probs)
-    blob = TensorRef(f"@cloud-0/{own.hidden_states.id}", own.hidden_states.nbytes) if own.hidden_states else None
-    return replace(message, slice=replace(own, hidden_states=blob, draft_probs=odds))
+    """With the tensor ids of the receiver."""
+    seq = message.slice
+    probs = tuple(TensorRef(f"@cloud-0/{ref.id}", ref.nbytes) for ref in seq.draft_probs)
+    hidden = TensorRef(f"@cloud-0/{seq.hidden_states.id}", seq.hidden_states.nbytes) if seq.hidden_states else None
+    return replace(message, slice=replace(seq, hidden_states=hidden, draft_probs=probs))
 
 
 @settings(max_examples=100, deadline=None)

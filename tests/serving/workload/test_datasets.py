@@ -1,4 +1,4 @@
-"""The public data sets: written examples of each format, real files where TANDEM_DATA names them, and broken ones."""
+"""The public data sets: examples of each format, real files in TANDEM_DATA, and malformed ones."""
 
 import json
 import sys

@@ -176,7 +176,7 @@ def test_netem_is_checked_before_the_links():
 
 @contextmanager
 def namespace():
-    """(its process, what runs commands in it) of a network whose loopback nobody else uses; gone with the process."""
+    """(its process, what runs commands in it) of a network namespace of its own; gone with the process."""
     try:
         check_machine()
     except ValueError as reason:
@@ -220,7 +220,7 @@ with socket.create_server(("127.0.0.1", 0)) as cloud, socket.create_server(("127
 
 
 def talk(pid, shape):
-    """30 kB to a cloud that is shaped once it listens, 500 kB to somebody else, in the network of a process."""
+    """30 kB to a cloud that is shaped once it listens, 500 kB to another server, in the network of a process."""
     command = ["nsenter", f"--net=/proc/{pid}/ns/net", sys.executable, "-c", TALK]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as talks:
         shape([talks.stdout.readline().strip()])
