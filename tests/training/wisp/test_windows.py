@@ -63,7 +63,7 @@ def test_windows_of_some_sessions_are_numbered_anew() -> None:
 def test_a_trace_without_drafts_or_without_verdicts_is_refused() -> None:
     with pytest.raises(ValueError, match="not one draft was made on the profiling prompts; raise workload"):
         trace.trace_from_decisions({"a": []})
-    with pytest.raises(ValueError, match="was not judged"):
+    with pytest.raises(ValueError, match="was not verified"):
         trace.trace_from_decisions({"a": [chunk("a", (0.5,), None)]})
 
 
