@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from serving.deployment.queries import LoadedModels, Query
-from serving.messages import GenerationRequest
+from serving.messages import GenerationRequest, TokenIds
 from serving.outcomes.offline import run_untimed
 from serving.policy.policy import Policy
 from serving.progress import Progress
@@ -50,9 +50,6 @@ def reference_tokens(text: Sequence[int], reference: Sequence[int]) -> list[int 
 def prefers_small(small: tuple[float, ...], large: tuple[float, ...]) -> bool:
     """Compares the qualities of both continuations by the first that differs; a tie goes to the cheaper small model."""
     return small >= large
-
-
-TokenIds = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A server in the place of an engine: the text of each session is kept here, and its tokens come from there."""
+"""An engine whose tokens come from a server; it keeps the text of each session instead of a KV cache."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -10,9 +10,8 @@ from serving.engines.remote.generator import RemoteGenerator
 from serving.engines.remote.retry import NegativeCache
 from serving.hardware.estimator import forward_load
 from serving.hardware.latency import ForwardLoad
-from serving.messages import DraftWork, ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, Verdict
+from serving.messages import DraftWork, ForwardWork, SamplingParams, SequenceSlice, SliceOutcome, TokenIds, Verdict
 
-TokenIds = tuple[int, ...]
 _SEED_RANGE = 1 << 31
 
 
@@ -27,28 +26,26 @@ class RemoteEngine:
         server = generator.client.server
         self._tokens_per_request, self._concurrency = server.tokens_per_request, server.concurrency
         self._texts: dict[str, TokenIds] = {}
-        """Session -> the tokens that a cache would hold."""
+        """Session -> the tokens that a KV cache would hold."""
         self._prefetched: dict[str, tuple[int, TokenIds, SamplingParams | None]] = {}
-        """Session -> a text, from where on the server wrote it, and how."""
+        """Session -> (start of the prefetched tokens, text with them, sampling)."""
         self._negative_cache = NegativeCache()
         self._pool: ThreadPoolExecutor | None = None
 
     def execute(self, work: DraftWork | ForwardWork) -> tuple[tuple[SliceOutcome, ...], tuple[ForwardLoad, ...]]:
-        """Raises RemoteError, after which nothing of the batch counts, and at once for a question that the server has
-        refused before; CacheHoleError for rows behind a text's end;
-        ValueError and TypeError for work that no server does.
+        """Raises RemoteError, after which no session of the batch has changed; at once if the server rejected this
+        request before. Raises CacheHoleError for a slice after a text's end, ValueError and TypeError for work that
+        servers cannot do.
         """
         if isinstance(work, DraftWork):
             raise TypeError("a server drafts nothing: the drafter runs on the device")
-        if len({rows.session for rows in work.slices}) < len(work.slices):
-            raise ValueError(
-                "a session has rows twice in one forward, but its text can only grow by one part at a time"
-            )
-        texts = [self._text(rows) for rows in work.slices]
+        if len({seq.session for seq in work.slices}) < len(work.slices):
+            raise ValueError("a session has two slices in one forward, but its text can only grow by one at a time")
+        texts = [self._text(seq) for seq in work.slices]
         verdicts = self._verdicts(work.slices, texts)
-        for rows, text, verdict in zip(work.slices, texts, verdicts, strict=True):
-            stands = len(text) - rows.num_drafts + verdict.accepted if verdict else len(text)
-            self._texts[rows.session] = text[:stands]
+        for seq, text, verdict in zip(work.slices, texts, verdicts, strict=True):
+            end = len(text) - seq.num_drafts + verdict.accepted if verdict else len(text)
+            self._texts[seq.session] = text[:end]
         return tuple(SliceOutcome(verdict, None) for verdict in verdicts), (forward_load(work),)
 
     def drop(self, session: str, first: int | None) -> None:  # noqa: ARG002
@@ -56,7 +53,7 @@ class RemoteEngine:
         self._prefetched.pop(session, None)
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the figures must know of the server."""
+        """Notes on the server for the report."""
         failures = self.generator.client.num_failures
         return (f"{failures} questions to the server failed; the log says why",) if failures else ()
 
@@ -73,16 +70,16 @@ class RemoteEngine:
         return held[: seq.start] + seq.tokens
 
     def _verdicts(self, seqs: Sequence[SequenceSlice], texts: Sequence[TokenIds]) -> list[Verdict | None]:
-        """Of several sessions at once, in their order; where one fails, too, when all are answered: a question that is
-        still under way would soon be asked again beside itself.
+        """The verdicts of concurrent requests, in order. Also if one fails, waits for all: a retry must not overlap
+        with a request that is still running.
         """
         if sum(bool(each.rule) for each in seqs) < 2 or self._concurrency == 1:
             return [self._verdict(*each) for each in zip(seqs, texts, strict=True)]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._concurrency, "server")
-        asked = [self._pool.submit(self._verdict, *each) for each in zip(seqs, texts, strict=True)]
-        wait(asked)
-        return [each.result() for each in asked]
+        futures = [self._pool.submit(self._verdict, *each) for each in zip(seqs, texts, strict=True)]
+        wait(futures)
+        return [each.result() for each in futures]
 
     def _verdict(self, seq: SequenceSlice, text: TokenIds) -> Verdict | None:
         if not seq.rule:
@@ -104,10 +101,10 @@ class RemoteEngine:
         return Verdict(0, self._next_token(seq.session, text, seq.sampling))
 
     def _next_token(self, session: str, text: TokenIds, sampling: SamplingParams | None) -> int:
-        """From what the server wrote already, as long as the text goes on like that."""
+        """The prefetched token if the text went on as the server wrote it, else a new request."""
         n = len(text)
-        begun, ahead, how = self._prefetched.get(session, (0, (), None))
-        if begun <= n < len(ahead) and ahead[:n] == text and how == sampling:
+        start, ahead, how = self._prefetched.get(session, (0, (), None))
+        if start <= n < len(ahead) and ahead[:n] == text and how == sampling:
             return ahead[n]
         new = self.generator.generate(text, self._tokens_per_request, remote_sampling(sampling, session, n))
         if len(new) > 1:
@@ -116,7 +113,7 @@ class RemoteEngine:
 
 
 def remote_sampling(sampling: SamplingParams | None, session: str, position: int) -> RemoteSampling | None:
-    """With a seed of its own for each position of each session."""
+    """Sampling options with a seed per session and position."""
     if sampling is None:
         return None
     seed = int(uniform(key(sampling.seed, session), position, "server") * _SEED_RANGE)
