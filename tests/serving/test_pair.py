@@ -84,7 +84,9 @@ def test_a_model_is_shared_by_whole_heads(tmp_path: Path, ways: int) -> None:
 
 @pytest.mark.parametrize(("ways", "what"), [(5, "12 heads"), (3, "4 KV heads"), (6, "4 KV heads"), (8, "12 heads")])
 def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, what: str) -> None:
-    with pytest.raises(ValueError, match=rf"model.cloud.tensor_parallel is {ways}, and .* has {what}, .* a divisor of that: 1, 2"):
+    with pytest.raises(
+        ValueError, match=rf"model.cloud.tensor_parallel is {ways}, and .* has {what}, .* a divisor of that: 1, 2"
+    ):
         ModelConfig(timed_architecture=TIMING, path=folder(tmp_path / "a", HEADS), tensor_parallel=ways)
 
 
@@ -92,9 +94,13 @@ def test_heads_that_cannot_be_shared_out_are_refused(tmp_path: Path, ways: int, 
 def test_what_several_processes_cannot_share_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model.cloud.tensor_parallel is 0; it is a number of processes, 1 or more"):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=0)
-    with pytest.raises(ValueError, match="parts no weights in nf4; set model.cloud.tensor_parallel=1, or quantization=none"):
+    with pytest.raises(
+        ValueError, match=r"parts no weights in nf4; set model.cloud.tensor_parallel=1, or quantization=none"
+    ):
         ModelConfig(timed_architecture=TIMING, hub="some/model", tensor_parallel=2, quantization="nf4")
-    with pytest.raises(ValueError, match="server runs the model elsewhere; set model.cloud.tensor_parallel=1, or server=null"):
+    with pytest.raises(
+        ValueError, match=r"server runs the model elsewhere; set model.cloud.tensor_parallel=1, or server=null"
+    ):
         ModelConfig(
             timed_architecture=TIMING,
             tensor_parallel=2,

@@ -1,4 +1,4 @@
-"""Opens what a setup names: models, tokenizer, and the workload as tokens."""
+"""Loads the models and tokenizer of a setup, and tokenizes its workload."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,40 +32,43 @@ def load_models(
     context_tokens: int | None = None,
     wait_for_server: bool = False,
 ) -> LoadedModels:
-    """Both models on `accelerator` (a torch device), sharing a store for what they exchange; one CPU thread serves.
+    """Both models on `accelerator` (a torch device), with one tensor store; torch gets one CPU thread.
 
-    A draft model that is made of the large one's layers shares its weights, as does the part of the large model that a
-    placement has devices run. A server in the large one's place is refused where it takes less than `context_tokens`, a
-    prompt and its answer; on virtual time `wait_for_server` is true, and one that fails for a moment is waited for
-    here.
+    A draft model made of the cloud model's layers shares its weights, as does the part of that model that devices run.
+    Raises ValueError for a server whose context is shorter than `context_tokens` (prompt and answer). On virtual time,
+    `wait_for_server` makes requests wait for the end of a cool-down.
     """
     from serving.engines.torch.tensor_store import TensorStore
 
-    tokenizer, vocabulary = load_tokenizer(device, cloud)
-    bench = _EngineFactory(TensorStore(), vocabulary, requirements)
+    tokenizer, vocab_size = load_tokenizer(device, cloud)
+    factory = _EngineFactory(TensorStore(), vocab_size, requirements)
     if isinstance(cloud, ModelConfig) and cloud.server:
-        far = bench.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
-        drafter = bench.drafter_engine(device, cloud, None, accelerator)
-        return LoadedModels(drafter, num_layers(device), far, num_layers(cloud), tokenizer, notes=far.notes)
+        remote = factory.remote_engine(cloud, tokenizer, context_tokens, wait_for_server)
+        drafter = factory.drafter_engine(device, cloud, None, accelerator)
+        return LoadedModels(drafter, num_layers(device), remote, num_layers(cloud), tokenizer, notes=remote.notes)
     if isinstance(cloud, ModelConfig) and cloud.tensor_parallel > 1:
-        return _load_tensor_parallel(bench, device, cloud, accelerator, tokenizer)
-    large = _load_model(cloud, accelerator)
-    drafter = bench.drafter_engine(device, cloud, large, accelerator)
-    layers, heads = len(large.layers), bench.medusa_heads(large)
+        return _load_tensor_parallel(factory, device, cloud, accelerator, tokenizer)
+    target = _load_model(cloud, accelerator)
+    drafter = factory.drafter_engine(device, cloud, target, accelerator)
+    layers, heads = len(target.layers), factory.medusa_heads(target)
 
-    def another() -> "TorchEngine":
-        return bench.torch_engine(large, heads)
+    def new_engine() -> "TorchEngine":
+        return factory.torch_engine(target, heads)
 
-    return LoadedModels(drafter, num_layers(device), another(), layers, tokenizer, another(), new_cloud_engine=another)
+    return LoadedModels(
+        drafter, num_layers(device), new_engine(), layers, tokenizer, new_engine(), new_cloud_engine=new_engine
+    )
 
 
 def _load_tensor_parallel(
     factory: "_EngineFactory", device: Checkpoint, cloud: ModelConfig, accelerator: str, tokenizer: "Tokenizer"
 ) -> LoadedModels:
-    """A draft model that is made of the large one's layers has its own: those of a shared model are parts of them."""
+    """As `load_models`. A draft model made of the cloud model's layers loads its own, since those here are sharded."""
     drafter = factory.drafter_engine(device, cloud, None, accelerator)
-    (far, here), close = factory.tensor_parallel_engines(cloud, accelerator, 2)
-    return LoadedModels(drafter, num_layers(device), far, num_layers(cloud), tokenizer, here, close=close)
+    (cloud_engine, device_target), close = factory.tensor_parallel_engines(cloud, accelerator, 2)
+    return LoadedModels(
+        drafter, num_layers(device), cloud_engine, num_layers(cloud), tokenizer, device_target, close=close
+    )
 
 
 def load_side(
@@ -76,44 +79,42 @@ def load_side(
     context_tokens: int | None = None,
     tier: str | None = None,
 ) -> LoadedModels:
-    """One side's models; what the other one holds is in another process, or of a split model in another part of it.
+    """The models of one side; the other side is in another process.
 
-    Of a `tier` only what runs there; absent: all that runs in the cloud. `context_tokens` are those that a service lets
-    a conversation have; absent: the workload's.
+    With a `tier`, only the layers that run there; else all that run in the cloud. `context_tokens`: a service's limit
+    of a conversation; default: the workload's.
     """
-    pair, provision = setup.pair, setup.policy.engine_requirements
-    tokenizer, vocabulary = load_tokenizer(pair.device, pair.cloud)
+    pair, requirements = setup.pair, setup.policy.engine_requirements
+    tokenizer, vocab_size = load_tokenizer(pair.device, pair.cloud)
     small, layers = num_layers(pair.device), num_layers(pair.cloud)
-    bench = _EngineFactory(tensor_store, vocabulary, provision)
+    factory = _EngineFactory(tensor_store, vocab_size, requirements)
     hops = setup.policy.placement.hops(layers, pair.cloud.timed_architecture.layers)
     if side == "cloud" and pair.cloud.server:
-        far = bench.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
-        return LoadedModels(UNAVAILABLE_ENGINE, small, far, layers, tokenizer, notes=far.notes)
+        remote = factory.remote_engine(pair.cloud, tokenizer, context_tokens or setup.workload.context_tokens)
+        return LoadedModels(UNAVAILABLE_ENGINE, small, remote, layers, tokenizer, notes=remote.notes)
     if side == "cloud":
         spans = [hop.span for hop in hops if hop.node != DEVICE_TIER and tier in (None, hop.node)]
         ends = Span(spans[0].start_layer, spans[-1].end_layer, spans[0].embedding, spans[-1].lm_head)
         if pair.cloud.tensor_parallel > 1:
-            (led,), close = bench.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
-            return LoadedModels(UNAVAILABLE_ENGINE, small, led, layers, tokenizer, close=close)
-        held = _load_model(pair.cloud, accelerator).restricted_to(ends)
+            (cloud_engine,), close = factory.tensor_parallel_engines(pair.cloud, accelerator, 1, ends)
+            return LoadedModels(UNAVAILABLE_ENGINE, small, cloud_engine, layers, tokenizer, close=close)
+        target = _load_model(pair.cloud, accelerator).restricted_to(ends)
         return LoadedModels(
-            UNAVAILABLE_ENGINE, small, bench.torch_engine(held, bench.medusa_heads(held)), layers, tokenizer
+            UNAVAILABLE_ENGINE, small, factory.torch_engine(target, factory.medusa_heads(target)), layers, tokenizer
         )
-    kept = max(
+    num_held = max(
         (hop.span.end_layer for hop in hops if hop.node == DEVICE_TIER and hop.span.start_layer < hop.span.end_layer),
         default=0,
     )
-    here = _load_model(pair.cloud, accelerator, kept) if kept else None
+    target = _load_model(pair.cloud, accelerator, num_held) if num_held else None
     drafts = setup.policy.draft.source == "model"
-    drafter = bench.drafter_engine(pair.device, pair.cloud, here, accelerator) if drafts else UNAVAILABLE_ENGINE
-    end = bench.torch_engine(here, bench.medusa_heads(here)) if here else UNAVAILABLE_ENGINE
-    return LoadedModels(drafter, small, UNAVAILABLE_ENGINE, layers, tokenizer, end)
+    drafter = factory.drafter_engine(pair.device, pair.cloud, target, accelerator) if drafts else UNAVAILABLE_ENGINE
+    device_target = factory.torch_engine(target, factory.medusa_heads(target)) if target else UNAVAILABLE_ENGINE
+    return LoadedModels(drafter, small, UNAVAILABLE_ENGINE, layers, tokenizer, device_target)
 
 
 def load_tokenizer(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", int]:
-    """The pair's tokenizer, and how many of its tokens both models may write; the device's alone where the cloud's
-    weights are elsewhere.
-    """
+    """The pair's tokenizer, and how many of its tokens both models may write (of those whose weights are here)."""
     from serving.engines.tokenizer import Tokenizer, check_same_tokenizer
 
     held = [each for each in (cloud, device) if each.has_weights]
@@ -124,7 +125,7 @@ def load_tokenizer(device: Checkpoint, cloud: Checkpoint) -> tuple["Tokenizer", 
 
 
 def num_layers(checkpoint: Checkpoint) -> int:
-    """Layers of a causal LM, without loading it; the timed one's where its weights are elsewhere."""
+    """Layers of a causal LM, without loading it; those of the timed architecture if a server holds the weights."""
     if isinstance(checkpoint, ModelConfig) and not checkpoint.has_weights:
         return checkpoint.timed_architecture.layers
     return _model_shape(checkpoint)[0]
@@ -133,7 +134,7 @@ def num_layers(checkpoint: Checkpoint) -> int:
 def make_queries(
     workload: Workload, decoding: Decoding, seed: int, num_devices: int, tokenizer: "Tokenizer"
 ) -> list[Query]:
-    """The workload's requests as tokens; raises ValueError that names a prompt which does not fit."""
+    """The workload's requests as tokens. Raises ValueError that names a prompt which does not fit."""
     sampling = decoding.sampling(seed)
     found = []
     for asked in workload.requests(num_devices):
@@ -149,7 +150,7 @@ def make_queries(
 
 @dataclass(frozen=True)
 class _EngineFactory:
-    """Where engines are made that belong together."""
+    """Makes engines that share a tensor store, vocabulary and requirements."""
 
     tensor_store: "TensorStore"
     vocab_size: int
@@ -158,7 +159,7 @@ class _EngineFactory:
     def remote_engine(
         self, cloud: ModelConfig, tokenizer: "Tokenizer", context_tokens: int | None, wait_for_server: bool = False
     ) -> "RemoteEngine":
-        """A server in the place of the large model's engine."""
+        """An engine whose tokens come from the cloud model's server."""
         from serving.engines.remote.opening import connect_remote
 
         assert cloud.server
@@ -166,7 +167,7 @@ class _EngineFactory:
         return connect_remote(cloud.server, tokenizer, self.vocab_size, verifies, context_tokens, wait_for_server)
 
     def medusa_heads(self, target: "TorchModel") -> "MedusaProposer | None":
-        """What proposes drafts beside the target's own head, on whatever end has that."""
+        """The Medusa heads, if the policy has them and `target` has the LM head."""
         from serving.engines.torch.draft_heads import load_medusa_heads
         from serving.engines.torch.model import MissingLayer
 
@@ -180,7 +181,7 @@ class _EngineFactory:
     def drafter_engine(
         self, device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str
     ) -> "TorchEngine | OnnxEngine":
-        """What drafts: of torch, or of onnxruntime, on the CPU whatever the accelerator is."""
+        """The drafting engine: torch on `accelerator`, or onnxruntime on the CPU."""
         if device.onnx_graph:
             return self._onnx_engine(device, device.onnx_graph)
         model = _load_drafter(device, cloud, target, accelerator)
@@ -191,8 +192,8 @@ class _EngineFactory:
         for scorer in self.requirements.scorers.values():
             if scorer.feature_kind == "hidden" and scorer.num_features != drafter.hidden_size:
                 raise ValueError(
-                    f"{scorer!r} reads hidden states of {scorer.num_features} numbers, and those of {drafter.name} have "
-                    f"{drafter.hidden_size}; train the router for this model, or choose the one that was"
+                    f"{scorer!r} reads hidden states of {scorer.num_features} numbers, and those of {drafter.name} "
+                    f"have {drafter.hidden_size}; train the router for this model, or choose the one that was"
                 )
 
     def _onnx_engine(self, device: Checkpoint, folder: Path) -> "OnnxEngine":
@@ -205,16 +206,17 @@ class _EngineFactory:
             folder, tensor_store=self.tensor_store, vocab_size=self.vocab_size, scorers=self.requirements.scorers
         )
         found = engine.header.layers, engine.header.vocab_size
+        exported = f"the graph at {folder} was exported from {engine.header.checkpoint_name}"
         if found != _model_shape(device):
             raise ValueError(
-                f"the graph at {folder} was exported from {engine.header.checkpoint_name} (layers, vocabulary {found}), and "
-                f"the device's model is {device.display_name} ({_model_shape(device)}); export again with force=[device_graph]"
+                f"{exported} (layers, vocabulary {found}), and "
+                f"the device's model is {device.display_name} ({_model_shape(device)}); export again with "
+                "force=[device_graph]"
             )
         if engine.header.weights_digest != header.weights_digest(device):
             raise ValueError(
-                f"the graph at {folder} was exported from {engine.header.checkpoint_name}, whose weights are others than "
-                f"those of the device's model {device.display_name}; export again with force=[device_graph], or name the "
-                "folder of its own graph in model.device.graph"
+                f"{exported}, whose weights are others than those of the device's model {device.display_name}; "
+                "export again with force=[device_graph], or name the folder of its own graph in model.device.graph"
             )
         return engine
 
@@ -226,30 +228,33 @@ class _EngineFactory:
     def tensor_parallel_engines(
         self, cloud: ModelConfig, accelerator: str, count: int, span: Span | None = None
     ) -> tuple[list["TorchEngine"], Callable[[], object]]:
-        """So many engines over one model that several processes share, and what ends these processes."""
+        """`count` engines of one tensor-parallel model, and the function that stops its processes."""
         from serving.engines.tensor_parallel.engine import TPEngine
         from serving.engines.tensor_parallel.worker_group import load_tensor_parallel
 
-        model, team = load_tensor_parallel(
+        model, workers = load_tensor_parallel(
             cloud.name_or_path, cloud.tensor_parallel, dtype=cloud.dtype, accelerator=accelerator, span=span
         )
         try:
             heads = self.medusa_heads(model)
-            return [TPEngine(team, i, model, proposer=heads, **self._engine_options()) for i in range(count)], team.close
+            options = self._engine_options()
+            return [TPEngine(workers, i, model, proposer=heads, **options) for i in range(count)], workers.close
         except BaseException:
-            team.close()
+            workers.close()
             raise
 
     def _engine_options(self) -> dict[str, Any]:
-        p = self.requirements
         return {
-            "tensor_store": self.tensor_store, "vocab_size": self.vocab_size, "scorers": p.scorers, "block_tokens": p.block_tokens,
-            "hidden_dtype": p.hidden_dtype,
-        }  # fmt: skip
+            "tensor_store": self.tensor_store,
+            "vocab_size": self.vocab_size,
+            "scorers": self.requirements.scorers,
+            "block_tokens": self.requirements.block_tokens,
+            "hidden_dtype": self.requirements.hidden_dtype,
+        }
 
 
 def _load_model(checkpoint: Checkpoint, accelerator: str, layers: int | None = None) -> "TorchModel":
-    """All of it, or its first layers and its ends."""
+    """The whole model, or its first `layers` layers."""
     from serving.engines.torch.model import load_model
 
     _use_one_thread()
@@ -266,15 +271,15 @@ def _use_one_thread() -> None:
 
 
 def _load_drafter(device: Checkpoint, cloud: Checkpoint, target: "TorchModel | None", accelerator: str) -> "TorchModel":
-    """The small model; one that is made of the large one's first layers takes those that are open already."""
+    """The draft model; HAT's takes its first layers from `target` if they are the same and loaded."""
     if device.adapter is None:
         return _load_model(device, accelerator)
     from serving.engines.torch.draft_heads import load_adapter_drafter
     from serving.learned import adapter
 
     shallow = adapter.load(device.adapter).shallow_layers
-    other = device.name_or_path != cloud.name_or_path or device.quantization != cloud.quantization
-    if target is None or len(target.layers) < shallow or other:
+    differs = device.name_or_path != cloud.name_or_path or device.quantization != cloud.quantization
+    if target is None or len(target.layers) < shallow or differs:
         target = _load_model(device, accelerator, shallow)
     return load_adapter_drafter(target, shallow, device.adapter / adapter.WEIGHTS)
 

@@ -1,4 +1,4 @@
-"""A model pair: where the tokens come from, and whose cost they stand for."""
+"""A model pair: the checkpoints that write the tokens, and the architectures whose cost is charged."""
 
 import json
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 Backend = Literal["torch", "onnx"]
 
 QUANTIZATION_LIBRARIES = ("bitsandbytes", "accelerate")
-"""What `transformers` needs to load weights in 8 or 4 bits."""
+"""Packages that `transformers` needs to load weights in 8 or 4 bits."""
 ONNX_LIBRARIES = ("onnx", "onnxscript", "onnxruntime")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A causal LM that `transformers` loads from a directory, or from the Hub, where its name is all its identity.
+    """A causal LM that `transformers` loads from a directory or from the Hub, where the name identifies it.
 
     Raises ValueError for a directory that holds no causal LM, and for a quantisation whose library is not installed or
     that the checkpoint already has.
@@ -30,12 +30,11 @@ class Checkpoint:
     path: Path | None = None
     hub: str | None = None
     dtype: Dtype = "fp32"
-    """Of the computation on this machine; what the named hardware computes in is the fleet's `precision`."""
+    """Of the computation on this machine. The named hardware computes in the fleet's `precision`."""
     quantization: Quantization = "none"
-    """int8 or nf4: the blocks' linear layers in 8 or 4 bits, by bitsandbytes; see `serving.engines.torch.model.quantization_kwargs`.
-    """
+    """int8 or nf4: the blocks' linear layers in 8 or 4 bits, see `serving.engines.torch.model.quantization_kwargs`."""
     adapter: Path | None = None
-    """HAT's, a trained artifact: of this model only the first layers and the head are used, with it between them."""
+    """HAT's trained adapter. The draft model is then this model's first layers, the adapter and the head."""
 
     def __post_init__(self) -> None:
         if not self.has_weights and not self._is_remote:
@@ -51,49 +50,49 @@ class Checkpoint:
 
     @property
     def has_weights(self) -> bool:
-        """Is there a checkpoint on this machine, or on the Hub?"""
+        """True if the weights are on this machine or on the Hub."""
         return self.path is not None or self.hub is not None
 
     @property
     def _is_remote(self) -> bool:
-        """Does somebody else hold the weights?"""
+        """True if a server holds the weights."""
         return False
 
     @property
     def name_or_path(self) -> str:
-        """What `transformers` is given."""
+        """The argument of `from_pretrained`."""
         return str(self.path or self.hub)
 
     @property
     def display_name(self) -> str:
-        """An artifact's stage and digest, or the Hub's name, without the path to it; and how it is quantised."""
+        """The last two parts of the path (an artifact's stage and digest) or the Hub name, with the quantisation."""
         name = "/".join(self.path.parts[-2:]) if self.path else str(self.hub)
         name = f"{name} with {'/'.join(self.adapter.parts[-2:])}" if self.adapter else name
         return name if self.quantization == "none" else f"{name} ({self.quantization})"
 
     @property
     def onnx_graph(self) -> Path | None:
-        """The folder of its graph, where onnxruntime is to run it."""
+        """The folder of the exported graph; None if torch runs the model."""
         return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Checkpoint):
-    """A checkpoint that stands for the architecture `timed_architecture`, which decides seconds, bytes and memory.
+    """A checkpoint that writes the tokens, and the architecture that decides seconds, bytes and memory.
 
-    Where the checkpoint is quantised, so is what it stands for. With a `server` the tokens come from there; path and
-    hub may then be absent, and are what stages that profile the model run. Raises ValueError for a checkpoint that
+    A quantised checkpoint stands for the quantised architecture. With a `server`, tokens come from there; path and hub
+    are then optional, and only stages that profile the model load them. Raises ValueError for a checkpoint that
     `backend` cannot run, or whose library is not installed.
     """
 
     timed_architecture: Architecture
     backend: Backend = "torch"
-    """What runs it on this machine: torch, or onnxruntime from the graph that was exported of it."""
+    """torch, or onnxruntime with the exported `graph`."""
     graph: Path | None = None
-    """What the stage `device_graph` made."""
+    """The folder that the stage `device_graph` wrote."""
     server: RemoteServer | None = None
     tensor_parallel: int = 1
-    """How many processes share each block, by DeepSpeed; on GPUs one each. Of the cloud's model alone."""
+    """How many processes share each block, by DeepSpeed; one GPU each. For the cloud's model only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -114,29 +113,29 @@ class ModelConfig(Checkpoint):
 
     @property
     def token_source(self) -> str:
-        """Where its tokens come from, for who starts a process."""
+        """The server or checkpoint that writes the tokens, for start-up messages."""
         return self.server.display_name if self.server else self.name_or_path
 
     @property
     def server_note(self) -> str | None:
-        """What a report has to say of tokens that come from a server."""
+        """The report's note on a server's tokens."""
         if self.server is None:
             return None
         return f"the cloud's tokens come from a server: {self.server.display_name}"
 
     @property
     def tensor_parallel_note(self) -> str | None:
-        """What a report has to say of a model that several processes share."""
+        """The report's note on a model that several processes share."""
         if self.tensor_parallel == 1:
             return None
         return (
-            f"the cloud's model is shared by {self.tensor_parallel} processes here, which says nothing of the hardware: time is "
-            "that of the hardware's tensor_parallel, or of this machine"
+            f"the cloud's model is shared by {self.tensor_parallel} processes here, which says nothing of the "
+            "hardware: time is that of the hardware's tensor_parallel, or of this machine"
         )
 
     @property
     def quantization_note(self) -> str | None:
-        """What a report has to say of a quantised model's seconds and bytes."""
+        """The report's note on a quantised model's seconds and bytes."""
         if self.quantization == "none":
             return None
         return (
@@ -148,16 +147,15 @@ class ModelConfig(Checkpoint):
 
 @dataclass(frozen=True)
 class ModelPair:
-    """The device's model and the cloud's; they must share a tokenizer.
+    """The device's model and the cloud's, which must share a tokenizer.
 
-    Raises ValueError for checkpoints whose tokenizers differ, as far as their files tell, and for a cloud that is to
-    run on onnxruntime.
+    Raises ValueError if the tokenizer files differ, or if a side has options that only the other side supports.
     """
 
     device: ModelConfig
     cloud: ModelConfig
     embedded: bool = False
-    """Is it the pair that the project trains itself?"""
+    """True for the pair that the project trains itself."""
 
     def __post_init__(self) -> None:
         if self.cloud.backend != "torch":
@@ -171,8 +169,8 @@ class ModelPair:
             )
         if self.device.tensor_parallel != 1:
             raise ValueError(
-                f"model.device.tensor_parallel is {self.device.tensor_parallel}, and a device's model runs in one process; set "
-                "model.device.tensor_parallel=1: model.cloud.tensor_parallel is for the cloud's"
+                f"model.device.tensor_parallel is {self.device.tensor_parallel}, and a device's model runs in one "
+                "process; set model.device.tensor_parallel=1: model.cloud.tensor_parallel is for the cloud's"
             )
         if isinstance(self.device.path, Path) and isinstance(self.cloud.path, Path):
             from serving.engines.tokenizer import check_same_tokenizer
@@ -181,23 +179,22 @@ class ModelPair:
 
 
 def _check_tensor_parallel(model: ModelConfig) -> None:
-    """Refuses what several processes cannot share, without loading anything."""
+    """Raises ValueError for a model that several processes cannot share. Loads nothing."""
+    found = f"model.cloud.tensor_parallel is {model.tensor_parallel}"
     if model.tensor_parallel < 1:
-        raise ValueError(
-            f"model.cloud.tensor_parallel is {model.tensor_parallel}; it is a number of processes, 1 or more"
-        )
+        raise ValueError(f"{found}; it is a number of processes, 1 or more")
     if model.server:
         raise ValueError(
-            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and model.cloud.server runs the model elsewhere; set model.cloud.tensor_parallel=1, or "
-            "server=null"
+            f"{found}, and model.cloud.server runs the model elsewhere; set model.cloud.tensor_parallel=1, "
+            "or server=null"
         )
     if model.quantization != "none":
         raise ValueError(
-            f"model.cloud.tensor_parallel is {model.tensor_parallel}, and DeepSpeed parts no weights in {model.quantization}; set model.cloud.tensor_parallel=1, or "
+            f"{found}, and DeepSpeed parts no weights in {model.quantization}; set model.cloud.tensor_parallel=1, or "
             "quantization=none"
         )
     if isinstance(model.path, Path):
-        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `_check` has read it
+        config = json.loads((model.path / "config.json").read_text(encoding="utf-8"))  # `_check_checkpoint` has read it
         check_divisible_heads(model.tensor_parallel, config, str(model.path))
 
 
@@ -211,7 +208,7 @@ def _check_quantization_libraries(quantization: str) -> None:
 
 
 def _check_onnx_graph(model: ModelConfig) -> None:
-    """Refuses what has no graph, without loading anything."""
+    """Raises ValueError for a model without a graph. Loads nothing."""
     check_onnx_libraries()
     check_exportable(model)
     if model.graph is None:
@@ -222,7 +219,7 @@ def _check_onnx_graph(model: ModelConfig) -> None:
 
 
 def _check_checkpoint(path: Path, quantization: str) -> None:
-    """Refuses what is not a causal LM's directory, without loading anything."""
+    """Raises ValueError for a directory without a causal LM. Loads nothing."""
     file = path / "config.json"
     if not file.is_file():
         raise ValueError(f"{path} holds no config.json; give the directory of a Hugging Face checkpoint")
@@ -242,7 +239,7 @@ def _check_checkpoint(path: Path, quantization: str) -> None:
 
 
 def check_onnx_libraries() -> None:
-    """Raises ValueError where a library is missing; imports none."""
+    """Raises ValueError for a missing library. Imports none."""
     missing = [name for name in ONNX_LIBRARIES if find_spec(name) is None]
     if missing:
         raise ValueError(
@@ -252,7 +249,7 @@ def check_onnx_libraries() -> None:
 
 
 def check_exportable(checkpoint: Checkpoint) -> None:
-    """Raises ValueError for a checkpoint whose graph would compute something else than torch does."""
+    """Raises ValueError for a checkpoint whose graph would compute something else than torch."""
     if checkpoint.dtype != "fp32":
         raise ValueError(
             f"model: backend=onnx computes in fp32, and dtype is {checkpoint.dtype}; set model.device.dtype=fp32 "

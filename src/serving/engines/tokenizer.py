@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the check that two models of a pair speak the same tokens."""
+"""A checkpoint's tokenizer, and the check that two models of a pair have the same one."""
 
 import json
 from pathlib import Path
@@ -9,18 +9,18 @@ _PROBE_TEXT = "Ünïcode 世界 🙂\n\tif x >= 10: return 'a-b_c'  # 3.14, 1,00
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer, as serving needs it.
+    """The `transformers` tokenizer of a checkpoint, with its end tokens.
 
     Args:
         path: the checkpoint, a directory or a Hub name.
 
-    Raises ValueError when `transformers` finds no tokenizer there.
+    Raises ValueError if `transformers` finds no tokenizer there.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path, self.hf = path, _load_hf_tokenizer(path)
         self.eos_token_ids = _eos_token_ids(path, self.hf)
-        """Tokens after which a model has nothing more to say."""
+        """Tokens that end a text."""
 
     def __len__(self) -> int:
         return len(self.hf)
@@ -32,25 +32,25 @@ class Tokenizer:
 
 
 def check_same_tokenizer(a: str | Path, b: str | Path) -> None:
-    """Refuses two checkpoints whose tokens differ, because drafts of one would mean nothing to the other.
+    """Raises ValueError, naming the first token that differs, if two checkpoints have different tokens.
 
-    The padding of the vocabulary in the models, chat templates and names of special tokens may differ. Raises
-    ValueError with the first token that differs.
+    Padding of the models' vocabularies, chat templates and names of special tokens may differ.
     """
     contents = [_tokenization_rules(path) for path in (a, b)]
     if contents[0] is not None and contents[0] == contents[1]:
         return
     first, second = _load_hf_tokenizer(a), _load_hf_tokenizer(b)
     _check_same_vocabulary(a, _tokens_by_id(first), b, _tokens_by_id(second))
-    if first.encode(_PROBE_TEXT) != second.encode(_PROBE_TEXT):
+    tokens, others = first.encode(_PROBE_TEXT), second.encode(_PROBE_TEXT)
+    if tokens != others:
         raise ValueError(
-            f"{a} and {b} have the same vocabulary but split text differently ({_PROBE_TEXT!r}: {first.encode(_PROBE_TEXT)} and "
-            f"{second.encode(_PROBE_TEXT)}); a pair needs one tokenizer"
+            f"{a} and {b} have the same vocabulary but split text differently ({_PROBE_TEXT!r}: {tokens} and "
+            f"{others}); a pair needs one tokenizer"
         )
 
 
 def _tokenization_rules(path: str | Path) -> object:
-    """What decides how text becomes tokens, read without `transformers`; None where there is no tokenizer.json."""
+    """The parts of tokenizer.json that decide how text becomes tokens; None without that file."""
     file = Path(path) / "tokenizer.json"
     if not file.is_file():
         return None
@@ -71,8 +71,8 @@ def _check_same_vocabulary(a: str | Path, first: dict[int, str], b: str | Path, 
         if first.get(i) != second.get(i):
             raise ValueError(
                 f"the tokenizers of {a} and {b} differ: token {i} is {_token_repr(first, i)} in the one and "
-                f"{_token_repr(second, i)} in the other ({len(first)} and {len(second)} tokens); a pair needs one tokenizer, "
-                "so choose two models of one family"
+                f"{_token_repr(second, i)} in the other ({len(first)} and {len(second)} tokens); a pair needs one "
+                "tokenizer, so choose two models of one family"
             )
 
 
@@ -90,7 +90,7 @@ def _load_hf_tokenizer(path: str | Path) -> Any:
 
 
 def _eos_token_ids(path: str | Path, tokenizer: Any) -> tuple[int, ...]:
-    """The tokenizer's end token and those of generation_config.json, which chat models extend."""
+    """The tokenizer's end token and those of generation_config.json, where chat models add theirs."""
     ends = set() if tokenizer.eos_token_id is None else {int(tokenizer.eos_token_id)}
     file = Path(path) / "generation_config.json"
     if file.is_file():

@@ -14,7 +14,7 @@ def test_a_tensor_is_read_as_often_as_one_likes_and_taken_once():
     assert blobs.get(blob) is blobs.get(blob)
     assert blobs.take(blob).tolist() == [1, 1, 1]
     assert (len(blobs), blobs.held_nbytes) == (0, 0)
-    with pytest.raises(KeyError, match="blob 'a/1' is not in the store"):
+    with pytest.raises(KeyError, match="tensor 'a/1' is not in the store"):
         blobs.get(blob)
 
 

@@ -86,7 +86,9 @@ class Chip:
                 self.loose.add(rows.session)
                 continue
             self.kept.update({rows.session: verdict.kept_tree_nodes} if verdict.kept_tree_nodes is not None else {})
-            self.ledger.finish_forward(rows, WHOLE, rows.num_drafts - verdict.accepted if verdict.kept_tree_nodes is None else 0)
+            self.ledger.finish_forward(
+                rows, WHOLE, rows.num_drafts - verdict.accepted if verdict.kept_tree_nodes is None else 0
+            )
 
     def drop(self, keys):
         for session, first in keys:

@@ -58,7 +58,12 @@ def test_feeding_without_a_cap_only_fills_the_cache(engine):
 def test_a_fill_tells_the_importance_of_drafts_that_were_written_before(engine):
     drafted = _draft(engine, stop_rule=DraftStopRule(4), requested_scores=("importance",))
     adopted = _draft(
-        engine, start=len(PROMPT), input_tokens=drafted.tokens[:3], stop_rule=DraftStopRule(0), requested_scores=("importance",), num_adopted_drafts=4
+        engine,
+        start=len(PROMPT),
+        input_tokens=drafted.tokens[:3],
+        stop_rule=DraftStopRule(0),
+        requested_scores=("importance",),
+        num_adopted_drafts=4,
     )
     assert adopted.tokens == ()
     assert adopted.scores["importance"] == pytest.approx(drafted.scores["importance"], abs=1e-5)
@@ -86,7 +91,9 @@ def test_the_first_score_below_the_threshold_stops_and_is_kept_or_dropped(engine
 
 def test_a_first_token_below_the_threshold_may_leave_an_empty_draft(engine):
     drafted = _draft(
-        engine, stop_rule=DraftStopRule(4, "confidence", 1.1, keep_last=False), requested_scores=("importance", "confidence")
+        engine,
+        stop_rule=DraftStopRule(4, "confidence", 1.1, keep_last=False),
+        requested_scores=("importance", "confidence"),
     )
     assert (drafted.tokens, drafted.stopped, drafted.cached_len) == ((), True, len(PROMPT))
     assert drafted.scores == {"confidence": (), "importance": ()}
@@ -113,9 +120,18 @@ def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling
     _draft(engine, stop_rule=DraftStopRule(0))
     branches, asked = ((11,), (12, 13, 14), (12, 50)), ("confidence", "importance")
     drafted = _draft(
-        engine, start=7, input_tokens=(), branches=branches, stop_rule=DraftStopRule(1), requested_scores=asked, sampling=sampling
+        engine,
+        start=7,
+        input_tokens=(),
+        branches=branches,
+        stop_rule=DraftStopRule(1),
+        requested_scores=asked,
+        sampling=sampling,
     )
-    alone = [_draft(engine, start=7, input_tokens=b, stop_rule=DraftStopRule(1), requested_scores=asked, sampling=sampling) for b in branches]
+    alone = [
+        _draft(engine, start=7, input_tokens=b, stop_rule=DraftStopRule(1), requested_scores=asked, sampling=sampling)
+        for b in branches
+    ]
     assert drafted.tokens == tuple(one.tokens[0] for one in alone)
     assert drafted.top_candidates == tuple(one.top_candidates[0] for one in alone)
     assert drafted.cached_len == 7
@@ -126,7 +142,10 @@ def test_branches_give_one_token_each_and_leave_no_cache(engine, llama, sampling
 
 def test_branches_know_no_stop_rule(engine):
     drafted = _draft(
-        engine, input_tokens=(), branches=((11,), (12, 13)), stop_rule=DraftStopRule(1, "confidence", 1.1, keep_last=False)
+        engine,
+        input_tokens=(),
+        branches=((11,), (12, 13)),
+        stop_rule=DraftStopRule(1, "confidence", 1.1, keep_last=False),
     )
     assert len(drafted.tokens) == 2
     assert not drafted.stopped
@@ -148,7 +167,9 @@ def test_drafted_samples_come_with_the_distribution_they_were_drawn_from(engine,
 
 def test_a_distribution_names_what_could_have_been_drawn_unless_all_is_wanted(engine):
     sampling = SamplingParams(0.8, 20, 0.95, seed=4)
-    few, all_ = (_draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole) for whole in (False, True))
+    few, all_ = (
+        _draft(engine, stop_rule=DraftStopRule(8), sampling=sampling, full_draft_probs=whole) for whole in (False, True)
+    )
     assert few.tokens == all_.tokens
     assert [blob.nbytes for blob in few.draft_probs] == [4 * kept for kept in few.probs_support]
     assert all(0 < kept <= 20 for kept in few.probs_support)
@@ -171,7 +192,9 @@ def test_a_distribution_weighs_what_its_tensor_weighs(engine):
     for top_k in (1, 20, 48, 49, 60):
         drafted = _draft(engine, stop_rule=DraftStopRule(3), sampling=SamplingParams(1.0, top_k, 1.0, seed=4))
         assert drafted.probs_support == (top_k if top_k <= 48 else 0,) * 3
-        assert [blob.nbytes for blob in drafted.draft_probs] == [engine.tensor_store.get(blob).nbytes for blob in drafted.draft_probs]
+        assert [blob.nbytes for blob in drafted.draft_probs] == [
+            engine.tensor_store.get(blob).nbytes for blob in drafted.draft_probs
+        ]
 
 
 def test_other_sessions_and_seeds_have_other_luck(engine):

@@ -95,7 +95,12 @@ def test_each_token_is_read_off_where_it_is_sure_enough_after_any_rollback(causa
         drafted, _ = draft(engine, text[cached:], cap, rule, start=cached)
         for at, token in enumerate(drafted.tokens):
             check(
-                engine, rule, [*text, *drafted.tokens[:at]], token, drafted.exit_depths[at], drafted.scores["confidence"][at]
+                engine,
+                rule,
+                [*text, *drafted.tokens[:at]],
+                token,
+                drafted.exit_depths[at],
+                drafted.scores["confidence"][at],
             )
         seen |= set(drafted.exit_depths)
         length = len(text)
@@ -219,7 +224,9 @@ def test_the_cache_before_adopted_drafts_does_not_matter(engine):
     whole, _ = draft(engine, cap=5)
     for cached in accumulate((3, 4, 2)):
         draft(engine, PROMPT[:cached], 0, session="b")
-        got, _ = draft(engine, (*PROMPT[cached:], *whole.tokens[:3]), 2, session="b", start=cached, num_adopted_drafts=3)
+        got, _ = draft(
+            engine, (*PROMPT[cached:], *whole.tokens[:3]), 2, session="b", start=cached, num_adopted_drafts=3
+        )
         assert got.scores["importance"] == pytest.approx(whole.scores["importance"], abs=1e-5)
         engine.drop("b", None)
 

@@ -121,17 +121,17 @@ def test_luck_is_named_by_the_tokens_absolute_position(engine, llama, check):
 
 
 def test_a_session_cannot_have_two_parts_in_one_forward(engine):
-    with pytest.raises(ValueError, match="a session has rows twice"):
+    with pytest.raises(ValueError, match="a session has two slices"):
         _verdicts(engine, SequenceSlice("a", 0, 1, (5,)), SequenceSlice("a", 1, 1, (6,)))
 
 
 def test_rows_without_what_they_need_are_refused(engine):
-    with pytest.raises(ValueError, match="has 3 rows but 2 tokens to embed"):
+    with pytest.raises(ValueError, match="has 3 positions but 2 tokens to embed"):
         _verdicts(engine, SequenceSlice("a", 0, 3, (5, 6)))
     with pytest.raises(ValueError, match="no hidden states for layers 1 to 4"):
         _verdicts(engine, SequenceSlice("a", 0, 3, ()), span=Span(1, 4))
     short = engine.tensor_store.put(torch.zeros(2, 32), "test", 0)
-    with pytest.raises(ValueError, match="has 3 rows but hidden states of 2"):
+    with pytest.raises(ValueError, match="has 3 positions but 2 hidden states"):
         _verdicts(engine, SequenceSlice("a", 0, 3, (), hidden_states=short), span=Span(1, 4))
     with pytest.raises(ValueError, match="without saying how tokens are drawn"):
         _verdicts(engine, SequenceSlice("a", 0, 1, (5,), 0, "sample"))

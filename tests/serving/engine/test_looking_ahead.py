@@ -80,9 +80,7 @@ def play(models, lookahead, early_exit, sampling=None):
     return recorder.records
 
 
-@pytest.mark.parametrize(
-    "early_exit", [NoEarlyExit(), LayerwiseExit(0.3, 0.75), LayerwiseExit(0.3, 0.5, 1)], ids=str
-)
+@pytest.mark.parametrize("early_exit", [NoEarlyExit(), LayerwiseExit(0.3, 0.75), LayerwiseExit(0.3, 0.5, 1)], ids=str)
 @pytest.mark.parametrize("sampling", [None, SAMPLING], ids=["greedy", "sampled"])
 def test_drafts_scores_and_text_are_those_of_an_idle_device(models, early_exit, sampling):
     idle = play(models, NoLookahead(), early_exit, sampling)

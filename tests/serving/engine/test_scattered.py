@@ -26,8 +26,10 @@ def _served(model, pool, prompts):
         for i, p in enumerate(prompts)
     ]
     parents, keep = (-1, 0, 0, 1, -1, 4), (0, 2)
-    trees = [SequenceSlice(str(i), 0, len(p) + 6, (*p, *d.tokens), 6, "tree", parents=parents) for i, (p, d) in enumerate(
-        zip(prompts, drafted, strict=True))]  # fmt: skip
+    trees = [
+        SequenceSlice(str(i), 0, len(p) + 6, (*p, *d.tokens), 6, "tree", parents=parents)
+        for i, (p, d) in enumerate(zip(prompts, drafted, strict=True))
+    ]
     verdicts = [engine.execute(ForwardWork(WHOLE, tuple(trees), ("last",) * len(trees)))[0]]
     for at, kept in ((2, keep), (4, None)):
         rows = [

@@ -102,7 +102,10 @@ class Route:
             )
             if hop.span.lm_head:
                 return told(asked, results)
-            asked = [replace(rows, tokens=(), hidden_states=result.hidden_states) for rows, result in zip(asked, results, strict=True)]
+            asked = [
+                replace(rows, tokens=(), hidden_states=result.hidden_states)
+                for rows, result in zip(asked, results, strict=True)
+            ]
         raise AssertionError("a route ends with a head")
 
 

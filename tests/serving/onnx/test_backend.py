@@ -32,7 +32,9 @@ TOY = (
 
 def on_onnx(**settings: Any) -> ModelConfig:
     timed = architecture("tinyllama_1_1b")
-    return ModelConfig(**{"timed_architecture": timed, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings})
+    return ModelConfig(
+        **{"timed_architecture": timed, "hub": "a/small", "backend": "onnx", "graph": Path("graph"), **settings}
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,9 @@ def test_policies_that_need_what_a_graph_does_not_show_are_refused(policy: str, 
 
 def test_early_exit_is_refused_by_its_slot() -> None:
     synera = setup("synera").policy
-    with pytest.raises(ValueError, match=r"policy.early_exit=ProgressiveExit leaves .* choose policy/early_exit=none or t"):
+    with pytest.raises(
+        ValueError, match=r"policy.early_exit=ProgressiveExit leaves .* choose policy/early_exit=none or t"
+    ):
         setup("sled", pair=ModelPair(on_onnx(), pair().cloud), override={"early_exit": synera.early_exit})
 
 

@@ -167,9 +167,7 @@ def test_a_router_of_another_model_is_refused(checkpoint: Checkpoint, router: To
 
 
 def test_a_missing_library_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(
-        "serving.engines.models.find_spec", lambda name: None if name == "onnxscript" else name
-    )
+    monkeypatch.setattr("serving.engines.models.find_spec", lambda name: None if name == "onnxscript" else name)
     with pytest.raises(ValueError, match=r"needs onnxscript, which .* install tandem-llm\[onnx\], or set model.device"):
         export(Checkpoint(hub="no/where"), tmp_path)
 

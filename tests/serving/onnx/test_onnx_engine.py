@@ -145,7 +145,9 @@ def test_the_router_says_the_same_in_one_graph_in_two_and_in_numpy(
     """Graphs are asked where they are of this router, else numpy."""
     asked = []
     probability = TokenRouter.probability
-    monkeypatch.setattr(TokenRouter, "probability", lambda self, features: asked.append(self) or probability(self, features))
+    monkeypatch.setattr(
+        TokenRouter, "probability", lambda self, features: asked.append(self) or probability(self, features)
+    )
     work, scorers = DraftWork("a", 0, PROMPT, DraftStopRule(12), requested_scores=(ROUTE,)), {ROUTE: router}
     engines = [OnnxEngine(folder, scorers=scorers) for folder in (exported, apart)]
     one, two = (engine.execute(work)[0].scores[ROUTE] for engine in engines)

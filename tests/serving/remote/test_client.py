@@ -68,14 +68,14 @@ def _choice(**changes: Any) -> Any:
         (401, "is the key in TANDEM_LLM_KEY right"),
         (404, "refused the question: 404"),
         (422, "refused the question: 422"),
-        ("redirect", "points elsewhere"),
+        ("redirect", "redirects"),
         ("truncated", "broke off, or answered no JSON"),
         ("half_utf8", "broke off, or answered no JSON"),
         ("empty", "broke off, or answered no JSON"),
         ("deep", "broke off, or answered no JSON"),
         ("array", "answered a list"),
         ("huge", "more than 100000 bytes"),
-        ("zipped", "an encoding that nobody asked for"),
+        ("zipped", "an encoding that was not requested"),
         (lambda a: {"error": {"message": "out of memory"}}, "200 with an error .out of memory"),
         (lambda a: a | {"choices": []}, "0 choices"),
         (lambda a: a | {"choices": a["choices"] * 2}, "2 choices"),
@@ -291,7 +291,7 @@ def test_proxies_and_netrc_of_the_environment_are_not_asked(
 def test_certificates_are_checked(tokenizer: Tokenizer, tmp_path: Path) -> None:
     files = certified(tmp_path)
     with FakeServer(byte_level(), counting(50), files=files) as fake:
-        with pytest.raises(RemoteError, match="a certificate that is not believed") as told:
+        with pytest.raises(RemoteError, match="a certificate that is not trusted") as told:
             writer(fake, tokenizer).generate(PROMPT, 1)
         assert not told.value.transient
         assert fake.asked == []

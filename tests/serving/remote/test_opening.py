@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
-from frontend.openai.tiny_tokenizers import byte_level, words
 from fake_setup import setup
+from frontend.openai.tiny_tokenizers import byte_level, words
 from remote.conftest import counting, server
 from remote.fake_server import FakeServer
 

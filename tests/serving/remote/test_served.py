@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from catalogue import architecture
-from frontend.openai.tiny_tokenizers import byte_level
 from fake_setup import Questions, setup
+from frontend.openai.tiny_tokenizers import byte_level
 from remote.conftest import Clock, server
 from remote.fake_server import FakeServer
 
@@ -150,7 +150,8 @@ def test_a_server_that_fails_is_a_cloud_that_is_gone(
 
 
 @pytest.mark.parametrize(
-    ("fault", "cooldown_s", "asked"), [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)]
+    ("fault", "cooldown_s", "asked"),
+    [(400, 0.0, 3), (422, 0.0, 3), (401, 0.0, 3), (401, 600.0, 1), ("truncated", 0.0, 9)],
 )
 @pytest.mark.parametrize("runtime", ["emulated", "local"])
 def test_a_refusal_is_heard_once(
@@ -159,7 +160,10 @@ def test_a_refusal_is_heard_once(
     """A device asks 64 times before it gives up; the server hears each of three questions once."""
     with FakeServer(byte_level(), brain) as fake:
         found = made("cloud_centric", pair, fake.url)
-        how = {"cooldown_s": cooldown_s, "concurrency": 1 if cooldown_s else 8}  # else three are asked at once, and then it rests
+        how = {
+            "cooldown_s": cooldown_s,
+            "concurrency": 1 if cooldown_s else 8,
+        }  # else three are asked at once, and then it rests
         resting = replace(found.pair.cloud, server=server(fake.url, retries=0, **how))
         found = replace(found, pair=replace(found.pair, cloud=resting))
         models = load_models(found.pair.device, resting, requirements=found.policy.engine_requirements)
@@ -184,7 +188,9 @@ def test_on_virtual_time_a_server_that_is_gone_for_a_moment_is_waited_for(
 ) -> None:
     """Sixty-four attempts take a moment of virtual time; on real time a device waits itself."""
     clock = Clock()
-    monkeypatch.setattr("serving.engines.remote.opening.RemoteClient", partial(RemoteClient, sleep=clock.sleep, clock=clock))
+    monkeypatch.setattr(
+        "serving.engines.remote.opening.RemoteClient", partial(RemoteClient, sleep=clock.sleep, clock=clock)
+    )
     with FakeServer(byte_level(), brain) as fake:
         far = ModelConfig(
             timed_architecture=architecture("llama2_13b"), server=server(fake.url, retries=0, cooldown_s=5.0)

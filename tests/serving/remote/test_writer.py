@@ -94,7 +94,9 @@ def test_prompts_as_text_where_ids_are_refused(tokenizer: Tokenizer) -> None:
     with FakeServer(byte_level(), reciting(ids(" box"), 2), "openai", refuses_ids=True) as fake:
         with pytest.raises(RemoteError, match="must be a text"):
             asking(fake, tokenizer).generate(ids("the red"), 1)
-        assert decode(byte_level(), asking(fake, tokenizer, prompts_as_text=True).generate(ids("the red"), 2)).startswith(" b")
+        assert decode(
+            byte_level(), asking(fake, tokenizer, prompts_as_text=True).generate(ids("the red"), 2)
+        ).startswith(" b")
 
 
 def test_how_a_token_is_drawn_is_said(tokenizer: Tokenizer) -> None:

@@ -46,7 +46,11 @@ class Talk:
             self.cached += asked.num_tokens
             return
         drafts = asked.tokens[len(asked.tokens) - asked.num_drafts :]
-        stand = drafts[: verdict.accepted] if verdict.kept_tree_nodes is None else [drafts[i] for i in verdict.kept_tree_nodes]
+        stand = (
+            drafts[: verdict.accepted]
+            if verdict.kept_tree_nodes is None
+            else [drafts[i] for i in verdict.kept_tree_nodes]
+        )
         self.text += [*stand, verdict.next_token]
         self.cached, self.keep = len(self.text) - 1, verdict.kept_tree_nodes
 

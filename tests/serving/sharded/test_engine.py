@@ -140,7 +140,9 @@ def test_two_processes_answer_as_one_until_one_of_them_dies(saved, logits):
     with shared(path) as (model, team):
         assert (model.kv_heads, load_model(path).kv_heads) == (1, 2)
         blobs = TensorStore()
-        led, other = (TPEngine(team, i, model, tensor_store=blobs, hidden_dtype="fp32", budget_tokens=400) for i in range(2))
+        led, other = (
+            TPEngine(team, i, model, tensor_store=blobs, hidden_dtype="fp32", budget_tokens=400) for i in range(2)
+        )
         plain = TorchEngine(load_model(path), hidden_dtype="fp32")
         same_talk(plain, led, logits, 40)
         same_drafts(plain, other)

@@ -20,7 +20,10 @@ WHOLE = Span(0, 3, embedding=True, lm_head=True)
 @pytest.mark.slow
 def test_a_pair_shares_its_large_model_with_the_devices_part_of_it(tmp_path: Path) -> None:
     small = Checkpoint(path=checkpoints.save(tmp_path / "small"))
-    large = {"path": checkpoints.save(tmp_path / "large", layers=3, hidden=32), "timed_architecture": architecture("llama2_13b")}
+    large = {
+        "path": checkpoints.save(tmp_path / "large", layers=3, hidden=32),
+        "timed_architecture": architecture("llama2_13b"),
+    }
     alone, both = (load_models(small, ModelConfig(**large, tensor_parallel=ways)) for ways in (1, 2))
     try:
         asked = ForwardWork(WHOLE, (SequenceSlice("s", 0, 3, (2, 3, 4), 0, "greedy"),), ("last",))
@@ -43,7 +46,13 @@ def test_what_is_written_is_the_same(tmp_path: Path) -> None:
 
 def served(out: Path, ways: int, runtime: str) -> list[list[int]]:
     """The tokens of all answers."""
-    words = ["+policy=cloud_centric", "model=toy", "workload=smoke", f"model.cloud.tensor_parallel={ways}", f"runtime={runtime}"]
+    words = [
+        "+policy=cloud_centric",
+        "model=toy",
+        "workload=smoke",
+        f"model.cloud.tensor_parallel={ways}",
+        f"runtime={runtime}",
+    ]
     folder = out / "artifacts" / "serve"
     before = set(folder.glob("*"))
     subprocess.run(

@@ -1,6 +1,4 @@
-"""The device's model on onnxruntime: executes `DraftWork` as `serving.engines.torch.engine.TorchEngine` does, and
-nothing else.
-"""
+"""The device's model on onnxruntime: executes `DraftWork` as `serving.engines.torch.engine.TorchEngine` does."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +15,16 @@ from serving.messages import DraftOutcome, DraftStopRule, DraftWork, ForwardWork
 
 
 class OnnxEngine:
-    """Drafts; every session has its own cache.
+    """Drafts with an exported graph; every session has its own cache.
 
     Args:
-        folder: what the stage `device_graph` made.
-        blobs: the store shared by all engines of a process; its own where absent.
-        vocabulary: how many rows of the head are real tokens; the rest is padding and never written. All where absent.
-        scorers: trained scores, by name. A router that was exported with the model is asked as a graph.
+        folder: written by the stage `device_graph`.
+        tensor_store: shared by all engines of a process; default: its own.
+        vocab_size: how many rows of the head are real tokens; the rest is padding, never chosen. Default: all.
+        scorers: trained scores, by name. A router that was exported with the model runs as a graph.
         threads: of onnxruntime.
 
-    Raises ValueError for a vocabulary larger than the model's, and a folder that holds no export.
+    Raises ValueError for a vocabulary larger than the model's, or a folder without an export.
     """
 
     def __init__(
@@ -52,27 +50,27 @@ class OnnxEngine:
 
     @torch.inference_mode()
     def execute(self, work: DraftWork | ForwardWork) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """Runs the work; beside the outcome, what each forward pass did, as the torch engine counts it.
+        """Returns the outcome, and the load of each forward pass as the torch engine counts it.
 
-        Raises TypeError for a `ForwardWork`, ValueError for work that says too little or asks for what a graph does not
-        show (early exit, importance), CacheHoleError for work that begins behind the end of a cache.
+        Raises TypeError for a `ForwardWork`, ValueError for incomplete work or for what a graph cannot do (early exit,
+        importance), CacheHoleError for work that begins after the end of a cache.
         """
         if isinstance(work, ForwardWork):
             raise TypeError("a device's model on onnxruntime runs whole: it drafts, and has no spans of layers to run")
         if work.early_exit is not None or IMPORTANCE in work.requested_scores:
             what = "early exit" if work.early_exit is not None else "importance"
             raise ValueError(f"session {work.session!r} asks for {what}, which a graph of onnxruntime does not show")
-        slot = self.cache.open(work.session, work.start)
+        cache = self.cache.open(work.session, work.start)
         if work.branches:
             return self._draft_branches(
-                DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), self.tensor_store, self._scorers), slot
+                DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), self.tensor_store, self._scorers), cache
             )
-        chunk = DraftBuilder(work, self.tensor_store, self._scorers)
-        loads = self._draft_tokens(chunk, slot) if work.stop_rule.max_tokens else self._fill_cache(work, slot)
-        return chunk.build(slot.length, None), loads
+        builder = DraftBuilder(work, self.tensor_store, self._scorers)
+        loads = self._draft_tokens(builder, cache) if work.stop_rule.max_tokens else self._fill_cache(work, cache)
+        return builder.build(cache.length, None), loads
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees the drafter's cache, and what was drawn from."""
+        """Frees the drafter's cache, and the drafts' distributions."""
         if first is None:
             self.cache.drop(session)
         self.tensor_store.discard_owner(f"odds/{session}")
@@ -80,22 +78,23 @@ class OnnxEngine:
     def _fill_cache(self, work: DraftWork, cache: OnnxSequenceCache) -> tuple[ForwardLoad, ...]:
         if not work.input_tokens:
             return ()
-        did = self._load(cache, len(work.input_tokens), 0)
+        load = self._load(cache, len(work.input_tokens), 0)
         cache.update(self._session.run(work.input_tokens, (), cache.keys_values()).present)
-        return (did,)
+        return (load,)
 
     def _draft_tokens(self, builder: DraftBuilder, cache: OnnxSequenceCache) -> tuple[ForwardLoad, ...]:
         work, feed, loads = builder.work, builder.work.input_tokens, list[ForwardLoad]()
         if not feed:
             raise ValueError(
-                f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed; a model needs a row"
+                f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed; a "
+                "model needs a token"
             )
         while feed:
             loads.append(self._load(cache, len(feed), 1))
-            ran = self._session.run(feed, (len(feed) - 1,), cache.keys_values())
-            cache.update(ran.present)
+            output = self._session.run(feed, (len(feed) - 1,), cache.keys_values())
+            cache.update(output.present)
             more = (
-                builder.add_token(self._step_output(ran), cache.length)
+                builder.add_token(self._step_output(output), cache.length)
                 and len(builder.tokens) < work.stop_rule.max_tokens
             )
             feed = (builder.tokens[-1],) if more else ()
@@ -104,26 +103,27 @@ class OnnxEngine:
     def _draft_branches(
         self, builder: DraftBuilder, cache: OnnxSequenceCache
     ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-        """One token after each branch, which leave the cache as it was. They run one by one, and are counted as the
-        one pass that a tree of them takes: what the named chip is charged is not what this runtime lacks.
+        """One token after each branch; the cache stays as it was.
+
+        Branches run one by one, but are charged as one pass over a tree, which the named chip would run.
         """
         work, past = builder.work, cache.keys_values()
         if not all(work.branches):
-            raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a row")
+            raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")
         for branch in work.branches:
-            ran = self._session.run(branch, (len(branch) - 1,), past)
-            builder.add_token(self._step_output(ran), cache.length + len(branch))
+            output = self._session.run(branch, (len(branch) - 1,), past)
+            builder.add_token(self._step_output(output), cache.length + len(branch))
         done = self._load(cache, sum(map(len, work.branches)), len(work.branches))
         return builder.build(cache.length, None), (done,)
 
     def _step_output(self, output: OnnxOutput) -> StepOutput:
-        told = (
+        given_scores = (
             {ROUTE: sigmoid(float(output.router_logits[0]))}
             if self._graph_has_router and output.router_logits is not None
             else {}
         )
         logits = torch.from_numpy(output.logits)[:, : self._vocab_size]
-        return StepOutput(logits, torch.from_numpy(output.hidden_states), 1.0, told)
+        return StepOutput(logits, torch.from_numpy(output.hidden_states), 1.0, given_scores)
 
     def _load(self, cache: OnnxSequenceCache, num_tokens: int, head_rows: int) -> ForwardLoad:
         return batch_load(self.header.layers, [(cache.length, num_tokens)], float(head_rows))

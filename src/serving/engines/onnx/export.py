@@ -1,9 +1,4 @@
-"""From a checkpoint to model.onnx, by torch's own exporter; and a router to router.onnx.
-
-An export is run beside torch before anybody relies on it.
-
-What configuration may name as a stage of exporting.
-"""
+"""Exports a checkpoint to model.onnx and a router to router.onnx, and compares the graph with torch."""
 
 import logging
 import warnings
@@ -28,25 +23,25 @@ from serving.engines.torch.sequence_cache import SequenceCache
 from serving.learned.router import TokenRouter
 
 MAX_DIFFERENCE = 1e-3
-"""Of the largest difference between a logit or a number of a hidden state and torch's."""
+"""The largest difference from torch that a logit or hidden state may have."""
 FEED_LENGTHS = ((1, 1, 1, 5), (24, 1, 1, 1, 3), (9, 12, 1, 4))
-"""Of each sequence: how many tokens go in at once."""
+"""Per test sequence: the number of tokens of each pass."""
 
 
 def check_export(model: DecomposedModel, header: OnnxHeader, folder: Path) -> OnnxHeader:
-    """Saves the header, and the header as it is now known to be: with what was found beside torch.
+    """Compares the export with torch, and saves the header with the differences.
 
-    Raises ValueError where a graph in fp32 differs from torch by more than 1e-3; in int8 it may, and what is told is
-    how often both choose the same token.
+    Raises ValueError if an fp32 graph differs by more than `MAX_DIFFERENCE`. An int8 graph may; its header tells how
+    often both choose the same token.
     """
     header.save(folder)
     found = compare(model, OnnxSession(folder))
     worst = max(found["logits"], found["hidden"])
     if not header.int8 and not worst <= MAX_DIFFERENCE:
         raise ValueError(
-            f"{header.checkpoint_name} (architecture {header.architecture!r}): the exported graph differs from torch by "
-            f"{worst:.2g} (logits {found['logits']:.2g}, hidden states {found['hidden']:.2g}), and {MAX_DIFFERENCE:g} is "
-            "allowed; serve it with model.device.backend=torch"
+            f"{header.checkpoint_name} (architecture {header.architecture!r}): the exported graph differs from torch "
+            f"by {worst:.2g} (logits {found['logits']:.2g}, hidden states {found['hidden']:.2g}), and "
+            f"{MAX_DIFFERENCE:g} is allowed; serve it with model.device.backend=torch"
         )
     header = replace(header, torch_differences=found)
     header.save(folder)
@@ -54,9 +49,7 @@ def check_export(model: DecomposedModel, header: OnnxHeader, folder: Path) -> On
 
 
 def compare(model: DecomposedModel, session: OnnxSession, seed: int = 0) -> dict[str, float]:
-    """Largest differences of logits and hidden states over all rows of a few random texts, fed in pieces, and the share
-    of rows whose likeliest token is the same.
-    """
+    """Largest differences of logits and hidden states over a few random texts, and the share of equal greedy tokens."""
     pairs = [pair for feeds in FEED_LENGTHS for pair in _paired_outputs(model, session, feeds, seed)]
     differing = {
         "logits": max(_max_difference(ours.logits, logits) for ours, logits, _ in pairs),
@@ -67,32 +60,29 @@ def compare(model: DecomposedModel, session: OnnxSession, seed: int = 0) -> dict
     return {**differing, "greedy": sum(agreeing) / len(agreeing), "rows": float(len(agreeing))}
 
 
-def _max_difference(ours: np.ndarray, torchs: np.ndarray) -> float:
-    return float(np.abs(ours - torchs).max())
+def _max_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    return float(np.abs(ours - theirs).max())
 
 
 @torch.inference_mode()
 def _paired_outputs(
     model: DecomposedModel, session: OnnxSession, feed_lengths: tuple[int, ...], seed: int
 ) -> Iterator[tuple[OnnxOutput, np.ndarray, np.ndarray]]:
-    """Of each feed what the graph says of all its rows, and torch's logits and hidden states."""
-    stack, slot, past = (
-        ModelRunner(model, model.vocab_size),
-        SequenceCache(model, 0, len(model.layers)),
-        session.empty_cache(),
-    )
+    """Per pass, the graph's outputs of all tokens, and torch's logits and hidden states."""
+    runner, cache = ModelRunner(model, model.vocab_size), SequenceCache(model, 0, len(model.layers))
+    past = session.empty_cache()
     generator = torch.Generator().manual_seed(seed)
     for length in feed_lengths:
         tokens = torch.randint(model.vocab_size, (length,), generator=generator).tolist()
-        ran = session.run(tokens, range(length), past)
-        past = ran.present
-        hidden = stack.run(stack.embed(tokens), [RunnerInput(slot, length)], 0, len(model.layers))
-        normed = stack.apply_norm(hidden)
-        yield ran, stack.apply_lm_head(normed).numpy(), normed.numpy()
+        output = session.run(tokens, range(length), past)
+        past = output.present
+        hidden = runner.run(runner.embed(tokens), [RunnerInput(cache, length)], 0, len(model.layers))
+        normed = runner.apply_norm(hidden)
+        yield output, runner.apply_lm_head(normed).numpy(), normed.numpy()
 
 
 MAX_INLINE_NBYTES = 1 << 30
-"""Larger weights lie in a file beside the graph: protobuf ends at 2 GiB."""
+"""Larger weights go to a separate file: protobuf is limited to 2 GiB."""
 
 
 def export(
@@ -102,26 +92,27 @@ def export(
     graphs: GraphLayout = "one",
     int8: bool = False,
 ) -> OnnxHeader:
-    """Writes model.onnx, router.onnx where there is a router, and onnx.json; then runs them beside torch.
+    """Writes model.onnx, onnx.json and, for a router, router.onnx; then compares them with torch.
 
-    `graphs` one: the model's graph has the router's logit as an output, too; two: only router.onnx has. `int8`: the
-    weights of matrix products are stored in bytes, the rows that meet them are rounded to bytes as they come
-    (onnxruntime's dynamic quantisation).
-    Raises ValueError for a checkpoint that is not computed in fp32, for a router of another model, where the exporter
-    fails, and where the graph says something else than torch.
+    `graphs` one: the model's graph also outputs the router's logit; two: only router.onnx does. `int8`: onnxruntime's
+    dynamic quantisation of matrix products (weights stored as bytes, inputs rounded to bytes at run time).
+
+    Raises ValueError for a checkpoint that is not fp32, for a router of another model, if the exporter fails, and if
+    the graph differs from torch.
     """
     check_onnx_libraries()
     check_exportable(checkpoint)
     model = load_model(checkpoint.name_or_path)
     if router and router.num_features != model.hidden_size:
         raise ValueError(
-            f"the router {router} reads {router.num_features} numbers, and the hidden states of {checkpoint.display_name} have "
-            f"{model.hidden_size}; train it on this model"
+            f"the router {router} reads {router.num_features} numbers, and the hidden states of "
+            f"{checkpoint.display_name} have {model.hidden_size}; train it on this model"
         )
     header = OnnxHeader(
         architecture=_architecture(checkpoint), layers=len(model.layers), kv_heads=model.kv_heads,
         head_size=model.head_size, hidden_size=model.hidden_size, vocab_size=model.vocab_size, int8=int8, graphs=graphs,
-        router_digest=router.digest if router else None, checkpoint_name=checkpoint.display_name, weights_digest=weights_digest(checkpoint),
+        router_digest=router.digest if router else None, checkpoint_name=checkpoint.display_name,
+        weights_digest=weights_digest(checkpoint),
     )  # fmt: skip
     with _export_errors(checkpoint, header.architecture), _quiet_export():
         _export_model(model, header, router if header.has_router_output else None, out / MODEL_FILE)
@@ -159,7 +150,7 @@ def _export_router(router: TokenRouter, file: Path) -> None:
 
 
 def _example_inputs(header: OnnxHeader) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Tensors to trace with, no size of which is 0 or 1, and which of their sizes are free."""
+    """Tensors to trace with, without sizes 0 and 1, and their dynamic dimensions."""
     batch, length, n, past = (torch.export.Dim(name) for name in ("batch", "length", "n", "past"))
     cached = [torch.zeros(2, header.kv_heads, 3, header.head_size) for _ in header.past_names]
     ids, rows = torch.zeros(2, 5, dtype=torch.long), torch.arange(4)
@@ -176,13 +167,13 @@ def _export_program(
             module, example, dynamo=True, dynamic_shapes=dict(shapes), input_names=list(inputs),
             output_names=list(outputs), verbose=False,
         )  # fmt: skip
-    for node in program.model.graph:  # where in whose files each was traced: a quarter of a small graph's bytes
+    for node in program.model.graph:  # traces of source lines: a quarter of a small graph's bytes
         node.metadata_props.clear()
     return program
 
 
 def _quantize(source: Path, file: Path, external: bool) -> None:
-    """Products with weights only: those of attention have none, and the router keeps its precision."""
+    """Quantises matrix products with weights. Attention has none, and the router keeps its precision."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -194,7 +185,7 @@ def _quantize(source: Path, file: Path, external: bool) -> None:
 
 
 def _nodes_between(first: str, last: str, nodes: Sequence[Any]) -> list[str]:
-    """Names of the nodes that make the value `last` of the value `first`."""
+    """Names of the nodes that compute the value `last` from the value `first`."""
     makers = {output: node for node in nodes for output in node.output}
     found, waiting = [], [last]
     while waiting:
@@ -211,19 +202,19 @@ def _nbytes(module: nn.Module) -> int:
 
 @contextmanager
 def _export_errors(checkpoint: Checkpoint, architecture: str) -> Iterator[None]:
-    """Any error of the exporter becomes one that says which model failed, why, and what to do."""
+    """Turns any error of the exporter into a ValueError with the model, the reason and what to do."""
     try:
         yield
     except Exception as problem:
         raise ValueError(
-            f"{checkpoint.display_name} (architecture {architecture!r}) cannot be exported to ONNX: {_reason(problem)}. "
-            "Serve it with model.device.backend=torch, which runs every architecture that is supported; where it has "
-            "dtype, quantization or int8 set, try the export without"
+            f"{checkpoint.display_name} (architecture {architecture!r}) cannot be exported to ONNX: "
+            f"{_reason(problem)}. Serve it with model.device.backend=torch, which runs "
+            "every architecture that is supported; where it has dtype, quantization or int8 set, try the export without"
         ) from problem
 
 
 def _reason(problem: BaseException) -> str:
-    """The error that began it, in a line."""
+    """The first cause, in one line."""
     while problem.__cause__ is not None:
         problem = problem.__cause__
     lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
@@ -232,9 +223,7 @@ def _reason(problem: BaseException) -> str:
 
 @contextmanager
 def _quiet_export() -> Iterator[None]:
-    """The exporter warns of torch's own code and of packages that no text model needs, the quantiser of a step that
-    the exporter has done; by the root logger, to which the first such line would add a handler.
-    """
+    """Hides warnings of the exporter and the quantiser, and the handler that they add to the root logger."""
     root, level = logging.getLogger(), logging.root.manager.disable
     handlers = list(root.handlers)
     logging.disable(logging.WARNING)
@@ -250,16 +239,14 @@ def _quiet_export() -> Iterator[None]:
 def export_device(
     out: Path, *, device: Checkpoint, router: Path | None = None, graphs: GraphLayout = "one", int8: bool = False
 ) -> None:
-    """Exports the device's model, and the policy's router where it has one; writes model.onnx, router.onnx, onnx.json
-    and what the check beside torch found.
-    """
+    """Stage: exports the device's model and the policy's router, if any; writes the graphs, onnx.json and check.txt."""
     from serving.learned import router as routing
 
     header = export(device, out, routing.load(router) if router else None, graphs, int8)
     found = header.torch_differences
     (out / "check.txt").write_text(
-        f"{header.checkpoint_name} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of logits "
-        f"{found['logits']:.2g}, of hidden states {found['hidden']:.2g}; {found['greedy']:.1%} of {found['rows']:.0f} "
-        "greedy tokens are the same\n",
+        f"{header.checkpoint_name} as an ONNX graph{' in int8' if int8 else ''}, beside torch: largest difference of "
+        f"logits {found['logits']:.2g}, of hidden states {found['hidden']:.2g}; {found['greedy']:.1%} of "
+        f"{found['rows']:.0f} greedy tokens are the same\n",
         encoding="utf-8",
     )

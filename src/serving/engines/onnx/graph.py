@@ -1,7 +1,7 @@
-"""What is exported: a causal LM with its KV cache going in and out, as one torch module.
+"""The exported module: a causal LM whose KV cache is an input and an output.
 
-Attention is written here, over the layers of `transformers` as they are: each layer's new keys and values are laid
-behind what is cached, so positions and masks follow from the shapes alone.
+It runs the layers of `transformers` with its own attention, which appends new keys and values to the cached ones.
+Positions and masks follow from the shapes.
 """
 
 from typing import Any
@@ -16,11 +16,11 @@ ATTENTION_NAME = "tandem_graph"
 
 
 class GraphCaches:
-    """One pass's caches, on their way through the layers.
+    """The KV caches of one pass.
 
     Args:
         past: keys and values, layer by layer, of shape (batch, KV heads, past, head size).
-        masks: for each window of the model what a row may see, additive, of shape (new rows, past + new rows).
+        masks: per window of the model an additive mask of shape (new tokens, past + new tokens).
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class GraphCaches:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """(batch, heads, rows, head size) to (batch, rows, heads, head size); heads that share keys lie end to end."""
+        """(batch, heads, tokens, head size) to (batch, tokens, heads, head size); heads with shared keys are folded."""
         keys = torch.cat([self._past[2 * layer], key], 2)
         values = torch.cat([self._past[2 * layer + 1], value], 2)
         self.present += [keys, values]
@@ -56,20 +56,20 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `caches`
+    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks come in `caches`
     *,
     caches: GraphCaches,
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """What `transformers` layers call as their attention function."""
+    """The attention function that `transformers` layers call."""
     return caches.attend(module.layer_idx, query, key, value, scaling), None
 
 
 class RotaryAngles(nn.Module):
     """Rotary cosines and sines of any positions, of shape (1, positions, rotated size).
 
-    Beyond its original length a `longrope` model has other frequencies, for the whole of a sequence.
+    Beyond its original length a `longrope` model uses other frequencies for the whole sequence.
     """
 
     def __init__(self, rotary: RotaryEmbedding) -> None:
@@ -90,7 +90,7 @@ class RotaryAngles(nn.Module):
 
 
 class RouterLogit(nn.Module):
-    """A router's logit over hidden states, of shape (..., hidden) to (...); the sigmoid is left to who has float64."""
+    """A router's logit over hidden states, (..., hidden) to (...); the caller computes the sigmoid in float64."""
 
     def __init__(self, router: NumpyMLP) -> None:
         super().__init__()
@@ -112,30 +112,26 @@ def _linear(weight: Any, bias: Any) -> nn.Linear:
 
 
 class ExportGraph(nn.Module):
-    """(ids, rows, past) to (logits, hidden, route where there is a router, present).
+    """(ids, rows, past) to (logits, hidden, route if there is a router, present).
 
-    Shapes: ids (batch, length), rows (n): which of the new rows are read off; past: two a layer, of shape
-    (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), behind the last norm;
-    route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past.
+    Shapes: ids (batch, length); rows (n): the output positions among the new tokens; past: two per layer, of shape
+    (batch, KV heads, past, head size). logits (batch, n, vocabulary); hidden (batch, n, hidden), after the last norm;
+    route (batch, n), logits of the router; present as past, `length` longer. All of a batch have the same past length.
 
     The model's layers are given this module's attention: its engine cannot run them until `restore_attention`.
     """
 
     def __init__(self, model: DecomposedModel, router: NumpyMLP | None = None) -> None:
         super().__init__()
-        self.embed, self.layers, self.norm, self.lm_head = (
-            model.embed,
-            nn.ModuleList(model.layers),
-            model.norm,
-            model.lm_head,
-        )
+        self.embed, self.layers = model.embed, nn.ModuleList(model.layers)
+        self.norm, self.lm_head = model.norm, model.lm_head
         self.angles = RotaryAngles(model.rotary)
         self.router = RouterLogit(router) if router else None
         self._windows = model.sliding_windows
         self._original_attention = _set_attention(self.layers, ATTENTION_NAME)
 
     def restore_attention(self) -> None:
-        """The layers get the attention that they came with."""
+        """Gives the layers their original attention again."""
         _set_attention(self.layers, self._original_attention)
 
     def forward(self, ids: torch.Tensor, rows: torch.Tensor, past: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -160,7 +156,7 @@ class ExportGraph(nn.Module):
 
 
 def _set_attention(layers: nn.ModuleList, name: str) -> str:
-    """Has the layers use another attention function; returns what they used."""
+    """Sets the layers' attention function by name; returns the previous name."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)

@@ -1,7 +1,4 @@
-"""What an exported model says of itself: onnx.json beside the graphs.
-
-Which weights a graph was exported from: a digest of the checkpoint's files.
-"""
+"""onnx.json, the description of an exported model, with a digest of the weights that it was exported from."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ GraphLayout = Literal["one", "two"]
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxHeader:
-    """Raises ValueError for a version that this code does not read, and for sizes that no model has."""
+    """Raises ValueError for an unsupported version, and for sizes below 1."""
 
     architecture: str
     """`model_type` of the checkpoint."""
@@ -31,36 +28,36 @@ class OnnxHeader:
     vocab_size: int
     """Rows of the head, padding included."""
     int8: bool = False
-    """Are the weights of matrix products stored in bytes?"""
+    """True if the weights of matrix products are stored as bytes."""
     graphs: GraphLayout = "one"
-    """one: the model's graph asks the router, too; two: only router.onnx does."""
+    """one: the model's graph also outputs the router's logit; two: only router.onnx does."""
     router_digest: str | None = None
-    """The digest of the router that was exported with it."""
+    """The digest of the exported router."""
     router_output: Literal["logit"] = "logit"
-    """What the output of this name is, in either graph: the router's number in front of the sigmoid. The score is made
-    of it in float64: in the graph's float32 every logit above 17 would be exactly 1.0, which is not below 1.0.
+    """The output "route" of both graphs is the router's logit; the score is its sigmoid in float64. In float32 every
+    logit above 17 would give exactly 1.0, which is not below a threshold of 1.0.
     """
     checkpoint_name: str = ""
     weights_digest: str = ""
-    """The digest of the checkpoint's weights, see `serving.engines.onnx.header`."""
+    """See `weights_digest`."""
     torch_differences: Mapping[str, float] = field(default_factory=dict)
-    """Beside torch: largest differences of `logits` and `hidden_size`, the share of `greedy` tokens that agree."""
+    """From torch: the largest differences of `logits` and `hidden` states, the share of equal `greedy` tokens."""
     version: int = VERSION
 
     def __post_init__(self) -> None:
         if self.version != VERSION:
             raise ValueError(f"it is of version {self.version}, this code reads {VERSION}")
         if min(self.layers, self.kv_heads, self.head_size, self.hidden_size, self.vocab_size) < 1:
-            raise ValueError(f"a model without layers, heads or words: {self}")
+            raise ValueError(f"a model without layers, heads or tokens: {self}")
 
     @property
     def past_names(self) -> tuple[str, ...]:
-        """Names of the cached keys and values that go in, in order; each (batch, KV heads, past, head size)."""
+        """Input names of cached keys and values, in order; each (batch, KV heads, past, head size)."""
         return tuple(f"past.{part}" for part in self._cache_names)
 
     @property
     def present_names(self) -> tuple[str, ...]:
-        """Names of what comes out: the same with the new rows behind it."""
+        """Output names of the same with the new tokens appended."""
         return tuple(f"present.{part}" for part in self._cache_names)
 
     @property
@@ -77,7 +74,7 @@ class OnnxHeader:
 
     @property
     def has_router_output(self) -> bool:
-        """Does the model's own graph ask the router?"""
+        """True if the model's own graph outputs the router's logit."""
         return self.graphs == "one" and self.router_digest is not None
 
     def save(self, folder: Path) -> None:
@@ -87,7 +84,7 @@ class OnnxHeader:
 def load_header(folder: Path) -> OnnxHeader:
     """Reads the header that the stage `device_graph` wrote.
 
-    Raises ValueError that names the file when it is missing, cut off, or not of this form.
+    Raises ValueError that names the file if it is missing, truncated, or not of this form.
     """
     file = folder / HEADER_FILE
     try:
@@ -104,34 +101,33 @@ def load_header(folder: Path) -> OnnxHeader:
 MAX_FULL_HASH_NBYTES = 1 << 30
 _MIB = 1 << 20
 FileStamp = tuple[Path, int, int]
-"""A file, its bytes and when it was last written."""
+"""A file, its size in bytes and its modification time."""
 
 
 def weights_digest(checkpoint: Checkpoint) -> str:
-    """Of a directory's safetensors files (without any: its .bin files), names and contents; of the Hub's, where the
-    name is all the identity, the name.
+    """Digest of names and contents of a directory's safetensors (else .bin) files; for a Hub model, its name.
 
-    Files of more than 1 GiB together are told by their sizes and by the first and last MiB of each, so that a model
-    that was changed only in between (and whose header, which is in front, says the same) is not told apart.
+    Above 1 GiB in total, only sizes and the first and last MiB of each file count: a change between them that leaves
+    the safetensors header as it was goes unnoticed.
     """
     if checkpoint.path is None:
         return f"hub:{checkpoint.hub}"
     found = sorted(checkpoint.path.glob("*.safetensors")) or sorted(checkpoint.path.glob("*.bin"))
-    seen = [(file, file.stat()) for file in found]
-    return _digest(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in seen))
+    stats = [(file, file.stat()) for file in found]
+    return _digest(tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in stats))
 
 
 @lru_cache(maxsize=16)
 def _digest(files: tuple[FileStamp, ...]) -> str:
-    """Read once by a process, as long as nobody writes to them."""
-    parts = sum(nbytes for _, nbytes, _ in files) > MAX_FULL_HASH_NBYTES
+    """Cached per process while the files do not change."""
+    ends_only = sum(nbytes for _, nbytes, _ in files) > MAX_FULL_HASH_NBYTES
     found = sha256()
     for file, nbytes, _ in files:
         found.update(f"{file.name} {nbytes} ".encode())
         with file.open("rb") as opened:
-            if parts and nbytes > 2 * _MIB:
+            if ends_only and nbytes > 2 * _MIB:
                 found.update(opened.read(_MIB))
                 opened.seek(-_MIB, 2)
             while block := opened.read(_MIB):
                 found.update(block)
-    return ("ends:" if parts else "") + found.hexdigest()
+    return ("ends:" if ends_only else "") + found.hexdigest()

@@ -1,7 +1,4 @@
-"""An exported model, opened by onnxruntime.
-
-The KV caches of an exported model: per session the arrays that the last pass left, and how much of them holds.
-"""
+"""An exported model opened by onnxruntime, and its KV caches by session."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,22 +18,22 @@ Floats: TypeAlias = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class OnnxOutput:
-    """What one pass of one session left."""
+    """The outputs of one pass of one session."""
 
     logits: Floats
     """(n, vocabulary)"""
     hidden_states: Floats
-    """(n, hidden) behind the last norm."""
+    """(n, hidden) after the last norm."""
     router_logits: Floats | None
-    """(n,) logits, where the graph asks the router."""
+    """(n,); None if the graph has no router."""
     present: list[Floats]
     """Keys and values, layer by layer, of shape (1, KV heads, tokens, head size)."""
 
 
 class OnnxSession:
-    """model.onnx in a folder, on one thread unless told otherwise.
+    """Runs model.onnx of a folder.
 
-    Raises ValueError for a folder without an export, a damaged one, and one whose graph is not what its header says.
+    Raises ValueError for a missing or damaged export, and for a graph that its header does not describe.
     """
 
     def __init__(self, folder: Path, threads: int = 1) -> None:
@@ -48,7 +45,7 @@ class OnnxSession:
             raise ValueError(f"{folder / MODEL_FILE} is not the graph that its header describes; {_EXPORT_AGAIN}")
 
     def run(self, tokens: Sequence[int], output_positions: Sequence[int], past: Sequence[Floats]) -> OnnxOutput:
-        """One session's new tokens behind its cache; of them `output_positions` are read off."""
+        """Runs one session's new tokens after its cache; the outputs are those of `output_positions` among them."""
         feeds: dict[str, Any] = dict(zip(self.header.past_names, past, strict=True))
         feeds["ids"], feeds["rows"] = np.array([tokens], np.int64), np.array(output_positions, np.int64)
         logits, hidden, *rest = self._session.run(self._outputs, feeds)
@@ -56,13 +53,13 @@ class OnnxSession:
         return OnnxOutput(logits[0], hidden[0], route, rest)
 
     def empty_cache(self) -> list[Floats]:
-        """The cache of a session that has seen nothing."""
+        """The cache of a new session."""
         header = self.header
         return [np.zeros((1, header.kv_heads, 0, header.head_size), np.float32) for _ in header.past_names]
 
 
 class OnnxRouter:
-    """router.onnx in a folder, as a scorer of hidden states."""
+    """Scores hidden states with router.onnx of a folder."""
 
     feature_kind: Literal["hidden"] = "hidden"
 
@@ -72,7 +69,7 @@ class OnnxRouter:
 
     @property
     def num_features(self) -> int:
-        """How wide the hidden state is that it reads."""
+        """The width of the hidden states."""
         return int(self._session.get_inputs()[0].shape[-1])
 
     def probability(self, features: Any) -> float:
@@ -112,7 +109,7 @@ class OnnxSequenceCache:
         self._arrays, self.length = empty, 0
 
     def keys_values(self) -> list[Floats]:
-        """What the next pass goes behind; copied only after a rollback."""
+        """The input of the next pass; copied only after a rollback."""
         if self._arrays[0].shape[2] != self.length:
             self._arrays = [np.ascontiguousarray(one[:, :, : self.length]) for one in self._arrays]
         return self._arrays
@@ -121,7 +118,7 @@ class OnnxSequenceCache:
         self._arrays, self.length = present, present[0].shape[2]
 
     def truncate(self, start: int, session: str) -> None:
-        """Rolls back to `start` tokens. Raises CacheHoleError when fewer are cached."""
+        """Rolls back to `start` tokens. Raises CacheHoleError if fewer are cached."""
         if self.length < start:
             raise CacheHoleError(
                 f"session {session!r} begins at token {start}, but only {self.length} tokens are cached"
@@ -130,7 +127,7 @@ class OnnxSequenceCache:
 
 
 class OnnxCacheManager:
-    """The slots of one model, by session."""
+    """The caches of one model, by session."""
 
     def __init__(self, empty: list[Floats]) -> None:
         self._empty = empty
@@ -140,15 +137,15 @@ class OnnxCacheManager:
         return len(self._caches)
 
     def length(self, session: str) -> int:
-        """How many tokens are cached; 0 for a session that is not known."""
-        slot = self._caches.get(session)
-        return slot.length if slot else 0
+        """How many tokens are cached; 0 for an unknown session."""
+        cache = self._caches.get(session)
+        return cache.length if cache else 0
 
     def open(self, session: str, start: int) -> OnnxSequenceCache:
-        """The slot of a session, rolled back to `start`. Raises CacheHoleError when the cache is shorter."""
-        slot = self._caches.setdefault(session, OnnxSequenceCache(self._empty))
-        slot.truncate(start, session)
-        return slot
+        """A session's cache, rolled back to `start`. Raises CacheHoleError if the cache is shorter."""
+        cache = self._caches.setdefault(session, OnnxSequenceCache(self._empty))
+        cache.truncate(start, session)
+        return cache
 
     def drop(self, session: str) -> None:
         self._caches.pop(session, None)

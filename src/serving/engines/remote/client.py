@@ -1,4 +1,4 @@
-"""Questions to a server over HTTP: within a time, within bytes, again where that helps; an answer or an error."""
+"""HTTP requests to a server, with bounds on time and bytes, retries, and an error for every unusable response."""
 
 import json
 import ssl
@@ -18,9 +18,9 @@ _MAX_EXCERPT_CHARS = 240
 
 
 class RemoteClient:
-    """May be used by several threads. `sleep` and `clock` are seconds; `waits`: see `CircuitBreaker`.
+    """Thread-safe. `sleep` and `clock` are in seconds; for `wait_for_cooldown` see `CircuitBreaker`.
 
-    Raises ValueError for a key that must not be sent or an authority that cannot be read.
+    Raises ValueError for a key that must not be sent, or a CA certificate that cannot be read.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RemoteClient:
         )
 
     def __repr__(self) -> str:
-        return f"Client({self.server.display_name})"
+        return f"RemoteClient({self.server.display_name})"
 
     def close(self) -> None:
         self._http.close()
@@ -58,7 +58,7 @@ class RemoteClient:
         return self._request("GET", url, None)
 
     def post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer, a JSON object. Raises RemoteError."""
+        """The response, a JSON object. Raises RemoteError."""
         return self._request("POST", url, body)
 
     def _request(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -86,7 +86,8 @@ class RemoteClient:
         self._count_failure()
         self._breaker.trip(failed)
         raise RemoteError(
-            f"{self._display_name} {failed}, in {self.server.retries + 1} attempts; is it running, and reachable from here?",
+            f"{self._display_name} {failed}, in {self.server.retries + 1} attempts; is it running, and reachable "
+            "from here?",
             transient=True,
         )
 
@@ -105,13 +106,13 @@ class RemoteClient:
         except httpx2.TimeoutException as problem:
             raise _RetryableError(f"did not answer in time ({type(problem).__name__})") from None
         except httpx2.DecodingError:
-            raise RemoteError(f"{self._display_name} answered in an encoding that nobody asked for") from None
+            raise RemoteError(f"{self._display_name} answered in an encoding that was not requested") from None
         except httpx2.TransportError as problem:
             said = one_line(str(problem), _MAX_EXCERPT_CHARS)
             if "certificate" in said.lower():
                 raise RemoteError(
-                    f"{self._display_name} shows a certificate that is not believed ({said}); name its authority in "
-                    "model.cloud.server.ca_certificate"
+                    f"{self._display_name} shows a certificate that is not trusted ({said}); name its CA certificate "
+                    "in model.cloud.server.ca_certificate"
                 ) from None
             raise _RetryableError(f"was not reached ({type(problem).__name__}: {said})") from None
         except httpx2.HTTPError as problem:
@@ -119,13 +120,13 @@ class RemoteClient:
 
     def _read(self, response: "Response", deadline_s: float) -> bytes:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise RemoteError(f"{self._display_name} answered in an encoding that nobody asked for")
-        found, most = bytearray(), self.server.max_response_nbytes
+            raise RemoteError(f"{self._display_name} answered in an encoding that was not requested")
+        found, max_nbytes = bytearray(), self.server.max_response_nbytes
         for chunk in response.iter_bytes():
             found += chunk
-            if len(found) > most:
+            if len(found) > max_nbytes:
                 raise RemoteError(
-                    f"{self._display_name} answered more than {most} bytes, the most that is read "
+                    f"{self._display_name} answered more than {max_nbytes} bytes "
                     "(model.cloud.server.max_response_nbytes)"
                 )
             if self._clock() > deadline_s:
@@ -138,7 +139,7 @@ class RemoteClient:
             raise _RetryableError(f"said {status}{self._error_excerpt(raw)}", retry_after_s(response.headers))
         if 300 <= status < 400:
             raise RemoteError(
-                f"{self._display_name} points elsewhere ({status}), and nobody is sent there; give the right "
+                f"{self._display_name} redirects ({status}), which is not followed; give the right "
                 "model.cloud.server.base_url",
                 status=status,
             )
@@ -159,7 +160,7 @@ class RemoteClient:
         return answer
 
     def _error_excerpt(self, raw: bytes) -> str:
-        """What the server says went wrong, as far as it may be shown."""
+        """The server's error message, as far as it may be shown."""
         text = raw.decode("utf-8", "replace")
         try:
             error = json.loads(text)["error"]
@@ -174,7 +175,7 @@ class RemoteClient:
 
 
 class _RetryableError(Exception):
-    """May go better next time; `retry_after_s` is what the server asks for."""
+    """A retry may succeed; `retry_after_s` is the server's request."""
 
     def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)

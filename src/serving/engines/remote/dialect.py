@@ -1,6 +1,6 @@
-"""How each kind of server is asked: the same question in its own words.
+"""Requests in the dialect of each kind of server, and strict parsing of the responses.
 
-What a server wrote, read strictly: what is missing, odd or inconsistent is an error, and never the end of a text.
+A missing, odd or inconsistent field is an error, and never the end of a text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,24 @@ from serving.engines.remote.server import RemoteServer
 
 _TOKEN_ID_PREFIX = "token_id:"
 _MAX_ID_DIGITS = 10
-"""Of the longest id that anybody has."""
+"""More digits than any token id has."""
 
 
 @dataclass(frozen=True)
 class RemoteCompletion:
-    """`token_ids` is None where the server gives no token ids; `stopped` is that the model itself ended the text."""
+    """`token_ids` is None if the server gives none; `stopped` is True if the model itself ended the text."""
 
     text: str
     token_ids: tuple[int, ...] | None
     stopped: bool
     stop_token: int | None = None
-    """The token that ended it, where the server names it."""
+    """The token that ended the text, if the server names it."""
 
 
 def parse_openai(body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion:
-    """OpenAI's form, with vLLM's and SGLang's token ids where they are there.
+    """Parses OpenAI's form, with vLLM's and SGLang's token ids if present.
 
-    Args:
-        asked: tokens at most.
-        prompt: how many tokens the prompt had; None where it went as text.
+    `prompt_tokens` is the length of the prompt; None if it was sent as text.
     """
     choice = only_choice(body)
     text, finish = choice.get("text"), choice.get("finish_reason")
@@ -48,7 +46,7 @@ def parse_openai(body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | 
 
 
 def parse_llama_cpp(body: Mapping[str, Any], max_tokens: int, prompt_tokens: int) -> RemoteCompletion:
-    """llama.cpp's own form (/completion with return_tokens)."""
+    """Parses llama.cpp's own form (/completion with return_tokens)."""
     text, why = body.get("content"), body.get("stop_type")
     if not isinstance(text, str):
         raise RemoteError(f"the server's answer has no content but {type_name(text)}; is it a llama.cpp server?")
@@ -93,7 +91,7 @@ def _stop_token(choice: Mapping[str, Any]) -> int | None:
 
 
 def _check_usage(usage: Any, prompt_tokens: int | None) -> None:
-    """A prompt that was cut or added to is another question."""
+    """Raises RemoteError if the server read more or fewer prompt tokens than were sent."""
     if prompt_tokens is None or usage is None:
         return
     read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
@@ -115,7 +113,7 @@ JsonBody = dict[str, Any]
 
 @dataclass(frozen=True)
 class RemoteSampling:
-    """How a token is drawn; absent: the likeliest."""
+    """Sampling options of one request; requests without them are greedy."""
 
     temperature: float
     top_p: float
@@ -126,36 +124,36 @@ class RemoteSampling:
 class Dialect(Protocol):
     @property
     def returns_token_ids(self) -> bool:
-        """Does it give token ids?"""
+        """True if completions have token ids."""
         ...
 
     @property
     def supports_prompt_logprobs(self) -> bool:
-        """Can its prompts have log-probabilities?"""
+        """True if prompts can have log-probabilities."""
         ...
 
     def completion_request(
         self, server: RemoteServer, prompt: Sequence[int] | str, max_tokens: int, sampling: RemoteSampling | None
     ) -> tuple[str, JsonBody]:
-        """Where and how up to `max_tokens` tokens behind a prompt are asked for."""
+        """(URL, body) of a request for up to `max_tokens` tokens after a prompt."""
         ...
 
     def parse(self, body: Mapping[str, Any], max_tokens: int, prompt_tokens: int | None) -> RemoteCompletion: ...
 
     def prompt_logprobs_request(self, server: RemoteServer, prompt: Sequence[int] | str) -> tuple[str, JsonBody]:
-        """Where and how the likeliest tokens at a prompt's positions are asked for, and one more token."""
+        """(URL, body) of a request for the likeliest tokens at a prompt's positions, and one more token."""
         ...
 
     def tokenize_request(self, server: RemoteServer, text: str) -> tuple[str, JsonBody] | None: ...
 
     def detokenize_request(self, server: RemoteServer, tokens: Sequence[int]) -> tuple[str, JsonBody, str] | None:
-        """Where and how, and the name of the text in the answer."""
+        """(URL, body, name of the text in the response)."""
         ...
 
 
 @dataclass(frozen=True)
 class OpenAi:
-    """OpenAI's own fields, and top_k where it is wanted."""
+    """OpenAI's own fields, and top_k if it is set."""
 
     returns_token_ids: ClassVar[bool] = False
     supports_prompt_logprobs: ClassVar[bool] = True
@@ -202,7 +200,7 @@ class Sglang(OpenAi):
 
     @property
     def extra_fields(self) -> JsonBody:
-        """What a model's own generation config would otherwise set, too."""
+        """Includes neutral values for what a model's generation config would otherwise set."""
         neutral = {"top_k": -1, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
         return {"return_token_ids": True, "skip_special_tokens": False} | neutral
 
@@ -240,8 +238,8 @@ class LlamaCpp(OpenAi):
         self, server: RemoteServer, prompt: Sequence[int] | str, max_tokens: int, sampling: RemoteSampling | None
     ) -> tuple[str, JsonBody]:
         body: JsonBody = {
-            "model": server.model, "prompt": _prompt_field(prompt), "n_predict": max_tokens, "return_tokens": True, "cache_prompt": True,
-            "samplers": ["temperature", "top_k", "top_p"], "top_k": 0, "top_p": 1.0,
+            "model": server.model, "prompt": _prompt_field(prompt), "n_predict": max_tokens, "return_tokens": True,
+            "cache_prompt": True, "samplers": ["temperature", "top_k", "top_p"], "top_k": 0, "top_p": 1.0,
         }  # fmt: skip
         return f"{server.root_url}/completion", body | (
             self.sampling_fields(sampling) if sampling else {"temperature": 0}
@@ -263,7 +261,7 @@ class LlamaCpp(OpenAi):
 
 DIALECTS: Mapping[str, Dialect] = {"llama_cpp": LlamaCpp(), "vllm": Vllm(), "sglang": Sglang(), "openai": OpenAi()}
 DIALECT_BY_OWNER: Mapping[str, str] = {"llamacpp": "llama_cpp", "vllm": "vllm", "sglang": "sglang"}
-"""Who a server says that it is, in its list of models."""
+"""`owned_by` of a server's list of models -> its dialect."""
 
 
 def _prompt_field(prompt: Sequence[int] | str) -> list[int] | str:

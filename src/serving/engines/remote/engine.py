@@ -16,9 +16,9 @@ _SEED_RANGE = 1 << 31
 
 
 class RemoteEngine:
-    """What `serving.hardware.executor.Engine` asks for, with the outcomes of the torch engine.
+    """Implements `serving.hardware.executor.Engine` with the outcomes of the torch engine.
 
-    The server keeps caches by prefix, or none; here a session is the tokens that the route has sent.
+    A session is the tokens that its slices brought; the server caches prefixes or nothing.
     """
 
     def __init__(self, generator: RemoteGenerator) -> None:

@@ -1,4 +1,4 @@
-"""Tokens from a server: what it writes behind a prompt, and what it thinks of drafts."""
+"""Tokens from a server: completions of a prompt, and verdicts on drafts."""
 
 import sys
 from collections.abc import Sequence
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from serving.engines.tokenizer import Tokenizer
 
 _RETRY_LENGTHS = (4, 16)
-"""Tokens to ask for instead, where fewer end in half a character."""
+"""Larger request lengths to try if a completion ends within a character."""
 
 
 class RemoteGenerator:
     """
     Args:
-        vocabulary: ids from here on are nobody's.
-        as_text: prompts travel as text, to a server that refuses ids.
-        context: tokens of prompt and answer together that the server takes; None where nobody knows.
+        vocab_size: token ids must be below it.
+        prompts_as_text: prompts are sent as text, to a server that rejects ids.
+        context_tokens: the server's limit of prompt and completion together; None: unknown.
     """
 
     def __init__(
@@ -41,10 +41,9 @@ class RemoteGenerator:
     def generate(
         self, prompt: Sequence[int], max_tokens: int, sampling: RemoteSampling | None = None
     ) -> tuple[int, ...]:
-        """At least one token behind the prompt; an end token only where the model ended the text, and last. No more are
-        asked for than the context holds.
+        """At least one token after the prompt; the last is an end token if the model ended the text.
 
-        Raises RemoteError.
+        Requests no more than the context holds. Raises RemoteError.
         """
         room = self._max_new_tokens(prompt)
         for asked in dict.fromkeys(min(max(max_tokens, least), room) for least in (1, *_RETRY_LENGTHS)):
@@ -57,9 +56,9 @@ class RemoteGenerator:
         )
 
     def verify(self, prompt: Sequence[int], drafts: Sequence[int]) -> Verdict:
-        """Greedily: drafts stand while they are what the server would have written. Raises RemoteError.
+        """Greedy verification of drafts by the log-probabilities of the prompt. Raises RemoteError.
 
-        Where the likeliest token is named by its text alone, and that says something else, the server writes it.
+        If the server names the correcting token only by its text, the token is requested as a completion.
         """
         drafts = self._verifiable_drafts(prompt, drafts)
         if not drafts:
@@ -76,8 +75,8 @@ class RemoteGenerator:
         return Verdict(len(drafts), self._resolve_token(prompt_logprobs.next_token(body, len(whole)), whole))
 
     def _verifiable_drafts(self, prompt: Sequence[int], drafts: Sequence[int]) -> Sequence[int]:
-        """The drafts that can be: the verdict's own token needs room behind them, and half a character is no text. A
-        verdict on fewer is one, too.
+        """The leading drafts that the server can verify: the context must hold one more token, and a prompt sent as
+        text cannot end within a character.
         """
         found = drafts[: self._max_new_tokens(prompt) - 1]
         if self.prompts_as_text:
@@ -86,12 +85,12 @@ class RemoteGenerator:
         return found
 
     def _completion_choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The choice as if without its prompt, to be checked like any other."""
+        """The choice without its echoed prompt, for the usual checks."""
         choice = only_choice(body)
         return {"text": choice.get("text"), "finish_reason": choice.get("finish_reason")}
 
     def _resolve_token(self, token: int | None, prompt: Sequence[int]) -> int:
-        """A token that is named only by its text, or not at all at a text's end, is asked for."""
+        """The token itself, or a completion if the server named it only by text or not at all."""
         return self.generate(prompt, 1)[0] if token is None else self._check_token(token)
 
     def _complete(self, prompt: Sequence[int], max_tokens: int, sampling: RemoteSampling | None) -> RemoteCompletion:
@@ -101,11 +100,11 @@ class RemoteGenerator:
         return self.dialect.parse(body, max_tokens, self._expected_prompt_tokens(prompt))
 
     def _expected_prompt_tokens(self, prompt: Sequence[int]) -> int | None:
-        """As many tokens must have been read; None for a text, which is cut there."""
+        """How many prompt tokens the server must report; None for a prompt sent as text."""
         return None if self.prompts_as_text else len(prompt)
 
     def _max_new_tokens(self, prompt: Sequence[int]) -> int:
-        """Behind the prompt; a prompt that leaves none is the server's to refuse."""
+        """Tokens that fit after the prompt, at least 1: the server rejects a prompt that is too long."""
         return sys.maxsize if self.context_tokens is None else max(1, self.context_tokens - len(prompt))
 
     def _prompt_field(self, prompt: Sequence[int]) -> Sequence[int] | str:
@@ -120,7 +119,7 @@ class RemoteGenerator:
         return text
 
     def _completion_tokens(self, completion: RemoteCompletion, prompt: Sequence[int]) -> tuple[int, ...]:
-        """None, where the text so far is half a character."""
+        """The checked tokens; empty if the text ends within its first character."""
         if completion.token_ids is None:
             found = encode(self.tokenizer.hf, prompt, strip_partial_char(completion.text))
         else:
@@ -143,7 +142,7 @@ class RemoteGenerator:
     def _check_token(self, token: int) -> int:
         if not 0 <= token < self.vocab_size:
             raise RemoteError(
-                f"the server wrote token {short_repr(token)}, and the pair's are 0 to {self.vocab_size - 1}; does it serve "
-                "a model of another vocabulary?"
+                f"the server wrote token {short_repr(token)}, and the pair's are 0 to {self.vocab_size - 1}; does it "
+                "serve a model of another vocabulary?"
             )
         return token

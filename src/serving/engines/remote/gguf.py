@@ -1,4 +1,4 @@
-"""A Llama checkpoint in llama.cpp's format: `python -m serving.engines.remote.gguf CHECKPOINT FILE.gguf`.
+"""Converts a Llama checkpoint to llama.cpp's format: `python -m serving.engines.remote.gguf CHECKPOINT FILE.gguf`.
 
 Needs the package `gguf` (the extra `llama_cpp`). Weights stay in 32 bits, so that a llama.cpp server writes what
 `transformers` writes.
@@ -25,7 +25,7 @@ _GLOBAL_TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_nor
 
 
 def convert(checkpoint: Path, file: Path) -> None:
-    """Writes `file`. Raises ValueError for what is not a Llama with a byte-level BPE tokenizer."""
+    """Writes `file`. Raises ValueError for anything but a Llama with a byte-level BPE tokenizer."""
     from gguf import GGUFWriter
     from transformers import AutoConfig
 
@@ -65,12 +65,12 @@ def _head_dim(config: Any) -> int:
 
 
 def _vocabulary(checkpoint: Path, rows: int) -> dict[str, Any]:
-    """tokens, kinds, merges and how text is cut before them, from tokenizer.json."""
+    """tokens, kinds, merges and pre-tokenizer, from tokenizer.json."""
     from gguf import TokenType
 
     found = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
-    model, cut = found["model"], _pre_tokenizer(found.get("pre_tokenizer") or {})
-    if model["type"] != "BPE" or not cut:
+    model, pre_tokenizer = found["model"], _pre_tokenizer(found.get("pre_tokenizer") or {})
+    if model["type"] != "BPE" or not pre_tokenizer:
         raise ValueError(f"the tokenizer of {checkpoint} is no byte-level BPE, the only kind that is converted here")
     tokens = {i: token for token, i in model["vocab"].items()}
     kinds = dict.fromkeys(tokens, TokenType.NORMAL)
@@ -82,12 +82,12 @@ def _vocabulary(checkpoint: Path, rows: int) -> dict[str, Any]:
         "tokens": [tokens.get(i, f"[PAD{i}]") for i in range(rows)],
         "kinds": [kinds.get(i, TokenType.UNUSED) for i in range(rows)],
         "merges": merges,
-        "cut": cut,
+        "pre_tokenizer": pre_tokenizer,
     }
 
 
 def _pre_tokenizer(pre: dict[str, Any]) -> str:
-    """llama.cpp's name for the rule by which text is cut into words; "" where it is another."""
+    """llama.cpp's name of the pre-tokenizer; "" for an unknown one."""
     match pre:
         case {"type": "ByteLevel"}:
             return "gpt-2"
@@ -98,7 +98,7 @@ def _pre_tokenizer(pre: dict[str, Any]) -> str:
 
 def _write_tokenizer(writer: Any, vocabulary: dict[str, Any], config: Any) -> None:
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(vocabulary["cut"])
+    writer.add_tokenizer_pre(vocabulary["pre_tokenizer"])
     writer.add_token_list(vocabulary["tokens"])
     writer.add_token_types(vocabulary["kinds"])
     writer.add_token_merges(vocabulary["merges"])

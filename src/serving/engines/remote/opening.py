@@ -1,4 +1,4 @@
-"""Opens a server: is the model there, does it speak the pair's tokens, can it judge? Before any work."""
+"""Connects to a server and checks, before any work, its model, context, tokenizer, and ability to verify drafts."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PROBE_TEXTS = ("The key is in the red box, isn't it?", "x = [3.14, 1,000]  # \u00fcber \u4e16\u754c\n\tdone")
 _NUM_SAMPLED_TOKENS = 512
-"""Tokens of the vocabulary whose text is compared."""
+"""How many tokens of the vocabulary are compared by text."""
 _NUM_PROBE_TOKENS = 6
 
 
@@ -27,10 +27,9 @@ def connect_remote(
     context_tokens: int | None = None,
     wait_for_cooldown: bool = False,
 ) -> RemoteEngine:
-    """Raises ValueError with what the server lacks, and what to do.
+    """Raises ValueError that says what the server lacks, and what to do.
 
-    `context_tokens` is the longest that a prompt and its answer may become together; `wait_for_cooldown`: time is
-    virtual, so that a server's rests are waited out here.
+    `context_tokens` is the longest prompt and answer together; `wait_for_cooldown`: see `CircuitBreaker`.
     """
     client = RemoteClient(server, wait_for_cooldown=wait_for_cooldown)
     try:
@@ -50,15 +49,15 @@ def _checked_engine(
     context = _context_length(server, card, needed_tokens)
     _check_tokenization(client, dialect, tokenizer)
     _check_vocabulary(client, dialect, tokenizer, vocab_size)
-    writer = RemoteGenerator(client, dialect, tokenizer, vocab_size, context_tokens=context)
-    _probe_completion(writer)
+    generator = RemoteGenerator(client, dialect, tokenizer, vocab_size, context_tokens=context)
+    _probe_completion(generator)
     if verifies:
-        _probe_prompt_logprobs(writer)
-    return RemoteEngine(writer)
+        _probe_prompt_logprobs(generator)
+    return RemoteEngine(generator)
 
 
 def _model_card(client: RemoteClient) -> dict[str, Any]:
-    """What the server says of the model."""
+    """The model's entry in the server's list."""
     listed = client.get(f"{client.server.api_url}/models").get("data")
     cards = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     for card in cards:
@@ -77,28 +76,28 @@ def _aliases(card: dict[str, Any]) -> list[Any]:
 
 
 def _context_length(server: RemoteServer, card: dict[str, Any], needed_tokens: int | None) -> int | None:
-    """As far as anybody says it: vLLM and SGLang as max_model_len, llama.cpp as meta.n_ctx, else who configures."""
+    """The configured context, else the server's: max_model_len (vLLM, SGLang) or meta.n_ctx (llama.cpp)."""
     meta = card.get("meta")
-    said = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
-    told = said if type(said) is int and said > 0 else None
-    if told and server.context_tokens and told < server.context_tokens:
+    value = card.get("max_model_len") or (meta.get("n_ctx") if isinstance(meta, dict) else None)
+    reported = value if type(value) is int and value > 0 else None
+    if reported and server.context_tokens and reported < server.context_tokens:
         raise RemoteError(
-            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {told}; ask for "
+            f"model.cloud.server.context_tokens is {server.context_tokens}, and the server takes {reported}; ask for "
             "fewer, or give it a longer context"
         )
-    known = server.context_tokens or told
+    known = server.context_tokens or reported
     if known and needed_tokens and known < needed_tokens:
-        who = "model.cloud.server.context_tokens allows" if server.context_tokens else "the server takes"
+        subject = "model.cloud.server.context_tokens allows" if server.context_tokens else "the server takes"
         raise RemoteError(
-            f"a prompt and its answer may become {needed_tokens} tokens long, and {who} {known}; give the server a longer "
-            "context, or ask for less: workload.max_prompt_tokens and max_new_tokens, of a service "
+            f"a prompt and its answer may become {needed_tokens} tokens long, and {subject} {known}; give the server a "
+            "longer context, or ask for less: workload.max_prompt_tokens and max_new_tokens, of a service "
             "service.context_tokens"
         )
     return known
 
 
 def _check_tokenization(client: RemoteClient, dialect: Dialect, tokenizer: "Tokenizer") -> None:
-    """The server cuts text into the same tokens, or at least, where it cannot be asked, into as many."""
+    """Raises RemoteError if the server splits text into other tokens, or, without /tokenize, into another number."""
     for text in PROBE_TEXTS:
         own = list(tokenizer.hf(text, add_special_tokens=False)["input_ids"])
         answer = _post_if_supported(client, dialect.tokenize_request(client.server, text))
@@ -118,7 +117,7 @@ def _check_tokenization(client: RemoteClient, dialect: Dialect, tokenizer: "Toke
 
 
 def _post_if_supported(client: RemoteClient, request: tuple[str, dict[str, Any]] | None) -> dict[str, Any] | None:
-    """None, where the server has no such URL."""
+    """None if the server has no such URL."""
     try:
         return client.post(*request) if request else None
     except RemoteError as problem:
@@ -139,7 +138,7 @@ def _check_token_count(client: RemoteClient, dialect: Dialect, text: str, num_to
 
 
 def _check_vocabulary(client: RemoteClient, dialect: Dialect, tokenizer: "Tokenizer", vocab_size: int) -> None:
-    """Tokens all over the vocabulary are the same text on both sides."""
+    """Raises RemoteError if tokens of the vocabulary have another text on the server."""
     hf = tokenizer.hf
     step = max(1, vocab_size // _NUM_SAMPLED_TOKENS)
     special = {i for i, token in hf.added_tokens_decoder.items() if token.special}
@@ -160,7 +159,7 @@ def _check_vocabulary(client: RemoteClient, dialect: Dialect, tokenizer: "Tokeni
 
 
 def _probe_completion(generator: RemoteGenerator) -> None:
-    """One token behind a prompt of ids; a server that refuses ids is asked in text from here on."""
+    """Requests one token after a prompt of ids; a server that rejects ids gets text from now on."""
     prompt = generator.tokenizer.hf(PROBE_TEXTS[0], add_special_tokens=False)["input_ids"]
     try:
         generator.generate(prompt, 1)
@@ -172,7 +171,7 @@ def _probe_completion(generator: RemoteGenerator) -> None:
 
 
 def _probe_prompt_logprobs(generator: RemoteGenerator) -> None:
-    """Its own text must stand, and another must not; some servers answer for the next position instead."""
+    """The server must accept its own text and reject another; some servers echo the next position's values."""
     named = generator.client.server.display_name
     if not generator.dialect.supports_prompt_logprobs:
         raise RemoteError(_no_prompt_logprobs(named, "llama.cpp ignores echo"))
@@ -181,21 +180,21 @@ def _probe_prompt_logprobs(generator: RemoteGenerator) -> None:
         own = tuple(
             t for t in generator.generate(prompt, _NUM_PROBE_TOKENS) if t not in generator.tokenizer.eos_token_ids
         )
-        stands = generator.verify(prompt, own).accepted if own else 0
+        accepted = generator.verify(prompt, own).accepted if own else 0
         other = next(t for t in (*prompt, *range(generator.vocab_size)) if not own or t != own[0])
-        falls = generator.verify(prompt, (other,)).accepted
+        wrongly_accepted = generator.verify(prompt, (other,)).accepted
     except RemoteError as problem:
         if problem.transient:
             raise
         raise RemoteError(_no_prompt_logprobs(named, str(problem))) from None
-    if stands < len(own) or falls:
-        why = f"of {len(own)} tokens of its own {stands} stand, and of 1 other {falls}"
+    if accepted < len(own) or wrongly_accepted:
+        why = f"of {len(own)} tokens of its own {accepted} stand, and of 1 other {wrongly_accepted}"
         raise RemoteError(_no_prompt_logprobs(named, why))
 
 
 def _no_prompt_logprobs(server_name: str, reason: str) -> str:
     return (
-        f"{server_name} returns no log-probabilities of prompts that a verdict could be made of ({reason}). Policies that "
-        "verify drafts need them (synera, sled, wisp); use a server that has them (vLLM, SGLang), or a policy whose "
-        "drafts do not travel: hybrid, edgefm, cloud_centric, or policy/verify=replace"
+        f"{server_name} returns no log-probabilities of prompts that a verdict could be made of ({reason}). Policies "
+        "that verify drafts need them (synera, sled, wisp); use a server that has them (vLLM, SGLang), or a policy "
+        "whose drafts do not travel: hybrid, edgefm, cloud_centric, or policy/verify=replace"
     )

@@ -1,7 +1,4 @@
-"""What a server would have written at each position of a prompt: `echo` with `logprobs`, as vLLM and SGLang answer.
-
-The text that a server wrote as the tokens of the pair's tokenizer, where the server gives no ids.
-"""
+"""Verdicts from a prompt's log-probabilities (`echo` with `logprobs`), and tokens from text without token ids."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +9,15 @@ from serving.engines.remote.dialect import only_choice, parse_token_id
 from serving.engines.remote.errors import RemoteError, short_repr, type_name
 
 REPLACEMENT_CHAR = "\ufffd"
-"""What servers write for bytes that are no character, or not yet one."""
+"""Stands for bytes that form no complete character."""
 _CONTEXT_TOKENS = 32
-"""Tokens of the prompt that give the text its context."""
+"""The last tokens of the prompt, tokenized together with the text."""
 
 
 def encode(hf: Any, prompt: Sequence[int], text: str) -> tuple[int, ...]:
-    """The tokens of `text` behind `prompt`: cut as if both were one text where the prompt allows it, else by itself.
+    """The tokens of `text` after `prompt`: tokenized as one text if the prompt's tokens stay the same, else alone.
 
-    Raises RemoteError where they do not decode to the same text.
+    Raises RemoteError if they do not decode to the same text.
     """
     if REPLACEMENT_CHAR in text:
         raise RemoteError(
@@ -37,19 +34,19 @@ def encode(hf: Any, prompt: Sequence[int], text: str) -> tuple[int, ...]:
 
 
 def decode(hf: Any, tokens: Sequence[int]) -> str:
-    """Special tokens written out, spaces as they are."""
+    """The text with special tokens, without clean-up of spaces."""
     text: str = hf.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 
 
 def token_texts(hf: Any, before: Sequence[int], token: int) -> tuple[str, str]:
-    """What a token is called by itself, and behind the one before it: some tokenizers drop a space at the beginning."""
+    """A token's text alone, and after the token before it: some tokenizers drop a leading space."""
     last = list(before[-1:])
     return decode(hf, [token]), decode(hf, [*last, token]).removeprefix(decode(hf, last))
 
 
 def strip_partial_char(text: str) -> str:
-    """Without the half character at its end."""
+    """Removes an incomplete character at the end."""
     return text.rstrip(REPLACEMENT_CHAR)
 
 
@@ -60,8 +57,8 @@ def _tokenize(hf: Any, text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class TokenCheck:
-    """On one token: is it the likeliest? `argmax_token` is the likeliest one's id, None where the server gives only its
-    text; several halves of characters have one text, so then they are in doubt, and do not agree.
+    """`is_argmax`: True if the token is the likeliest. `argmax_token`: the likeliest one's id, None if the server gives
+    only its text. By text, an incomplete character never counts as the likeliest: several have the same text.
     """
 
     is_argmax: bool
@@ -69,10 +66,9 @@ class TokenCheck:
 
 
 def check_tokens(body: Mapping[str, Any], prompt: Sequence[int], num_checked: int, hf: Any = None) -> list[TokenCheck]:
-    """On the last `num_checked` tokens of the prompt. Raises RemoteError for anything but one entry a token.
+    """Checks the last `num_checked` tokens of the prompt. Raises RemoteError unless there is one entry per token.
 
-    `hf` is the tokenizer of a prompt that went as text, and was cut there: then each entry must be called what the
-    token is called here.
+    `hf` is the tokenizer for a prompt sent as text: then each entry's text must be that of the token here.
     """
     found = only_choice(body).get("logprobs")
     if not isinstance(found, dict):
@@ -90,31 +86,31 @@ def check_tokens(body: Mapping[str, Any], prompt: Sequence[int], num_checked: in
 
 
 def next_token(body: Mapping[str, Any], prompt_tokens: int) -> int | None:
-    """The id of the token that the server wrote behind the prompt, if it says it."""
+    """The id of the token that the server wrote after the prompt; None if it gives only text."""
     tokens = only_choice(body)["logprobs"]["tokens"]
     return parse_token_id(tokens[prompt_tokens]) if len(tokens) > prompt_tokens else None
 
 
 def _check_tokenization(body: Mapping[str, Any], tokens: Sequence[Any], prompt: Sequence[int], hf: Any) -> None:
-    """Is each entry on the token that was asked about? One that is half a character has no name to tell.
+    """Raises RemoteError if the server tokenized the text differently, or into an unknown number of tokens.
 
-    Raises RemoteError for a text that the server cuts into other tokens, or into nobody knows how many: its opinions
-    would be on other tokens than ours, and a draft would stand that was never judged.
+    Its log-probabilities would then be of other tokens, and a draft could be accepted without verification. An
+    incomplete character cannot be compared by text.
     """
     usage = body.get("usage")
     read = usage.get("prompt_tokens") if isinstance(usage, dict) else None
     over = only_choice(body).get("finish_reason") == "stop" and len(tokens) == len(prompt)
     if read != len(prompt) or not (over or len(tokens) == len(prompt) + 1):
         raise RemoteError(
-            f"the server cut {len(prompt)} tokens, sent as text, into {short_repr(read)} (usage.prompt_tokens), and gives "
-            f"{len(tokens)} log-probabilities; {_NO_VERDICT}"
+            f"the server cut {len(prompt)} tokens, sent as text, into {short_repr(read)} (usage.prompt_tokens), and "
+            f"gives {len(tokens)} log-probabilities; {_NO_VERDICT}"
         )
     for i, asked in enumerate(prompt):
         own = token_texts(hf, prompt[max(0, i - 1) : i], asked)
         if tokens[i] not in own and parse_token_id(tokens[i]) != asked and REPLACEMENT_CHAR not in own[0]:
             raise RemoteError(
-                f"the server cuts the text into other tokens: it has {short_repr(tokens[i])} where {own[1]!r} was asked "
-                f"about; {_NO_VERDICT}"
+                f"the server cuts the text into other tokens: it has {short_repr(tokens[i])} where {own[1]!r} was "
+                f"asked about; {_NO_VERDICT}"
             )
 
 
@@ -124,21 +120,21 @@ _NO_VERDICT = "no verdict can be made of that. Use a server that takes token ids
 def _check_token(token: Any, logprob: Any, top_logprobs: Any, expected_token: int) -> TokenCheck:
     if not isinstance(token, str):
         raise RemoteError(f"the server echoes {type_name(token)} as a token")
-    told = parse_token_id(token)
-    if told is not None and told != expected_token:
-        raise RemoteError(f"the server echoes token {told} where {expected_token} was asked about")
+    token_id = parse_token_id(token)
+    if token_id is not None and token_id != expected_token:
+        raise RemoteError(f"the server echoes token {token_id} where {expected_token} was asked about")
     if not isinstance(top_logprobs, dict) or not top_logprobs:
         raise RemoteError(
             f"the server names no likeliest token at a position of the prompt but {type_name(top_logprobs)}"
         )
-    chances = [_logprob(each) for each in (logprob, *top_logprobs.values())]
+    logprobs = [_logprob(each) for each in (logprob, *top_logprobs.values())]
     best = max(top_logprobs, key=top_logprobs.__getitem__)
-    named = parse_token_id(best)
-    if (told is None) != (named is None):
+    argmax_token = parse_token_id(best)
+    if (token_id is None) != (argmax_token is None):
         raise RemoteError("the server names some tokens by id and some by text")
-    if named is None:
-        return TokenCheck(chances[0] >= max(chances) and REPLACEMENT_CHAR not in token, None)
-    return TokenCheck(named == expected_token, named)
+    if argmax_token is None:
+        return TokenCheck(logprobs[0] >= max(logprobs) and REPLACEMENT_CHAR not in token, None)
+    return TokenCheck(argmax_token == expected_token, argmax_token)
 
 
 def _logprob(value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Where an OpenAI-compatible server is, and how patiently it is asked."""
+"""Configuration of an OpenAI-compatible server: URL, model, key, dialect, timeouts and retries."""
 
 import os
 from dataclasses import dataclass
@@ -12,45 +12,43 @@ DialectName = Literal["auto", "llama_cpp", "vllm", "sglang", "openai"]
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteServer:
-    """A model at a base URL. Certificates are always checked, redirects never followed, proxies never asked.
+    """A model at a base URL. Certificates are always checked; redirects and proxies are never used.
 
-    Raises ValueError for a URL that holds credentials or would carry text in the clear, and for options out of range.
+    Raises ValueError for a URL that holds credentials or would send text unencrypted, and for options out of range.
     """
 
     base_url: str
     """With its version: https://HOST/v1."""
     model: str
-    """One of those that the server lists."""
+    """One of the models that the server lists."""
     api_key_env: str = "TANDEM_LLM_KEY"
-    """The environment variable with the key; unset: none is sent."""
+    """The environment variable with the key; if unset, none is sent."""
     dialect: DialectName = "auto"
-    """What is asked beyond OpenAI's own fields; auto: by who the server says that it is."""
+    """Which fields beyond OpenAI's are used; auto: by `owned_by` in the server's list of models."""
     tokens_per_request: int = 1
-    """Tokens that one question asks for; those behind the first answer the next questions, as long as the text goes on
-    as the server wrote it.
-    """
+    """Tokens per request; those after the first are used while the text goes on as the server wrote it."""
     concurrency: int = 8
-    """Questions under way at once."""
+    """Concurrent requests."""
     timeout_s: float = 30.0
-    """Of one answer, from the question on."""
+    """From sending a request to the end of its response."""
     connect_timeout_s: float = 5.0
     retries: int = 3
-    """Beyond the first attempt, where the server was not reached, overloaded (429) or broken (5xx)."""
+    """After the first attempt, if the server is not reached, overloaded (429) or fails (5xx)."""
     backoff_s: float = 0.25
-    """A retry waits for a random part of it, which doubles each time up to `backoff_max_s`; as long as the server asks
-    (retry-after), but no longer than `retry_after_max_s`.
+    """A retry waits for a random part of it, which doubles each time up to `backoff_max_s`; or for the server's
+    Retry-After if that is longer, up to `retry_after_max_s`.
     """
     backoff_max_s: float = 8.0
     retry_after_max_s: float = 30.0
     cooldown_s: float = 5.0
-    """After the last attempt the server is left alone for so long: questions fail at once, or on virtual time wait."""
+    """After the last attempt, requests fail at once for so long; on virtual time they wait instead."""
     max_response_nbytes: int = 16 << 20
     ca_certificate: Path | None = None
-    """Whose signature is believed (PEM), in place of the system's authorities."""
+    """The trusted CA (PEM), instead of the system's."""
     insecure_http: bool = False
-    """Lets http:// leave this machine; a key is not sent there."""
+    """Allows http:// to another machine; no key is sent there."""
     context_tokens: int | None = None
-    """Of prompt and answer together; None: as many as the server says, if it does."""
+    """Limit of prompt and answer together; None: the server's, if it tells."""
 
     def __post_init__(self) -> None:
         self._check_url()
@@ -78,7 +76,7 @@ class RemoteServer:
             host, _ = url.hostname, url.port
         except ValueError as problem:
             raise ValueError(f"{at} is no URL ({problem}); give one such as http://127.0.0.1:8080/v1") from None
-        if "@" in url.netloc:  # before the URL is shown
+        if "@" in url.netloc:  # checked before any message shows the URL
             raise ValueError(f"{at} holds a user's name or a password; put the key into {self.api_key_env}")
         if url.scheme not in ("http", "https") or not host:
             raise ValueError(f"{at} is {self.base_url!r}; give one such as http://127.0.0.1:8080/v1")
@@ -86,7 +84,7 @@ class RemoteServer:
             raise ValueError(f"{at} has a query or a fragment; give what comes before it")
         if url.scheme == "http" and not self.is_loopback and not self.insecure_http:
             raise ValueError(
-                f"{at} is {self.base_url!r}: prompts would cross the network in the clear; use https, or say "
+                f"{at} is {self.base_url!r}: prompts would cross the network in the clear; use https, or set "
                 "model.cloud.server.insecure_http=true"
             )
 
@@ -104,7 +102,7 @@ class RemoteServer:
 
     @property
     def root_url(self) -> str:
-        """Where servers keep what is not OpenAI's."""
+        """The URL of paths that are not OpenAI's."""
         return self.api_url.removesuffix("/v1")
 
     @property
@@ -114,7 +112,7 @@ class RemoteServer:
     def api_key(self) -> str | None:
         """The key in the environment.
 
-        Raises ValueError for one that is empty, that no header can carry, or that anybody on the way could read.
+        Raises ValueError for one that is empty, that no header can carry, or that would be sent unencrypted.
         """
         if self.api_key_env not in os.environ:
             return None

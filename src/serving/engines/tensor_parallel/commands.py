@@ -1,9 +1,4 @@
-"""What the process that leads tells those that follow: what happened to its caches, and what to run.
-
-One process's place among those that share a model.
-
-Into how many shares a model's blocks can be parted.
-"""
+"""Commands that rank 0 sends to the other processes of a tensor-parallel model, and the configuration of a rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +9,7 @@ from serving.messages import Span
 
 @dataclass(frozen=True, slots=True)
 class OpenCache:
-    """`Cache.open`, of a slot that has `cached_len` tokens until then."""
+    """`KVCacheManager.open` for a cache that has `cached_len` tokens before."""
 
     cache_id: int
     session: str
@@ -27,7 +22,7 @@ class OpenCache:
 
 @dataclass(frozen=True, slots=True)
 class FreeCache:
-    """`Cache.drop`."""
+    """`KVCacheManager.drop`."""
 
     cache_id: int
     session: str
@@ -36,7 +31,7 @@ class FreeCache:
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """A `RunnerInput`, and how its slot stands; who follows has that slot, too."""
+    """A `RunnerInput` with the state of its cache; every rank has a shard of that cache."""
 
     session: str
     start_layer: int | None
@@ -49,7 +44,7 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class RunLayers:
-    """Layers first..last-1 over the rows of all shares, whose hidden states are broadcast next."""
+    """Runs layers start_layer..end_layer-1 over all inputs, whose hidden states rank 0 broadcasts next."""
 
     cache_id: int
     start_layer: int
@@ -61,14 +56,14 @@ TPCommand: TypeAlias = OpenCache | FreeCache | RunLayers
 
 
 SYNC_TIMEOUT_S = 60.0
-"""How long processes wait for one another in the middle of work."""
+"""How long processes wait for one another during work."""
 
 
 @dataclass(frozen=True)
 class RankConfig:
-    """What a process is told; rank 0 leads.
+    """The configuration of one process. Rank 0 is the node's own process.
 
-    It holds the layers of a `span`, None: all of them; embedding and head are the leader's alone.
+    A rank holds its shard of the layers of `span` (None: all); only rank 0 has the embedding and the head.
     """
 
     rank: int
@@ -77,25 +72,25 @@ class RankConfig:
     dtype: str
     accelerator: str
     rendezvous_file: str
-    """A file, in a folder of this user's alone, in which they find each other."""
+    """The file, in a private folder, through which the processes find each other."""
     span: Span | None = None
     timeout_s: float = SYNC_TIMEOUT_S
 
     @property
     def device_type(self) -> str:
-        """Of accelerator: "cpu", "cuda"."""
+        """ "cpu" or "cuda"."""
         return self.accelerator.partition(":")[0]
 
     @property
     def device(self) -> str:
-        """The torch device; of GPUs each process has its own."""
+        """The torch device; each process has its own GPU."""
         return self.device_type if self.device_type == "cpu" else f"{self.device_type}:{self.rank}"
 
 
 def check_divisible_heads(world_size: int, config: Mapping[str, Any], name: str) -> None:
     """Raises ValueError for a checkpoint's `config` whose heads, or KV heads, are not a multiple of `world_size`.
 
-    Attention is parted by whole heads; a head that two processes had halves of would be wrong.
+    Attention is sharded by whole heads.
     """
     heads = config.get("num_attention_heads")
     counts = {"heads": heads, "KV heads": config.get("num_key_value_heads") or heads}
@@ -103,6 +98,6 @@ def check_divisible_heads(world_size: int, config: Mapping[str, Any], name: str)
         if isinstance(count, int) and count % world_size:
             allowed = ", ".join(str(n) for n in range(1, count + 1) if not count % n)
             raise ValueError(
-                f"model.cloud.tensor_parallel is {world_size}, and {name} has {count} {what}, which cannot be shared out evenly; set it "
-                f"to a divisor of that: {allowed}"
+                f"model.cloud.tensor_parallel is {world_size}, and {name} has {count} {what}, which cannot be shared "
+                f"out evenly; set it to a divisor of that: {allowed}"
             )

@@ -1,9 +1,4 @@
-"""The engine of the process that leads: to its node it is one like any other.
-
-The leader's KV cache: the same happens to the followers' as to its own.
-
-The leader's layers: every pass is one that all processes run.
-"""
+"""The engine of rank 0: mirrors its cache operations to the other ranks, and runs every pass together with them."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,9 +17,10 @@ from serving.engines.torch.sequence_cache import KVCacheManager, SequenceCache
 
 
 class TPCacheManager(KVCacheManager):
-    """
+    """Rank 0's caches; every rank performs the same operations.
+
     Args:
-        number: which of the caches that the team's processes hold.
+        cache_id: which of the worker group's cache managers this is.
     """
 
     def __init__(
@@ -58,38 +54,43 @@ class TPCacheManager(KVCacheManager):
                 kept_tree_nodes,
             )
         )
-        slot = super().open(session, start_layer, end_layer, start, kept_tree_nodes)
-        self._keys[slot] = session, start_layer
-        return slot
+        cache = super().open(session, start_layer, end_layer, start, kept_tree_nodes)
+        self._keys[cache] = session, start_layer
+        return cache
 
     def drop(self, session: str, start_layer: int | None) -> None:
-        slot = self._caches.get((session, start_layer))
-        if slot is None:
+        cache = self._caches.get((session, start_layer))
+        if cache is None:
             return
-        self._keys.pop(slot, None)
+        self._keys.pop(cache, None)
         super().drop(session, start_layer)
         with suppress(WorkerGroupError):  # there is nothing left to free
             self._workers.execute(FreeCache(self.cache_id, session, start_layer))
 
     def input_spec(self, entry: RunnerInput) -> InputSpec:
-        """What followers are told of a lot."""
-        slot = entry.cache
+        """The input as the other ranks need it."""
+        cache = entry.cache
         return InputSpec(
-            *self._keys[slot], slot.length, slot.draft_start, entry.num_tokens, entry.parents, entry.num_cached
+            *self._keys[cache], cache.length, cache.draft_start, entry.num_tokens, entry.parents, entry.num_cached
         )
 
 
 class TPModelRunner(ModelRunner):
-    """Raises what is wrong with the rows before anybody is told of them, and TeamError where one process fails."""
+    """Checks the inputs before it sends a command. Raises WorkerGroupError if a process fails."""
 
     def __init__(self, workers: WorkerGroup, cache: TPCacheManager, model: DecomposedModel, vocab_size: int) -> None:
         super().__init__(model, vocab_size)
         self._workers, self._cache = workers, cache
 
     def _run_layers(
-        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch,
+        self,
+        hidden: torch.Tensor,
+        inputs: Sequence[RunnerInput],
+        start_layer: int,
+        end_layer: int,
+        packed: PackedBatch,
         rotary: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         self._check(hidden, inputs, start_layer, end_layer, packed)
         with self._workers.executing(
             RunLayers(self._cache.cache_id, start_layer, end_layer, tuple(map(self._cache.input_spec, inputs)))
@@ -103,10 +104,10 @@ class TPModelRunner(ModelRunner):
     ) -> None:
         if packed.importance is not None:
             raise ValueError("importance is averaged over all heads, and a model that is shared has some of them here")
-        rows = sum(lot.num_tokens for lot in inputs)
-        if hidden.shape != (rows, self.model.hidden_size):
+        num_tokens = sum(entry.num_tokens for entry in inputs)
+        if hidden.shape != (num_tokens, self.model.hidden_size):
             raise ValueError(
-                f"hidden states of shape {tuple(hidden.shape)} came for {rows} of ({self.model.hidden_size})"
+                f"hidden states of shape {tuple(hidden.shape)} came for {num_tokens} of ({self.model.hidden_size})"
             )
         for layer in self.model.layers[start_layer:end_layer]:
             if isinstance(layer, MissingLayer):
@@ -114,12 +115,12 @@ class TPModelRunner(ModelRunner):
 
 
 class TPEngine(TorchEngine):
-    """Embeds, normalises, judges and answers alone; the blocks are run together with the team, cache and all.
+    """Runs the layers together with a worker group; embedding, norm, head and verdicts run in this process only.
 
     Args:
-        team: whose processes hold the other shares of the model.
-        nth: of its cache among those of engines that have the same team.
-        options: as `Engine` takes them.
+        workers: the processes that hold the other shards of the model.
+        cache_id: the number of this engine among those with the same workers.
+        options: as for `TorchEngine`.
     """
 
     def __init__(self, workers: WorkerGroup, cache_id: int, model: DecomposedModel, **options: Any) -> None:

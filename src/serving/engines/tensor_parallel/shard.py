@@ -1,4 +1,7 @@
-"""A process's share of a model: DeepSpeed's AutoTP parts the attention and MLP of the blocks, and nothing else."""
+"""One process's shard of a model, and the loop of a worker process.
+
+DeepSpeed's AutoTP shards the attention and MLP of the blocks, and nothing else.
+"""
 
 import logging
 import os
@@ -24,22 +27,22 @@ from serving.engines.torch.sequence_cache import CacheHoleError, KVCacheManager
 from serving.messages import Span
 
 _ALL_REDUCED = {"gpt_neox": ("attention.dense", "mlp.dense_4h_to_h")}
-"""Linear layers whose products are summed over the processes, by architecture; those of all others are Llama's."""
+"""Linear layers whose outputs are summed over the processes, by architecture; others are as in Llama."""
 _LLAMA_ALL_REDUCED = ("self_attn.o_proj", "mlp.down_proj")
 
 
 def load_unsharded(config: RankConfig) -> Any:
-    """The whole checkpoint, on the CPU: it is parted before it goes anywhere else. Raises ValueError as `load` does."""
+    """The whole checkpoint, on the CPU, before it is sharded. Raises ValueError as `load_causal_lm` does."""
     torch.set_num_threads(1)
     with _environment(config):
-        import_module("deepspeed")  # takes seconds: now, while others do the same
+        import_module("deepspeed")  # takes seconds: now, while the other processes do the same
     return load_causal_lm(config.path, dtype=config.dtype)
 
 
 def load_shard(causal: Any, config: RankConfig) -> DecomposedModel:
-    """Meets the other processes and keeps this one's share of a model that each has loaded.
+    """Joins the other processes and keeps this one's shard of the model that each has loaded.
 
-    Raises RuntimeError when another one does not come.
+    Raises RuntimeError if another process does not join.
     """
     join_process_group(config)
     with _environment(config):
@@ -50,31 +53,31 @@ def load_shard(causal: Any, config: RankConfig) -> DecomposedModel:
 
 
 def join_process_group(config: RankConfig) -> None:
-    """Joins the process group, over loopback alone. Collectives that nobody answers in time raise RuntimeError."""
+    """Joins the process group, over loopback only. Collectives that time out raise RuntimeError."""
     if config.device_type != "cpu":
         torch.cuda.set_device(config.rank)
     with _environment(config):
         distributed.init_process_group(
-            "gloo" if config.device_type == "cpu" else "nccl", f"file://{config.rendezvous_file}", rank=config.rank, world_size=config.world_size,
-            timeout=timedelta(seconds=config.timeout_s),
+            "gloo" if config.device_type == "cpu" else "nccl", f"file://{config.rendezvous_file}", rank=config.rank,
+            world_size=config.world_size, timeout=timedelta(seconds=config.timeout_s),
         )  # fmt: skip
 
 
 def leave_process_group() -> None:
-    """Ends the process group, so that another model can be shared."""
+    """Ends the process group, so that another model can be loaded."""
     if distributed.is_initialized():
         distributed.destroy_process_group()
 
 
 def shard_model(causal: Any, rank_config: RankConfig) -> None:
-    """Parts the blocks of a loaded model in place; its configuration then tells what this process has.
+    """Shards the blocks of a loaded model in place, and updates its configuration to this shard.
 
-    The base model is given to DeepSpeed without its head, which it would part, too.
+    DeepSpeed gets the base model only, because it would shard the head, too.
     """
     import deepspeed  # type: ignore[import-untyped]
     from deepspeed.ops import __compatible_ops__ as operations  # type: ignore[import-untyped]
 
-    operations["deepspeed_shm_comm"] = False  # else it compiles a kernel, and fails where it cannot
+    operations["deepspeed_shm_comm"] = False  # else DeepSpeed compiles a kernel, and fails without a compiler
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     config, base, world = causal.config, causal.base_model, distributed.group.WORLD
     deepspeed.comm.init_distributed(dist_init_required=False, verbose=False)
@@ -94,7 +97,7 @@ def shard_model(causal: Any, rank_config: RankConfig) -> None:
 
 @dataclass(frozen=True)
 class _ModelParallelUnit:
-    """Who shares a model, as DeepSpeed asks for it; without it, it would remember a group that ended."""
+    """Gives DeepSpeed the process group; without it, DeepSpeed would reuse a group that ended."""
 
     group: Any
 
@@ -104,7 +107,7 @@ class _ModelParallelUnit:
 
 @contextmanager
 def _environment(config: RankConfig) -> Iterator[None]:
-    """What torch and DeepSpeed read while a group begins; deprecations that DeepSpeed walks into are not shown."""
+    """Environment variables that torch and DeepSpeed read at start; hides DeepSpeed's deprecation warnings."""
     wanted = {"LOCAL_RANK": str(config.rank), "RANK": str(config.rank), "WORLD_SIZE": str(config.world_size)}
     if config.device_type == "cpu":
         wanted["DS_ACCELERATOR"] = "cpu"
@@ -126,24 +129,23 @@ def _environment(config: RankConfig) -> Iterator[None]:
 
 
 def run_worker(config: RankConfig, pipe: Connection) -> None:
-    """Its whole life: the leader decides when it ends, also by dying.
+    """The main function of a worker process; it ends with a None command, or with the death of rank 0.
 
-    It says None when the checkpoint is read, again when it has its share, and after each lot of orders; or, once, what
-    went wrong.
+    Sends None after reading the checkpoint, after sharding, and after each batch of commands; or an error text, once.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal: the leader decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; rank 0 stops this one
     try:
         causal = load_unsharded(config)
         pipe.send(None)
-        follower = TPWorker(load_shard(causal, config))
-        del causal  # embedding and head are the leader's
+        worker = TPWorker(load_shard(causal, config))
+        del causal  # only rank 0 needs embedding and head
         pipe.send(None)
-        while (orders := pipe.recv()) is not None:
-            follower.execute(orders)
+        while (commands := pipe.recv()) is not None:
+            worker.execute(commands)
             pipe.send(None)
         leave_process_group()
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        os._exit(1)  # the leader is gone, and with it the group that an orderly end would wait for
+        os._exit(1)  # rank 0 is gone, and an orderly end would wait for it
     except Exception as problem:
         with suppress(OSError):
             pipe.send(f"{type(problem).__name__}: {problem}")
@@ -151,7 +153,7 @@ def run_worker(config: RankConfig, pipe: Connection) -> None:
 
 
 class TPWorker:
-    """Does with its share what the leader's engine does with its own, but for embedding, head and verdicts."""
+    """Runs on its shard the cache operations and layers that rank 0 runs on its own."""
 
     def __init__(self, model: DecomposedModel) -> None:
         self._model, self._runner = model, ModelRunner(model, model.vocab_size)
@@ -159,32 +161,34 @@ class TPWorker:
 
     @torch.inference_mode()
     def execute(self, commands: tuple[TPCommand, ...]) -> None:
-        for order in commands:
-            match order:
+        for command in commands:
+            match command:
                 case OpenCache():
-                    self._open(order)
+                    self._open(command)
                 case FreeCache():
-                    self._caches[order.cache_id].drop(order.session, order.start_layer)
+                    self._caches[command.cache_id].drop(command.session, command.start_layer)
                 case RunLayers():
-                    self._run(order)
+                    self._run(command)
         if self._model.device.type != "cpu":
-            torch.cuda.synchronize()  # who answers has done it
+            torch.cuda.synchronize()  # an acknowledged command is complete
 
     def _open(self, command: OpenCache) -> None:
-        cache = self._caches[command.cache_id]
-        cache.open(
-            command.session, command.start_layer, command.end_layer, command.cached_len
-        )  # as verdicts left the leader's
-        with suppress(CacheHoleError):  # its node has heard of it
-            cache.open(command.session, command.start_layer, command.end_layer, command.start, command.kept_tree_nodes)
+        cache, session, layers = (
+            self._caches[command.cache_id],
+            command.session,
+            (command.start_layer, command.end_layer),
+        )
+        cache.open(session, *layers, command.cached_len)  # rolled back as in rank 0 after the last verdict
+        with suppress(CacheHoleError):  # rank 0 reports it
+            cache.open(session, *layers, command.start, command.kept_tree_nodes)
 
     def _run(self, command: RunLayers) -> None:
-        lots = [self._runner_input(share, self._caches[command.cache_id]) for share in command.inputs]
-        hidden = self._runner.empty_hidden.new_empty(sum(lot.num_tokens for lot in lots), self._model.hidden_size)
+        inputs = [self._runner_input(spec, self._caches[command.cache_id]) for spec in command.inputs]
+        hidden = self._runner.empty_hidden.new_empty(sum(entry.num_tokens for entry in inputs), self._model.hidden_size)
         distributed.broadcast(hidden, 0)
-        self._runner.run(hidden, lots, command.start_layer, command.end_layer)
+        self._runner.run(hidden, inputs, command.start_layer, command.end_layer)
 
     def _runner_input(self, spec: InputSpec, cache: KVCacheManager) -> RunnerInput:
-        slot = cache.open(spec.session, spec.start_layer, 0, spec.cached_len)
-        slot.draft_start = spec.draft_start
-        return RunnerInput(slot, spec.num_tokens, spec.parents, spec.num_cached)
+        session_cache = cache.open(spec.session, spec.start_layer, 0, spec.cached_len)
+        session_cache.draft_start = spec.draft_start
+        return RunnerInput(session_cache, spec.num_tokens, spec.parents, spec.num_cached)

@@ -1,7 +1,4 @@
-"""The processes that follow: started, told what to do, listened to, ended; nobody is waited for without end.
-
-Opens a model in several processes: who cannot share it is told before any of them starts.
-"""
+"""Starts, commands and stops the worker processes of a tensor-parallel model. Every wait has a timeout."""
 
 import multiprocessing as mp
 import socket
@@ -25,18 +22,18 @@ from serving.hardware.executor import FatalWorkError
 from serving.messages import Span
 
 _LOAD_TIMEOUT_S = 1800.0
-"""How long reading a checkpoint may take."""
+"""For reading a checkpoint."""
 _EXIT_TIMEOUT_S = 5.0
-"""How long a process that was told to stop may take."""
+"""For a process to stop."""
 _FAILURE_GRACE_S = 1.0
-"""How long others are listened to when one has failed: who died says nothing, and those whom it left behind do."""
+"""How long to wait for the status of the other processes after one failed; it may name the cause."""
 _MAX_PENDING = 256
-"""So many orders wait for the next that is urgent."""
+"""Queued commands are sent when there are so many."""
 _TIMED_OUT, _FAILED, _DIED = 1, 2, 3
 
 
 class WorkerGroupError(FatalWorkError):
-    """A process that holds a share of a model failed: what the others' caches hold is not known any more."""
+    """A process of the group failed, so the state of the caches is unknown."""
 
 
 @dataclass(frozen=True)
@@ -50,59 +47,59 @@ class _WorkerProcess:
         return f"rank {self.rank} (process {self.process.pid})"
 
     def receive_status(self) -> tuple[int, str]:
-        """How bad it is, and what: (0, "") when all is well. Waits until there is one."""
+        """(severity, text) of the next status; (0, "") for success. Blocks until it arrives."""
         try:
-            said = self.pipe.recv()
+            status = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(_FAILURE_GRACE_S)
             return _DIED, f"{self.display_name} died (exit code {self.process.exitcode})"
-        return (0, "") if said is None else (_FAILED, f"{self.display_name} failed: {said}")
+        return (0, "") if status is None else (_FAILED, f"{self.display_name} failed: {status}")
 
 
 class WorkerGroup:
-    """All processes that share a model but the one that leads, which is this one.
+    """All processes of a model except rank 0, which is this one.
 
-    They answer whatever they are told before they are told more. When one fails, dies or does not answer in time, all
-    end; work raises a TeamError that says who it was, now and ever after. They end, too, when nobody refers to the
-    team any more, and with this process, also where that is killed.
+    Each batch of commands is acknowledged before the next. If a process fails, dies or times out, all are killed, and
+    this and all later work raises a WorkerGroupError that names the process. The processes also end when the group is
+    garbage-collected, and when this process ends, even if it is killed.
     """
 
     def __init__(self, configs: Sequence[RankConfig]) -> None:
         self._timeout_s, self._world_size = configs[0].timeout_s, configs[0].world_size
-        self._workers = [_start_worker(seat) for seat in configs]
+        self._workers = [_start_worker(config) for config in configs]
         self._pending: list[TPCommand] = []
         self._failure = ""
         self.close = weakref.finalize(self, _stop_workers, self._workers)
-        """Ends them all; again it does nothing."""
+        """Stops all processes; a second call does nothing."""
 
     @property
     def pids(self) -> list[int | None]:
         return [each.process.pid for each in self._workers]
 
     def enqueue(self, command: TPCommand) -> None:
-        """To be done before the next that is urgent."""
+        """Queues a command, to be sent before the next `execute`."""
         self._pending.append(command)
         if len(self._pending) >= _MAX_PENDING:
             self.execute()
 
     def execute(self, *commands: TPCommand) -> None:
-        """Returns when all have done it."""
+        """Returns when all processes have executed the commands."""
         with self.executing(*commands):
             pass
 
     @contextmanager
     def executing(self, *commands: TPCommand) -> Iterator[None]:
-        """All do it while this process does its own share inside."""
+        """All processes execute the commands while this one runs the body."""
         self._check_alive()
-        told, self._pending = (*self._pending, *commands), []
+        batch, self._pending = (*self._pending, *commands), []
         with self.synchronized():
             for each in self._workers:
-                each.pipe.send(told)
+                each.pipe.send(batch)
             yield
 
     @contextmanager
     def synchronized(self) -> Iterator[None]:
-        """What all do by themselves, each its own share."""
+        """Runs the body, then waits until all processes acknowledge. Raises WorkerGroupError if one fails."""
         try:
             yield
         except Exception as problem:
@@ -110,13 +107,13 @@ class WorkerGroup:
         self._await_workers(self._timeout_s)
 
     def wait_loaded(self) -> None:
-        """Returns when all have read the checkpoint."""
+        """Returns when all processes have read the checkpoint."""
         self._await_workers(_LOAD_TIMEOUT_S)
 
     def _await_workers(self, timeout_s: float) -> None:
-        weight, what = self._worst_status(timeout_s)
-        if weight:
-            raise self._abort(what)
+        severity, reason = self._worst_status(timeout_s)
+        if severity:
+            raise self._abort(reason)
 
     def _check_alive(self) -> None:
         if self._failure:
@@ -125,7 +122,7 @@ class WorkerGroup:
             raise WorkerGroupError("the processes that shared the model were told to stop")
 
     def _worst_status(self, timeout_s: float) -> tuple[int, str]:
-        """The worst of them."""
+        """The most severe status of all processes."""
         worst, deadline = (0, ""), monotonic() + timeout_s
         waiting: dict[Any, _WorkerProcess] = {each.pipe: each for each in self._workers}
         while waiting:
@@ -133,18 +130,18 @@ class WorkerGroup:
             if not ready:
                 silent = ", ".join(each.display_name for each in waiting.values())
                 return max(worst, (_TIMED_OUT, f"{silent} did not answer in {timeout_s:g} s"))
-            worst = max(worst, *(waiting.pop(line).receive_status() for line in ready))
+            worst = max(worst, *(waiting.pop(pipe).receive_status() for pipe in ready))
             if worst[0]:
                 deadline = min(deadline, monotonic() + _FAILURE_GRACE_S)
         return worst
 
     def _local_failure(self, problem: Exception) -> WorkerGroupError:
-        """Work failed here: because of one that is not there any more, if there is one."""
-        weight, what = self._worst_status(_FAILURE_GRACE_S)
-        if weight >= _FAILED:
-            return self._abort(what)
+        """The error for a failure in this process; names the worker that caused it, if one did."""
+        severity, reason = self._worst_status(_FAILURE_GRACE_S)
+        if severity >= _FAILED:
+            return self._abort(reason)
         here = f"rank 0 (this process) failed: {type(problem).__name__}: {problem}"
-        return self._abort(f"{what}, and {here}" if what else here)
+        return self._abort(f"{reason}, and {here}" if reason else here)
 
     def _abort(self, reason: str) -> WorkerGroupError:
         self._failure = f"a model is shared by {self._world_size} processes, and {reason}; start this node again"
@@ -164,7 +161,7 @@ def _start_worker(config: RankConfig) -> _WorkerProcess:
 
 
 def _set_send_timeout(pipe: Connection, timeout_s: float) -> None:
-    """Sending to one that has stopped reading raises an OSError when its buffer has been full for so long."""
+    """Sending raises OSError if the receiver's buffer stays full for `timeout_s`."""
     with socket.socket(fileno=dup(pipe.fileno())) as end:
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(timeout_s), 0))
 
@@ -190,29 +187,29 @@ def load_tensor_parallel(
     span: Span | None = None,
     timeout_s: float = SYNC_TIMEOUT_S,
 ) -> tuple[DecomposedModel, WorkerGroup]:
-    """This process's share of a checkpoint, and the team that holds the others; of a `span` that alone.
+    """This process's shard of a checkpoint (or of its `span`), and the group that holds the others.
 
-    Every process reads the whole checkpoint and keeps its share, so memory must hold `world_size` copies for a moment.
-    Raises ValueError for a model that cannot be parted so, too few GPUs, or a second one in this process; TeamError
-    when a process does not come to its share.
+    Every process reads the whole checkpoint and keeps its shard, so memory must hold `world_size` copies for a moment.
+    Raises ValueError for a model that cannot be sharded so, too few GPUs, or a second model in this process;
+    WorkerGroupError if a process fails to load its shard.
     """
     check_checkpoint(path)
     _check_environment(path, world_size, accelerator)
     with TemporaryDirectory(prefix="tandem-") as folder:
-        seats = [
+        configs = [
             RankConfig(rank, world_size, path, dtype, accelerator, str(Path(folder) / "meeting"), span, timeout_s)
             for rank in range(world_size)
         ]
-        team = WorkerGroup(seats[1:])
+        workers = WorkerGroup(configs[1:])
         try:
-            causal = load_unsharded(seats[0])
-            team.wait_loaded()
-            with team.synchronized():
-                model = load_shard(causal, seats[0])
+            causal = load_unsharded(configs[0])
+            workers.wait_loaded()
+            with workers.synchronized():
+                model = load_shard(causal, configs[0])
         except BaseException:
-            team.close()
+            workers.close()
             raise
-    return model, team
+    return model, workers
 
 
 def _check_environment(path: str, world_size: int, accelerator: str) -> None:
@@ -223,10 +220,11 @@ def _check_environment(path: str, world_size: int, accelerator: str) -> None:
     check_divisible_heads(world_size, AutoConfig.from_pretrained(path).to_dict(), path)
     if distributed.is_initialized():
         raise ValueError(
-            f"model.cloud.tensor_parallel is {world_size}, and this process shares a model already; close that first, or set model.cloud.tensor_parallel=1"
+            f"model.cloud.tensor_parallel is {world_size}, and this process shares a model already; close that first, "
+            "or set model.cloud.tensor_parallel=1"
         )
     if not accelerator.startswith("cpu") and torch.cuda.device_count() < world_size:
         raise ValueError(
-            f"model.cloud.tensor_parallel is {world_size}, and torch sees {torch.cuda.device_count()} GPUs here; each process needs one "
-            "of its own"
+            f"model.cloud.tensor_parallel is {world_size}, and torch sees {torch.cuda.device_count()} GPUs here; each "
+            "process needs its own"
         )

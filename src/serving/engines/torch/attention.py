@@ -1,9 +1,7 @@
-"""Attention over packed rows: each session's new rows are stored in its slot, then look at that slot only.
+"""Attention over packed tokens: stores each session's new keys and values, then attends to that session's cache only.
 
-`transformers` layers call this as their attention function; which rows belong to whom rides along as the keyword
-`packed`.
-
-Keys and values of one session by layer: views of one run of blocks, or of several that lie apart.
+`transformers` layers call `attend`; the keyword `packed` tells which tokens belong to which session. Importance is
+measured here.
 """
 
 from __future__ import annotations
@@ -21,26 +19,25 @@ ATTENTION_NAME = "tandem"
 
 @dataclass(slots=True)
 class AttentionSegment:
-    """One session's share of a pass: `num_tokens` rows, where their keys and values go, and what they look at.
+    """One session's part of a pass: its new tokens, where their keys and values go, and what they attend to.
 
-    Each has one entry per layer from `start_layer` on: a view into the session's slot, made once a pass, or what
-    gathers blocks that lie apart.
+    Each has one entry per layer from `start_layer` on: a view into the session's cache, or a gather of several runs.
     """
 
     num_tokens: int
     start_layer: int
     new_keys: LayerTargets
-    """Shape (1, KV heads, n, head size)."""
+    """Shape (1, KV heads, num_tokens, head size)."""
     new_values: LayerTargets
     keys_values: Mapping[int | None, tuple[LayerTensors, LayerTensors]]
     """Per window of the model keys and values, of shape (1, KV heads, tokens, head size), new ones included."""
     masks: Mapping[int | None, torch.Tensor | None]
-    """Per window an additive mask of shape (n, tokens); None: a single row, or a plain triangle."""
+    """Per window an additive mask of shape (num_tokens, tokens); None: a single token, or plain causal."""
 
 
 @dataclass(slots=True)
 class PackedBatch:
-    """All rows of one pass, laid end to end, and who they belong to."""
+    """The tokens of one pass, laid end to end, by session."""
 
     segments: Sequence[AttentionSegment]
     token_counts: list[int]
@@ -53,7 +50,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks ride in `packed`
+    attention_mask: None,  # noqa: ARG001 - the name `transformers` gives it; masks come in `packed`
     *,
     packed: PackedBatch,
     scaling: float,
@@ -61,8 +58,8 @@ def attend(
 ) -> tuple[torch.Tensor, None]:
     """Stores keys and values, then attends, one session after the other.
 
-    Shapes: `query` (1, heads, rows, head size), `key` and `value` (1, KV heads, rows, head size), the output
-    (1, rows, heads, head size).
+    Shapes: `query` (1, heads, tokens, head size), `key` and `value` (1, KV heads, tokens, head size), the output
+    (1, tokens, heads, head size).
     """
     layer, segments = module.layer_idx, packed.segments
     window, grouped = packed.sliding_windows[layer], query.shape[1] != key.shape[1]
@@ -85,7 +82,7 @@ def attend(
 
 
 def register_attention() -> None:
-    """Makes `attend` known to `transformers` under the name of this project."""
+    """Registers `attend` with `transformers`."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -108,7 +105,7 @@ class LayerTargets(Protocol):
 
 
 class GatheredLayers:
-    """What lies in several runs of blocks, put together at each look."""
+    """Keys or values in several runs of blocks, concatenated at each read."""
 
     def __init__(self, runs: Sequence[torch.Tensor]) -> None:
         self._runs = [run.unbind(0) for run in runs]
@@ -118,7 +115,7 @@ class GatheredLayers:
 
 
 class ScatterTarget:
-    """New rows that go to several runs of blocks."""
+    """Writes new keys or values to several runs of blocks."""
 
     def __init__(self, runs: Sequence[torch.Tensor]) -> None:
         self._runs = runs
@@ -139,10 +136,12 @@ def by_layer(run: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[torch.T
 
 
 class ImportanceCollector:
-    """Gathers the attention that the last rows of a pass pay to every column, averaged over heads and probed layers.
+    """Importance of drafted tokens: column sums of attention (Synera, importance-based offloading).
+
+    Collects the attention of the last tokens of a pass to every key, averaged over heads and layers.
 
     Args:
-        layers: the probed layers; at least one must be run in every pass.
+        layers: the observed layers; at least one must run in every pass.
     """
 
     def __init__(self, layers: frozenset[int]) -> None:
@@ -150,18 +149,18 @@ class ImportanceCollector:
         self._num_observed = 1
         self._layer_attention: list[torch.Tensor] = []
         self.passes: list[torch.Tensor] = []
-        """One tensor a pass, of shape (rows looked at, columns)."""
+        """One tensor per pass, of shape (observed tokens, keys)."""
 
     def observe_last(self, num_tokens: int) -> None:
-        """How many of the last rows of the next pass to look at."""
+        """Observes the last `num_tokens` tokens of the next pass."""
         self._num_observed, self._layer_attention = num_tokens, []
 
     def observe(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, scaling: float, mask: torch.Tensor | None
     ) -> None:
-        """Called per layer by the attention function with the queries, keys and mask of its one session.
+        """Called per layer by `attend`, for a pass of one session.
 
-        Shapes: `query` (1, heads, rows, head size), `keys` (1, KV heads, columns, head size), `mask` (rows, columns).
+        Shapes: `query` (1, heads, tokens, head size), `keys` (1, KV heads, keys, head size), `mask` (tokens, keys).
         """
         if layer not in self._layers:
             return
@@ -170,24 +169,24 @@ class ImportanceCollector:
         scores = (chosen.reshape(shape[0], -1, chosen.shape[2]) @ keys[0].transpose(1, 2)).mul_(scaling).view(shape)
         if mask is not None:
             scores = scores + mask[-self._num_observed :]
-        elif query.shape[2] > 1:  # a plain triangle
+        elif query.shape[2] > 1:  # plain causal
             ahead = torch.ones(shape[2:], dtype=torch.bool, device=scores.device).triu(shape[3] - shape[2] + 1)
             scores = scores.masked_fill(ahead, float("-inf"))
         self._layer_attention.append(scores.softmax(-1, dtype=torch.float32).mean((0, 1)))
 
     def end_pass(self) -> None:
-        """Averages over layers; a sliding window shows fewer columns, the last ones."""
+        """Averages over layers; a layer with a sliding window sees only the last keys."""
         columns = max(seen.shape[1] for seen in self._layer_attention)
         self.passes.append(
             torch.stack([pad(seen, (columns - seen.shape[1], 0)) for seen in self._layer_attention]).mean(0)
         )
 
     def draft_importance(self, num_adopted: int, num_drafted: int) -> tuple[float, ...]:
-        """Per token of a draft the mean attention that its rows at or after that token pay to it.
+        """Per token of a draft, the mean attention that the draft's tokens from it on pay to it.
 
-        The draft is `num_adopted` tokens that were written before and `num_drafted` new ones. All but the last are fed:
-        of the former as the last rows of the first pass, each new one in a pass of its own. The last token gets the
-        mean of the others; where nothing is fed, the row that wrote the token, seen by itself, stands in.
+        The draft is `num_adopted` tokens written before, then `num_drafted` new ones. All but the last are fed: the
+        adopted ones at the end of the first pass, each new one in its own pass. The last token gets the mean of the
+        others; if none is fed, the attention of the token that wrote it to itself.
         """
         tokens = num_adopted + num_drafted
         if tokens < 2:

@@ -1,4 +1,4 @@
-"""Draft work: one session's continuation on the small model, token by token, with the scores that stop rules read."""
+"""Draft work: writes one session's continuation with the small model, and scores each token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,20 +30,20 @@ from serving.messages import DraftOutcome, DraftStopRule, DraftWork, EarlyExitRu
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """What a token is written from."""
+    """The model's output for one token."""
 
     logits: torch.Tensor
     """(1, vocabulary)"""
     hidden_state: torch.Tensor
-    """(1, hidden) behind the model's last norm: what its head looked at, `hidden_states[-1]` of `transformers`."""
+    """(1, hidden) after the last norm: the LM head's input, `hidden_states[-1]` of `transformers`."""
     exit_depth: float
-    """The share of the layers that had run."""
+    """The share of the layers that ran."""
     given_scores: Mapping[str, float] = field(default_factory=dict)
-    """Trained scores that came along; the others are asked of their scorers."""
+    """Trained scores that the model's graph computed; scorers compute the others."""
 
 
 class DraftBuilder:
-    """What one `DraftWork` has written so far."""
+    """Collects the tokens, scores and distributions of one `DraftWork`."""
 
     def __init__(self, work: DraftWork, tensor_store: TensorStore, scorers: Scorers = NO_SCORERS) -> None:
         self.work, self._tensor_store, self._scorers = work, tensor_store, scorers
@@ -62,15 +62,15 @@ class DraftBuilder:
         self.stopped = False
 
     def add_token(self, step: StepOutput, position: int) -> bool:
-        """Chooses the token at `position`; is there more to write?"""
-        stop, found = self.work.stop_rule, compute_logit_stats(step.logits, self._logit_scores)
-        scores = self._token_scores(found, step)
+        """Chooses the token at `position`. True if the draft goes on."""
+        stop, stats = self.work.stop_rule, compute_logit_stats(step.logits, self._logit_scores)
+        scores = self._token_scores(stats, step)
         self.stopped = bool(stop.score) and scores[stop.score] < stop.threshold
         if self.stopped and not stop.keep_last and len(self.tokens) >= stop.min_tokens:
             return False
-        token = self._choose_token(step.logits, found.tokens[0], position)
+        token = self._choose_token(step.logits, stats.tokens[0], position)
         self.tokens.append(token)
-        self.top_candidates.append(tuple(found.top_candidates[0]))
+        self.top_candidates.append(tuple(stats.top_candidates[0]))
         if self.work.early_exit:
             self.exit_depths.append(step.exit_depth)
         for name, values in self.scores.items():
@@ -91,20 +91,19 @@ class DraftBuilder:
         return scores
 
     def _choose_token(self, logits: torch.Tensor, argmax_token: int, position: int) -> int:
-        sampling, whole = self.work.sampling, self.work.full_draft_probs
-        if sampling is None and not whole:
+        sampling, full = self.work.sampling, self.work.full_draft_probs
+        if sampling is None and not full:
             return argmax_token
-        odds = distribution(logits[0], sampling) if sampling else logits[0].softmax(-1)
-        sent = encode_probs(odds, whole).cpu()
-        self.draft_probs.append(self._tensor_store.put(sent, f"odds/{self.work.session}", sent.nbytes))
-        cut = sampling is not None and (sampling.top_k > 0 or sampling.top_p < 1)
-        self.probs_support.append(
-            support_size(sent) if cut else 0
-        )  # uncut, it grows with the vocabulary of the timed model
+        probs = distribution(logits[0], sampling) if sampling else logits[0].softmax(-1)
+        encoded = encode_probs(probs, full).cpu()
+        self.draft_probs.append(self._tensor_store.put(encoded, f"odds/{self.work.session}", encoded.nbytes))
+        truncated = sampling is not None and (sampling.top_k > 0 or sampling.top_p < 1)
+        # The support of a distribution that is not truncated would depend on the vocabulary of this model.
+        self.probs_support.append(support_size(encoded) if truncated else 0)
         if sampling is None:
             return argmax_token
         return sample_token(
-            expand_probs(sent, logits.shape[-1]), uniform(key(sampling.seed, self.work.session), position, "draft")
+            expand_probs(encoded, logits.shape[-1]), uniform(key(sampling.seed, self.work.session), position, "draft")
         )
 
     def build(self, cached_len: int, importance: tuple[float, ...] | None) -> DraftOutcome:
@@ -112,13 +111,13 @@ class DraftBuilder:
         if importance is not None:
             scores[IMPORTANCE] = importance
         return DraftOutcome(
-            tuple(self.tokens), scores, tuple(self.top_candidates), self.stopped, cached_len, tuple(self.draft_probs), tuple(self.probs_support),
-            tuple(self.exit_depths),
+            tuple(self.tokens), scores, tuple(self.top_candidates), self.stopped, cached_len, tuple(self.draft_probs),
+            tuple(self.probs_support), tuple(self.exit_depths),
         )  # fmt: skip
 
 
 class EarlyExitDecoder:
-    """Runs rows down until their tokens can be read off: after the last layer, or at an exit that is sure enough."""
+    """Runs tokens through the layers until the next token is chosen: at the last layer, or at a confident exit."""
 
     def __init__(self, runner: ModelRunner, rule: EarlyExitRule | None) -> None:
         self._runner, self._rule, self._num_layers = runner, rule, len(runner.model.layers)
@@ -129,26 +128,26 @@ class EarlyExitDecoder:
     def decode(
         self, exit_pass: EarlyExitPass, indices: Sequence[int]
     ) -> tuple[list[StepOutput], tuple[ForwardLoad, ...]]:
-        """What the token behind each row is written from; what all of it did.
+        """The output after each token of `indices`, and the loads.
 
-        The pass goes on until the last of the rows is read off; each check asks the head about all of them.
+        The pass continues until all of them have left; each check runs the head over all of them.
         """
         found: dict[int, StepOutput] = {}
-        vain = -1
+        failed_checks = -1
         for layer in (*self.exit_layers, self._num_layers):
-            vain += 1
+            failed_checks += 1
             normed = self._runner.apply_norm(exit_pass.run_to(layer)[list(indices)])
             logits = self._runner.apply_lm_head(normed)
-            sure = self._confident(logits) if layer < self._num_layers else [True] * len(indices)
+            confident = self._confident(logits) if layer < self._num_layers else [True] * len(indices)
             for i in range(len(indices)):
-                if sure[i] and i not in found:
+                if confident[i] and i not in found:
                     found[i] = StepOutput(logits[i : i + 1], normed[i : i + 1], layer / self._num_layers)
             if len(found) == len(indices):
                 break
-        return [found[i] for i in range(len(indices))], with_head_loads(exit_pass.finish(), len(indices), vain)
+        return [found[i] for i in range(len(indices))], with_head_loads(exit_pass.finish(), len(indices), failed_checks)
 
     def importance_collector(self, importance_layers: frozenset[int]) -> ImportanceCollector:
-        """Of the probed layers that always run, so that it depends on the text and not on who left where."""
+        """Uses the importance layers that always run, so that importance does not depend on exits."""
         always = range(self.exit_layers[0] if self.exit_layers else self._num_layers)
         return ImportanceCollector(importance_layers & frozenset(always) or frozenset(always[-1:]))
 
@@ -169,40 +168,40 @@ def generate(
     importance_layers: frozenset[int],
     scorers: Scorers,
 ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-    """Feeds what the cache lacks, then writes up to the stop rule; the last token written is not fed back.
+    """Feeds the input tokens, then drafts up to the stop rule; the last token drafted is not fed back.
 
-    Scores and tops describe the model's own distribution, before temperature, top-k and top-p. Branches know no stop
-    rule and no importance, which is seen from later rows. With exits, importance is that of the layers that always run.
+    Scores and top candidates describe the model's distribution before temperature, top-k and top-p. Branches have no
+    stop rule, and no importance, which needs later tokens.
 
-    Raises ValueError for an unknown score, and when there is nothing to feed.
+    Raises ValueError for an unknown score, or without input tokens.
     """
-    reading = EarlyExitDecoder(runner, work.early_exit)
+    decoder = EarlyExitDecoder(runner, work.early_exit)
     if work.branches:
         return _draft_branches(
-            DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), tensor_store, scorers), reading, runner, cache
+            DraftBuilder(replace(work, stop_rule=DraftStopRule(1)), tensor_store, scorers), decoder, runner, cache
         )
-    importance = reading.importance_collector(importance_layers) if IMPORTANCE in work.requested_scores else None
-    chunk = DraftBuilder(work, tensor_store, scorers)
+    importance = decoder.importance_collector(importance_layers) if IMPORTANCE in work.requested_scores else None
+    builder = DraftBuilder(work, tensor_store, scorers)
     if not work.stop_rule.max_tokens:
         loads = _fill_cache(work, runner, cache, importance if work.num_adopted_drafts else None)
     else:
-        loads = draft_tokens(chunk, reading, runner, cache, importance)
-    return chunk.build(
-        cache.length, importance.draft_importance(work.num_adopted_drafts, len(chunk.tokens)) if importance else None
+        loads = draft_tokens(builder, decoder, runner, cache, importance)
+    return builder.build(
+        cache.length, importance.draft_importance(work.num_adopted_drafts, len(builder.tokens)) if importance else None
     ), loads
 
 
 def _fill_cache(
     work: DraftWork, runner: ModelRunner, cache: SequenceCache, importance: ImportanceCollector | None
 ) -> tuple[ForwardLoad, ...]:
-    """Nothing is written: the cache is filled, and the importance of drafts that were written before is seen."""
+    """Fills the cache without drafting, and observes the importance of drafts that were written before."""
     if not work.input_tokens:
         return ()
     if importance:
         importance.observe_last(max(1, work.num_adopted_drafts - 1))
-    descent = EarlyExitPass(runner, cache, work.input_tokens, importance=importance)
-    descent.run_to(len(runner.model.layers))
-    return descent.finish()
+    exit_pass = EarlyExitPass(runner, cache, work.input_tokens, importance=importance)
+    exit_pass.run_to(len(runner.model.layers))
+    return exit_pass.finish()
 
 
 def draft_tokens(
@@ -212,18 +211,19 @@ def draft_tokens(
     cache: SequenceCache,
     importance: ImportanceCollector | None,
 ) -> tuple[ForwardLoad, ...]:
-    """Writes the chunk, token by token; what the passes did. Raises ValueError when there is nothing to feed."""
+    """Drafts token by token; returns the loads. Raises ValueError without input tokens."""
     work, feed, loads = builder.work, builder.work.input_tokens, list[ForwardLoad]()
     if not feed:
         raise ValueError(
-            f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed; a model needs a row"
+            f"session {work.session!r} asks for {work.stop_rule.max_tokens} tokens with nothing to feed; a model "
+            "needs a token"
         )
     while feed:
         if importance:
             importance.observe_last(1 if loads else max(1, work.num_adopted_drafts))
-        (seen,), done = decoder.decode(EarlyExitPass(runner, cache, feed, importance=importance), [-1])
+        (step,), done = decoder.decode(EarlyExitPass(runner, cache, feed, importance=importance), [-1])
         loads += done
-        more = builder.add_token(seen, cache.length) and len(builder.tokens) < work.stop_rule.max_tokens
+        more = builder.add_token(step, cache.length) and len(builder.tokens) < work.stop_rule.max_tokens
         feed = (builder.tokens[-1],) if more else ()
     return tuple(loads)
 
@@ -231,21 +231,21 @@ def draft_tokens(
 def _draft_branches(
     builder: DraftBuilder, decoder: EarlyExitDecoder, runner: ModelRunner, cache: SequenceCache
 ) -> tuple[DraftOutcome, tuple[ForwardLoad, ...]]:
-    """One token after each branch, all branches in one pass: a forest whose roots follow the cache."""
+    """One token after each branch, all branches in one pass: trees whose roots follow the cache."""
     work, start = builder.work, cache.length
     if not all(work.branches):
-        raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a row")
+        raise ValueError(f"session {work.session!r} asks for a branch without tokens; a model needs a token")
     tokens = [token for branch in work.branches for token in branch]
     parents, ends = _chain_parents([len(branch) for branch in work.branches])
     found, loads = decoder.decode(EarlyExitPass(runner, cache, tokens, parents), ends)
     cache.truncate(start, work.session)
-    for seen, branch in zip(found, work.branches, strict=True):
-        builder.add_token(seen, start + len(branch))
+    for step, branch in zip(found, work.branches, strict=True):
+        builder.add_token(step, start + len(branch))
     return builder.build(start, None), loads
 
 
 def _chain_parents(lengths: list[int]) -> tuple[tuple[int, ...], list[int]]:
-    """Parents of rows that form chains laid end to end, and the last row of each chain."""
+    """Parents of the tokens of chains laid end to end, and the last index of each chain."""
     parents: list[int] = []
     ends: list[int] = []
     for length in lengths:

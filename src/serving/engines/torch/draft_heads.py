@@ -1,7 +1,4 @@
-"""HAT's draft model: a target's first layers, one self-attention module, the target's head (section 3.4).
-
-Medusa heads: each guesses the token one place further on, from the target's last hidden state.
-"""
+"""Drafters made from the target: HAT's adapter behind its first layers (HAT, section 3.4), and Medusa heads."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -17,17 +14,16 @@ from serving.learned.medusa import WEIGHTS, MedusaHeads
 
 
 class ZeroMLP(nn.Module):
-    """Stands where a layer has its MLP, and adds nothing."""
+    """Replaces the MLP of a layer; its output is zero."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(hidden)
 
 
 def init_adapter(model: DecomposedModel, shallow: int) -> nn.Module:
-    """A decoder layer without its MLP, to run behind the first `shallow` layers: norm, self-attention, residual.
+    """A decoder layer without its MLP, to run after the first `shallow` layers: norm, self-attention, residual.
 
-    Its weights are a copy of those of the layer that it takes the place of, or of the last one before where the model
-    has no more.
+    Its weights are a copy of layer `shallow`, or of the model's last layer.
     """
     layer = deepcopy(model.layers[min(shallow, len(model.layers) - 1)])
     layer.mlp, layer.post_attention_layernorm = ZeroMLP(), nn.Identity()
@@ -38,7 +34,7 @@ def init_adapter(model: DecomposedModel, shallow: int) -> nn.Module:
 
 
 def attach_adapter(model: DecomposedModel, shallow: int, adapter: nn.Module) -> DecomposedModel:
-    """The draft model."""
+    """The draft model: the first `shallow` layers, then the adapter, then the head."""
     layers, windows = model.layers[:shallow], model.sliding_windows[:shallow]
     return replace(model, layers=(*layers, adapter), sliding_windows=(*windows, windows[-1]))
 
@@ -46,7 +42,7 @@ def attach_adapter(model: DecomposedModel, shallow: int, adapter: nn.Module) -> 
 def load_adapter_drafter(model: DecomposedModel, shallow: int, weights: Path) -> DecomposedModel:
     """The draft model with the trained `weights`.
 
-    Raises ValueError that names the file when it is missing, damaged, or of another model.
+    Raises ValueError that names the file if it is missing, damaged, or of another model.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -73,7 +69,7 @@ class MedusaHead(nn.Module):
 
 
 def init_medusa_heads(model: DecomposedModel, count: int) -> nn.ModuleList:
-    """Heads that begin as the target's own: W1 is zero, W2 the target's."""
+    """Heads that compute the target's logits: W1 is zero, W2 the target's LM head."""
     heads = nn.ModuleList(MedusaHead(model.hidden_size, model.vocab_size) for _ in range(count))
     for head in heads:
         assert isinstance(head, MedusaHead)
@@ -84,20 +80,20 @@ def init_medusa_heads(model: DecomposedModel, count: int) -> nn.ModuleList:
 
 
 class MedusaProposer:
-    """Trained heads and their tree of candidates."""
+    """Proposes draft trees with trained Medusa heads."""
 
     def __init__(self, draft_heads: nn.ModuleList, medusa: MedusaHeads, vocab_size: int) -> None:
         self._draft_heads, self._medusa, self._vocab_size = draft_heads, medusa, vocab_size
 
     def propose(self, hidden: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens and parents of the tree that grows from the token which the target chose at this place.
+        """Tokens and parents of the tree whose root is the token that the target chooses here.
 
-        `hidden` is the final hidden state of the last accepted row, norm included, of shape (hidden).
+        `hidden` is the final hidden state of the last accepted token, norm included, of shape (hidden).
         """
         return self._medusa.propose(self.top_tokens(hidden[None])[0]), self._medusa.parents
 
     def top_tokens(self, hidden: torch.Tensor) -> Sequence[Sequence[Sequence[int]]]:
-        """Of each row each head's likeliest tokens, as many as the tree looks at; `hidden` is (rows, hidden)."""
+        """Per token and head, the likeliest tokens, as many as the tree uses; `hidden` is (tokens, hidden)."""
         widest = self._medusa.top_k
         found = torch.stack(
             [head(hidden)[:, : self._vocab_size].topk(widest, -1).indices for head in self._draft_heads], 1
@@ -107,7 +103,7 @@ class MedusaProposer:
 
 
 def load_medusa_heads(model: DecomposedModel, medusa: MedusaHeads, vocab_size: int) -> MedusaProposer:
-    """Raises ValueError that names the file when it is missing, damaged, or of another model."""
+    """Raises ValueError that names the file if it is missing, damaged, or of another model."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

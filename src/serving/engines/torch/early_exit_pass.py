@@ -1,9 +1,9 @@
-"""One session's rows on their way down a drafter's layers, and whom they take along.
+"""One pass of a drafter whose tokens may leave before the last layer.
 
-A row that leaves early keeps its hidden state; when a later row goes deeper, all that wait at a layer enter it with
-it. So whatever a row looks at was computed by all layers above, in the order of the text: a row that runs to the end
-yields what it would yield if nobody had ever left early. (Filling the skipped layers' caches from the state at the exit
-would be cheaper for lone exits, but an approximation whose result depends on who left where.)
+A token that exits early keeps its hidden state. When a later token goes deeper, all tokens suspended at a layer enter
+it first. So every key and value is computed by all layers below it, in text order, and a token that runs all layers
+yields what it would yield without any early exit. (Filling the skipped layers' caches from the exit state would be
+cheaper, but an approximation that depends on where earlier tokens left.)
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from serving.hardware.latency import ForwardLoad
 class EarlyExitPass:
     """
     Args:
-        slot: the session's cache, rolled back to where the rows begin.
-        tokens: of the new rows.
-        parents: where these form a tree, each one's parent among them, -1 for none.
+        cache: the session's cache, rolled back to where the new tokens begin.
+        tokens: the new tokens.
+        parents: for a tree, each new token's parent among them, -1 for none.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class EarlyExitPass:
         self._num_cached, self._end, self._layers_run = cache.length, cache.length + len(tokens), 0
 
     def run_to(self, layer: int) -> torch.Tensor:
-        """Runs on until `layer` layers have run; the new rows' hidden states, of shape (rows, hidden)."""
+        """Continues until `layer` layers have run. Returns the new tokens' hidden states, (tokens, hidden)."""
         while self._layers_run < layer:
             self._resume_suspended()
             last = min(layer, self._exit_depths.next_merge(self._layers_run))
             start = self._exit_depths.cached_at(self._layers_run)
-            lot = RunnerInput(self._cache, self._end - start, self._tree_parents(self._num_cached - start), start)
-            self._hidden = self._runner.run(self._hidden, [lot], self._layers_run, last, self._importance)
+            entry = RunnerInput(self._cache, self._end - start, self._tree_parents(self._num_cached - start), start)
+            self._hidden = self._runner.run(self._hidden, [entry], self._layers_run, last, self._importance)
             self._layers_run = last
         return self._hidden[-self._num_new :]
 
     def _resume_suspended(self) -> None:
-        """Who waits for this layer comes before those who waited higher up."""
+        """Prepends tokens suspended at this layer; they precede the current ones in text order."""
         if count := self._exit_depths.num_suspended(self._layers_run):
             at = self._exit_depths.cached_at(self._layers_run) - (self._num_cached - self._exit_depths.num_incomplete)
             self._hidden = torch.cat(
@@ -62,7 +62,7 @@ class EarlyExitPass:
             )
 
     def _tree_parents(self, num_resumed: int) -> tuple[int, ...] | None:
-        """Parents of all rows, those that joined included: they are a chain from which the tree grows."""
+        """Parents of all tokens: the resumed ones are a chain from which the tree grows."""
         if self._parents is None:
             return None
         return (
@@ -71,7 +71,7 @@ class EarlyExitPass:
         )
 
     def finish(self) -> tuple[ForwardLoad, ...]:
-        """Ends here: the cache has grown by the new rows, some layers of which may be missing. What the layers did."""
+        """Ends the pass: the cache grows by the new tokens, of which layers may be missing. Returns the loads."""
         deeper = self._cache.suspended_hidden[: self._exit_depths.num_incomplete - (len(self._hidden) - self._num_new)]
         self._cache.suspended_hidden = [
             *deeper,

@@ -1,4 +1,4 @@
-"""One model on one chip: executes the work that nodes start."""
+"""The torch engine: executes draft and forward work with one model on one chip."""
 
 import torch
 
@@ -16,20 +16,20 @@ from serving.messages import DraftWork, ForwardWork, Outcome
 
 
 class TorchEngine:
-    """Drafts, verifies and runs spans of layers; every session has its own caches, told apart by what uses them.
+    """Drafts, verifies and runs spans of layers. A session has one cache per span and one for drafting.
 
     Args:
-        model: from `open_model`.
-        blobs: the store shared by all engines of a process; its own where absent.
-        vocabulary: how many rows of the head are real tokens; the rest is padding and never written. All where absent.
-        probed: the layers whose attention gives "importance"; all where absent.
+        model: from `load_model`.
+        tensor_store: shared by all engines of a process; default: its own.
+        vocab_size: how many rows of the head are real tokens; the rest is padding, never chosen. Default: all.
+        importance_layers: the layers whose attention gives "importance"; default: all.
         scorers: trained scores, by name.
-        block_tokens: tokens of a block of the KV cache; the node's ledger must count in the same.
-        budget_tokens: the KV cache holds no more, over all sessions and spans; None: what memory holds.
-        number: in which numbers hidden states leave.
-        heads: what proposes trees of drafts beside verdicts; None: nobody asks for them.
+        block_tokens: tokens per KV cache block; the node's KV accounting must use the same.
+        budget_tokens: capacity of the KV cache over all sessions and spans; None: unlimited.
+        hidden_dtype: the dtype of hidden states that other hops receive.
+        proposer: Medusa heads that propose the next draft tree; None: none are requested.
 
-    Raises ValueError for a vocabulary larger than the model's, or a probed layer that it does not have.
+    Raises ValueError for a vocabulary larger than the model's, or an importance layer that it does not have.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class TorchEngine:
 
     @torch.inference_mode()
     def execute(self, work: DraftWork | ForwardWork) -> tuple[Outcome, tuple[ForwardLoad, ...]]:
-        """Runs the work; beside the outcome, what each forward pass did.
+        """Returns the outcome of the work, and the load of each forward pass.
 
-        Raises ValueError for work that says too little, CacheHoleError for work that begins behind the end of a
-        cache, CacheFullError beyond the budget.
+        Raises ValueError for incomplete work, CacheHoleError for work that begins after the end of a cache,
+        CacheFullError beyond the budget.
         """
         if isinstance(work, ForwardWork):
             return forward(work, self._context)
-        slot = self.cache.open(work.session, None, len(self.model.layers), work.start)
-        return generate(work, self._runner, slot, self.tensor_store, self._importance_layers, self._scorers)
+        cache = self.cache.open(work.session, None, len(self.model.layers), work.start)
+        return generate(work, self._runner, cache, self.tensor_store, self._importance_layers, self._scorers)
 
     def drop(self, session: str, first: int | None) -> None:
-        """Frees the cache of the span from layer `first`, or the drafter's (None), and what was drawn from."""
+        """Frees the cache of the span from layer `first`, or the drafter's (None), and the drafts' distributions."""
         self.cache.drop(session, first)
         self.tensor_store.discard_owner(f"odds/{session}")

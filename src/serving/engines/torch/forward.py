@@ -1,7 +1,4 @@
-"""One hop for a batch of sessions: a span of layers in one packed pass, then verdicts or hidden states.
-
-Hidden states in the form in which they cross a link, and back: rounded once, whoever carries them.
-"""
+"""Forward work: a span of layers for a batch of sessions in one packed pass, then verdicts or encoded hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,10 +18,9 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def encode_hidden(hidden: torch.Tensor, dtype: HiddenDtype) -> torch.Tensor:
-    """Hidden states of shape (rows, width) as a tensor of its own, of the same shape.
+    """Hidden states of shape (tokens, width) as a new tensor of the same shape in `dtype`.
 
-    int8 has the shape (rows, width + 4): each row's numbers, then its fp32 scale. What is too large for fp16 becomes
-    its largest number.
+    int8 has the shape (tokens, width + 4): each token's numbers, then its fp32 scale. fp16 clamps to its range.
     """
     if dtype == "int8":
         return _quantize_int8(hidden.float())
@@ -40,7 +36,7 @@ def _quantize_int8(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def decode_hidden(encoded: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Hidden states of shape (rows, width), of the type and on the device of `like`."""
+    """Hidden states of shape (tokens, width), with the dtype and device of `like`."""
     if encoded.dtype == torch.int8:
         scale = encoded[:, -SCALE_NBYTES:].clone(memory_format=torch.contiguous_format).view(torch.float32)
         encoded = encoded[:, :-SCALE_NBYTES].float() * scale
@@ -49,86 +45,89 @@ def decode_hidden(encoded: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class ForwardContext:
-    """What an engine runs hops with."""
+    """The parts of an engine that forward work uses."""
 
     runner: ModelRunner
     cache: KVCacheManager
     tensor_store: TensorStore
     hidden_dtype: HiddenDtype = "fp16"
-    """In which hidden states leave."""
+    """Of the hidden states that other hops receive."""
     proposer: MedusaProposer | None = None
 
 
 def forward(work: ForwardWork, context: ForwardContext) -> tuple[tuple[SliceOutcome, ...], tuple[ForwardLoad, ...]]:
-    """Runs the batch; a span without layers is the head alone, over hidden states that another hop computed.
+    """Runs the batch. A span without layers runs only the head, over hidden states that another hop computed.
 
-    Raises ValueError when rows come without their tokens or hidden states, or twice for one session; CacheHoleError
-    when a cache is too short.
+    Raises ValueError for a slice without its tokens or hidden states, or for two slices of one session; CacheHoleError
+    if a cache is too short.
     """
-    if len({rows.session for rows in work.slices}) < len(work.slices):
-        raise ValueError("a session has rows twice in one forward, but its cache can only grow by one part at a time")
-    stack, cache, blobs = context.runner, context.cache, context.tensor_store
-    span, inputs = work.span, [_input_hidden(rows, work.span, stack, blobs) for rows in work.slices]
-    hidden = stack.embed([t for r in work.slices for t in r.tokens]) if span.embedding else torch.cat(inputs)
+    if len({seq.session for seq in work.slices}) < len(work.slices):
+        raise ValueError("a session has two slices in one forward, but its cache can only grow by one at a time")
+    runner, cache, store = context.runner, context.cache, context.tensor_store
+    span, received = work.span, [_input_hidden(seq, work.span, runner, store) for seq in work.slices]
+    hidden = runner.embed([t for seq in work.slices for t in seq.tokens]) if span.embedding else torch.cat(received)
     cached: list[tuple[int, int]] = []
-    lots: list[RunnerInput] = []
+    inputs: list[RunnerInput] = []
     if span.start_layer < span.end_layer:
-        lots = [_runner_input(rows, span, cache) for rows in work.slices]
-        cached = [(rows.start, rows.num_tokens) for rows in work.slices]
-        hidden = stack.run(hidden, lots, span.start_layer, span.end_layer)
+        inputs = [_runner_input(seq, span, cache) for seq in work.slices]
+        cached = [(seq.start, seq.num_tokens) for seq in work.slices]
+        hidden = runner.run(hidden, inputs, span.start_layer, span.end_layer)
     parts = torch.split(
         hidden,
-        [rows.num_tokens if span.embedding else len(given) for rows, given in zip(work.slices, inputs, strict=True)],
+        [seq.num_tokens if span.embedding else len(given) for seq, given in zip(work.slices, received, strict=True)],
     )
     if not span.lm_head:
         results = tuple(
             _export(*each, span, context) for each in zip(work.slices, parts, work.hidden_exports, strict=True)
         )
         return results, (batch_load(span.end_layer - span.start_layer, cached),)
-    asked = [part[-rows.num_drafts - 1 :] for rows, part in zip(work.slices, parts, strict=True) if rows.rule]
-    found = _verdicts([rows for rows in work.slices if rows.rule], asked, stack, blobs)
+    verified = [part[-seq.num_drafts - 1 :] for seq, part in zip(work.slices, parts, strict=True) if seq.rule]
+    found = _verdicts([seq for seq in work.slices if seq.rule], verified, runner, store)
     if MEDUSA_TREE in work.requested_outputs:
-        found = [_with_proposal(verdict, part, context) for verdict, part in zip(found, asked, strict=True)]
+        found = [_with_proposal(verdict, part, context) for verdict, part in zip(found, verified, strict=True)]
     verdicts = iter(found)
-    results = tuple(SliceOutcome(next(verdicts) if rows.rule else None, None) for rows in work.slices)
-    for lot, rows, result in zip(lots, work.slices, results, strict=False):
-        _roll_back(lot, rows, result.verdict)
-    return results, (batch_load(span.end_layer - span.start_layer, cached, sum(len(part) for part in asked)),)
+    results = tuple(SliceOutcome(next(verdicts) if seq.rule else None, None) for seq in work.slices)
+    for entry, seq, result in zip(inputs, work.slices, results, strict=False):
+        _roll_back(entry, seq, result.verdict)
+    return results, (batch_load(span.end_layer - span.start_layer, cached, sum(len(part) for part in verified)),)
 
 
 def _input_hidden(seq: SequenceSlice, span: Span, runner: ModelRunner, tensor_store: TensorStore) -> torch.Tensor:
-    """The hidden states that came with the rows, of shape (rows, hidden); none where this hop embeds."""
+    """The received hidden states of a slice, (tokens, hidden); empty if this hop embeds."""
     if span.embedding:
         if len(seq.tokens) != seq.num_tokens:
-            raise ValueError(f"session {seq.session!r} has {seq.num_tokens} rows but {len(seq.tokens)} tokens to embed")
+            raise ValueError(
+                f"session {seq.session!r} has {seq.num_tokens} positions but {len(seq.tokens)} tokens to embed"
+            )
         return torch.empty(0, runner.model.hidden_size)
     if seq.hidden_states is None:
         raise ValueError(
             f"session {seq.session!r} has no hidden states for layers {span.start_layer} to {span.end_layer}"
         )
-    sent = tensor_store.get(seq.hidden_states)
-    end = seq.hidden_offset + seq.num_tokens if span.start_layer < span.end_layer else len(sent)
-    if end >= len(sent):
+    encoded = tensor_store.get(seq.hidden_states)
+    end = seq.hidden_offset + seq.num_tokens if span.start_layer < span.end_layer else len(encoded)
+    if end >= len(encoded):
         tensor_store.discard((seq.hidden_states,))
-    if end > len(sent):
+    if end > len(encoded):
         raise ValueError(
-            f"session {seq.session!r} has {seq.num_tokens} rows but hidden states of {len(sent) - seq.hidden_offset}"
+            f"session {seq.session!r} has {seq.num_tokens} positions but {len(encoded) - seq.hidden_offset} hidden "
+            "states"
         )
-    return decode_hidden(sent[seq.hidden_offset : end], runner.empty_hidden)
+    return decode_hidden(encoded[seq.hidden_offset : end], runner.empty_hidden)
 
 
 def _runner_input(seq: SequenceSlice, span: Span, cache: KVCacheManager) -> RunnerInput:
-    slot = cache.open(seq.session, span.start_layer, span.end_layer, seq.start, seq.kept_tree_nodes)
+    session_cache = cache.open(seq.session, span.start_layer, span.end_layer, seq.start, seq.kept_tree_nodes)
     plain = seq.num_tokens - seq.num_drafts
-    slot.draft_start = seq.start + plain
+    session_cache.draft_start = seq.start + plain
     if seq.parents is None:
-        return RunnerInput(slot, seq.num_tokens)
+        return RunnerInput(session_cache, seq.num_tokens)
     tree = (plain - 1 if parent < 0 else plain + parent for parent in seq.parents)
-    return RunnerInput(slot, seq.num_tokens, (*range(-1, plain - 1), *tree))
+    return RunnerInput(session_cache, seq.num_tokens, (*range(-1, plain - 1), *tree))
 
 
 def _roll_back(entry: RunnerInput, seq: SequenceSlice, verdict: Verdict | None) -> None:
-    """Rejected drafts give their blocks back; of a tree the next question says what stays."""
+    """Frees the blocks of rejected drafts. For a tree, the next request says which nodes stay."""
     if verdict and verdict.kept_tree_nodes is None:
         entry.cache.truncate(seq.start + seq.num_tokens - seq.num_drafts + verdict.accepted, seq.session)
 
@@ -136,22 +135,20 @@ def _roll_back(entry: RunnerInput, seq: SequenceSlice, verdict: Verdict | None) 
 def _export(seq: SequenceSlice, hidden: torch.Tensor, out: str, span: Span, context: ForwardContext) -> SliceOutcome:
     if not out:
         return SliceOutcome(None, None)
-    sent = encode_hidden(hidden if out == "all" else hidden[-seq.num_drafts - 1 :], context.hidden_dtype)
-    nbytes = hidden_nbytes(len(sent), context.runner.model.hidden_size, context.hidden_dtype)
-    return SliceOutcome(None, context.tensor_store.put(sent, f"hidden/{span.end_layer}/{seq.session}", nbytes))
+    encoded = encode_hidden(hidden if out == "all" else hidden[-seq.num_drafts - 1 :], context.hidden_dtype)
+    nbytes = hidden_nbytes(len(encoded), context.runner.model.hidden_size, context.hidden_dtype)
+    return SliceOutcome(None, context.tensor_store.put(encoded, f"hidden/{span.end_layer}/{seq.session}", nbytes))
 
 
 def _with_proposal(verdict: Verdict, hidden: torch.Tensor, context: ForwardContext) -> Verdict:
-    """With the heads' next tree, from the last row that stands; `hidden` are the row before the drafts, and these."""
+    """Adds the tree that Medusa heads propose after the last accepted token.
+
+    `hidden`: of the token before the drafts, then of the drafts.
+    """
     if context.proposer is None:
-        raise ValueError("heads are to propose a tree, and this engine has none")
-    last = (
-        verdict.accepted
-        if verdict.kept_tree_nodes is None
-        else verdict.kept_tree_nodes[-1] + 1
-        if verdict.kept_tree_nodes
-        else 0
-    )
+        raise ValueError("a tree of Medusa heads is requested, and this engine has none")
+    kept = verdict.kept_tree_nodes
+    last = verdict.accepted if kept is None else kept[-1] + 1 if kept else 0
     return replace(verdict, next_tree=context.proposer.propose(context.runner.apply_norm(hidden[last])))
 
 
@@ -161,11 +158,11 @@ def _verdicts(
     if not seqs:
         return []
     logits = runner.logits(torch.cat(tuple(hidden)))
-    choices: list[int] = logits.argmax(-1).tolist()
+    argmax_tokens: list[int] = logits.argmax(-1).tolist()
     verdicts, at = [], 0
-    for rows in seqs:
-        end = at + rows.num_drafts + 1
-        verdicts.append(_verdict(rows, logits[at:end], choices[at:end], tensor_store))
+    for seq in seqs:
+        end = at + seq.num_drafts + 1
+        verdicts.append(_verdict(seq, logits[at:end], argmax_tokens[at:end], tensor_store))
         at = end
     return verdicts
 
@@ -177,9 +174,9 @@ def _verdict(
     if seq.rule == "sample":
         if seq.sampling is None:
             raise ValueError(f"session {seq.session!r} asks for the rule 'sample' without saying how tokens are drawn")
-        odds = [tensor_store.get(blob) for blob in seq.draft_probs]
+        draft_probs = [tensor_store.get(ref) for ref in seq.draft_probs]
         first = seq.start + seq.num_tokens - seq.num_drafts
-        return sampling.verify_sampled(logits.cpu(), drafts, odds, seq.sampling, seq.session, first)
+        return sampling.verify_sampled(logits.cpu(), drafts, draft_probs, seq.sampling, seq.session, first)
     if seq.rule == "tree" and seq.parents is not None:
         return sampling.verify_tree(argmax_tokens, drafts, seq.parents)
     return sampling.verify_greedy(argmax_tokens, drafts)

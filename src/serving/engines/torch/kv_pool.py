@@ -1,8 +1,4 @@
-"""The memory of a KV cache: blocks of some tokens each, shared by all sessions of one model and span (PagedAttention,
-Kwon et al. 2023).
-
-Which blocks of a pool are free, and where a session's next ones should lie.
-"""
+"""The blocks of a KV cache, shared by all sessions of one model and span (PagedAttention, Kwon et al. 2023)."""
 
 from bisect import bisect_right
 from typing import NamedTuple
@@ -13,7 +9,7 @@ from serving.engines.torch.model import DecomposedModel
 
 
 class BlockRun(NamedTuple):
-    """Blocks first..first+size-1, next to each other in memory."""
+    """Contiguous blocks first_block..end-1."""
 
     first_block: int
     num_blocks: int
@@ -28,16 +24,14 @@ BlockTable = list[BlockRun]
 
 
 class BlockAllocator:
-    """A map of one byte a block: 0 is free, 1 is taken. Stretches that are apart in memory have a taken byte between
-    them, so that no run spans two.
-    """
+    """A map of one byte per block: 0 is free, 1 is used. A used byte separates extents, so that no run spans two."""
 
     def __init__(self) -> None:
         self._used_map = bytearray()
         self.num_blocks = self.num_free = 0
 
     def add_extent(self, count: int) -> int:
-        """Adds a stretch of free blocks; returns its first."""
+        """Adds an extent of free blocks; returns its first block."""
         self._used_map.append(1)
         self._used_map.extend(bytes(count))
         self.num_blocks += count
@@ -45,7 +39,7 @@ class BlockAllocator:
         return len(self._used_map) - count
 
     def remove_extent(self, first: int, count: int) -> bool:
-        """Takes a stretch away for good, if all of it is free."""
+        """Removes an extent if all its blocks are free. True if it did."""
         if self._used_map[first : first + count] != bytes(count):
             return False
         self._mark_used(first, count)
@@ -53,14 +47,14 @@ class BlockAllocator:
         return True
 
     def extend_run(self, run: BlockRun, count: int) -> BlockRun | None:
-        """The run with `count` blocks more, if those behind it are free."""
+        """The run with `count` more blocks, or None if the blocks after it are not free."""
         if self._used_map[run.end : run.end + count] != bytes(count):
             return None
         self._mark_used(run.end, count)
         return BlockRun(run.first_block, run.num_blocks + count)
 
     def allocate_contiguous(self, count: int) -> BlockRun | None:
-        """A run for a session, away from its neighbours as long as there is room: they grow, and so does this one."""
+        """A run with a gap to its neighbours as long as there is room, so that all of them can grow."""
         for gap in (max(4, count), max(1, count // 4), 0):
             at = self._used_map.find(bytes(gap + count + gap))
             if at >= 0:
@@ -69,7 +63,7 @@ class BlockAllocator:
         return None
 
     def allocate_scattered(self, count: int) -> BlockTable:
-        """The first free blocks, wherever they are; there must be as many."""
+        """The first free blocks; there must be as many."""
         table: BlockTable = []
         at = -1
         for _ in range(count):
@@ -103,30 +97,30 @@ _MIN_EXTENT_BLOCKS = 64
 
 
 class CacheFullError(RuntimeError):
-    """More blocks are asked for than the budget has."""
+    """More blocks are requested than the budget has."""
 
 
 class BlockBudget:
-    """How many blocks all pools of a cache may hand out; None: as many as memory holds."""
+    """The number of blocks that all pools of a cache may allocate; None: unlimited."""
 
     def __init__(self, max_blocks: int | None = None) -> None:
         self.max_blocks, self.num_used = max_blocks, 0
 
     def check(self, count: int) -> None:
-        """Raises CacheFullError when fewer than `count` are left."""
+        """Raises CacheFullError if fewer than `count` are left."""
         if self.max_blocks is not None and self.num_used + count > self.max_blocks:
             raise CacheFullError(
-                f"{count} more blocks of KV cache are needed, and {self.num_used} of {self.max_blocks} are taken: whoever "
-                "starts the work must drop a session first (a worker's ledger does, where it counts the same blocks)"
+                f"{count} more blocks of KV cache are needed, and {self.num_used} of {self.max_blocks} are taken; "
+                "the node must drop a session before it starts the work (its KV accounting counts the same blocks)"
             )
 
 
 class KVPool:
     """Keys and values in extents of the shape (keys and values, layers, 1, KV heads, tokens, head size).
 
-    What a session has is moved only where its next blocks would lie apart and a free run takes all of it: one copy
-    instead of one in every pass. An extent is added when no block is free, or no run long enough while three in four
-    are taken; one that a move leaves empty is given back.
+    A session's blocks are moved if its next ones would not be contiguous and a free run is long enough for all: one
+    copy instead of one per pass. An extent is added if no block is free, or if three in four are used and no run is
+    long enough. An extent that a move leaves empty is freed.
     """
 
     def __init__(
@@ -155,16 +149,16 @@ class KVPool:
         return self._extents[at].narrow(4, (run.first_block - self._extent_starts[at]) * size, run.num_blocks * size)
 
     def extend(self, table: BlockTable, count: int) -> None:
-        """Adds blocks to a session's table: behind its last, else where all lie together, else anywhere.
+        """Adds blocks to a session's table: after its last one, else in a contiguous run for all, else anywhere.
 
         Raises CacheFullError beyond the budget.
         """
         self._budget.check(count)
-        held = sum([run.num_blocks for run in table])
+        num_held = sum([run.num_blocks for run in table])
         if table and (longer := self._allocator.extend_run(table[-1], count)):
             table[-1] = longer
-        elif whole := self._allocate_contiguous(held + count):
-            self._relocate(table, held, whole)
+        elif target := self._allocate_contiguous(num_held + count):
+            self._relocate(table, num_held, target)
         else:
             if self._allocator.num_free < count:
                 self._add_extent(count)
@@ -191,14 +185,14 @@ class KVPool:
         table.append(target)
 
     def _release_empty_extents(self) -> None:
-        """Frees extents that have become empty; only at a move to the newest, so that none come and go in turn."""
+        """Frees empty extents. Called only after a move to the newest one, so that extents do not alternate."""
         for i, (first, extent) in enumerate(zip(self._extent_starts, self._extents, strict=True)):
             count = extent.shape[4] // self.block_tokens
             if count and self._allocator.remove_extent(first, count):
                 self._extents[i] = self._empty
 
     def _add_extent(self, min_blocks: int) -> bool:
-        """By `min_blocks` blocks or more, within the budget; are there new ones?"""
+        """Adds at least `min_blocks` blocks, within the budget. True if it added any."""
         total = self._allocator.num_blocks
         count = max(_MIN_EXTENT_BLOCKS, min_blocks, total // 8)
         if self._budget.max_blocks is not None:

@@ -1,9 +1,4 @@
-"""A Hugging Face causal LM taken apart: embedding, layers, norm and head, whatever its architecture calls them.
-
-Which models the engine can take apart.
-
-Rotary position tables: computed once with the model's own module, then looked up.
-"""
+"""Loads a Hugging Face causal LM and decomposes it into embedding, rotary tables, layers, norm and LM head."""
 
 import importlib
 import logging
@@ -33,7 +28,7 @@ class RotaryEmbedding:
     """Cosines and sines per position, of shape (1, positions, rotated size), in the model's dtype.
 
     A model with `longrope` scaling (Phi-3) has two tables: one for sequences within its original length, one for longer
-    ones. A sequence changes sides as a whole, so each session is looked up by the length it has reached.
+    ones. The table depends on the length that the whole sequence has reached.
 
     Raises ValueError for dynamic scaling, whose table depends on the longest sequence seen so far.
     """
@@ -48,30 +43,31 @@ class RotaryEmbedding:
         self._module, self._dtype, self._device = module, dtype, device
         long = scaling["rope_type"] == "longrope"
         self.original_max_positions = int(scaling["original_max_position_embeddings"]) if long else None
-        """The length up to which the short table holds; None: one table for all lengths."""
+        """The longest sequence of the short table; None: one table for all lengths."""
         self._tables: dict[bool, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def is_long(self, length: int) -> bool:
-        """Is a sequence of this many tokens on the far side of the original length?"""
+        """True if a sequence of this many tokens uses the long table."""
         return self.original_max_positions is not None and length > self.original_max_positions
 
     def for_range(self, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of positions first..last-1 of one sequence that reaches `last`, without a copy."""
+        """(cos, sin) of positions first..last-1 of one sequence of length `last`, without a copy."""
         cos, sin = self._table(last, self.is_long(last))
         return cos[:, first:last], sin[:, first:last]
 
     def for_positions(self, positions: list[int], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(cos, sin) of any positions below `length`, of sequences on the same side of the original length."""
+        """(cos, sin) of any positions below `length`, of sequences that use the same table."""
         cos, sin = self._table(length, self.is_long(length))
         index = torch.tensor(positions, device=self._device)
         return cos.index_select(1, index), sin.index_select(1, index)
 
     def frequencies(self, long: bool = False) -> tuple[torch.Tensor, float]:
-        """Radians a position, of shape (rotated size / 2), and what cosines and sines are multiplied with; `long`: of
-        sequences beyond the original length.
+        """Radians per position, of shape (rotated size / 2), and the factor of cosines and sines.
+
+        `long`: for sequences beyond the original length.
         """
         at = torch.full((1, 1), (self.original_max_positions or 0) if long else 0, device=self._device)
-        self._module(torch.empty(0, device=self._device), position_ids=at)  # has it choose
+        self._module(torch.empty(0, device=self._device), position_ids=at)  # makes the module choose its frequencies
         return self._module.inv_freq.detach().float().clone(), float(self._module.attention_scaling)
 
     def _table(self, length: int, long: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -94,7 +90,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class DecomposedModel:
-    """The parts of one causal LM that a span of layers is run with; weights stay in the `transformers` modules."""
+    """The parts of a causal LM; the weights stay in the `transformers` modules."""
 
     name: str
     embed: nn.Module
@@ -103,7 +99,7 @@ class DecomposedModel:
     lm_head: nn.Module
     rotary: RotaryEmbedding
     sliding_windows: tuple[int | None, ...]
-    """Per layer: how many tokens back it sees, the query's own included; None: all."""
+    """Per layer: how many tokens a query sees, its own included; None: all."""
     hidden_size: int
     kv_heads: int
     head_size: int
@@ -113,7 +109,7 @@ class DecomposedModel:
     device: torch.device
 
     def restricted_to(self, span: Span) -> "DecomposedModel":
-        """The layers of a span alone, with embedding and head or without: all else is let go, and cannot be run."""
+        """A copy that holds only the parts of `span`; running another part raises RuntimeError."""
         gone = MissingLayer(self.name)
         layers = tuple(layer if span.start_layer <= i < span.end_layer else gone for i, layer in enumerate(self.layers))
         kept = replace(self, layers=layers) if span.embedding else replace(self, layers=layers, embed=gone)
@@ -121,7 +117,7 @@ class DecomposedModel:
 
 
 class MissingLayer(nn.Module):
-    """A part of a model that another process holds."""
+    """Stands for a part of the model that another process holds. Raises RuntimeError when run."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -139,11 +135,10 @@ def load_model(
     quantization: str = "none",
     num_layers: int | None = None,
 ) -> DecomposedModel:
-    """Loads a causal LM from a directory (or a Hub name) with `transformers`, for the engine's attention; of its layers
-    only the first `num_layers`, where that is given.
+    """Loads a causal LM from a directory or Hub name, with only its first `num_layers` layers if that is given.
 
-    Raises ValueError when there is no such checkpoint, when it is not a causal LM, is damaged, or is of an architecture
-    that the engine cannot split into layers.
+    Raises ValueError if there is no such checkpoint, if it is not a causal LM, is damaged, or has an architecture that
+    the engine cannot split into layers.
     """
     causal = load_causal_lm(path, dtype=dtype, device=device, quantization=quantization, num_layers=num_layers)
     return decompose(causal, device=device, name=str(path))
@@ -157,7 +152,7 @@ def load_causal_lm(
     quantization: str = "none",
     num_layers: int | None = None,
 ) -> Any:
-    """The `transformers` model itself; arguments and errors are those of `open_model`."""
+    """The `transformers` model itself; arguments and errors as in `load_model`."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -184,7 +179,7 @@ def load_causal_lm(
 
 
 def _truncated_config(path: str | Path, num_layers: int | None) -> dict[str, Any]:
-    """The configuration of a model that ends after so many layers."""
+    """`from_pretrained` arguments for a model of `num_layers` layers."""
     if num_layers is None:
         return {}
     from transformers import AutoConfig
@@ -198,7 +193,7 @@ def _truncated_config(path: str | Path, num_layers: int | None) -> dict[str, Any
 
 @contextmanager
 def _quiet_loading(partial: bool) -> Iterator[None]:
-    """Without a progress bar, and of a `partial` model without a list of the weights that it leaves out."""
+    """Hides the progress bar, and for a `partial` model the list of weights that are not loaded."""
     from transformers.utils import logging
 
     shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
@@ -214,7 +209,7 @@ def _quiet_loading(partial: bool) -> Iterator[None]:
 
 
 def check_checkpoint(path: str | Path) -> None:
-    """Reads only the configuration. Raises ValueError when `open_model` could not use the checkpoint."""
+    """Reads only the configuration. Raises ValueError if `load_model` could not use the checkpoint."""
     from transformers import AutoConfig
 
     if not Path(path).is_dir() and _looks_local(str(path)):
@@ -242,9 +237,9 @@ def _check_architecture(config: Any, path: str) -> None:
 
 
 def decompose(causal: Any, *, device: str = "cpu", name: str = "model") -> DecomposedModel:
-    """Finds the parts of a loaded `transformers` causal LM and gives it the engine's attention.
+    """Finds the parts of a loaded `transformers` causal LM and sets the engine's attention.
 
-    The model's own `forward` does not work afterwards: only the engine says which rows belong to which session.
+    The model's own `forward` does not work afterwards: this attention needs the `packed` batch of `ModelRunner`.
     Raises ValueError for an architecture that is not in `ARCHITECTURES`.
     """
     config = causal.config
@@ -278,15 +273,15 @@ def _sliding_windows(config: Any) -> tuple[int | None, ...]:
 
 
 def quantization_kwargs(quantization: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
-    """What `from_pretrained` is given for a quantised model, beside its dtype; nothing for "none".
+    """Arguments of `from_pretrained` for a quantised model; empty for "none".
 
-    The linear layers of the blocks are quantised while they are loaded; embedding, norms and LM head keep their dtype.
+    The blocks' linear layers are quantised while they are loaded; embedding, norms and LM head keep their dtype.
 
     - "nf4": normal floats of 4 bits in blocks of 64 weights; products are computed in `dtype` (QLoRA: Efficient
       Finetuning of Quantized LLMs, section 3). On a CPU with AVX512-BF16, bitsandbytes computes them in bf16.
-    - "int8": weights and the rows that meet them become bytes, each row with a scale of its own (LLM.int8(): 8-bit
+    - "int8": weights and their inputs become bytes, each input row with its own scale (LLM.int8(): 8-bit
       Matrix Multiplication for Transformers at Scale, section 3.1). Its second part, section 3.2, is off: which columns
-      stay in fp16 would depend on all rows of a batch, and so a session's text on who else is served.
+      stay in fp16 would depend on all rows of a batch, and so would a session's text on the other sessions.
 
     Raises ValueError for another name.
     """
@@ -308,9 +303,9 @@ def quantization_kwargs(quantization: str, dtype: torch.dtype, device: str) -> d
 
 
 def disable_unsupported_kernels(causal: Any) -> None:
-    """Keeps layers from the kernel of bitsandbytes for CPUs with AVX512-BF16 that are not of its sizes: it would fail.
+    """Disables bitsandbytes' AVX512-BF16 kernel for layers whose sizes it does not support.
 
-    It wants whole blocks of 64 inputs and 32 outputs; others are turned into numbers first, and multiplied as usual.
+    The kernel needs multiples of 64 inputs and 32 outputs. Other layers are dequantised, then multiplied.
     """
     for module in causal.modules():
         if getattr(module, "support_avx512bf16_for_cpu", False):
@@ -318,7 +313,7 @@ def disable_unsupported_kernels(causal: Any) -> None:
 
 
 def _import_quietly() -> None:
-    """bitsandbytes logs a line for every int8 product, and what it loads beside itself warns of torch's own age."""
+    """Imports bitsandbytes without its log line per int8 product and its dependencies' deprecation warnings."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

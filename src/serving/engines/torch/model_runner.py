@@ -1,7 +1,4 @@
-"""Runs spans of a model's layers over the packed rows of several sessions, each behind its own cache.
-
-Which cached tokens a row may see, as additive masks that are views of one strip.
-"""
+"""Runs spans of a model's layers over the packed tokens of several sessions, each with its own cache and mask."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +13,10 @@ _MIN_COLUMNS = 128
 
 
 class AttentionMasks:
-    """Causal masks of shape (rows, tokens), 0 where a row may look and -inf where not.
+    """Additive masks of shape (new tokens, all tokens): 0 for visible keys, -inf for the others.
 
-    Entry (i, j) of a strip that begins at column `past` allows j <= i + past; every mask behind any number of cached
-    tokens is a part of it, so nothing is built in the decode loop. SDPA would turn a bool mask into this form in every
-    layer anew.
+    Each causal mask is a view of one strip per window, so the decode loop builds none. Additive, because SDPA would
+    convert a bool mask in every layer.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
@@ -28,7 +24,7 @@ class AttentionMasks:
         self._strips: dict[int | None, torch.Tensor] = {}
 
     def causal(self, num_cached: int, num_tokens: int, window: int | None) -> torch.Tensor:
-        """The mask of `num_tokens` new tokens behind `num_cached` cached ones, of shape (rows, past + rows)."""
+        """The mask of `num_tokens` new tokens after `num_cached` cached ones."""
         strip = self._strips.get(window)
         if strip is None or strip.shape[0] < num_tokens or strip.shape[1] - strip.shape[0] < num_cached:
             strip = self._strips[window] = self._strip(num_cached, num_tokens, window, strip)
@@ -46,10 +42,9 @@ class AttentionMasks:
         return self.additive(allowed)
 
     def tree(self, num_cached: int, parents: tuple[int, ...], depths: list[int], window: int | None) -> torch.Tensor:
-        """The mask of a tree of rows behind `num_cached` cached tokens: a row sees those, its ancestors and itself.
+        """The mask of a tree after `num_cached` cached tokens: a node sees these, its ancestors and itself.
 
-        `parents` gives each row's parent row, -1 for none; `depths` its distance from the first root, which decides
-        what a sliding window still covers.
+        `parents` gives each node's parent, -1 for none; `depths` its distance from the root, for a sliding window.
         """
         ancestors = torch.eye(len(parents), dtype=torch.bool)
         for row, parent in enumerate(parents):
@@ -68,14 +63,14 @@ class AttentionMasks:
 
 @dataclass(frozen=True, slots=True)
 class RunnerInput:
-    """The rows that one session adds to a pass."""
+    """The new tokens of one session in a pass."""
 
     cache: SequenceCache
     num_tokens: int
     parents: tuple[int, ...] | None = None
-    """Where the rows form a tree: each row's parent row, -1 for none. Absent: one row follows the other."""
+    """For a tree: each token's parent, -1 for none. None: a chain."""
     num_cached: int | None = None
-    """How many tokens these layers have cached, where that is less than others have; None: as many as the slot says."""
+    """Tokens that these layers have cached, if fewer than `cache.length`; None: that many."""
 
     @property
     def start(self) -> int:
@@ -83,14 +78,14 @@ class RunnerInput:
 
 
 class ModelRunner:
-    """One model's embedding, layers and head as three functions; hidden states have the shape (rows, hidden)."""
+    """Embedding, layers and LM head of a model; hidden states have the shape (tokens, hidden)."""
 
     def __init__(self, model: DecomposedModel, vocab_size: int) -> None:
         self.model, self.vocab_size = model, vocab_size
         self._masks = AttentionMasks(model.dtype, model.device)
         self._window_sizes = frozenset(model.sliding_windows)
         self.empty_hidden = torch.empty(0, dtype=model.dtype, device=model.device)
-        """Of the type and on the device of hidden states."""
+        """An empty tensor with the dtype and device of hidden states."""
         self._unmasked: dict[int | None, torch.Tensor | None] = dict.fromkeys(self._window_sizes)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
@@ -105,49 +100,49 @@ class ModelRunner:
         end_layer: int,
         importance: ImportanceCollector | None = None,
     ) -> torch.Tensor:
-        """Layers first..last-1 over rows that lie end to end in the order of `inputs`; their slots reach as far as
-        these rows.
-        """
-        segments = [self._segment(lot) for lot in inputs]
-        packed = PackedBatch(segments, [lot.num_tokens for lot in inputs], self.model.sliding_windows, importance)
+        """Runs layers start_layer..end_layer-1 over the tokens of `inputs`, whose caches grow by them."""
+        segments = [self._segment(entry) for entry in inputs]
+        packed = PackedBatch(segments, [entry.num_tokens for entry in inputs], self.model.sliding_windows, importance)
         hidden = self._run_layers(hidden, inputs, start_layer, end_layer, packed, self._rotary(inputs))
-        for lot in inputs:
-            lot.cache.length = lot.start + lot.num_tokens
+        for entry in inputs:
+            entry.cache.length = entry.start + entry.num_tokens
         return hidden
 
     def _run_layers(
-        self, hidden: torch.Tensor, inputs: Sequence[RunnerInput], start_layer: int, end_layer: int, packed: PackedBatch,  # noqa: ARG002
+        self,
+        hidden: torch.Tensor,
+        inputs: Sequence[RunnerInput],  # noqa: ARG002
+        start_layer: int,
+        end_layer: int,
+        packed: PackedBatch,
         rotary: tuple[torch.Tensor, torch.Tensor],
-    ) -> torch.Tensor:  # fmt: skip
-        """The layers themselves, when all is in place that they need."""
+    ) -> torch.Tensor:
         hidden = hidden[None]
         for layer in self.model.layers[start_layer:end_layer]:
             hidden = layer(hidden, position_embeddings=rotary, attention_mask=None, packed=packed)
         return hidden[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The head over the rows given, in fp32 and without the vocabulary's padding; shape (rows, vocabulary)."""
+        """Norm and LM head; fp32, without the vocabulary's padding, of shape (tokens, vocabulary)."""
         return self.apply_lm_head(self.apply_norm(hidden))
 
     def apply_lm_head(self, normed: torch.Tensor) -> torch.Tensor:
-        """The same over rows that went through the norm."""
+        """The LM head over normed hidden states."""
         logits: torch.Tensor = self.model.lm_head(normed)
         return logits[:, : self.vocab_size].float()
 
     def apply_norm(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the head looks at."""
         normed: torch.Tensor = self.model.norm(hidden)
         return normed
 
     def _segment(self, entry: RunnerInput) -> AttentionSegment:
-        slot, past, end = entry.cache, entry.start, entry.start + entry.num_tokens
-        slot.reserve(end)
-        single = (
-            entry.num_tokens == 1 and entry.parents is None
-        )  # needs no mask: what its window does not cover is left out
-        seen = {w: slot.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}
+        cache, past, end = entry.cache, entry.start, entry.start + entry.num_tokens
+        cache.reserve(end)
+        # A single token needs no mask: its read view leaves out what its window does not cover.
+        single = entry.num_tokens == 1 and entry.parents is None
+        seen = {w: cache.read_views(max(0, end - w) if w and single else 0, end) for w in self._window_sizes}
         masks = self._unmasked if single else {window: self._mask(entry, past, window) for window in self._window_sizes}
-        return AttentionSegment(entry.num_tokens, slot.start_layer, *slot.write_targets(past, end), seen, masks)
+        return AttentionSegment(entry.num_tokens, cache.start_layer, *cache.write_targets(past, end), seen, masks)
 
     def _mask(self, entry: RunnerInput, num_cached: int, window: int | None) -> torch.Tensor | None:
         if entry.parents is not None:
@@ -161,9 +156,9 @@ class ModelRunner:
             past = inputs[0].start
             return rotary.for_range(past, past + inputs[0].num_tokens)
         if rotary.original_max_positions is None:
-            positions = [position for lot in inputs for position in _positions(lot)]
+            positions = [position for entry in inputs for position in _positions(entry)]
             return rotary.for_positions(positions, max(positions) + 1)
-        each = [rotary.for_positions(_positions(lot), max(_positions(lot)) + 1) for lot in inputs]
+        each = [rotary.for_positions(_positions(entry), max(_positions(entry)) + 1) for entry in inputs]
         return torch.cat([cos for cos, _ in each], 1), torch.cat([sin for _, sin in each], 1)
 
 

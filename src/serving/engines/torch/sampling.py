@@ -1,7 +1,4 @@
-"""Drawing tokens from logits by named luck, and the distribution that a draft is judged against.
-
-Verdicts on drafts, from the target's choices or logits. The three rules of `Rows.rule`.
-"""
+"""What is computed from logits: distributions, samples, verdicts (`SequenceSlice.rule`) and scores."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,7 +43,7 @@ def _check(sampling: SamplingParams) -> None:
 def _nucleus(logits: torch.Tensor, top_p: float) -> torch.Tensor:
     """Keeps the smallest set of likeliest tokens whose probability reaches `top_p`.
 
-    It is looked for among the likeliest few first: to sort a vocabulary of 32,000 takes longer than all the rest.
+    Tries the likeliest few first: sorting a vocabulary of 32,000 takes longer than all the rest.
     """
     odds = logits.softmax(-1)
     best, order = odds.topk(min(_NUCLEUS_CANDIDATES, odds.shape[-1]), -1)
@@ -75,35 +72,35 @@ def encode_probs(probabilities: torch.Tensor, full: bool = False) -> torch.Tenso
 
 
 def support_size(encoded: torch.Tensor) -> int:
-    """How many tokens a sent distribution names; 0: all."""
+    """How many tokens an encoded distribution lists; 0: all."""
     return len(encoded) if encoded.dtype == torch.int8 else 0
 
 
 def decode_probs(encoded: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The distribution, in fp64, that `as_sent` stands for, padded with zeros to `vocab_size` tokens.
+    """The fp64 distribution that `encode_probs` encoded, padded with zeros to `vocab_size` tokens.
 
-    Bit for bit the same whether it was sent whole or not. Raises ValueError for a token beyond the vocabulary.
+    Bit for bit the same for a full and a sparse encoding. Raises ValueError for a token beyond the vocabulary.
     """
-    odds = pad_vocab(expand_probs(encoded, vocab_size), vocab_size).double()
-    return odds / odds.sum()
+    probs = pad_vocab(expand_probs(encoded, vocab_size), vocab_size).double()
+    return probs / probs.sum()
 
 
 def expand_probs(encoded: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The fp16 probabilities that `as_sent` stands for, `vocab_size` of them where it names tokens.
+    """The fp16 probabilities that `encode_probs` encoded; `vocab_size` of them if the encoding is sparse.
 
     Raises ValueError for a token beyond the vocabulary.
     """
     if encoded.dtype != torch.int8:
         return encoded
-    tokens, odds = _sparse_entries(encoded)
+    tokens, probs = _sparse_entries(encoded)
     if not len(tokens) or not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
         named = f"tokens {int(tokens.min())} to {int(tokens.max())}" if len(tokens) else "no token"
         raise ValueError(f"a distribution names {named} of a vocabulary of {vocab_size}")
-    return torch.zeros(vocab_size, dtype=torch.float16, device=encoded.device).index_put_((tokens,), odds)
+    return torch.zeros(vocab_size, dtype=torch.float16, device=encoded.device).index_put_((tokens,), probs)
 
 
 def _sparse_entries(encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens that a distribution of shape (tokens named, 4 or 6) names, and their fp16 probabilities."""
+    """The token ids of a sparse encoding of shape (tokens, 4 or 6), and their fp16 probabilities."""
     halves = encoded.view(torch.int16)
     tokens = halves[:, 0].long() & 0xFFFF
     if halves.shape[1] == 3:
@@ -112,16 +109,15 @@ def _sparse_entries(encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def pad_vocab(probabilities: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Adds tokens of probability zero at the end, because the models of a pair may pad their vocabularies
-    differently."""
+    """Appends tokens of probability zero: the models of a pair may pad their vocabularies differently."""
     missing = vocab_size - probabilities.shape[-1]
     return torch.nn.functional.pad(probabilities, (0, missing)) if missing > 0 else probabilities
 
 
 def sample_token(weights: torch.Tensor, uniform: float) -> int:
-    """The token at which the cumulated weights pass `uniform`, of [0, 1); they need not sum to one.
+    """The token at which the cumulated `weights`, of shape (vocabulary,), pass `uniform` of their sum.
 
-    Shape (vocabulary,). A token of weight zero is never drawn. Raises ValueError when all weights are zero.
+    `uniform` is in [0, 1). A token of weight zero is never drawn. Raises ValueError if all weights are zero.
     """
     cumulated = weights.double().cumsum(0)
     total = float(cumulated[-1])
@@ -135,17 +131,15 @@ def residual(target: torch.Tensor, draft: torch.Tensor) -> torch.Tensor:
     """Weights of the correction after a rejection: max(0, target - draft), not normalised.
 
     Fast Inference from Transformers via Speculative Decoding (Leviathan et al., 2023), section 2.3. WISP's Eq. 3 draws
-    from the target itself, which is not lossless. Where rounding leaves nothing, the two are equal and the target
-    serves.
+    from the target itself, which is not lossless. Where rounding leaves nothing, the two are equal, and
+    the target is returned.
     """
     rest = (target - draft).clamp_min(0)
     return rest if float(rest.sum()) > 0 else target
 
 
 def verify_greedy(argmax_tokens: Sequence[int], drafts: Sequence[int]) -> Verdict:
-    """Accepts drafts while they are what the target would have written; `argmax_tokens` has one more entry than
-    `drafts`.
-    """
+    """Accepts drafts while they equal the target's choices; `argmax_tokens` has one more entry than `drafts`."""
     accepted = 0
     while accepted < len(drafts) and drafts[accepted] == argmax_tokens[accepted]:
         accepted += 1
@@ -153,7 +147,7 @@ def verify_greedy(argmax_tokens: Sequence[int], drafts: Sequence[int]) -> Verdic
 
 
 def verify_tree(argmax_tokens: Sequence[int], drafts: Sequence[int], parents: Sequence[int]) -> Verdict:
-    """Follows the target's choices down a tree of drafts; choices[0] belongs to the root, choices[i + 1] to draft i."""
+    """Follows the target's choices down a tree: argmax_tokens[0] belongs to the root, [i + 1] to draft i."""
     at = -1
     path: list[int] = []
     while True:
@@ -172,19 +166,20 @@ def verify_sampled(
     session: str,
     first_position: int,
 ) -> Verdict:
-    """Lossless speculative sampling: what is written is distributed as if the target had drawn it alone.
+    """Lossless speculative sampling: the text is distributed as if the target had drawn it alone.
 
     Fast Inference from Transformers via Speculative Decoding (Leviathan et al., 2023), algorithm 1. A token x drawn
-    from the draft's q stands with probability min(1, p(x) / q(x)); the first that falls is replaced by a draw from
-    max(0, p - q).
+    from the draft's q is accepted with probability min(1, p(x) / q(x)); the first rejected one is replaced by a draw
+    from max(0, p - q).
 
-    Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one distribution per draft as `as_sent` makes it.
-    `first_position` is the position of the first draft in the sequence, which names the luck. Raises ValueError when a
-    distribution is missing.
+    Shapes: `logits` (drafts + 1, vocabulary), `draft_probs` one per draft, encoded by
+    `encode_probs`. `first_position` is the first draft's position in the sequence, which keys the random numbers.
+    Raises ValueError if a distribution is missing.
     """
     if len(draft_probs) != len(drafts):
         raise ValueError(
-            f"session {session!r} sent {len(drafts)} drafts with {len(draft_probs)} distributions; sampling needs one each"
+            f"session {session!r} sent {len(drafts)} drafts with {len(draft_probs)} distributions; sampling needs one "
+            "each"
         )
     width = max([logits.shape[1], *(len(one) for one in draft_probs if not support_size(one))])
     target, stream = pad_vocab(distribution(logits, sampling), width), key(sampling.seed, session)
@@ -198,7 +193,7 @@ def verify_sampled(
 
 @dataclass(frozen=True, slots=True)
 class LogitStats:
-    """Per row of logits: the likeliest token, the k likeliest ones best first, and the scores asked for."""
+    """Per row of logits: the likeliest token, the k likeliest (best first), and the requested scores."""
 
     tokens: list[int]
     top_candidates: list[list[int]]
@@ -206,7 +201,7 @@ class LogitStats:
 
 
 def check_scores(names: Sequence[str], trained: Iterable[str] = ()) -> None:
-    """Raises ValueError for a score that nobody computes."""
+    """Raises ValueError for a score that is neither computed from logits nor trained."""
     known = (*LOGIT_SCORES, *trained)
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -214,28 +209,29 @@ def check_scores(names: Sequence[str], trained: Iterable[str] = ()) -> None:
 
 
 def required_scores(names: Sequence[str], scorers: Scorers) -> tuple[str, ...]:
-    """What to measure for these scores: trained ones are told from all the others, or from hidden states."""
+    """The logit scores that these scores need: a trained one reads all of them, or hidden states."""
     if any(name in scorers and scorers[name].feature_kind == "scores" for name in names):
         return LOGIT_SCORES
     return tuple(name for name in names if name not in scorers)
 
 
 def compute_logit_stats(logits: torch.Tensor, names: Sequence[str] = (), k: int = 3) -> LogitStats:
-    """Statistics of rows of logits, of shape (rows, vocabulary); ties go to the token that argmax names.
+    """Statistics of logits of shape (rows, vocabulary); ties go to the token of argmax.
 
-    Computed without an (rows, vocabulary) logarithm or a second pass for the deviation. Raises ValueError for an
-    unknown score.
+    Needs no (rows, vocabulary) logarithm and no second pass for the deviation. Raises ValueError for an unknown score.
     """
     logits = logits.float()
     values, ids = logits.topk(min(max(k, 2), logits.shape[-1]), -1)
     likeliest: list[int] = logits.argmax(-1).tolist()
-    tops = [[token, *(i for i in row if i != token)][:k] for token, row in zip(likeliest, ids.tolist(), strict=True)]
+    candidates = [
+        [token, *(i for i in row if i != token)][:k] for token, row in zip(likeliest, ids.tolist(), strict=True)
+    ]
     scores: dict[str, list[float]] = {}
     if names:
         probabilities = logits.softmax(-1)
         best = probabilities.gather(-1, ids[:, :2])
         scores = {name: _score(name, logits, values, probabilities, best).tolist() for name in names}
-    return LogitStats(likeliest, tops, scores)
+    return LogitStats(likeliest, candidates, scores)
 
 
 def _score(

@@ -1,7 +1,4 @@
-"""The KV cache: one slot per session and span over a pool of blocks, so that no batch is ever assembled or taken apart.
-
-Where a slot's blocks lie together, what it holds is a view; where not, it is gathered layer by layer.
-"""
+"""The KV cache of a session and span: blocks of a pool, read as views if contiguous, else gathered."""
 
 import torch
 
@@ -12,15 +9,15 @@ from serving.hardware.exit_depths import ExitDepths
 
 
 class CacheHoleError(RuntimeError):
-    """Work that begins behind the end of its session's cache."""
+    """Work begins after the end of its session's cache."""
 
 
 class SequenceCache:
-    """Keys and values of one session for layers first..last-1; tokens 0..length-1 are valid, the rest is stale.
+    """Keys and values of one session for layers start_layer..end_layer-1; tokens 0..length-1 are valid.
 
-    Of a drafter that leaves early, layer i is valid up to `depths.first_below(i)` only; `suspended_hidden` are the
-    hidden states of the tokens that have not run all layers, in order, for the layer that each is to enter next.
-    Without `pool` it has one of its own.
+    For a drafter with early exits, layer i is valid up to `exit_depths.cached_at(i)` only; `suspended_hidden` are the
+    hidden states of the tokens that have not run all layers, in order, each the input of its next layer.
+    Without `pool` the cache has its own.
     """
 
     __slots__ = (
@@ -50,7 +47,7 @@ class SequenceCache:
 
     @property
     def num_runs(self) -> int:
-        """How many stretches of memory the blocks lie in."""
+        """How many contiguous runs the blocks form."""
         return len(self._block_table)
 
     @property
@@ -62,9 +59,7 @@ class SequenceCache:
         return sum(run.nbytes for run in self._run_views)
 
     def read_views(self, first: int, last: int) -> tuple[LayerTensors, LayerTensors]:
-        """Keys and values of tokens first..last-1: views where their blocks lie together, else gathered anew at each
-        look.
-        """
+        """Keys and values of tokens first..last-1: views of a single run, else gathered at each read."""
         parts = self._run_slices(first, last)
         if len(parts) == 1:
             return by_layer(parts[0])
@@ -91,7 +86,7 @@ class SequenceCache:
         return parts
 
     def reserve(self, length: int) -> None:
-        """Makes room for `length` tokens. Raises CacheFullError beyond the pool's budget."""
+        """Allocates blocks for `length` tokens. Raises CacheFullError beyond the pool's budget."""
         more = -(-length // self._pool.block_tokens) - self._num_blocks
         if more > 0:
             self._pool.extend(self._block_table, more)
@@ -99,7 +94,7 @@ class SequenceCache:
             self._run_views = [self._pool.view(run) for run in self._block_table]
 
     def keep_drafts(self, drafts: tuple[int, ...]) -> None:
-        """Moves the surviving drafts of the last forward to where drafts began, in the order given."""
+        """Keeps only these drafts of the last forward, moved in this order to where drafts began."""
         at = self.draft_start
         if max(drafts, default=-1) >= self.length - at:
             raise CacheHoleError(f"draft {max(drafts)} is kept, but only {self.length - at} drafts are in the cache")
@@ -110,7 +105,7 @@ class SequenceCache:
         self.length = at + len(drafts)
 
     def truncate(self, start: int, session: str) -> None:
-        """Rolls back to `start` tokens; blocks beyond become free. Raises CacheHoleError when fewer are cached."""
+        """Rolls back to `start` tokens and frees the blocks beyond. Raises CacheHoleError if fewer are cached."""
         if self.length < start:
             raise CacheHoleError(
                 f"session {session!r} begins at token {start}, but only {self.length} tokens are cached"
@@ -119,19 +114,18 @@ class SequenceCache:
         if self.exit_depths is not None:
             self.exit_depths.truncate(start)
             del self.suspended_hidden[self.exit_depths.num_incomplete :]
-        over = self._num_blocks + -start // self._pool.block_tokens
-        if over > 0:
-            self._pool.free_last(self._block_table, over)
-            self._num_blocks -= over
+        surplus = self._num_blocks + -start // self._pool.block_tokens
+        if surplus > 0:
+            self._pool.free_last(self._block_table, surplus)
+            self._num_blocks -= surplus
             self._run_views = [self._pool.view(run) for run in self._block_table]
 
 
 class KVCacheManager:
-    """The slots of one model, by session and part: the first layer of a span, or None for the drafter's.
+    """The caches of one model, by session and start layer; the drafter's has None.
 
     Args:
-        block_tokens: the size of a block.
-        budget_tokens: all slots together hold no more, in whole blocks; None: what memory holds.
+        budget_tokens: capacity of all caches together, in whole blocks; None: unlimited.
     """
 
     def __init__(self, model: DecomposedModel, block_tokens: int = 16, budget_tokens: float | None = None) -> None:
@@ -145,13 +139,12 @@ class KVCacheManager:
 
     @property
     def num_blocks(self) -> int:
-        """That slots hold."""
         return self._budget.num_used
 
     @property
     def nbytes(self) -> int:
-        """Of the blocks that slots hold."""
-        return sum(slot.nbytes for slot in self._caches.values())
+        """Of the blocks in use."""
+        return sum(cache.nbytes for cache in self._caches.values())
 
     @property
     def reserved_nbytes(self) -> int:
@@ -159,9 +152,9 @@ class KVCacheManager:
         return sum(pool.nbytes for pool in self._pools.values())
 
     def length(self, session: str, start_layer: int | None) -> int:
-        """How many tokens are cached; 0 for a session that is not known."""
-        slot = self._caches.get((session, start_layer))
-        return slot.length if slot else 0
+        """How many tokens are cached; 0 for an unknown session."""
+        cache = self._caches.get((session, start_layer))
+        return cache.length if cache else 0
 
     def open(
         self,
@@ -171,18 +164,17 @@ class KVCacheManager:
         start: int,
         kept_tree_nodes: tuple[int, ...] | None = None,
     ) -> SequenceCache:
-        """The slot of a session, rolled back to `start`, after `kept_tree_nodes` chose among the drafts of its last
-        forward.
+        """A session's cache, rolled back to `start`; before that, `kept_tree_nodes` of its last drafts are kept.
 
-        Raises CacheHoleError when the cache is shorter than `start`.
+        Raises CacheHoleError if the cache is shorter than `start`.
         """
-        slot = self._caches.get((session, start_layer))
-        if slot is None:
-            slot = self._caches[session, start_layer] = self._new_cache(start_layer or 0, end_layer)
+        cache = self._caches.get((session, start_layer))
+        if cache is None:
+            cache = self._caches[session, start_layer] = self._new_cache(start_layer or 0, end_layer)
         if kept_tree_nodes is not None:
-            slot.keep_drafts(kept_tree_nodes)
-        slot.truncate(start, session)
-        return slot
+            cache.keep_drafts(kept_tree_nodes)
+        cache.truncate(start, session)
+        return cache
 
     def _new_cache(self, start_layer: int, end_layer: int) -> SequenceCache:
         pool = self._pools.get((start_layer, end_layer))
@@ -193,7 +185,7 @@ class KVCacheManager:
         return SequenceCache(self._model, start_layer, end_layer, pool)
 
     def drop(self, session: str, start_layer: int | None) -> None:
-        """Frees the slot, if there is one."""
-        slot = self._caches.pop((session, start_layer), None)
-        if slot is not None:
-            slot.truncate(0, session)
+        """Frees the session's cache, if there is one."""
+        cache = self._caches.pop((session, start_layer), None)
+        if cache is not None:
+            cache.truncate(0, session)

@@ -1,4 +1,4 @@
-"""Tensors that executors of one process exchange by id: hidden states, and the distributions drafts were drawn from."""
+"""Tensors that engines of one process exchange by id: hidden states and draft distributions."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from serving.messages import TensorRef
 
 
 class TensorStore:
-    """A bounded store; when it is full, the oldest tensors go.
+    """A bounded store; when it is full, it removes the oldest tensors.
 
     Args:
-        capacity_nbytes: how much memory the tensors may hold together.
+        capacity_nbytes: memory limit of all tensors together.
     """
 
     def __init__(self, capacity_nbytes: int = 1 << 28) -> None:
@@ -24,14 +24,14 @@ class TensorStore:
         return len(self._tensors)
 
     def put(self, tensor: torch.Tensor, owner: str, nbytes: int) -> TensorRef:
-        """Keeps a tensor under a new id of this store; `nbytes` is what it weighs on a link."""
+        """Stores a tensor under a new id; `nbytes` is its size on a link."""
         self._serial += 1
-        blob = TensorRef(f"{owner}/{self._serial}", nbytes)
-        self.add(blob, tensor)
-        return blob
+        ref = TensorRef(f"{owner}/{self._serial}", nbytes)
+        self.add(ref, tensor)
+        return ref
 
     def add(self, ref: TensorRef, tensor: torch.Tensor) -> None:
-        """Keeps a tensor under an id that another process gave it."""
+        """Stores a tensor under an id that another process gave it."""
         self.discard((ref,))
         self._tensors[ref.id] = tensor
         self.held_nbytes += tensor.nbytes
@@ -39,29 +39,29 @@ class TensorStore:
             self._remove(next(iter(self._tensors)))
 
     def get(self, ref: TensorRef) -> torch.Tensor:
-        """Reads a tensor and keeps it. Raises KeyError when it was taken, or was so old that it had to go."""
+        """Reads a tensor and keeps it. Raises KeyError if it was taken or removed."""
         try:
             return self._tensors[ref.id]
         except KeyError:
             raise KeyError(
-                f"blob {ref.id!r} is not in the store: it was taken already, never arrived, or fell out of the "
+                f"tensor {ref.id!r} is not in the store: it was taken already, never arrived, or fell out of the "
                 f"{self.capacity_nbytes} bytes that the store may hold"
             ) from None
 
     def take(self, ref: TensorRef) -> torch.Tensor:
-        """Reads a tensor that nobody else will ask for. Raises KeyError as `get` does."""
+        """Reads and removes a tensor. Raises KeyError as `get` does."""
         tensor = self.get(ref)
         self._remove(ref.id)
         return tensor
 
     def discard(self, refs: Iterable[TensorRef]) -> None:
-        """Forgets tensors; those that are gone already do not matter."""
-        for blob in refs:
-            if blob.id in self._tensors:
-                self._remove(blob.id)
+        """Removes tensors; ids that are not in the store are ignored."""
+        for ref in refs:
+            if ref.id in self._tensors:
+                self._remove(ref.id)
 
     def discard_owner(self, owner: str) -> None:
-        """Forgets what belongs to `owner`, whoever sent it here."""
+        """Removes the tensors of `owner`, those received from other processes included."""
         for name in [name for name in self._tensors if f"{owner}/" in name]:
             self._remove(name)
 
