@@ -7,8 +7,7 @@ from typing import Any
 from fake_pair import ROW_NBYTES, FakePair
 
 from serving.deployment.wiring import Driver
-from serving.drivers.simulator import Observer
-from serving.drivers.simulator import ComputeResource, Simulator
+from serving.drivers.simulator import ComputeResource, Observer, Simulator
 from serving.learned.medusa import MedusaHeads
 from serving.learned.thresholds import Thresholds
 from serving.messages import (

@@ -18,7 +18,7 @@ from serving.policy.slots.link_loss import LinkLoss
 def left_in(cloud: Party) -> dict[str, int]:
     """What a cloud holds for any device."""
     names = {"transport sessions": num_transport_sessions(cloud.host)}
-    chip = in_chip(cloud.chip, cloud.blobs)
+    chip = in_chip(cloud.chip, cloud.tensors)
     return in_node(cloud.node) | chip | in_driver(cloud.live) | in_streams(cloud.host) | names
 
 
@@ -51,7 +51,7 @@ def test_many_sessions_leave_nothing(name: str) -> None:
             await until(lambda: nothing(cloud))
             assert len(asyncio.all_tasks()) == tasks
             for device in devices:
-                assert not any((in_node(device.node) | in_chip(device.chip, device.blobs)).values())
+                assert not any((in_node(device.node) | in_chip(device.chip, device.tensors)).values())
                 assert len(device.live._heap) <= 100  # one timer a session, until it is due
 
     run(play)
@@ -143,15 +143,15 @@ def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud
 
     models = {side: load_model(str(checkpoints[side])) for side in ("device", "cloud")}
 
-    def engine(name: str, blobs: Any) -> TorchEngine:
-        return TorchEngine(models[name.split("-")[0]], tensor_store=blobs)
+    def engine(name: str, tensors: Any) -> TorchEngine:
+        return TorchEngine(models[name.split("-")[0]], tensor_store=tensors)
 
     def asked(session: str, limit: int = 16) -> GenerationRequest:
         return GenerationRequest(session, (2, 3, 4, 5, 6), limit)
 
     async def play() -> None:
         how: Any = {"link_loss": LinkLoss("wait"), "kv_cache": PrefixCaching()}
-        async with rig("sled", linger_s=0.05, engines=engine, blobs=TensorStore, override=how) as at_work:
+        async with rig("sled", linger_s=0.05, engines=engine, tensors=TensorStore, override=how) as at_work:
             cloud = await at_work.cloud()
             way = await at_work.way(cloud.address)
             device, other = await at_work.device(0, way.address), await at_work.device(1, cloud.address)
@@ -169,6 +169,6 @@ def test_the_engines_caches_and_stores_are_empty_after_links_broke_and_the_cloud
                 assert await device.text(f"a{i}") == own
                 assert await other.text(f"b{i}") == own
             await until(lambda: not any(len(each.chip.engine.cache) for each in (cloud, device, other)))
-            assert not any(len(each.blobs) for each in (cloud, device, other))
+            assert not any(len(each.tensors) for each in (cloud, device, other))
 
     run(play)

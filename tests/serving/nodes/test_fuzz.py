@@ -9,8 +9,7 @@ import pytest
 from fake_pair import own_text
 from fake_world import MEDUSA, THRESHOLDS, World, policy, world
 
-from serving.drivers.simulator import Observer
-from serving.drivers.simulator import ComputeResource, Simulator
+from serving.drivers.simulator import ComputeResource, Observer, Simulator
 from serving.messages import (
     INF,
     EmitTokens,

@@ -1,0 +1,131 @@
+"""Cache lengths on a worker's chip: valid, running, rejected, evicted."""
+
+from serving.core.kv_accounting import KVAccounting
+from serving.messages import INF, SequenceSlice, Span
+
+WHOLE = Span(0, 8, embedding=True, lm_head=True)
+HEAD = Span(8, 8, lm_head=True)
+
+
+def rows(
+    session: str = "a", start: int = 0, n: int = 10, check: int = 0, keep: tuple[int, ...] | None = None
+) -> SequenceSlice:
+    return SequenceSlice(session, start, n, tuple(range(n)), check, "greedy", kept_tree_nodes=keep)
+
+
+def run(ledger: KVAccounting, r: SequenceSlice, rejected: int = 0, span: Span = WHOLE) -> None:
+    ledger.start_forward(r, span)
+    ledger.finish_forward(r, span, rejected)
+
+
+def test_a_cache_is_as_long_as_what_ran_without_what_was_rejected() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    assert ledger.valid_len(rows(), WHOLE) == 0
+    run(ledger, rows())
+    assert ledger.valid_len(rows(), WHOLE) == 10
+    run(ledger, rows(start=10, n=5, check=4), rejected=3)
+    assert ledger.valid_len(rows(), WHOLE) == ledger.used_tokens == 12
+
+
+def test_while_rows_run_only_what_lies_before_them_is_sure() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows())
+    ledger.start_forward(rows(start=7, n=5), WHOLE)
+    assert ledger.valid_len(rows(), WHOLE) == 7
+
+
+def test_a_shorter_start_truncates() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows())
+    run(ledger, rows(start=4, n=2))
+    assert ledger.valid_len(rows(), WHOLE) == 6
+
+
+def test_a_trees_survivors_are_compacted_behind_its_plain_rows() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows(n=13, check=8))  # a tree keeps its rows until the next question says which survive
+    assert ledger.valid_len(rows(keep=(0, 5)), WHOLE) == 5 + 2
+    assert ledger.valid_len(rows(), WHOLE) == 13
+
+
+def test_spans_of_one_session_have_caches_of_their_own() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    front = Span(0, 4, embedding=True)
+    run(ledger, rows(n=6), span=front)
+    assert ledger.valid_len(rows(), front) == 6
+    assert ledger.valid_len(rows(), Span(4, 8, lm_head=True)) == 0
+
+
+def test_a_head_alone_needs_no_cache() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows(), span=HEAD)
+    assert ledger.valid_len(rows(start=50), HEAD) == INF
+    assert ledger.used_tokens == 0
+
+
+def test_without_reuse_every_question_may_start_over() -> None:
+    ledger = KVAccounting(INF, keep_caches=False)
+    run(ledger, rows())
+    assert ledger.valid_len(rows(start=50), WHOLE) == INF
+    assert ledger.evict_session("a") == [("a", 0)]  # the chip holds one all the same, and is told to drop it
+
+
+def test_idle_caches_are_those_of_sessions_that_wait_for_nothing() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    for session in "abc":
+        run(ledger, rows(session))
+    assert ledger.idle_caches({"b": None}) == [("a", 0), ("c", 0)]
+
+
+def test_the_longest_unused_cache_goes_first() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    for session in "aba":
+        run(ledger, rows(session))
+    assert ledger.idle_caches(()) == [("b", 0), ("a", 0)]
+
+
+def test_a_session_that_is_struck_out_leaves_nothing() -> None:
+    ledger = KVAccounting(INF, keep_caches=True)
+    run(ledger, rows("a"))
+    run(ledger, rows("b"))
+    assert ledger.evict_session("a") == [("a", 0)]
+    assert ledger.evict_session("a") == []
+    assert (ledger.used_tokens, ledger.valid_len(rows("a"), WHOLE)) == (10, 0)
+
+
+def test_blocks_are_taken_whole_and_given_back_by_a_roll_back() -> None:
+    ledger = KVAccounting(100, keep_caches=True, block_tokens=16)
+    run(ledger, rows(n=17, check=5), rejected=2)
+    assert (ledger.cached_lens["a", 0], ledger.used_tokens, ledger.free_tokens) == (15, 16, 84)
+    ledger.start_forward(rows(start=15, n=2), WHOLE)
+    assert ledger.used_tokens == 32  # its drafts may stand: their blocks are taken before they run
+
+
+def test_what_a_request_needs_is_counted_in_new_blocks() -> None:
+    ledger = KVAccounting(INF, keep_caches=True, block_tokens=16)
+    assert ledger.extra_tokens(rows(), WHOLE, 33) == 48
+    run(ledger, rows(n=10))
+    assert [ledger.extra_tokens(rows(start=10), WHOLE, n) for n in (6, 7, 23)] == [0, 16, 32]
+    assert ledger.extra_tokens(rows(n=20), WHOLE, 10, done_tokens=10) == 16
+    run(ledger, rows(start=10, n=40))
+    assert ledger.extra_tokens(rows(start=3), WHOLE, 2) == -48
+    assert (
+        ledger.extra_tokens(rows(), HEAD, 99) == KVAccounting(9, keep_caches=False).extra_tokens(rows(), WHOLE, 99) == 0
+    )
+
+
+def test_room_is_what_is_free_and_what_idle_sessions_would_leave() -> None:
+    ledger = KVAccounting(100, keep_caches=True, block_tokens=16)
+    for session, n in (("a", 10), ("b", 20), ("c", 1)):
+        run(ledger, rows(session, n=n))
+    assert (
+        ledger.free_tokens,
+        ledger.reclaimable_tokens(()),
+        ledger.reclaimable_tokens({"b": None}),
+        ledger.reclaimable_tokens("ab"),
+    ) == (36, 100, 68, 52)
+    assert (
+        KVAccounting(INF, keep_caches=True).reclaimable_tokens(())
+        == KVAccounting(9, keep_caches=False).reclaimable_tokens(())
+        == INF
+    )

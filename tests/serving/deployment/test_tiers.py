@@ -1,0 +1,340 @@
+"""Testbeds of tiers: what is refused, who is in them, how they are linked, and who is told what."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from catalogue import architecture, bed, fleet, link
+from fake_setup import pair, setup
+from fake_tiers import DEVICE, LAYERS, NETWORK, division, over, tiers
+
+from serving.deployment.topology import Topology
+from serving.deployment.wiring import connect_nodes as connect
+from serving.hardware.testbed import Testbed as Bed
+from serving.hardware.testbed import Tier
+from serving.messages import Hop, Span
+from serving.network.link import Channel, Link, MultiLinkChannel
+from serving.network.outages import ListedOutages, PeriodicOutages
+from serving.nodes.device import Device
+from serving.nodes.worker import Worker
+from serving.policy.slots.dispatch import HypSched, RoundRobin
+from serving.policy.slots.placement import DEVICE_TIER, CloudPlacement, TieredPlacement, UShapedPlacement, scale_layers
+from serving.runtimes.grpc import Grpc
+from serving.runtimes.local import Local
+
+NANO, NX, AGX = "jetson_orin_nano_8gb_super", "jetson_orin_nx_16gb", "jetson_agx_orin_32gb"
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("name", ["Edge", "1st", "a-b", "here", "device", "device_tier", "cloud", "cloud_2", "", "a.b"])
+def test_names_that_mean_something_else_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"testbed: '{name}' cannot be a tier's name; use a-z, 0-9 and _"):
+        Bed(device=DEVICE, tiers={name: Tier(fleet(NX))})
+
+
+def test_a_cloud_or_tiers_but_not_both() -> None:
+    with pytest.raises(ValueError, match=r"hardware\.cloud\) or tiers \(hardware\.tiers\), not neither"):
+        Bed(device=DEVICE)
+    with pytest.raises(ValueError, match="not both; set the other to null"):
+        Bed(fleet(AGX), DEVICE, tiers=tiers(1))
+
+
+TIERS: list[tuple[dict[str, Any], str]] = [
+    ({"nodes": fleet(NX, network={"uplink_mbps": 1, "downlink_mbps": 1})}, "tier: the link belongs to the tier"),
+    ({"nodes": fleet(NX, schedule={"modes": ["15W"]})}, "its nodes have no schedule of modes; set both to null"),
+    ({"nodes": fleet(NX), "other_nodes": (fleet(AGX, schedule={"modes": ["15W"]}),)}, "no schedule of modes"),
+    (
+        {"nodes": fleet(NX), "link": Link(1, 1, outages=PeriodicOutages(period_s=9, duration_s=1))},
+        r"Set link\.outages=null",
+    ),
+    (
+        {"nodes": fleet(NX, count=2), "failing_nodes": (2,)},
+        "failing_nodes names node 2 of 2 x .*; there are 2, counted from 0",
+    ),
+    ({"nodes": fleet(NX), "failing_nodes": (0, -1)}, "failing_nodes names node -1 of 1 x .*; there are 1"),
+    ({"nodes": fleet(NX), "failing_nodes": (0,)}, "there are no outages; set outages, too"),
+    ({"nodes": fleet(NX), "detect_ms": -1.0}, r"detect_ms=-1\.0 must be 0 or more"),
+    ({"nodes": fleet(NX), "detect_ms": float("inf")}, "detect_ms=inf must be"),
+]
+
+
+@pytest.mark.parametrize(("how", "message"), TIERS)
+def test_impossible_tiers_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Tier(**how)
+
+
+def test_a_placement_names_tiers_that_there_are() -> None:
+    with pytest.raises(ValueError, match="there is no tier 'cloud' in the testbed; there are here and nano, nx"):
+        over(tiers(1, 1), override={"placement": CloudPlacement()})
+    with pytest.raises(ValueError, match=r"no tier 'nano' .* there are here and cloud, and for later stages of a pipe"):
+        setup("cloud_centric", override={"placement": CloudPlacement("nano")})
+
+
+def test_a_model_with_fewer_layers_than_tiers_is_refused() -> None:
+    placed = TieredPlacement(division(tiers(1, 1, 1)))
+    with pytest.raises(ValueError, match=r"2 layers cannot be divided over 3 tiers \(nano, nx, agx\); serve a model"):
+        placed.hops(2, 32)
+
+
+def test_what_does_not_fit_the_roomiest_node_is_refused_before_any_work() -> None:
+    small = {"nano": Tier(fleet(NANO)), "nx": Tier(fleet(NX))}
+    with pytest.raises(ValueError, match="llama2_70b"):
+        over(small, pair=pair(cloud="llama2_70b"), override={"placement": CloudPlacement("nx")})
+
+
+def test_runtimes_that_cannot_play_it_say_so() -> None:
+    failing = over({"nano": Tier(fleet(NX), outages=ListedOutages(((1.0, 2.0),)))})
+    with pytest.raises(ValueError, match=r"nodes fail .* choose runtime=grpc, where they are killed, emulated or simu"):
+        Local().check(failing)
+    with pytest.raises(ValueError, match=r"runtime\.shaping=tc shapes the links of devices, and this testbed has tier"):
+        Grpc(shaping="tc").check(over(tiers(1, 1)))
+
+
+# Who is there.
+
+
+def test_the_papers_testbeds_have_the_papers_nodes() -> None:
+    """Table III: 3 and 2; 3, 3 and 2; 2, 2, 3 and 3."""
+    found = {name: {t: tier.described for t, tier in bed(name).tiers.items()} for name in
+             ("hyperion_2_tiers", "hyperion", "hyperion_4_tiers")}  # fmt: skip
+    assert found == {
+        "hyperion_2_tiers": {"nx": f"3 x {NX}", "agx": f"2 x {AGX}"},
+        "hyperion": {"nano": f"3 x {NANO}", "nx": f"3 x {NX}", "agx": f"2 x {AGX}"},
+        "hyperion_4_tiers": {"nano_1": f"2 x {NANO}", "nano_2": f"2 x {NANO}", "nx": f"3 x {NX}", "agx": f"3 x {AGX}"},
+    }
+    assert bed("hyperion").head_fleet.chip.name == AGX
+    fleets = [tier.nodes for tier in bed("hyperion").tiers.values()]
+    assert [each.power_mode.headline_tops or each.chip.headline_tops for each in fleets] == [67, 157, 200]
+
+
+def test_nodes_are_counted_within_their_tier_over_its_fleets() -> None:
+    mixed = {"near": Tier(fleet(NX, count=2), (fleet(AGX),)), "far": Tier(fleet(AGX))}
+    cast = Topology(over(mixed), LAYERS)
+    assert cast.tiers == {"near": ("near-0", "near-1", "near-2"), "far": ("far-0",)}
+    assert {name: each.chip.name for name, each in cast.cloud_fleets.items()} == {
+        "near-0": NX, "near-1": NX, "near-2": AGX, "far-0": AGX,
+    }  # fmt: skip
+    assert cast.cloud_processes == (("near-0",), ("near-1",), ("near-2",), ("far-0",))
+    assert cast.cloud_latency("near-2").a_s < cast.cloud_latency("near-0").a_s
+
+
+def test_a_node_too_small_for_its_tiers_part_is_left_out() -> None:
+    """The split goes by the roomiest (Eq. 5); whatever the dispatch, no request meets a node without the weights."""
+    mixed = {"near": Tier(fleet(NANO), (fleet(AGX),), outages=ListedOutages(((1.0, 2.0),)), failing_nodes=(1,)),
+             "far": Tier(fleet(AGX))}  # fmt: skip
+    made = over(mixed, pair=pair(cloud="llama2_13b"), override={"placement": TieredPlacement(division(
+        mixed, architecture=architecture("llama2_13b"))), "dispatch": RoundRobin()})  # fmt: skip
+    cast = Topology(made, LAYERS)
+    assert cast.tiers == {"near": ("near-1",), "far": ("far-0",)}
+    assert cast.cloud_fleets["near-1"].chip.name == AGX
+    assert [*cast.node_outages("near-1")] == [(1.0, 2.0)]
+    assert mixed["near"].cache_tokens(made.hop_architecture(made.hops[0])) == cast._cache_tokens("near-1") > 0
+
+
+def test_failures_are_those_of_the_named_nodes_each_with_its_own_luck() -> None:
+    outages = PeriodicOutages(period_s=50, duration_s=5)
+    cast = Topology(over(tiers(3, 1, outages=outages, failing_nodes=(0,))), LAYERS)
+    assert next(cast.node_outages("nano-0"))
+    assert [*cast.node_outages("nano-1")] == []
+    alike = Topology(over(tiers(2, 2, outages=outages)), LAYERS)
+    assert len({next(alike.node_outages(name)) for name in alike.workers}) == 4
+    assert next(Topology(alike.setup, LAYERS).node_outages("nx-1")) == next(alike.node_outages("nx-1"))
+
+
+def test_a_node_holds_its_tiers_layers_and_remembers_as_many_tokens_as_are_left() -> None:
+    made = over(tiers(2, 2))
+    nano, nx = made.hops
+    assert made.hop_architecture(nano).layers + made.hop_architecture(nx).layers == 32
+    assert (nano.span.embedding, nano.span.lm_head, nx.span.embedding, nx.span.lm_head) == (True, False, False, True)
+    cast = Topology(made, LAYERS)
+    rest = 8 * 2**30 - made.hop_architecture(nano).weights_nbytes("fp16")
+    assert cast._cache_tokens("nano-0") == rest // made.hop_architecture(nano).kv_nbytes_per_token("fp16")
+
+
+# Who is told.
+
+
+def test_watchers_are_the_nodes_of_the_tier_before_where_there_is_a_choice() -> None:
+    cast = Topology(over(tiers(2, 1, 2), devices=3), LAYERS)
+    told = {name: node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)}
+    assert told == {
+        "nano-0": cast.devices, "nano-1": cast.devices, "nx-0": (), "agx-0": ("nx-0",), "agx-1": ("nx-0",),
+    }  # fmt: skip
+
+
+def test_nobody_watches_where_the_dispatch_does_not_ask() -> None:
+    cast = Topology(over(tiers(2, 2), override={"dispatch": RoundRobin()}), LAYERS)
+    assert {node.watchers for name in cast.workers if isinstance(node := cast.create_node(name), Worker)} == {()}
+    assert not cast.setup.policy.dispatch.needs_load_reports
+
+
+def test_behind_a_devices_own_hop_devices_choose_among_the_first_tier() -> None:
+    cast = Topology(over(tiers(2, 2), "hat", devices=2), LAYERS)
+    assert [hop.node for hop in cast.hops] == [DEVICE_TIER, "nano", "nx", DEVICE_TIER]
+    nano, nx = cast.create_node("nano-1"), cast.create_node("nx-1")
+    assert isinstance(nano, Worker)
+    assert isinstance(nx, Worker)
+    assert (nano.watchers, nx.watchers) == (cast.devices, ("nano-0", "nano-1"))
+    device = cast.create_node("device-0")
+    assert isinstance(device, Device)
+    assert device.hop_path.reachable()
+
+
+# How they are linked.
+
+
+class Wires:
+    """A driver that only remembers who was connected how."""
+
+    def __init__(self) -> None:
+        self.wires: dict[tuple[str, str], Any] = {}
+
+    def add(self, *_: object) -> None: ...
+
+    def post(self, *_: object) -> None: ...
+
+    def connect(self, a: str, b: str, wire: Any) -> None:
+        self.wires[a, b] = wire
+
+
+SLOW = Link(10, 20, delay_ms=7)
+
+
+def linked(**how: Any) -> dict[tuple[str, str], Any]:
+    found = tiers(2, 1, 1)
+    found["agx"] = replace(found["agx"], link=SLOW)
+    driver = Wires()
+    connect(driver, Topology(over(found, **how), LAYERS))
+    return driver.wires
+
+
+def lone_s(wire: Any, nbytes: float = 1000) -> float:
+    return float(wire.arrival_s(nbytes, 0.0))
+
+
+def test_every_pair_of_nodes_of_different_tiers_is_linked_over_all_links_between() -> None:
+    wires = linked(devices=1)
+    nodes = ("device-0", "nano-0", "nano-1", "nx-0", "agx-0")
+    same = {("nano-0", "nano-1"), ("nano-1", "nano-0")}
+    assert set(wires) == {(a, b) for a in nodes for b in nodes if a != b} - same
+    up, down = NETWORK.mean_transfer_s(1000, "up"), NETWORK.mean_transfer_s(1000, "down")
+    expected = {
+        ("nano-0", "nx-0"): up,
+        ("nx-0", "nano-1"): down,
+        ("nx-0", "agx-0"): SLOW.mean_transfer_s(1000, "up"),
+        ("agx-0", "nx-0"): SLOW.mean_transfer_s(1000, "down"),
+        ("nano-0", "agx-0"): up + SLOW.mean_transfer_s(1000, "up"),
+        ("agx-0", "nano-0"): down + SLOW.mean_transfer_s(1000, "down"),
+        ("device-0", "nano-1"): up,
+        ("device-0", "agx-0"): 2 * up + SLOW.mean_transfer_s(1000, "up"),
+        ("nx-0", "device-0"): 2 * down,
+        ("agx-0", "device-0"): 2 * down + SLOW.mean_transfer_s(1000, "down"),
+    }
+    fresh = {pair: lone_s(linked(devices=1)[pair]) for pair in expected}
+    assert fresh == pytest.approx(expected)
+
+
+def test_what_a_node_says_one_way_leaves_by_one_port() -> None:
+    """To the next tier and beyond it messages queue behind each other; the other way is free."""
+    wires = linked(devices=1)
+    alone = lone_s(linked(devices=1)["nano-0", "nx-0"], 1e6)
+    wires["nano-0", "agx-0"].arrival_s(1e6, 0.0)
+    assert lone_s(wires["nano-0", "nx-0"], 1e6) == pytest.approx(alone + 0.008, abs=1e-3)
+    assert lone_s(wires["nano-1", "nx-0"], 1e6) == pytest.approx(alone)
+    assert lone_s(wires["nx-0", "nano-0"], 1e6) == pytest.approx(alone)
+
+
+def test_a_device_has_one_access_link_to_all() -> None:
+    wires = linked(devices=2)
+    alone = lone_s(linked(devices=2)["device-0", "nano-0"], 1e6)
+    wires["device-0", "nano-0"].arrival_s(1e6, 0.0)
+    assert lone_s(wires["device-0", "nano-1"], 1e6) > 1.9 * alone
+    assert lone_s(wires["device-1", "nano-1"], 1e6) == pytest.approx(alone)
+    assert isinstance(wires["device-0", "nano-0"], Channel)
+    assert isinstance(wires["device-0", "nx-0"], MultiLinkChannel)
+
+
+def test_a_devices_outages_are_not_those_of_the_links_between_tiers() -> None:
+    shaky = replace(link("lan_1gbps"), outages=PeriodicOutages(period_s=9, duration_s=1))
+    cast = Topology(over(tiers(1, 1), network=shaky), LAYERS)
+    assert cast.device_link("device-0").outages
+    assert [each.outages for each in cast.intermediate_links("nx")] == [None]
+    assert cast.intermediate_links("nano") == ()
+
+
+def test_the_first_tiers_link_is_the_devices() -> None:
+    found = tiers(1, 1)
+    found["nano"] = replace(found["nano"], link=SLOW)
+    cast = Topology(over(found), LAYERS)
+    assert cast.device_link("device-0") == SLOW
+    assert cast.intermediate_links("nx") == (NETWORK,)
+
+
+def test_later_tiers_dial_earlier_ones() -> None:
+    cast = Topology(over(tiers(2, 1, 1)), LAYERS)
+    assert cast.upstream_nodes("agx-0") == ("nano-0", "nano-1", "nx-0")
+    assert cast.upstream_nodes("nx-0") == cast.tiers["nano"]
+    assert cast.downstream_nodes("nano-1") == ("nx-0", "agx-0")
+    assert cast.downstream_nodes("agx-0") == cast.upstream_nodes("nano-0") == ()
+    assert all(
+        (a in cast.upstream_nodes(b)) == (b in cast.downstream_nodes(a)) for a in cast.workers for b in cast.workers
+    )
+
+
+# Which layers run where.
+
+
+@pytest.mark.parametrize(
+    ("parts", "layers", "expected"),
+    [
+        ({"a": (0, 16), "b": (16, 32)}, 8, [(0, 4), (4, 8)]),
+        ({"a": (0, 5), "b": (5, 14), "c": (14, 32)}, 8, [(0, 1), (1, 4), (4, 8)]),
+        ({"a": (0, 1), "b": (1, 2), "c": (2, 32)}, 8, [(0, 1), (1, 2), (2, 8)]),  # one each at least
+        ({"a": (0, 30), "b": (30, 31), "c": (31, 32)}, 8, [(0, 6), (6, 7), (7, 8)]),
+        ({"a": (0, 5), "c": (5, 32)}, 2, [(0, 1), (1, 2)]),
+        ({"a": (0, 5), "b": (5, 14), "c": (14, 32)}, 32, [(0, 5), (5, 14), (14, 32)]),
+    ],
+)
+def test_a_smaller_model_is_divided_in_proportion(parts: Any, layers: int, expected: list[tuple[int, int]]) -> None:
+    found = scale_layers(parts, layers)
+    assert [*found] == [*parts]
+    assert [*found.values()] == expected
+
+
+@pytest.mark.parametrize("layers", range(3, 40))
+def test_every_layer_runs_once(layers: int) -> None:
+    for ends in ((1, 2), (5, 14), (30, 31), (10, 20)):
+        parts = scale_layers({"a": (0, ends[0]), "b": ends, "c": (ends[1], 32)}, layers)
+        edges = [edge for part in parts.values() for edge in part]
+        assert edges[0] == 0
+        assert edges[-1] == layers
+        assert edges[1::2][:-1] == edges[2::2]
+        assert all(a < b for a, b in parts.values())
+
+
+def test_a_u_shapes_middle_is_divided_over_tiers() -> None:
+    of = division(tiers(1, 1, 1))
+    placed = UShapedPlacement(shallow_layers=2, partition=of, download="all")
+    assert placed.hops(32, 32) == (
+        Hop(DEVICE_TIER, Span(0, 2, embedding=True), "all"),
+        Hop("nano", Span(2, 12), "all"),
+        Hop("nx", Span(12, 22), "all"),
+        Hop("agx", Span(22, 32), "all"),
+        Hop(DEVICE_TIER, Span(32, 32, lm_head=True)),
+    )
+    assert [hop.span.end_layer for hop in UShapedPlacement(shallow_layers=2, partition=of).hops(8, 32)] == [
+        1,
+        3,
+        6,
+        8,
+        8,
+    ]
+    with pytest.raises(ValueError, match="2 layers cannot be divided over 3 tiers"):
+        UShapedPlacement(shallow_layers=2, partition=of).hops(3, 32)
+
+
+def test_the_dispatch_is_asked_what_the_policy_says() -> None:
+    assert over(tiers(2, 2)).policy.dispatch == HypSched()

@@ -1,0 +1,118 @@
+"""The live driver: by script the simulator's own log, through a thread and a transport too; on the wall, real time."""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fake_pair import FakePair, own_text
+from fake_world import ROWS, World, policy, world
+
+from serving.drivers.clock import ScriptedClock, WallClock
+from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import Observer
+from serving.hardware.executor import FatalWorkError
+from serving.messages import EmitTokens, Message, Outcome, Work
+
+
+def scripted(observers: Sequence[Observer]) -> RealTimeDriver:
+    return RealTimeDriver(ScriptedClock(), observers, "hardware")
+
+
+async def played(w: World, limit_s: float = 20.0) -> World:
+    endings: set[str] = set()
+    w.simulator.on_emit(lambda d, now: endings.add(d.session) if d.ending else None)
+    over = (lambda: False) if w.simulator.clock.scripted else (lambda: len(endings) == len(w.calls))
+    await asyncio.wait_for(w.simulator.run(over), limit_s)
+    w.simulator.close()
+    return w
+
+
+def through_a_transport(w: World) -> World:
+    """Messages between nodes take a detour over the event loop, as they do through a socket."""
+
+    def carry(sender: str, to: str, message: Message) -> None:
+        asyncio.get_running_loop().call_later(0.0, w.simulator.receive, to, message)
+
+    for name in w.nodes:
+        w.simulator.add_remote(name, carry)
+    return w
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("detour", [False, True])
+def test_by_script_it_is_the_simulators_log(name: str, detour: bool) -> None:
+    expected = world(policy(name), calls_each=2).run().log.entries
+    live = world(policy(name), calls_each=2, drive=scripted)
+    asyncio.run(played(through_a_transport(live) if detour else live))
+    assert live.log.entries == expected
+    assert live.replays()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_on_the_wall_every_call_is_answered_and_the_log_replays(name: str) -> None:
+    """Nothing is slept: the work of the fake pair takes no time here, and the link hardly any."""
+    w = world(policy(name), drive=lambda observers: RealTimeDriver(WallClock(), observers, "wall"))
+    asyncio.run(played(w))
+    assert set(w.endings().values()) == {"complete"}
+    assert w.replays()
+    if name in ("sled", "cloud_centric"):
+        assert all(w.text(c.session) == own_text(c.prompt, c.max_new_tokens) for c in w.calls)
+
+
+def test_work_is_stretched_to_the_hardware() -> None:
+    """What the executor says is how long the chip is busy, one thing after the other."""
+    spans: list[tuple[float, float]] = []
+
+    class Spans:
+        def event_handled(self, *_: object) -> None: ...
+
+        def message_sent(self, *_: object) -> None: ...
+
+        def work_done(self, node: str, work: Work, outcome: Outcome, begin_s: float, end_s: float) -> None:
+            if node == "device-0":
+                spans.append((begin_s, end_s))
+
+    drive = lambda observers: RealTimeDriver(WallClock(), [*observers, Spans()], "hardware")  # noqa: E731
+    asyncio.run(played(world(policy("edge_centric"), devices=1, limit=3, drive=drive)))
+    assert all(end - begin >= 0.01 - 1e-9 for begin, end in spans)
+    assert all(b[0] >= a[1] - 1e-9 for a, b in pairwise(spans))
+
+
+def test_what_work_raises_ends_the_run() -> None:
+    class Broken(FakePair):
+        def execute(self, work: Work) -> Any:
+            raise ZeroDivisionError("chip on fire")
+
+    w = world(policy("edge_centric"), devices=1, drive=scripted)
+    w.simulator._compute["device-0"].executor = Broken()
+    with pytest.raises(ZeroDivisionError, match="chip on fire"):
+        asyncio.run(played(w))
+    w.simulator.close()
+
+
+def test_what_is_broken_for_good_ends_it_though_errors_are_told_to_somebody() -> None:
+    """In time: a node that fails all that it is asked looks idle to whoever chooses among nodes."""
+    told: list[Exception] = []
+
+    class Broken(FakePair):
+        problems = iter((ZeroDivisionError("once"), FatalWorkError("rank 1 died")))
+
+        def execute(self, work: Work) -> Any:
+            raise next(self.problems)
+
+    drive = lambda observers: RealTimeDriver(WallClock(), observers, on_error=told.append)  # noqa: E731
+    w = world(policy("sled"), devices=1, drive=drive)
+    w.simulator._compute["cloud"].executor = Broken()
+    with pytest.raises(FatalWorkError, match="rank 1 died"):
+        asyncio.run(played(w))
+    w.simulator.close()
+    assert [str(problem) for problem in told] == ["once"]
+
+
+def test_a_message_for_nobody_is_ignored() -> None:
+    w = world(policy("edge_centric"), devices=1, drive=partial(lambda o: RealTimeDriver(WallClock(), o)))
+    w.simulator.receive("nobody", EmitTokens("s", (), ()))  # type: ignore[arg-type]
+    assert set(asyncio.run(played(w)).endings().values()) == {"complete"}

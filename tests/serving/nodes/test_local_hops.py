@@ -1,0 +1,279 @@
+"""A target in parts whose first and last run on the device: the target's own text, and no token on any link."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from fake_pair import FakePair, own_text
+from fake_world import World, policy, world
+
+from serving.messages import (
+    CacheMiss,
+    DraftOutcome,
+    DraftWork,
+    DropCache,
+    ForwardWork,
+    GenerationRequest,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
+    Release,
+    Reply,
+    Request,
+    RequestArrived,
+    SendMessage,
+    SessionCancelled,
+    StartWork,
+    TimerFired,
+    WorkFinished,
+)
+from serving.nodes.device import Device
+from serving.policy.policy import Policy
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.placement import UShapedPlacement
+from serving.policy.slots.prefill import ChunkedPrefill, OverlappedPrefill, WholePrefill
+from serving.policy.slots.scheduler import ContinuousBatch
+
+NAMES = ("hat", "u_shape", "u_medusa")
+MOMENTS = [i * 0.046 for i in range(15)]
+ENDS = tuple(range(1, 997, 60))
+
+
+def shaped(name: str, stages: int = 1, download: str = "last", **override: Any) -> Policy:
+    return policy(name, placement=UShapedPlacement(2, stages, download), **override)  # type: ignore[arg-type]
+
+
+def requests(w: World, to: str | None = None) -> list[Request]:
+    found = [send for send in w.log.commands(SendMessage) if isinstance(send.message, Request)]
+    return [send.message for send in found if to in (None, send.to)]
+
+
+def texts_are_the_targets(w: World) -> None:
+    assert w.endings() == {call.session: "complete" for call in w.calls}
+    for call in w.calls:
+        assert w.text(call.session) == own_text(call.prompt, call.max_new_tokens, call.stop_tokens)
+
+
+def nothing_is_kept(w: World) -> None:
+    chips = [device.local_worker for device in w.devices.values() if device.local_worker]
+    for worker in (*w.workers.values(), *chips):
+        assert not worker.retained_requests
+        assert not worker.forwarded
+        assert not worker.queue
+        assert not worker.kv_accounting.cached_lens
+    assert not any(pair.caches for pair in w.chips.values())
+
+
+def leaves(value: Any) -> Iterator[tuple[str, Any]]:
+    """(field, value) of all that is not empty in a message."""
+    for field in fields(value):
+        inner = getattr(value, field.name)
+        if is_dataclass(inner):
+            yield from leaves(inner)
+        elif inner not in ((), None):
+            yield field.name, inner
+        for each in inner if isinstance(inner, tuple) else ():
+            if is_dataclass(each):
+                yield from leaves(each)
+
+
+@pytest.mark.parametrize("download", ["last", "all"])
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize(
+    "prefill",
+    [
+        OverlappedPrefill(initial_chunk_tokens=8),
+        ChunkedPrefill(7, "first"),
+        ChunkedPrefill(7),
+        WholePrefill("first"),
+        WholePrefill(),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_text_is_the_targets_and_no_token_is_said(name: str, prefill: Any, stages: int, download: str) -> None:
+    """Sarathi's small chunk cuts what arrives; several sessions at once interleave on one chip."""
+    p = shaped(name, stages, download, prefill=prefill, scheduler=ContinuousBatch(chunk_tokens=5))
+    w = world(p, at_once=3, calls_each=3, prompt=33, limit=30, ends=ENDS).run()
+    texts_are_the_targets(w)
+    said = w.log.commands(SendMessage)
+    assert len(said) > 30
+    assert {type(send.message) for send in said} <= {Request, Release}
+    for send in said:
+        secret = {"tokens", "ends", "odds", "verdict", "proposal", "token"}
+        assert secret.isdisjoint(name for name, _ in leaves(send.message) if _is_tokens(send.message, name))
+    assert w.replays()
+    nothing_is_kept(w)
+
+
+def _is_tokens(message: Any, name: str) -> bool:
+    """`tokens` of a Condition is how many rows a batch has."""
+    return name != "tokens" or bool(message.slice.tokens)
+
+
+def test_a_policy_that_sends_tokens_would_be_noticed() -> None:
+    w = world(policy("sled", kv_cache=PrefixCaching()), devices=1).run()
+    assert any(name == "tokens" for send in w.log.commands(SendMessage) for name, _ in leaves(send.message))
+    assert any(isinstance(send.message, Reply) for send in w.log.commands(SendMessage))
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_what_goes_down_of_a_prompt_is_its_last_state_or_all(stages: int) -> None:
+    ways = {}
+    for download in ("last", "all"):
+        p = shaped("u_shape", stages, download, prefill=ChunkedPrefill(8, "first"))
+        w = world(p, devices=1, prompt=33, limit=1).run()
+        ways[download] = [
+            (m.slice.start, m.slice.hidden_states.nbytes // 8192)
+            for m in requests(w, "device-0")
+            if m.slice.hidden_states
+        ]
+        assert sum(m.slice.num_tokens for m in requests(w, "cloud")) == 33
+    assert ways == {"last": [(32, 1)], "all": [(0, 8), (8, 8), (16, 8), (24, 8), (32, 1)]}
+
+
+def test_bytes_are_a_header_and_the_hidden_states() -> None:
+    w = world(shaped("u_shape"), devices=1, prompt=12, limit=2).run()
+    assert [send.nbytes for send in w.log.commands(SendMessage) if isinstance(send.message, Request)] == [
+        16 + 12 * 8192, 16 + 8192, 16 + 8192, 16 + 8192,
+    ]  # fmt: skip
+
+
+def test_the_first_hop_runs_before_the_drafters_cache_is_filled_and_before_looking_ahead() -> None:
+    w = world(shaped("hat", prefill=WholePrefill("first")), devices=1, prompt=12, limit=40).run()
+    works = [
+        start.work
+        for node, _, _, said in w.log.entries
+        for start in said
+        if isinstance(start, StartWork)
+        if "dev" in node
+    ]
+    assert isinstance(works[0], ForwardWork)
+    assert isinstance(works[1], DraftWork)
+    assert works[1].stop_rule.max_tokens == 0
+    hops = [i for i, work in enumerate(works) if isinstance(work, ForwardWork) and work.span.embedding]
+    ahead = [i for i, work in enumerate(works) if isinstance(work, DraftWork) and work.branches]
+    assert len(ahead) > 3
+    drafted = [
+        i
+        for i, work in enumerate(works)
+        if isinstance(work, DraftWork) and work.stop_rule.max_tokens > 0 and not work.branches
+    ]
+    for i in ahead:  # since the last draft the question's first hop was started
+        assert max(hop for hop in hops if hop < i) > max([d for d in drafted if d < i], default=-1)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_verdict_is_heard_before_anything_is_drafted_ahead_of_it(seed: int, at_once: int) -> None:
+    """The chip is free when the head has run: what the session makes of the answer comes first."""
+    w = world(
+        shaped("hat", prefill=OverlappedPrefill(initial_chunk_tokens=8)),
+        at_once=at_once,
+        calls_each=3,
+        prompt=60,
+        limit=40,
+        seed=seed,
+    )
+    w.run()
+    texts_are_the_targets(w)
+    for node, event, _, said in w.log.entries:
+        if "device" in node and isinstance(event, WorkFinished) and not isinstance(event.outcome, DraftOutcome):
+            drafting = [c.work.session for c in said if isinstance(c, StartWork) and isinstance(c.work, DraftWork)]
+            assert len(drafting) == len(set(drafting)), "drafted ahead of a verdict that was there"
+
+
+def test_sessions_at_once_share_the_chip() -> None:
+    w = world(shaped("hat"), devices=1, at_once=3, calls_each=3, prompt=20, limit=30).run()
+    texts_are_the_targets(w)
+    cloud = [
+        rows.session
+        for start in w.log.commands(StartWork)
+        if isinstance(start.work, ForwardWork)
+        for rows in start.work.slices
+    ]
+    assert sum(a != b for a, b in pairwise(cloud)) > 20  # in turns
+    assert any(isinstance(s.work, ForwardWork) and len(s.work.slices) > 1 for s in w.log.commands(StartWork))
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_loss_changes_no_token(name: str, at: float) -> None:
+    w = world(shaped(name, 2), devices=1, at_once=2, calls_each=2, limit=20)
+    w.simulator.run(at)
+    for cloud in w.workers:
+        w.simulator.post(at, "device-0", PeerLost(cloud))
+        w.simulator.post(at + 0.05, "device-0", PeerRestored(cloud))
+    w.simulator.run()
+    texts_are_the_targets(w)
+    nothing_is_kept(w)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_crowded_cloud_forgets_sessions_and_they_go_on(name: str) -> None:
+    w = world(shaped(name, 2), devices=3, at_once=2, calls_each=2, prompt=20, limit=20, capacity_tokens=70).run()
+    assert any(isinstance(send.message, CacheMiss) for send in w.log.commands(SendMessage))
+    texts_are_the_targets(w)
+    nothing_is_kept(w)
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_user_who_leaves_leaves_nothing_behind(name: str, at: float) -> None:
+    """Also before the first answer, when the device does not know yet who holds its caches."""
+    w = world(
+        shaped(name, 2, prefill=ChunkedPrefill(5, "first")), devices=1, at_once=2, calls_each=2, prompt=33, limit=40
+    )
+    w.simulator.run(at)
+    w.simulator.post(at, "device-0", SessionCancelled("s0.0"))
+    w.simulator.run()
+    assert w.endings() == {"s0.0": "cancelled", "s0.1": "complete"}
+    assert DropCache("s0.0", None) in w.log.commands(DropCache)
+    nothing_is_kept(w)
+
+
+def test_what_a_device_says_to_itself_is_never_a_command() -> None:
+    p = shaped("u_shape")
+    device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0, hidden_nbytes=8192)
+    pair = FakePair()
+    (wake,) = device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 2)), 0.0)
+    (start,) = device.handle(TimerFired(wake.timer), 0.0)  # type: ignore[union-attr]
+    (sent,) = device.handle(WorkFinished(start.job, pair.execute(start.work)[0]), 0.1)  # type: ignore[union-attr]
+    assert sent.to == "cloud"  # type: ignore[union-attr]
+    assert sent.message.slice.tokens == sent.message.stop_tokens == ()  # type: ignore[union-attr]
+    assert device.local_worker is not None
+    assert [held.slice.tokens for held in device.local_worker.retained_requests.values()] == [()]
+
+
+def test_a_question_that_comes_back_unknown_is_a_miss() -> None:
+    """As after a restart of the device: its tokens are gone, and the session asks anew."""
+    w = world(shaped("hat"), devices=1, limit=20)
+    w.simulator.run(0.1)
+    device = w.devices["device-0"]
+    assert device.local_worker is not None
+    assert device.local_worker.retained_requests
+    device.local_worker.retained_requests.clear()
+    w.simulator.run()
+    texts_are_the_targets(w)
+    assert max(m.attempt for m in requests(w)) > 0
+
+
+def test_a_release_goes_on_to_whoever_the_device_does_not_know() -> None:
+    w = world(shaped("u_shape", 4), devices=1, prompt=33, limit=5)
+    w.simulator.run(0.2)  # the prompt is on its way through the cloud
+    w.simulator.post(0.2, "device-0", SessionCancelled("s0.0"))
+    w.simulator.run()
+    reached = {
+        node
+        for node, event, _, _ in w.log.entries
+        if isinstance(event, MessageReceived) and isinstance(event.message, Request)
+    }
+    released = {
+        node
+        for node, event, _, _ in w.log.entries
+        if isinstance(event, MessageReceived) and event.message == Release("s0.0")
+    }
+    assert reached - {"device-0"} == released
+    assert len(reached) > 1

@@ -1,0 +1,309 @@
+"""Drafting ahead while a verdict is awaited: what is prepared, what of it survives, and that it changes no text."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from fake_pair import FakePair, extend, own_text
+from fake_world import THRESHOLDS, World, policy, world
+
+from serving.core.session import Branch, Session
+from serving.messages import (
+    DraftDecision,
+    DraftOutcome,
+    DraftWork,
+    GenerationRequest,
+    MessageReceived,
+    PeerLost,
+    PeerRestored,
+    Reply,
+    Request,
+    RequestArrived,
+    SamplingParams,
+    SendMessage,
+    SessionCancelled,
+    StartWork,
+    TensorRef,
+    Verdict,
+    WorkFinished,
+)
+from serving.nodes.device import Device
+from serving.policy.slots.draft import WindowDraft
+from serving.policy.slots.kv_cache import PrefixCaching
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.lookahead import NoLookahead, SyneraLookahead
+
+MOMENTS = [i * 0.011 for i in range(25)]
+ENDS = tuple(range(0, 997, 40))
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """Every draft is verified, with both scores."""
+
+    scope: ClassVar[str] = "all"
+    requested_scores: ClassVar[tuple[str, ...]] = ("confidence", "importance")
+
+    def tokens_to_offload(self, s: Session) -> int:
+        return 1
+
+
+def ahead(steps: int = 3, k: int = 4, sessions: int = 3, **conditions: Any) -> World:
+    override = {
+        "offload": Weighed(),
+        "lookahead": SyneraLookahead(THRESHOLDS, steps),
+        "kv_cache": PrefixCaching(),
+        "draft": WindowDraft(k),
+    }
+    settings = {"devices": sessions, "limit": 60, **conditions}
+    return world(policy("sled", **override | settings.pop("override", {})), **settings)
+
+
+def works(w: World, looking: bool) -> list[DraftWork]:
+    found = [s.work for s in w.log.commands(StartWork) if isinstance(s.work, DraftWork)]
+    return [work for work in found if bool(work.branches) is looking]
+
+
+def prefix_of(tokens: list[int]) -> int:
+    prefix = 1
+    for token in tokens:
+        prefix = extend(prefix, token)
+    return prefix
+
+
+def guess_of(w: World, chunk: DraftDecision) -> str:
+    """What the waiting slot guessed of this chunk, and what became of it: told anew from the delivered text."""
+    call = next(call for call in w.calls if call.session == chunk.session)
+    text = [*call.prompt, *w.text(chunk.session)]
+    s = Session(call, 1)
+    s.tokens, s.draft, s.scores = (
+        text[: chunk.position],
+        list(chunk.tokens),
+        {"confidence": [*chunk.scores["confidence"]]},
+    )
+    s.top_candidates = [FakePair().tops(prefix_of([*s.tokens, *chunk.tokens[:i]])) for i in range(len(chunk.tokens))]
+    s.start_verification(True, "greedy")
+    (at, token), *_ = SyneraLookahead(THRESHOLDS).assumed_verdicts(s)
+    if token is None:
+        token = FakePair().drafter_token(prefix_of([*s.tokens, *chunk.tokens]))
+    wrote = text[chunk.position + (chunk.accepted or 0)] if chunk.position + (chunk.accepted or 0) < len(text) else None
+    return "missed" if at != chunk.accepted else "hit" if token == wrote else "position"
+
+
+def test_what_became_of_each_guess_is_told_right() -> None:
+    w = ahead().run()
+    judged = [
+        c for c in w.chunks() if c.position + len(c.tokens) < 12 + 59
+    ]  # near the limit there may be no room for it
+    assert [c.lookahead_outcome for c in judged] == [guess_of(w, c) for c in judged]
+    assert set(Counter(c.lookahead_outcome for c in judged)) == {"missed", "position", "hit"}
+
+
+@pytest.mark.parametrize(("steps", "k"), [(1, 4), (3, 4), (4, 4), (1, 1), (5, 8)])
+@pytest.mark.parametrize(
+    "conditions", [{}, {"ends": ENDS}, {"sampling": SamplingParams(0.9, 0, 1.0, 5)}, {"alpha": 0.95}]
+)
+def test_drafts_are_those_of_an_idle_device_token_for_token(steps: int, k: int, conditions: dict[str, Any]) -> None:
+    """Adopted or not: the same places, tokens, scores (importance included) and verdicts; only sooner."""
+    idle = ahead(k=k, **conditions, override={"lookahead": NoLookahead()}).run()
+    busy = ahead(steps, k, **conditions).run()
+    for call in idle.calls:
+        mine = [[c for c in w.chunks() if c.session == call.session] for w in (idle, busy)]
+        seen = [[(c.position, c.tokens, c.scores, c.accepted) for c in chunks] for chunks in mine]
+        assert seen[0] == seen[1]
+        assert busy.text(call.session) == own_text(call.prompt, 60, call.stop_tokens)
+    assert {c.lookahead_outcome for c in idle.chunks()} == {""}
+    adopted = [c for c in busy.chunks() if c.lookahead_outcome == "hit"]
+    assert adopted
+    written = [sum(work.stop_rule.max_tokens for work in works(w, looking=False)) for w in (idle, busy)]
+    assert written[1] < written[0]
+
+
+@pytest.mark.parametrize(("steps", "k"), [(9, 4), (3, 2), (3, 1)])
+def test_more_than_a_window_ahead_is_the_drafters_own_continuation_too(steps: int, k: int) -> None:
+    w = ahead(steps, k).run()
+    pair = FakePair()
+    for chunk in w.chunks():
+        call = next(call for call in w.calls if call.session == chunk.session)
+        prefix = prefix_of([*call.prompt, *w.text(chunk.session)][: chunk.position])
+        for token in chunk.tokens:
+            assert token == pair.drafter_token(prefix)
+            prefix = extend(prefix, token)
+    assert all(w.text(call.session) == own_text(call.prompt, 60) for call in w.calls)
+    assert max(len(chunk.tokens) for chunk in w.chunks()) <= max(steps, k)
+
+
+def test_a_budgeted_policy_decides_as_an_idle_device_does() -> None:
+    """Its luck is named by position: what was drafted ahead changes no decision."""
+    texts = []
+    for waiting in (NoLookahead(), SyneraLookahead(THRESHOLDS)):
+        w = world(policy("synera", lookahead=waiting), limit=60).run()
+        texts.append([w.text(call.session) for call in w.calls])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("steps", [1, 3, 9])
+def test_no_more_is_drafted_ahead_than_asked_for(steps: int) -> None:
+    """One branch, one token a turn, `steps` of them behind the guess; the drafter's own guess comes first."""
+    w = ahead(steps, sessions=1).run()
+    turns: list[int] = []
+    for command in (c for name, _, _, said in w.log.entries if name == "device-0" for c in said):
+        if isinstance(command, SendMessage) and isinstance(command.message, Request):
+            turns.append(0)
+        elif isinstance(command, StartWork) and isinstance(command.work, DraftWork) and command.work.branches:
+            assert len(command.work.branches) == 1
+            assert (command.work.input_tokens, command.work.stop_rule.max_tokens) == ((), 1)
+            turns[-1] += 1
+    assert max(turns) in ((steps, steps + 1) if steps < 9 else range(3, 10))  # a verdict comes before nine are drafted
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 6, 9, 24])
+@pytest.mark.parametrize("ends", [(), ENDS])
+def test_nothing_is_drafted_ahead_past_an_end_token_or_the_limit(limit: int, ends: tuple[int, ...]) -> None:
+    w = ahead(9, limit=limit, ends=ends, alpha=0.9, sessions=6).run()
+    assert set(w.endings().values()) == {"complete"}
+    for work in works(w, looking=True):
+        call = next(call for call in w.calls if call.session == work.session)
+        position = work.start + len(work.branches[0])
+        assert position < len(call.prompt) + limit
+        own = work.branches[0][max(0, len(call.prompt) - work.start) :]
+        assert not set(own) & set(ends)
+    for chunk in w.chunks():
+        assert not set(chunk.tokens[:-1]) & set(ends)
+        assert chunk.position + len(chunk.tokens) <= 12 + limit
+
+
+@pytest.mark.parametrize(("steps", "k", "fills"), [(4, 4, True), (9, 4, True), (3, 4, False), (1, 8, False)])
+def test_adopted_drafts_are_weighed_by_a_fill_or_with_the_next_draft(steps: int, k: int, fills: bool) -> None:
+    w = ahead(steps, k, alpha=0.95).run()
+    again = [work for work in works(w, looking=False) if work.num_adopted_drafts]
+    assert again
+    assert any(work.stop_rule.max_tokens == 0 for work in again) is fills
+    assert any(work.stop_rule.max_tokens > 0 for work in again) or steps >= k
+    for work in again:
+        assert work.num_adopted_drafts <= steps
+        assert len(work.input_tokens) >= work.num_adopted_drafts - (work.stop_rule.max_tokens == 0)
+    pair = FakePair(0.95)
+    for chunk in w.chunks():
+        call = next(call for call in w.calls if call.session == chunk.session)
+        prefix = prefix_of([*call.prompt, *w.text(chunk.session)][: chunk.position])
+        for token, importance in zip(chunk.tokens, chunk.scores["importance"], strict=True):
+            assert importance == pair._score(prefix, "importance")
+            prefix = extend(prefix, token)
+
+
+def test_without_importance_nothing_is_fed_twice() -> None:
+    w = ahead(9, override={"offload": policy("sled").offload}).run()
+    assert {work.num_adopted_drafts for work in works(w, looking=False)} == {0}
+    assert all(work.stop_rule.max_tokens for work in works(w, looking=False))
+
+
+# Faults while looking ahead.
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+@pytest.mark.parametrize("action", ["wait", "local", "fail"])
+def test_a_link_lost_at_any_moment(at: float, action: Any) -> None:
+    w = ahead(9, limit=24, override={"link_loss": LinkLoss(action)})
+    w.simulator.run(at)
+    w.simulator.post(at, "device-0", PeerLost("cloud"))
+    w.simulator.post(at + 0.05, "device-0", PeerRestored("cloud"))
+    w.simulator.run()
+    assert w.endings()["s0.0"] in (("complete", "failed") if action == "fail" else ("complete",))
+    if action == "wait":
+        assert w.text("s0.0") == own_text(w.calls[0].prompt, 24)
+    assert w.replays()
+
+
+@pytest.mark.parametrize("at", MOMENTS)
+def test_a_user_who_leaves_at_any_moment(at: float) -> None:
+    w = ahead(9, limit=24)
+    w.simulator.run(at)
+    w.simulator.post(at, "device-0", SessionCancelled("s0.0"))
+    w.simulator.run()
+    assert w.endings()["s0.0"] == "cancelled"
+    assert not any(chip.caches for chip in w.chips.values())
+
+
+@pytest.mark.parametrize("timeout_s", [0.015, 0.03, 0.06])
+def test_a_question_asked_again_looks_ahead_anew(timeout_s: float) -> None:
+    w = ahead(9, limit=24, timeout_s=timeout_s)
+    w.simulator.run(60.0)
+    assert set(w.endings().values()) == {"complete"}
+    assert all(w.text(call.session) == own_text(call.prompt, 24) for call in w.calls)
+    assert {c.lookahead_outcome for c in w.chunks()} >= {"hit", "missed"}
+
+
+def test_a_look_ahead_that_a_verdict_overtakes_is_void() -> None:
+    """Its outcome comes late: it is no part of the next draft, whose work is fed from where the look-ahead began."""
+    override = {"lookahead": SyneraLookahead(THRESHOLDS, 9), "kv_cache": PrefixCaching()}
+    p = policy("sled", **override)  # type: ignore[arg-type]
+    device = Device("d", p, p.placement.hops(8, 8), {"cloud": ("cloud",)}, 0)
+    device.handle(RequestArrived(GenerationRequest("s", (1, 2, 3), 40)), 0.0)
+    tops = tuple((t, t + 7, t + 11) for t in (4, 5, 6, 7))
+    out = device.handle(
+        WorkFinished(1, DraftOutcome((4, 5, 6, 7), {"confidence": (0.9, 0.1, 0.9, 0.9)}, tops, False, 6)), 1.0
+    )
+    looking = next(c for c in out if isinstance(c, StartWork))
+    assert isinstance(looking.work, DraftWork)
+    assert looking.work.branches
+    out = device.handle(MessageReceived(Reply("s", 0, 3, Verdict(0, 500), ("cloud",), 0)), 1.1)
+    drafting = next(c for c in out if isinstance(c, StartWork))
+    assert isinstance(drafting.work, DraftWork)
+    assert drafting.work.start <= looking.work.start
+    assert drafting.work.input_tokens == (1, 2, 3, 500)[drafting.work.start :]
+    assert not device.handle(
+        WorkFinished(looking.job, DraftOutcome((77,), {"confidence": (0.9,)}, ((),), False, 2)), 1.2
+    )
+    assert device.active_requester is not None
+    assert device.active_requester.session.draft == []
+
+
+# The bookkeeping.
+
+
+def drafted_one(token: int) -> DraftOutcome:
+    return DraftOutcome(
+        (token,), {"confidence": (token / 100,)}, ((token, 1, 2),), False, 5, (TensorRef(f"odds {token}", 8),)
+    )
+
+
+def in_flight(limit: int = 20, ends: tuple[int, ...] = (99,)) -> Session:
+    s = Session(GenerationRequest("s", (1, 2, 3), limit, ends), 0)
+    s.draft = [10, 11, 12, 13]
+    s.start_verification(True, "sample")
+    return s
+
+
+def test_the_drafters_own_guess_comes_first_and_is_no_draft() -> None:
+    s = in_flight()
+    s.branches = [Branch(4, None)]
+    for token in (20, 21, 22, 23):
+        s.extend_branches(drafted_one(token), s.growing_branches(2), lambda _: False, True)
+    branch = s.branches[0]
+    assert (branch.token, branch.tokens) == (20, [21, 22])
+    assert branch.scores == {"confidence": [0.21, 0.22]}
+    assert [blob.id for blob in branch.draft_probs] == ["odds 21", "odds 22"]
+    s.apply_verdict(Verdict(4, 20))
+    assert (s.draft, s.top_candidates) == ([21, 22], [(21, 1, 2), (22, 1, 2)])
+    assert [blob.id for blob in s.draft_probs] == ["odds 21", "odds 22"]
+    assert s.num_unscored == 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "accepted", "token", "grows"),
+    [(20, 0, 50, True), (20, 0, 99, False), (2, 0, 50, True), (1, 0, 50, False), (5, 3, 50, True), (4, 3, 50, False)],
+)
+def test_a_branch_has_room_or_ends(limit: int, accepted: int, token: int, grows: bool) -> None:
+    s = in_flight(limit)
+    s.branches = [Branch(accepted, token)]
+    assert bool(s.growing_branches(3)) is grows
+
+
+def test_branches_are_fed_from_where_all_of_them_part() -> None:
+    s = in_flight()
+    s.draft_cached_len = 6
+    s.branches = [Branch(3, 50, [51]), Branch(1, 60)]
+    assert s.branch_inputs(s.branches) == (3, ((10, 11, 12, 50, 51), (10, 60)))
+    assert s.branch_inputs(s.branches[:1]) == (5, ((12, 50, 51),))

@@ -1,0 +1,22 @@
+"""Playing a policy without clocks: the same decisions as with them."""
+
+from fake_setup import models, queries, setup
+
+from serving.outcomes.offline import CONCURRENT_SESSIONS, run_untimed
+from serving.runtimes import emulated
+
+
+def test_offline_play_decides_the_same() -> None:
+    timed = emulated.simulate(setup("sled"), models(), queries(CONCURRENT_SESSIONS + 3))
+    played = run_untimed(
+        setup("sled").policy, models(), queries(CONCURRENT_SESSIONS + 3), 0, lambda done, total, note: None
+    )
+    assert {n: r.tokens for n, r in played.items()} == {n: r.tokens for n, r in timed.items()}
+    chunks = {n: [c.accepted for c in r.draft_decisions] for n, r in played.items()}
+    assert chunks == {n: [c.accepted for c in r.draft_decisions] for n, r in timed.items()}
+
+
+def test_offline_play_tells_how_far_it_is() -> None:
+    told: list[tuple[int, int]] = []
+    run_untimed(setup("sled").policy, models(), queries(3), 0, lambda done, total, note: told.append((done, total)))
+    assert told == [(1, 3), (2, 3), (3, 3)]

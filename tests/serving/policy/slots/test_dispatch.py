@@ -1,0 +1,107 @@
+"""Which node of a tier takes a request: by table, and over many requests."""
+
+from collections import Counter
+from math import inf
+from typing import Any
+
+import pytest
+
+from serving.core.keyed_random import key, uniform
+from serving.core.queued_request import Task
+from serving.messages import LoadReport
+from serving.policy.slots.dispatch import Dispatch, EarliestFinish, HypSched, RandomDispatch, RoundRobin
+
+TASK = Task("s", num_tokens=11, num_passes=8, max_cached_len=18, choice_index=0)
+"""A prompt of 11 tokens and 8 to write: 10 rows and 8 passes."""
+
+
+def backlog(node: str, queued_s: float = 0.0, speed: float = 1.0, free: float = inf) -> LoadReport:
+    """A node of that speed; of 1 a row takes 10 ms and a pass 100 ms, so that the task takes 0.9 s."""
+    return LoadReport(node, queued_s, 0.01 / speed, 0.1 / speed, free)
+
+
+def test_what_a_task_takes_is_its_rows_and_its_passes() -> None:
+    assert TASK.compute_s(backlog("a")) == pytest.approx(10 * 0.01 + 8 * 0.1)
+    assert TASK.compute_s(backlog("a", queued_s=5.0, speed=2.0)) == pytest.approx(0.45)
+
+
+A, B, C = "a", "b", "c"
+FAST = [backlog(A), backlog(B, speed=4.0), backlog(C)]
+TABLE: dict[str, tuple[Dispatch, list[LoadReport], str]] = {
+    "hypsched: the one that waits least": (HypSched(), [backlog(A, 0.3), backlog(B, 0.1), backlog(C, 0.2)], B),
+    "hypsched: the first of equals": (HypSched(), [backlog(A, 0.2), backlog(B, 0.1), backlog(C, 0.1)], B),
+    "hypsched: the faster, though it waits longer": (
+        HypSched(),
+        [backlog(A, 0.0), backlog(B, 0.6, speed=4.0)],  # 0.9 against 0.6 + 0.225
+        B,
+    ),
+    "hypsched: the slower, where the faster waits too long": (
+        HypSched(),
+        [backlog(A, 0.0), backlog(B, 0.7, speed=4.0)],  # 0.9 against 0.7 + 0.225
+        A,
+    ),
+    "hypsched: not whom it does not fit": (
+        HypSched(),
+        [backlog(A, 0.0, free=17), backlog(B, 3.0, free=18), backlog(C, 4.0)],
+        B,
+    ),
+    "hypsched: just fits": (HypSched(), [backlog(A, 0.0, free=18), backlog(B, 0.1)], A),
+    "hypsched: nobody has the room: who has most of it": (
+        HypSched(),
+        [backlog(A, 0.0, free=3), backlog(B, 9.0, free=17), backlog(C, 0.0, free=-40)],
+        B,
+    ),
+    "hypsched: nobody has the room, all as little: the first": (
+        HypSched(), [backlog(A, 2.0, free=-1), backlog(B, 1.0, free=-1)], A
+    ),
+    "earliest finish: as HypSched's where all have room": (EarliestFinish(), FAST, B),
+    "earliest finish: whoever has no room too": (EarliestFinish(), [backlog(A, 0.0, free=0), backlog(B, 0.1)], A),
+    "earliest finish: the first of equals": (EarliestFinish(), [backlog(A, 0.1), backlog(B, 0.1)], A),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_who_is_chosen(case: str) -> None:
+    dispatch, backlogs, expected = TABLE[case]
+    assert dispatch.choose(TASK, backlogs) == expected
+
+
+def test_equal_nodes_with_room_are_chosen_alike_by_hypsched_and_earliest_finish() -> None:
+    for i in range(200):
+        waits = [backlog(name, uniform(i, j, "queued")) for j, name in enumerate("abc")]
+        assert HypSched().choose(TASK, waits) == EarliestFinish().choose(TASK, waits)
+
+
+def test_round_robin_takes_its_turns() -> None:
+    nodes = [backlog(name, 9.0 * (name == A)) for name in "abc"]
+    assert [RoundRobin().choose(TASK._replace(choice_index=i), nodes) for i in range(4, 10)] == [*"bcabca"]
+
+
+def chances(dispatch: Any, n: int = 3000) -> list[str]:
+    nodes = [backlog(name, 9.0 * (name == A), free=0) for name in "abc"]
+    return [dispatch.choose(TASK._replace(session=f"s{i}", choice_index=i % 7), nodes) for i in range(n)]
+
+
+def test_random_takes_each_as_often_whatever_it_says() -> None:
+    counts = Counter(chances(RandomDispatch(1)))
+    assert all(abs(counts[name] - 1000) < 4 * (3000 * 2 / 9) ** 0.5 for name in "abc")
+
+
+def test_random_is_the_same_by_its_seed_alone() -> None:
+    assert chances(RandomDispatch(1)) == chances(RandomDispatch(1))
+    assert chances(RandomDispatch(1)) != chances(RandomDispatch(2))
+
+
+def test_the_luck_of_one_tier_is_not_that_of_the_next() -> None:
+    """Else a session would meet the same number's node everywhere."""
+    near, far = ([backlog(f"{tier}-{i}") for i in range(2)] for tier in ("nano", "agx"))
+    tasks = [TASK._replace(session=f"s{i}") for i in range(400)]
+    same = sum(RandomDispatch(1).choose(t, near)[-1] == RandomDispatch(1).choose(t, far)[-1] for t in tasks)
+    assert abs(same - 200) < 60
+    assert uniform(key(1, "s0"), 0, "dispatch to nano-0") != uniform(key(1, "s0"), 0, "dispatch to agx-0")
+
+
+def test_who_asks_nodes_what_waits_in_them() -> None:
+    assert [each.needs_load_reports for each in (HypSched(), EarliestFinish(), RandomDispatch(), RoundRobin())] == [
+        True, True, False, False,
+    ]  # fmt: skip

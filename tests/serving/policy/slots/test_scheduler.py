@@ -1,0 +1,158 @@
+"""What schedulers pick, by table: rows as `session: left` or `session: left/check`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from serving.core.kv_accounting import KVAccounting, MemoryBudget
+from serving.core.queued_request import QueuedRequest
+from serving.hardware.estimator import ZERO_ESTIMATOR
+from serving.messages import INF, Request, SequenceSlice, Span, TensorRef
+from serving.policy.slots.scheduler import ContinuousBatch, Fifo, Scheduler, StaticBatch, UpwardRank, VerificationAware
+
+FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
+
+
+def item(session: str, left: int, check: int = 0, arrived: float = 0.0, blob: TensorRef | None = None) -> QueuedRequest:
+    rows = SequenceSlice(session, 0, left, tuple(range(left)), check, "greedy", hidden_states=blob)
+    return QueuedRequest(
+        Request(0, rows, (), 0, (), "device"), rows, Span(0, 8, embedding=True, lm_head=True), arrived, left
+    )
+
+
+def items(rows: Mapping[str, tuple[int, int]]) -> list[QueuedRequest]:
+    return [item(session, *sizes, arrived=i * 0.01) for i, (session, sizes) in enumerate(rows.items())]
+
+
+def picked(scheduler: Scheduler, waiting: list[QueuedRequest], now: float = 1.0) -> dict[str, int] | float:
+    found = scheduler.pick(waiting, now, FREE, ZERO_ESTIMATOR)
+    return {i.slice.session: n for i, n in found} if isinstance(found, list) else found
+
+
+FOUR = {"a": (5, 4), "b": (100, 0), "c": (5, 4), "d": (1, 0)}
+PREFILLS = {"a": (100, 0), "b": (5, 4), "c": (40, 4)}
+
+TABLE: dict[str, tuple[Scheduler, dict[str, tuple[int, int]], dict[str, int]]] = {
+    "static batch: the oldest, whole": (StaticBatch(2, 0.0), FOUR, {"a": 5, "b": 100}),
+    "static batch: overdue and not full": (StaticBatch(9, 0.5), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
+    "continuous: everybody, whole": (ContinuousBatch(), FOUR, {"a": 5, "b": 100, "c": 5, "d": 1}),
+    "continuous: the oldest up to its size": (ContinuousBatch(max_num_seqs=2), FOUR, {"a": 5, "b": 100}),
+    "chunked: decodes first, the prompt gets the rest": (
+        ContinuousBatch(chunk_tokens=32),
+        FOUR,
+        {"a": 5, "c": 5, "d": 1, "b": 21},
+    ),
+    "chunked: decodes spend it all": (ContinuousBatch(chunk_tokens=11), FOUR, {"a": 5, "c": 5, "d": 1}),
+    "chunked: a verification is not cut": (ContinuousBatch(chunk_tokens=7), {"a": (5, 4), "c": (5, 4)}, {"a": 5}),
+    "chunked: one that cannot be cut leads its own iteration": (
+        ContinuousBatch(chunk_tokens=3),
+        {"a": (5, 4), "c": (5, 4)},
+        {"a": 5},
+    ),
+    "chunked: what fits beside one that does not": (
+        ContinuousBatch(chunk_tokens=7),
+        {"a": (5, 4), "b": (5, 4), "c": (1, 0)},
+        {"a": 5, "c": 1},
+    ),
+    "aware: prefills apart and first, in chunks": (VerificationAware(), PREFILLS, {"a": 32, "c": 32}),
+    "aware: drafts and the row before them stay together": (VerificationAware(), {"c": (34, 4)}, {"c": 29}),
+    "aware: without prefills, every verification": (
+        VerificationAware(),
+        {"a": (5, 4), "b": (32, 4), "d": (1, 0)},
+        {"a": 5, "b": 32, "d": 1},
+    ),
+    "aware: up to its size": (VerificationAware(max_num_seqs=1), PREFILLS, {"a": 32}),
+}
+
+
+def came(session: str, since: float, arrived: float, budget: int = 1, left: int = 1) -> QueuedRequest:
+    made = item(session, left, arrived=arrived)
+    made.session_arrived_s, made.request = since, replace(made.request, budget=budget)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        (Fifo(), ["b"]),
+        (Fifo(2), ["b", "a"]),
+        (Fifo(9), ["b", "a", "d", "c"]),
+        (UpwardRank(), ["a"]),
+        (UpwardRank(3), ["a", "d", "b"]),
+    ],
+    ids=repr,
+)
+def test_tasks_are_ordered_by_when_they_came_or_by_what_is_left_of_them(scheduler: Scheduler, expected: list) -> None:
+    """Not by when this pass arrived, in which the oldest may be the last: `c` is the session that came last."""
+    waiting = [
+        came("c", since=0.9, arrived=1.0, budget=2, left=40), came("d", since=0.4, arrived=1.1, budget=5),
+        came("a", since=0.2, arrived=1.2, budget=5), came("b", since=0.1, arrived=1.3, budget=2),
+    ]  # fmt: skip
+    found = scheduler.pick(waiting, 2.0, FREE, ZERO_ESTIMATOR)
+    assert [(i.slice.session, n) for i, n in found] == [(each, 40 if each == "c" else 1) for each in expected]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_what_is_picked(case: str) -> None:
+    scheduler, waiting, expected = TABLE[case]
+    assert picked(scheduler, items(waiting)) == expected
+
+
+def test_a_static_batch_waits_until_it_is_full_or_due() -> None:
+    scheduler, waiting = StaticBatch(3, 0.05), items({"a": (5, 4), "b": (5, 4)})
+    assert picked(scheduler, waiting, now=0.02) == 0.05
+    assert picked(scheduler, waiting, now=0.05) == {"a": 5, "b": 5}
+    assert picked(scheduler, [*waiting, item("c", 5, 4)], now=0.02) == {"a": 5, "b": 5, "c": 5}
+
+
+def test_a_prefill_in_parts_ends_with_its_question() -> None:
+    """Chunk by chunk as a worker does it: every row once, the verdict's rows last and together."""
+    scheduler, one, sizes = VerificationAware(chunk_tokens=32), item("a", 104, check=4), []
+    while one.remaining_tokens:
+        ((_, n),) = scheduler.pick([one], 0.0, FREE, ZERO_ESTIMATOR)  # type: ignore[misc]
+        sizes.append(n)
+        one.done_tokens += n
+        one.remaining_tokens -= n
+    assert sizes == [32, 32, 32, 8]
+    assert sum(sizes) == 104
+
+
+@pytest.mark.parametrize("left", range(1, 45))
+@pytest.mark.parametrize("check", [0, 4])
+@pytest.mark.parametrize("chunk", [1, 5, 32])
+def test_parts_never_split_a_question(left: int, check: int, chunk: int) -> None:
+    one = item("a", max(left, check + 1), check)
+    while one.remaining_tokens:
+        n = one.chunk_size(chunk)
+        assert 1 <= n <= one.remaining_tokens
+        rest = one.remaining_tokens - n
+        assert rest == 0 or rest > check, "the row before the drafts went without them"
+        one.done_tokens, one.remaining_tokens = one.done_tokens + n, rest
+
+
+def test_hidden_states_are_cut_as_tokens_are() -> None:
+    whole = item("a", 100, blob=TensorRef("h", 800))
+    assert whole.chunk_size(32) == 32
+    chunks = (whole.slice.narrow(0, 32), whole.slice.narrow(32, 100))
+    assert [(chunk.start, chunk.num_tokens, chunk.hidden_offset) for chunk in chunks] == [
+        (0, 32, 0), (32, 68, 32)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: StaticBatch(0, 0.1), "policy.scheduler.max_num_seqs is 0; it must be at least 1"),
+        (lambda: StaticBatch(1, -0.1), "policy.scheduler.window_s is -0.1; it cannot be negative"),
+        (lambda: Fifo(0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: UpwardRank(0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: ContinuousBatch(max_num_seqs=0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: ContinuousBatch(chunk_tokens=0), "policy.scheduler.chunk_tokens is 0"),
+        (lambda: VerificationAware(max_num_seqs=0), "policy.scheduler.max_num_seqs is 0"),
+        (lambda: VerificationAware(chunk_tokens=0), "policy.scheduler.chunk_tokens is 0"),
+    ],
+)
+def test_sizes_are_at_least_one(build: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()

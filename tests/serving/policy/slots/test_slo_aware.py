@@ -1,0 +1,160 @@
+"""WISP's scheduler by table: what a batch is made of, and that nobody starves."""
+
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.core.kv_accounting import KVAccounting, MemoryBudget
+from serving.core.queued_request import QueuedRequest
+from serving.hardware.estimator import ZERO_ESTIMATOR, Estimator
+from serving.hardware.latency import LatencyModel, LayerScale, batch_load
+from serving.messages import INF, ForwardWork, Request, SequenceSlice, Span
+from serving.policy.slots.slo_aware import SloAware
+
+SPAN = Span(0, 8, embedding=True, lm_head=True)
+FREE = MemoryBudget(KVAccounting(INF, keep_caches=True), ())
+TENTH = Estimator(LatencyModel(0.010, 0.0, 0.0, 0.050, 8, "a test"), LayerScale(8, 8))
+"""50 ms a batch and 10 ms a row: an item of five rows adds 50 ms."""
+scheduler = SloAware(max_num_seqs=64, guard_s=0.020, max_wait_s=1.0, order="value", max_overhead_share=1.0)
+"""As printed."""
+
+
+def item(
+    name: str, slack_s: float, rows: int = 5, arrived: float = 0.0, value: float = 3.0, cached: int = 0
+) -> QueuedRequest:
+    asked = SequenceSlice(name, cached, rows, tuple(range(rows)), min(4, rows - 1), "greedy")
+    return QueuedRequest(Request(0, asked, (), 0, (), "device", 1, slack_s, value), asked, SPAN, arrived, rows)
+
+
+def picked(*items: QueuedRequest, now: float = 0.0, by: SloAware = scheduler, room: MemoryBudget = FREE) -> list[str]:
+    batch = by.pick(sorted(items, key=lambda i: i.arrived_s), now, room, TENTH)
+    assert isinstance(batch, list)
+    assert [n for _, n in batch] == [i.remaining_tokens for i, _ in batch]
+    return [i.slice.session for i, _ in batch]
+
+
+def test_requests_join_while_all_members_are_in_time() -> None:
+    """50 + 5 x 50 ms is too late for who needs its answer in 290 ms, and 50 + 4 x 50 is not."""
+    waiting = [item(name, 0.290) for name in "abcdef"]
+    assert picked(*waiting) == ["a", "b", "c", "d"]
+
+
+def test_the_critical_go_first_by_deadline_and_the_others_by_value_a_second() -> None:
+    near = [item("near", 0.110), item("nearer", 0.105)]
+    assert picked(*near, item("calm", 9.0)) == ["nearer"]  # with another one the first would be late
+    others = item("dear", 9.0, value=1.0), item("cheap", 9.0, value=4.0), item("long", 9.0, rows=40, value=4.0)
+    assert picked(*others) == ["cheap", "dear", "long"]
+
+
+def test_a_request_becomes_critical_a_guard_before_its_latest_start() -> None:
+    """Alone it takes 100 ms: due at 130 ms it is calm at 0 ms, critical from 10 ms on (Eq. 17)."""
+    rival = item("rival", 9.0, value=99.0)
+    assert picked(rival, item("due", 0.130), now=0.005)[0] == "rival"
+    assert picked(rival, item("due", 0.130), now=0.015)[0] == "due"
+
+
+def test_who_is_late_stops_nobody_and_joins_where_it_harms_nobody() -> None:
+    late, strict, calm = item("late", 0.020), item("strict", 0.140), item("calm", 9.0)
+    assert picked(late, strict) == ["strict"]
+    assert picked(late, calm) == ["calm", "late"]
+    assert picked(late, item("also", 0.0)) == ["late", "also"]
+
+
+def test_whoever_waited_too_long_leads() -> None:
+    old, critical = item("old", -1.0, rows=40), item("critical", 0.110, arrived=1.0)
+    assert picked(old, critical, now=1.0) == ["old"]
+    assert picked(old, critical, now=1.0, by=replace(scheduler, max_wait_s=2.0)) == ["critical"]
+    assert picked(item("unpromised", INF), critical, now=1.0, by=scheduler)[0] == "unpromised"
+
+
+def test_by_default_the_others_go_by_deadline() -> None:
+    waiting = [item("later", 9.0, value=9.0), item("sooner", 5.0, value=1.0), item("unpromised", INF, value=99.0)]
+    assert picked(*waiting, by=SloAware()) == ["sooner", "later", "unpromised"]
+
+
+def test_nobody_is_saved_by_a_batch_of_one_where_many_wait() -> None:
+    """Alone `brink` would be in time, in a batch half of which is the constant; with all the others it is late. Where
+    somebody is late already, it is not worth it.
+    """
+    brink, late, others = item("brink", 0.105), item("late", 0.0), [item(name, 9.0) for name in "abcdef"]
+    careful = replace(scheduler, max_overhead_share=0.2)
+    assert picked(brink, *others, by=careful) == picked(brink, *others) == ["brink"]
+    assert picked(brink, late, *others) == ["brink"]
+    assert picked(brink, late, *others, by=careful) == [*"abcdef", "brink", "late"]
+    assert picked(brink, late, by=careful) == ["brink", "late"]
+
+
+def test_the_batch_keeps_to_its_size_and_to_the_memory() -> None:
+    waiting = [item(name, 9.0) for name in "abc"]
+    assert picked(*waiting, by=replace(scheduler, max_num_seqs=2)) == ["a", "b"]
+    ledger = KVAccounting(48.0, keep_caches=True)
+    assert picked(*[item(name, 9.0, rows=14) for name in "abcd"], room=MemoryBudget(ledger, ())) == ["a", "b", "c"]
+    assert picked(item("huge", 9.0, rows=400), room=MemoryBudget(ledger, ())) == [
+        "huge"
+    ]  # admission says what is wrong
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.floats(-1, 3), st.integers(1, 60), st.floats(0.5, 9)), min_size=1, max_size=40))
+def test_every_member_that_could_be_in_time_is(drawn: list[tuple[float, int, float]]) -> None:
+    """Of a batch without anybody who leads by patience: who is late was late alone already."""
+    waiting = [item(f"{i}", slack_s, rows, value=value) for i, (slack_s, rows, value) in enumerate(drawn)]
+    batch = scheduler.pick(waiting, 0.0, FREE, TENTH)
+    assert isinstance(batch, list)
+    assert batch
+    ends_s = TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
+    for member, _ in batch:
+        alone_s = TENTH.constant_s(Span(0, 8, True, True)) + TENTH.marginal_s(member)
+        assert ends_s <= member.deadline_s + 1e-9 or alone_s > member.deadline_s - 1e-9
+
+
+def test_nobody_starves_under_a_load_that_never_ends() -> None:
+    """Two fresh requests of high value arrive for each batch; a late, a dear and an unpromised one wait among them."""
+    names, dice = count(), Random(0)
+    waiting = [item("late", -1.0), item("dear", 2.0, rows=60, value=1.0), item("unpromised", INF, value=0.1)]
+    served: dict[str, float] = {}
+    now = 0.0
+    for _ in range(60):
+        waiting += [item(f"n{next(names)}", 0.12 + dice.random() / 9, arrived=now, value=9.0) for _ in range(2)]
+        batch = scheduler.pick(waiting, now, FREE, TENTH)
+        assert isinstance(batch, list)
+        now += TENTH.constant_s(Span(0, 8, True, True)) + sum(TENTH.marginal_s(i) for i, _ in batch)
+        for member, _ in batch:
+            served[member.slice.session] = now
+            waiting.remove(member)
+    assert {"late", "dear", "unpromised"} <= set(served)
+    assert max(served[name] for name in ("late", "dear", "unpromised")) < 5.0
+
+
+def test_an_estimate_is_a_sum_of_shares_and_what_the_batch_takes() -> None:
+    latency = LatencyModel(
+        1e-3, 2e-6, 3e-6, 0.04, 8, "a test", head_token_s=1e-4, head_c_s=0.01, session_s=0.002, wake_s=0.005
+    )
+    estimator = Estimator(latency, LayerScale(8, 8))
+    items = [item("a", 1.0, rows=5, cached=100), item("b", 1.0, rows=3, cached=7), item("c", 1.0, rows=50)]
+    summed = estimator.constant_s(Span(0, 8, True, True)) + sum(estimator.marginal_s(i) for i in items)
+    work = ForwardWork(SPAN, tuple(i.slice for i in items), ("last",) * 3)
+    assert summed == pytest.approx(estimator.batch_s(work))
+    spans = [(100, 5), (0, 50), (7, 3)]
+    assert estimator.batch_s(work) == pytest.approx(latency.seconds(batch_load(8, spans, 5 + 3 + 5)))
+    assert ZERO_ESTIMATOR.batch_s(work) == 0.0
+
+
+def test_the_share_of_what_is_left_is_asked_anew() -> None:
+    one = item("a", 1.0, rows=50)
+    whole_s = TENTH.marginal_s(one)
+    one.advance(40)
+    assert TENTH.marginal_s(one) == pytest.approx(whole_s / 5)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_num_seqs", 0), ("guard_s", -0.1), ("max_wait_s", -1.0), ("order", "age"), ("max_overhead_share", 0.0)],
+)
+def test_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"policy.scheduler.{field} is {value!r}"):
+        SloAware(**{field: value})  # type: ignore[arg-type]

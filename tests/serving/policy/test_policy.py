@@ -1,0 +1,185 @@
+"""What goes together in a policy, and what is refused with which words."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+from fake_world import ROWS, policy
+
+from serving.core.session import Session
+from serving.messages import EarlyExitRule, GenerationRequest, Hop, Span
+from serving.policy.slots.draft import NoDraft, WindowDraft
+from serving.policy.slots.early_exit import LayerwiseExit, NoEarlyExit, ProgressiveExit, SequencewiseExit
+from serving.policy.slots.kv_cache import NoPrefixCaching, PrefixCaching
+from serving.policy.slots.link_loss import LinkLoss
+from serving.policy.slots.offload import FullOffload, NeverOffload
+from serving.policy.slots.placement import DeviceOnlyPlacement
+from serving.policy.slots.prefill import ChunkedPrefill
+from serving.policy.slots.verify import Replace
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A waiting choice that drafts."""
+
+    max_steps: ClassVar[int] = 2
+    requested_scores: ClassVar[tuple[str, ...]] = ("margin",)
+    monitors_link: ClassVar[bool] = False
+
+    def num_steps(self, s: object) -> int:
+        return self.max_steps
+
+    def assumed_verdicts(self, s: object) -> tuple[()]:
+        return ()
+
+
+@dataclass(frozen=True)
+class UShape:
+    """A route that begins on the device and comes back to it."""
+
+    def hops(self, layers: int, depth: int) -> tuple[Hop, ...]:
+        return (
+            Hop("here", Span(0, 2, embedding=True)),
+            Hop("cloud", Span(2, layers)),
+            Hop("here", Span(layers, layers, lm_head=True)),
+        )
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no target, but somebody is asked": (
+        "sled",
+        {"placement": DeviceOnlyPlacement()},
+        "no target is placed anywhere, so offload must be never; it is Always",
+    ),
+    "nobody writes": (
+        "edge_centric",
+        {"draft": NoDraft()},
+        "offload=never leaves the text to the device, and draft=none writes none",
+    ),
+    "no draft to decide on": ("synera", {"draft": NoDraft()}, "decides on a draft, and draft=none makes none"),
+    "drafts thrown away": (
+        "cloud_centric",
+        {"draft": WindowDraft(4)},
+        "offload=full would throw every draft away; choose draft=none",
+    ),
+    "look-ahead without a drafter": (
+        "cloud_centric",
+        {"lookahead": Ahead()},
+        "lookahead=Ahead drafts ahead; draft=none cannot",
+    ),
+    "a tail without a drafter": (
+        "cloud_centric",
+        {"early_exit": SequencewiseExit(0.8)},
+        "early_exit leaves the tail to the device; draft=none cannot write it",
+    ),
+    "alone without a drafter": (
+        "cloud_centric",
+        {"link_loss": LinkLoss("local")},
+        "link_loss=local needs a drafter on the device, and draft=none",
+    ),
+    "no cache for hidden states": (
+        "sled",
+        {"placement": UShape()},
+        "kv_cache=none computes a session anew from its tokens",
+    ),
+    "a loop over the device": (
+        "cloud_centric",
+        {"placement": UShape()},
+        "offload=full needs a route that does not come back",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_go_together_is_refused(case: str) -> None:
+    name, override, message = REFUSED[case]
+    with pytest.raises(ValueError, match=f"policy {name}: .*{message}"):
+        policy(name, **override)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_the_papers_rows_go_together(name: str) -> None:
+    assert policy(name).name == name
+
+
+def test_probes_are_what_the_slots_need() -> None:
+    assert policy("sled").requested_scores == ()
+    assert policy("sled", draft=WindowDraft(4, "entropy", 0.5), lookahead=Ahead()).requested_scores == (
+        "entropy",
+        "margin",
+    )
+    assert policy("synera").requested_scores == ("confidence", "importance")
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "lossless"),
+    [
+        ("sled", {}, True),
+        ("cloud_centric", {}, True),
+        ("sled", {"verify": Replace()}, False),
+        ("sled", {"early_exit": SequencewiseExit(0.8)}, False),
+        ("sled", {"offload": NeverOffload()}, False),
+        ("synera", {}, False),
+    ],
+)
+def test_what_claims_to_be_the_targets_own_text(name: str, override: dict[str, Any], lossless: bool) -> None:
+    assert policy(name, **override).lossless is lossless
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: WindowDraft(0), "policy.draft.k is 0; a window holds at least 1 token"),
+        (lambda: WindowDraft(4, "margin"), r"score='margin' and threshold=0.0 go together: name both or neither"),
+        (lambda: WindowDraft(4, threshold=0.5), "score='' and threshold=0.5 go together"),
+        (lambda: ChunkedPrefill(0), "policy.prefill.chunk_tokens is 0; a part holds at least 1 token"),
+        (lambda: PrefixCaching(0.5), "policy.kv_cache.capacity_tokens is 0.5; give at least 1"),
+        (lambda: PrefixCaching(block_tokens=0), "policy.kv_cache.block_tokens is 0; give at least 1"),
+        (lambda: SequencewiseExit(1.5), "early_exit.sequence_fraction is 1.5; it is a share of max_new_tokens: 0 to 1"),
+        (lambda: SequencewiseExit(-0.5), "policy.early_exit.sequence_fraction is -0.5"),
+        (lambda: LayerwiseExit(1.5), "policy.early_exit.margin is 1.5; it is a difference of probabilities: 0 to 1"),
+        (lambda: LayerwiseExit(-0.1), "policy.early_exit.margin is -0.1"),
+        (
+            lambda: LayerwiseExit(last_share=0.0),
+            "policy.early_exit.last_share is 0.0; it is a share of the layers: above 0, below 1",
+        ),
+        (lambda: LayerwiseExit(last_share=1.0), "policy.early_exit.last_share is 1.0"),
+        (
+            lambda: LayerwiseExit(max_checks=0),
+            "policy.early_exit.max_checks is 0; check after at least 1 layer, or null for all",
+        ),
+        (lambda: ProgressiveExit(sequence_fraction=1.5), "policy.early_exit.sequence_fraction is 1.5"),
+        (lambda: ProgressiveExit(margin=1.5), "policy.early_exit.margin is 1.5"),
+    ],
+)
+def test_options_out_of_range_are_refused(build: type, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_no_reuse_has_no_budget_and_handover_no_drafts() -> None:
+    assert (NoPrefixCaching().capacity_tokens, NoPrefixCaching().keeps_prefixes, FullOffload().scope) == (
+        None,
+        False,
+        "full",
+    )
+
+
+def test_what_of_the_drafter_is_skipped() -> None:
+    """Synera, section 4.3: a margin of 0.7 in the last quarter of the layers, and no offloading after 0.8 of all."""
+    assert (NoEarlyExit().layer_exit, SequencewiseExit(0.8).layer_exit) == (None, None)
+    assert LayerwiseExit().layer_exit == ProgressiveExit().layer_exit == EarlyExitRule("margin", 0.7, 0.25, 0)
+    assert LayerwiseExit(0.5, 0.5, 1).layer_exit == EarlyExitRule("margin", 0.5, 0.5, 1)
+    assert [
+        choice.has_sequence_exit
+        for choice in (NoEarlyExit(), LayerwiseExit(), SequencewiseExit(0.8), ProgressiveExit())
+    ] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("choice", [SequencewiseExit(0.8), ProgressiveExit()])
+@pytest.mark.parametrize(("written", "over"), [(0, False), (8, False), (9, True), (10, True)])
+def test_the_tail_begins_behind_its_share(choice: SequencewiseExit | ProgressiveExit, written: int, over: bool) -> None:
+    s = Session(GenerationRequest("s", (1, 2, 3), 10), 0)
+    s.tokens += range(written)
+    assert choice.past_sequence_exit(s) is over
+    assert not LayerwiseExit().past_sequence_exit(s)

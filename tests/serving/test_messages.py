@@ -1,0 +1,41 @@
+"""Messages cannot be written to where tests look, and a run that trusts them says the same."""
+
+import os
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from fake_world import policy, world
+
+from serving.messages import FROZEN, DraftStopRule, Request, SequenceSlice, Span
+
+SCRIPT = """
+from fake_world import policy, world
+from serving.messages import FROZEN
+assert not FROZEN
+print(world(policy("{name}"), devices=2).run().log.entries)
+"""
+
+
+@pytest.mark.skipif(not FROZEN, reason="messages are not frozen in this run (TANDEM_FROZEN)")
+def test_a_message_is_not_written_to() -> None:
+    with pytest.raises(FrozenInstanceError, match="max_tokens"):
+        DraftStopRule(4).max_tokens = 5  # type: ignore[misc]
+
+
+def test_messages_are_values_of_their_own_kind() -> None:
+    rows = SequenceSlice("s", 0, 2, (1, 2))
+    assert rows == SequenceSlice("s", 0, 2, (1, 2)) != SequenceSlice("s", 0, 2, (1, 3))
+    assert len({Span(0, 8), Span(0, 8), Span(0, 9), DraftStopRule(4)}) == 3
+    assert Request(0, rows, (), 0, (), "d") != (0, rows, (), 0, (), "d")
+
+
+@pytest.mark.parametrize("name", ["synera", "cloud_centric"])
+def test_unfrozen_messages_make_the_same_log(name: str) -> None:
+    here = Path(__file__).parent
+    environment = {**os.environ, "TANDEM_FROZEN": "0", "PYTHONPATH": f"{here}{os.pathsep}{here.parent}"}
+    script = [sys.executable, "-c", SCRIPT.format(name=name)]
+    told = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == repr(world(policy(name), devices=2).run().log.entries)
