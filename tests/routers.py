@@ -1,4 +1,4 @@
-"""Routers made by hand: a linear layer over hidden states, by luck or by a rule."""
+"""Routers of one random linear layer over hidden states."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A way between two hosts that can be cut, stalled, delayed and truncated; for the tests and for benchmarks/soak.py."""
+"""A TCP proxy that can cut, stall, delay and truncate; for the tests and for benchmarks/soak."""
 
 import asyncio
 from contextlib import suppress
@@ -36,20 +36,20 @@ class Proxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
-        """What is connected breaks, and nobody comes through until `mend`."""
+        """Breaks all connections and refuses new ones until `mend`."""
         self._open.clear()
         self._abort()
 
     def stall(self) -> None:
-        """Connections stay, but no byte moves until `mend`."""
+        """Keeps connections, but forwards no byte until `mend`."""
         self._flows.clear()
 
     def truncate(self, nbytes: int) -> None:
-        """So many bytes more, then the connections break: in the middle of a frame."""
+        """Forwards `nbytes` more, then breaks all connections, inside a frame."""
         self._left = nbytes
 
     def slow(self, delay_s: float) -> None:
-        """Every piece of data takes so much longer."""
+        """Delays each chunk of data by `delay_s`."""
         self.delay_s = delay_s
 
     def mend(self) -> None:

@@ -25,7 +25,7 @@ LIMITS = Limits(backoff_s=0.02, backoff_max_s=0.1)
 
 
 class Gate(FakePair):
-    """The fake pair, which can be told to hold its next work until somebody lets it go, or to fail some times."""
+    """The fake pair with controls to hold its next work, and to fail."""
 
     def __init__(self, engine: Any = None) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Party:
     host: NodeHost
     live: RealTimeDriver
     chip: Gate
-    blobs: Any = None
+    tensors: Any = None
     address: str = ""
     task: "asyncio.Task[None] | None" = None
     delivered: list[EmitTokens] = field(default_factory=list)
@@ -110,12 +110,12 @@ class Rig:
         linger_s: float = 30.0,
         limits: Limits = LIMITS,
         engines: Callable[[str, Any], Any] | None = None,
-        blobs: Callable[[], Any] = lambda: None,
+        tensors: Callable[[], Any] = lambda: None,
         made: Setup | None = None,
         **how: Any,
     ) -> None:
-        self.limits, self._engines, self._blobs = limits, engines, blobs
-        self.cast = Topology(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
+        self.limits, self._engines, self._tensors = limits, engines, tensors
+        self.topology = Topology(made or setup(policy, devices=devices, **how), LAYERS, timeout_s, linger_s)
         self.addresses: dict[str, str] = {}
         """Of nodes of tiers."""
         self._hidden = Hidden()
@@ -123,7 +123,7 @@ class Rig:
         self.proxies: list[Proxy] = []
 
     async def way(self, address: str) -> Proxy:
-        """A link to that address that a test can break."""
+        """A proxy before that address, which a test can break."""
         self.proxies.append(await Proxy(address).start())
         return self.proxies[-1]
 
@@ -133,30 +133,30 @@ class Rig:
         return self._run(party)
 
     async def node(self, name: str) -> Party:
-        """A node of a tier, where it was if it starts again."""
+        """A node of a tier; a restarted one listens where it did before."""
         party = self._party(name)
         party.address = self.addresses[name] = await party.host.listen(self.addresses.get(name, "127.0.0.1:0"))
-        await party.host.connect({other: self.addresses[other] for other in self.cast.upstream_nodes(name)})
+        await party.host.connect({other: self.addresses[other] for other in self.topology.upstream_nodes(name)})
         return self._run(party)
 
     async def nodes(self) -> dict[str, Party]:
         """All of all tiers."""
-        return {name: await self.node(name) for name in self.cast.workers}
+        return {name: await self.node(name) for name in self.topology.workers}
 
     async def device(self, number: int, address: str = "") -> Party:
-        """At the cloud of that address, or at all nodes of tiers."""
+        """A device connected to the cloud at that address, or to all tier nodes."""
         party, there = self._party(f"device-{number}"), {"cloud-0": address} if address else self.addresses
         await party.host.connect(there)
         await party.host.wait_until_reachable(there, 10)
         return self._run(party)
 
     def _party(self, name: str) -> Party:
-        blobs = self._blobs()
-        host = NodeHost(self.cast, (name,), blobs, Security(), self.limits, "digest", 997)
-        chip = Gate(self._engines(name, blobs) if self._engines else None)
+        tensors = self._tensors()
+        host = NodeHost(self.topology, (name,), tensors, Security(), self.limits, "digest", 997)
+        chip = Gate(self._engines(name, tensors) if self._engines else None)
         chip.blobs = self._hidden
-        party = Party(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, blobs)
-        party.live.add(name, self.cast.create_node(name), ComputeResource(party.chip))
+        party = Party(host, RealTimeDriver(WallClock(), on_error=lambda problem: None), chip, tensors)
+        party.live.add(name, self.topology.create_node(name), ComputeResource(party.chip))
         party.live.on_emit(lambda deliver, now: party.delivered.append(deliver))
         self.parties.append(party)
         return party
@@ -169,7 +169,7 @@ class Rig:
 
 @asynccontextmanager
 async def rig(policy: str = "sled", **how: Any) -> AsyncIterator[Rig]:
-    """Whatever happens inside ends in time, and everything is taken down."""
+    """A Rig that is closed at the end; the test inside has 30 s."""
     made = Rig(policy, **how)
     try:
         async with asyncio.timeout(30):
@@ -200,7 +200,7 @@ def origins(delivered: list[EmitTokens]) -> set[str]:
 
 
 def delivered_once(delivered: list[EmitTokens]) -> bool:
-    """Has every session at most one ending, and nothing after it?"""
+    """True if every session has at most one ending, and nothing after it."""
     over: set[str] = set()
     for deliver in delivered:
         if deliver.session in over:

@@ -57,19 +57,19 @@ class Stage:
 
 @asynccontextmanager
 async def stage(policy: str = "sled", reach: bool = True, **override: Any) -> AsyncIterator[Stage]:
-    cast = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
+    topology = Topology(setup(policy, devices=1, override={"kv_cache": PrefixCaching()} | override), LAYERS)
     tokenizer: Any = FakeTokenizer()
     tokenizer.eos_token_ids = ()
-    gateway = DeviceGateway("device-0", cast.setup.policy, tokenizer, 100, lambda: reach)
-    node = cast.create_node("device-0")
+    gateway = DeviceGateway("device-0", topology.setup.policy, tokenizer, 100, lambda: reach)
+    node = topology.create_node("device-0")
     assert isinstance(node, Device)
     made = Stage(gateway, None, node, {}, [])  # type: ignore[arg-type]
     made.live = live = RealTimeDriver(WallClock(), [gateway, made], on_error=lambda problem: None)
-    for name in ("device-0", *cast.workers):
+    for name in ("device-0", *topology.workers):
         made.chips[name] = Gate()
         live.add(
             name,
-            FaultBarrier(node) if name == "device-0" else cast.create_node(name),
+            FaultBarrier(node) if name == "device-0" else topology.create_node(name),
             ComputeResource(made.chips[name]),
         )
     running = asyncio.create_task(live.run(lambda: False))
@@ -95,7 +95,7 @@ def text(pieces: list[TokenDelta]) -> Tokens:
     return tuple(token for piece in pieces for token in piece.tokens)
 
 
-def test_pieces_are_the_answer_and_end() -> None:
+def test_deltas_are_the_answer_and_the_last_one_ends() -> None:
     async def scene(s: Stage) -> None:
         pieces = await s.ask()
         assert text(pieces) == own_text(PROMPT, 12)
@@ -105,7 +105,7 @@ def test_pieces_are_the_answer_and_end() -> None:
     played(scene)
 
 
-def test_nothing_is_asked_before_there_is_a_driver() -> None:
+def test_requests_are_refused_before_a_driver_is_attached() -> None:
     async def play() -> None:
         async with stage() as s:
             assert not s.gateway.ready
@@ -115,7 +115,7 @@ def test_nothing_is_asked_before_there_is_a_driver() -> None:
     run(play)
 
 
-def test_a_conversation_tells_once_what_its_cache_held() -> None:
+def test_cached_tokens_are_reported_once() -> None:
     async def scene(s: Stage) -> None:
         first = await s.ask(conversation="c")
         second = await s.ask(PROMPT + text(first) + (7, 8), conversation="c")
@@ -126,7 +126,7 @@ def test_a_conversation_tells_once_what_its_cache_held() -> None:
     played(scene)
 
 
-def test_a_conversation_that_is_forgotten_starts_from_nothing() -> None:
+def test_a_released_conversation_starts_without_a_cache() -> None:
     async def scene(s: Stage) -> None:
         said = text(await s.ask(conversation="c"))
         assert len(s.node.idle_sessions) == 1
@@ -137,7 +137,7 @@ def test_a_conversation_that_is_forgotten_starts_from_nothing() -> None:
     played(scene)
 
 
-def test_without_a_conversation_nothing_is_kept() -> None:
+def test_without_a_conversation_no_cache_is_kept() -> None:
     async def scene(s: Stage) -> None:
         await s.ask()
         assert not s.node.idle_sessions
@@ -156,7 +156,7 @@ def test_closing_an_answer_early_cancels_it() -> None:
     played(scene)
 
 
-def test_one_seed_is_one_luck_whatever_a_session_is_called() -> None:
+def test_one_seed_gives_one_random_stream_for_any_session_name() -> None:
     async def scene(s: Stage) -> None:
         for seed, conversation in ((5, "a"), (5, ""), (6, "b")):
             await s.ask(limit=1, sampling=SamplingParams(1.0, 0, 1.0, seed), conversation=conversation)
@@ -170,7 +170,7 @@ def test_one_seed_is_one_luck_whatever_a_session_is_called() -> None:
     played(scene, "edge_centric")
 
 
-def test_greedy_requests_meet_one_luck() -> None:
+def test_greedy_requests_have_one_random_stream() -> None:
     async def scene(s: Stage) -> None:
         for conversation in ("a", "b"):
             await s.ask(limit=1, conversation=conversation)
@@ -180,7 +180,7 @@ def test_greedy_requests_meet_one_luck() -> None:
 
 
 @pytest.mark.parametrize("node", ["device-0", "cloud-0"])
-def test_a_chip_that_fails_fails_one_request_at_most(node: str) -> None:
+def test_a_failing_chip_fails_at_most_one_request(node: str) -> None:
     async def scene(s: Stage) -> None:
         s.chips[node].broken = 1
         first = await s.ask()
@@ -212,7 +212,7 @@ def test_a_fault_in_the_device_fails_one_request(caplog: pytest.LogCaptureFixtur
     assert "a fault" in caplog.text
 
 
-def test_a_device_that_cannot_even_cancel_says_that_it_failed() -> None:
+def test_a_device_that_cannot_cancel_ends_the_request_as_failed() -> None:
     async def scene(s: Stage) -> None:
         handle = s.node.handle
 
@@ -239,7 +239,7 @@ def test_bytes_are_counted_both_ways(policy: str, travels: bool) -> None:
 @pytest.mark.parametrize(
     ("policy", "action", "ready"), [("sled", "wait", False), ("sled", "local", True), ("edge_centric", "wait", True)]
 )
-def test_who_needs_its_cloud_is_not_ready_without(policy: str, action: Any, ready: bool) -> None:
+def test_a_policy_that_needs_its_cloud_is_not_ready_without_it(policy: str, action: Any, ready: bool) -> None:
     async def scene(s: Stage) -> None:
         assert (s.gateway.cloud_reachable, s.gateway.ready) == (False, ready)
 

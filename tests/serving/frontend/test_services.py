@@ -162,7 +162,7 @@ def _stopped_in_the_middle(client: openai.OpenAI, device: Process) -> None:
 # What is refused before anything is trained.
 
 
-def test_a_cloud_without_work_is_refused() -> None:
+def test_a_cloud_for_a_policy_without_cloud_is_refused() -> None:
     with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
         CloudConfig(setup("edge_centric"), ServiceOptions())
 
@@ -173,29 +173,29 @@ def test_a_device_that_the_testbed_does_not_have_is_refused() -> None:
         DeviceConfig(setup(devices=3), ServiceOptions(device=3))
 
 
-def test_a_token_that_anybody_could_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_tls_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
-    afar = ServiceOptions(cloud="10.0.0.1:7070")
+    remote = ServiceOptions(cloud="10.0.0.1:7070")
     for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match="no TLS") as told:
-            side(setup(), afar)
+            side(setup(), remote)
         assert TOKEN not in str(told.value)
     CloudConfig(setup(), ServiceOptions())
-    DeviceConfig(setup("edge_centric"), afar)  # says nothing to anybody
+    DeviceConfig(setup("edge_centric"), remote)  # connects to no cloud
 
 
 NODES = {"nano-0": "127.0.0.1:7001", "nano-1": "127.0.0.1:7002", "nx-0": "127.0.0.1:7003"}
 
 
-def test_each_node_of_a_tier_is_a_cloud_of_its_own_that_says_which() -> None:
+def test_each_tier_node_is_a_cloud_process_that_names_its_node() -> None:
     made = over(tiers(2, 1))
-    cast = Topology(made, LAYERS)
+    topology = Topology(made, LAYERS)
     for node in NODES:
         service = ServiceOptions(nodes=NODES, node=node)
         CloudConfig(made, service)
-        assert service.local_nodes(cast) == (node,)
+        assert service.local_nodes(topology) == (node,)
     DeviceConfig(made, ServiceOptions(nodes=NODES))
-    assert ServiceOptions(nodes=NODES).addresses(cast) == NODES
+    assert ServiceOptions(nodes=NODES).addresses(topology) == NODES
     for node in (None, "nano", "agx-0", "device-0"):
         with pytest.raises(ValueError, match=rf"service.node is {node!r}; say which .* is: nano-0, nano-1, nx-0"):
             CloudConfig(made, ServiceOptions(nodes=NODES, node=node))
@@ -209,7 +209,7 @@ WRONG_NODES = {
 
 
 @pytest.mark.parametrize("match", WRONG_NODES)
-def test_where_nodes_listen_is_said_of_each_and_of_no_other(match: str) -> None:
+def test_tier_nodes_need_exactly_one_address_each(match: str) -> None:
     """By both sides, before anything is trained."""
     service = ServiceOptions(nodes=WRONG_NODES[match], node="nano-0")
     for side in (CloudConfig, DeviceConfig):
@@ -222,17 +222,17 @@ def test_nodes_of_a_testbed_without_tiers_are_refused() -> None:
         CloudConfig(setup(), ServiceOptions(nodes={"nano-0": "127.0.0.1:7001"}))
 
 
-def test_a_nodes_address_is_one() -> None:
+def test_a_malformed_node_address_is_refused() -> None:
     with pytest.raises(ValueError, match=r"service.nodes.nano-0 is 'nowhere'; give host:port"):
         ServiceOptions(nodes={"nano-0": "nowhere"})
 
 
-def test_a_token_that_anybody_could_read_between_tiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_tls_between_tiers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TANDEM_TOKEN", TOKEN)
-    afar = ServiceOptions(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
+    remote = ServiceOptions(nodes=NODES | {"nx-0": "10.0.0.1:7070"}, node="nano-0")
     for side in (CloudConfig, DeviceConfig):
         with pytest.raises(ValueError, match="no TLS") as told:
-            side(over(tiers(2, 1)), afar)
+            side(over(tiers(2, 1)), remote)
         assert TOKEN not in str(told.value)
 
 
@@ -277,7 +277,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
     )
 
 
-def test_a_conversation_is_as_long_as_models_and_cache_allow(real: ModelPair) -> None:
+def test_context_tokens_are_what_models_and_cache_allow(real: ModelPair) -> None:
     assert context_tokens(setup("sled", pair=real)) == 512
     assert context_tokens(setup("sled", pair=real), 100) == 100
     assert context_tokens(setup("edge_centric", pair=real)) == 512
@@ -287,7 +287,7 @@ def test_a_conversation_is_as_long_as_models_and_cache_allow(real: ModelPair) ->
     )  # whole blocks
 
 
-def test_a_longer_one_is_refused_with_the_reason(real: ModelPair) -> None:
+def test_more_context_tokens_than_a_model_takes_are_refused(real: ModelPair) -> None:
     with pytest.raises(ValueError, match="is 513, and the device's model takes 512"):
         context_tokens(setup("sled", pair=real), 513)
 
@@ -295,7 +295,7 @@ def test_a_longer_one_is_refused_with_the_reason(real: ModelPair) -> None:
 # Who may talk.
 
 
-def test_both_sides_must_mean_the_same() -> None:
+def test_the_digest_differs_where_cloud_and_device_must_agree() -> None:
     names = {
         deployment_digest(Topology(each, LAYERS)) for each in (setup("sled"), setup("synera"), setup("sled", devices=3))
     } | {deployment_digest(Topology(setup("sled"), 4))}
@@ -306,10 +306,10 @@ def test_both_sides_must_mean_the_same() -> None:
     assert deployment_digest(Topology(setup("sled"), LAYERS)).startswith("sled/2-devices-")
 
 
-def test_a_cloud_that_refuses_is_a_plain_error() -> None:
+def test_a_refusal_by_the_cloud_is_a_value_error() -> None:
     async def play() -> None:
-        cast, other = Topology(setup("sled"), LAYERS), Topology(setup("synera"), LAYERS)
-        cloud = NodeHost(cast, ("cloud-0",), None, Security(), LIMITS, deployment_digest(cast))
+        topology, other = Topology(setup("sled"), LAYERS), Topology(setup("synera"), LAYERS)
+        cloud = NodeHost(topology, ("cloud-0",), None, Security(), LIMITS, deployment_digest(topology))
         address = await cloud.listen("127.0.0.1:0")
         device = NodeHost(other, ("device-0",), None, Security(), LIMITS, deployment_digest(other))
         with pytest.raises(ValueError, match=r"cloud-0 at .* refuses device-0: .*sled/2-devices-.*synera/2-devices-"):
@@ -322,7 +322,7 @@ def test_a_cloud_that_refuses_is_a_plain_error() -> None:
 # A cloud's pages.
 
 
-def census() -> CloudStats:
+def stats() -> CloudStats:
     return CloudStats(
         Worker("cloud-0", setup("sled", override={"kv_cache": PrefixCaching()}).policy, capacity_tokens=500)
     )
@@ -332,11 +332,11 @@ def rows(session: str, n: int) -> SequenceSlice:
     return SequenceSlice(session, 0, n, tuple(range(n)), 0, "greedy")
 
 
-def test_the_census_counts_what_the_worker_does() -> None:
-    found, span = census(), Span(0, LAYERS, True, True)
-    cast = Topology(setup("sled"), LAYERS)
+def test_cloud_stats_count_what_the_worker_does() -> None:
+    found, span = stats(), Span(0, LAYERS, True, True)
+    topology = Topology(setup("sled"), LAYERS)
     for session in ("a", "b"):
-        request = Request(0, rows(session, 6), cast.hops, 0, ("cloud-0",), "device-0")
+        request = Request(0, rows(session, 6), topology.hops, 0, ("cloud-0",), "device-0")
         commands = found.entry_node.handle(MessageReceived(request), 1.0)
         found.event_handled("cloud-0", MessageReceived(request), 1.0, commands)
     found.event_handled("cloud-0", MessageReceived(Release("z")), 1.0, ())
@@ -346,9 +346,9 @@ def test_the_census_counts_what_the_worker_does() -> None:
     assert found.uplink_nbytes > 2 * 6 * 4
 
 
-def test_a_clouds_pages_tell_the_census() -> None:
+def test_health_pages_show_the_cloud_stats() -> None:
     async def play() -> None:
-        found = census()
+        found = stats()
         found.errors = 3
         health = HealthServer(found, lambda: 2)
         port = await health.serve("127.0.0.1", 0)
@@ -369,7 +369,7 @@ def test_a_clouds_pages_tell_the_census() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_heard_and_the_next_is_not_caught(number: signal.Signals) -> None:
+def test_only_the_first_signal_is_caught(number: signal.Signals) -> None:
     async def play() -> None:
         before = signal.getsignal(number)
         try:
@@ -384,7 +384,7 @@ def test_the_first_signal_is_heard_and_the_next_is_not_caught(number: signal.Sig
     run(play)
 
 
-def test_things_still_happen_while_a_process_winds_down() -> None:
+def test_the_driver_runs_during_shutdown() -> None:
     async def play() -> None:
         heard: list[str] = []
 

@@ -1,4 +1,4 @@
-"""A link that is cut, stalls, delays or truncates between hosts that are at work; and strangers who say anything."""
+"""Links between working hosts that are cut, stalled, delayed or truncated; and hostile clients."""
 
 import asyncio
 import random
@@ -66,7 +66,7 @@ def test_the_link_breaks_in_the_middle_of_a_verification(action: str, cut: str) 
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "edge_centric"])
-def test_frames_break_off_in_the_middle_again_and_again(name: str) -> None:
+def test_streams_break_inside_frames_repeatedly(name: str) -> None:
     async def play() -> None:
         async with rig(name, limits=QUICK, override={"link_loss": LinkLoss("wait")}) as made:
             cloud = await made.cloud()
@@ -87,7 +87,7 @@ def test_frames_break_off_in_the_middle_again_and_again(name: str) -> None:
     run(play)
 
 
-def test_one_devices_link_stalls_and_the_others_are_served() -> None:
+def test_a_stalled_link_does_not_affect_other_devices() -> None:
     async def play() -> None:
         async with rig("cloud_centric", limits=QUICK) as made:
             cloud = await made.cloud()
@@ -105,7 +105,7 @@ def test_one_devices_link_stalls_and_the_others_are_served() -> None:
     run(play)
 
 
-def test_a_late_link_changes_no_text() -> None:
+def test_a_slow_link_with_repeated_requests_changes_no_text() -> None:
     async def play() -> None:
         async with rig(
             "sled", timeout_s=0.015
@@ -121,7 +121,7 @@ def test_a_late_link_changes_no_text() -> None:
     run(play)
 
 
-def test_a_device_joins_while_others_are_in_the_middle() -> None:
+def test_a_device_joins_while_another_is_served() -> None:
     async def play() -> None:
         async with rig("cloud_centric", devices=3) as made:
             cloud = await made.cloud()
@@ -136,7 +136,7 @@ def test_a_device_joins_while_others_are_in_the_middle() -> None:
     run(play)
 
 
-def test_a_question_that_waits_for_a_cloud_can_be_cancelled() -> None:
+def test_a_request_that_waits_for_the_cloud_can_be_cancelled() -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss("wait")}) as made:
             _, device, way = await in_the_middle(made)
@@ -157,7 +157,7 @@ def test_a_question_that_waits_for_a_cloud_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
-def test_the_link_breaks_while_the_prompt_is_computed_first(action: str) -> None:
+def test_the_link_breaks_during_the_prefill(action: str) -> None:
     async def play() -> None:
         how = {"link_loss": LinkLoss(action), "prefill": WholePrefill("first"), "kv_cache": PrefixCaching()}  # type: ignore[arg-type]
         async with rig("synera", override=how) as made:
@@ -185,7 +185,7 @@ def test_the_devices_own_chip_fails() -> None:
     run(play)
 
 
-def test_what_one_session_breaks_the_others_do_not_feel() -> None:
+def test_a_failing_session_does_not_affect_others() -> None:
     async def play() -> None:
         async with rig("sled", devices=3, override={"link_loss": LinkLoss("wait")}) as made:
             cloud = await made.cloud()
@@ -201,7 +201,7 @@ def test_what_one_session_breaks_the_others_do_not_feel() -> None:
 
 
 @pytest.mark.parametrize("action", ["wait", "local"])
-def test_a_question_too_large_to_travel_does_not_stop_the_device(action: str) -> None:
+def test_a_request_too_large_to_send_does_not_stop_the_device(action: str) -> None:
     async def play() -> None:
         limits, how = replace(LIMITS, message_nbytes=1024), {"link_loss": LinkLoss(action)}  # type: ignore[arg-type]
         async with rig("sled", limits=limits, override=how) as made:
@@ -215,7 +215,7 @@ def test_a_question_too_large_to_travel_does_not_stop_the_device(action: str) ->
     run(play)
 
 
-def test_what_is_asked_before_a_cloud_plays_waits_for_it() -> None:
+def test_requests_wait_for_a_cloud_whose_driver_has_not_started() -> None:
     async def play() -> None:
         async with rig("sled", timeout_s=float("inf")) as made:
             cloud = made._party("cloud-0")
@@ -234,14 +234,14 @@ def test_what_is_asked_before_a_cloud_plays_waits_for_it() -> None:
     run(play)
 
 
-def test_strangers_say_anything_while_others_are_served() -> None:
+def test_hostile_clients_do_not_affect_other_devices() -> None:
     from fake_hosts import hello, raw, request
     from test_hostile import _attack, told
 
     from serving.transport.handshake import Hello
 
     def greeted(name: str, frames: list[bytes]) -> list[bytes]:
-        """As by one who knows the run."""
+        """The frames with a handshake that the cloud accepts."""
         known = Hello((name,), "digest", boot_id="b").encoded
         return [known if frame == hello(name) else frame for frame in frames]
 
@@ -274,7 +274,7 @@ def test_strangers_say_anything_while_others_are_served() -> None:
     run(play)
 
 
-def test_a_token_that_the_model_does_not_have_breaks_its_own_stream_only() -> None:
+def test_an_invalid_token_id_breaks_its_own_stream_only() -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss("wait")}) as made:
             cloud = await made.cloud()

@@ -35,7 +35,7 @@ def test_hosts_work_together(name: str) -> None:
 
 
 @pytest.mark.parametrize("action", ["wait", "local"])
-def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(action: str) -> None:
+def test_the_cloud_dies_during_a_verification_and_comes_back_empty(action: str) -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss(action), "kv_cache": PrefixCaching()}) as made:
             cloud = await made.cloud()
@@ -58,7 +58,7 @@ def test_the_cloud_dies_in_the_middle_of_a_verification_and_comes_back_empty(act
     run(play)
 
 
-def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> None:
+def test_the_cloud_frees_the_state_of_a_dead_device_and_serves_others() -> None:
     async def play() -> None:
         async with rig("cloud_centric", linger_s=0.05) as made:
             cloud = await made.cloud()
@@ -76,7 +76,7 @@ def test_a_device_dies_and_the_cloud_forgets_it_while_it_serves_the_others() -> 
     run(play)
 
 
-def test_a_device_that_starts_again_asks_under_the_same_names() -> None:
+def test_a_restarted_device_may_use_the_same_session_names() -> None:
     async def play() -> None:
         async with rig("sled", timeout_s=float("inf"), override={"kv_cache": PrefixCaching()}) as made:
             cloud = await made.cloud()
@@ -116,7 +116,7 @@ def test_a_device_dies_while_the_cloud_computes_for_it() -> None:
 
 
 @pytest.mark.parametrize("gone", ["the cloud starts again", "the lease of the device ends"])
-def test_a_conversation_goes_on_though(gone: str) -> None:
+def test_a_conversation_continues_after_its_cache_is_lost(gone: str) -> None:
     async def play() -> None:
         how = {"link_loss": LinkLoss("wait"), "kv_cache": PrefixCaching()}
         async with rig("sled", timeout_s=float("inf"), linger_s=0.02, override=how) as made:
@@ -140,7 +140,7 @@ def test_a_conversation_goes_on_though(gone: str) -> None:
     run(play)
 
 
-def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
+def test_a_session_released_to_make_room_continues() -> None:
     async def play() -> None:
         limits = replace(LIMITS, sessions_per_node=2)
         async with rig("sled", timeout_s=float("inf"), limits=limits, override={"kv_cache": PrefixCaching()}) as made:
@@ -157,7 +157,7 @@ def test_a_session_that_a_transport_released_for_room_goes_on() -> None:
     run(play)
 
 
-def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
+def test_duplicate_and_late_messages_change_nothing() -> None:
     async def play() -> None:
         async with rig("sled") as made:
             cloud = await made.cloud()
@@ -173,7 +173,7 @@ def test_messages_that_come_twice_or_too_late_change_nothing() -> None:
     run(play)
 
 
-def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
+def test_a_failing_chip_costs_an_attempt_and_not_the_server() -> None:
     async def play() -> None:
         async with rig("sled") as made:
             cloud = await made.cloud()
@@ -187,7 +187,7 @@ def test_a_chip_that_fails_costs_an_attempt_and_not_the_server() -> None:
 
 
 @pytest.mark.parametrize("action", ["wait", "local", "fail"])
-def test_a_cloud_that_always_fails_does_not_keep_anybody_waiting(action: str) -> None:
+def test_a_cloud_that_always_fails_does_not_block_devices(action: str) -> None:
     async def play() -> None:
         async with rig("sled", override={"link_loss": LinkLoss(action)}) as made:
             cloud = await made.cloud()

@@ -71,7 +71,11 @@ def test_hosts_of_three_tiers_work_together(name: str) -> None:
             for i, device in enumerate(devices):
                 await answered(device, *(f"s{i}.{j}" for j in range(3)))
             assert {party.host.node_names[0]: party.host.reachable for party in nodes.values()} == {
-                node: {*made.cast.devices, *made.cast.upstream_nodes(node), *made.cast.downstream_nodes(node)}
+                node: {
+                    *made.topology.devices,
+                    *made.topology.upstream_nodes(node),
+                    *made.topology.downstream_nodes(node),
+                }
                 for node in nodes
             }
             await nothing_is_left(nodes)
@@ -140,7 +144,7 @@ def test_two_tiers_fail_at_once_and_start_again_in_either_order() -> None:
     run(play)
 
 
-def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over() -> None:
+def test_a_node_off_the_path_is_told_that_the_session_ended() -> None:
     """From the device itself, which never asked there: nodes of earlier tiers, one of which is dead, did."""
 
     async def play() -> None:
@@ -161,10 +165,12 @@ def test_a_node_that_the_path_no_longer_leads_to_hears_that_the_session_is_over(
     run(play)
 
 
-def test_a_node_that_an_earlier_one_refuses_says_so() -> None:
+def test_a_node_refused_by_an_earlier_tier_raises_an_error() -> None:
     async def play() -> None:
-        cast = Topology(over(tiers(1, 1), devices=1), LAYERS)
-        hosts = [NodeHost(cast, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")]
+        topology = Topology(over(tiers(1, 1), devices=1), LAYERS)
+        hosts = [
+            NodeHost(topology, (name,), None, Security(), LIMITS, f"of-{name}", 997) for name in ("nano-0", "nx-0")
+        ]
         addresses = [await host.listen("127.0.0.1:0") for host in hosts]
         with pytest.raises(ValueError, match=rf"nano-0 at {addresses[0]} refuses nx-0: .*of-nano-0.*of-nx-0"):
             await hosts[1].connect({"nano-0": addresses[0]})
@@ -191,7 +197,7 @@ def held(real: dict[str, Path]) -> Setup:
     return over(tiers(2, 2, 1), pair=models)
 
 
-def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model_writes(real: dict[str, Path]) -> None:
+def test_hosts_hold_their_tiers_layers_and_write_the_whole_models_text(real: dict[str, Path]) -> None:
     """No store holds a tensor in the end, and no engine a cache. Then also while one of them is killed: a state
     that was under way to it waits in its sender's bounded store for newer ones to push it out.
     """
@@ -201,18 +207,18 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
 
     setup = held(real)
 
-    def engine(name: str, blobs: Any) -> Any:
+    def engine(name: str, tensors: Any) -> Any:
         if name.startswith("device"):
             return UNAVAILABLE_ENGINE
-        return load_side(setup, "cloud", blobs, tier=name.rpartition("-")[0]).cloud
+        return load_side(setup, "cloud", tensors, tier=name.rpartition("-")[0]).cloud
 
     def asked(session: str) -> GenerationRequest:
         return GenerationRequest(session, (2, 3, 4, 5, 6, 2 + sum(map(ord, session)) % 9), 16)
 
     async def alone() -> dict[str, tuple[int, ...]]:
-        blobs, whole = TensorStore(), load_model(str(real["cloud"]))
+        tensors, whole = TensorStore(), load_model(str(real["cloud"]))
         async with rig(
-            "cloud_centric", devices=1, engines=lambda name, _: TorchEngine(whole, tensor_store=blobs)
+            "cloud_centric", devices=1, engines=lambda name, _: TorchEngine(whole, tensor_store=tensors)
         ) as made:
             cloud = await made.cloud()
             device = await made.device(0, cloud.address)
@@ -222,7 +228,7 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
 
     async def play() -> None:
         expected = await alone()
-        async with rig(made=setup, engines=engine, blobs=TensorStore) as made:
+        async with rig(made=setup, engines=engine, tensors=TensorStore) as made:
             nodes, devices = await begun(made, 2)
             parts = {name: party.chip.engine.model for name, party in nodes.items()}
             layers = {
@@ -236,7 +242,7 @@ def test_each_host_holds_its_tiers_layers_and_together_they_write_what_the_model
                 device.ask(replace(asked("a"), session=f"first{i}"))
                 assert await device.text(f"first{i}") == expected["a"]
             await until(lambda: not any(len(party.chip.engine.cache) for party in nodes.values()))
-            assert not any(len(party.blobs) for party in (*nodes.values(), *devices))
+            assert not any(len(party.tensors) for party in (*nodes.values(), *devices))
             for i, device in enumerate(devices):
                 for session in expected:
                     device.ask(replace(asked(session), session=f"{session}{i}"))

@@ -54,7 +54,7 @@ class PolicyCard:
     def as_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
-            "description": "a router decides for each token who writes it" if self.routed else self._summary,
+            "description": "a router decides for each token which model writes it" if self.routed else self._summary,
             "modes": self.modes,
             "greedy": self.greedy,
             "router": _router_json(self.routed) if self.routed else None,

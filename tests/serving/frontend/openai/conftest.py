@@ -23,6 +23,6 @@ def shared_loop(runner: asyncio.Runner) -> Iterator[Loop]:
 @pytest.fixture
 def loop(shared_loop: Loop) -> Loop:
     """An endpoint whose gateway is as new; conversations of earlier tests have other prompts."""
-    fresh = FakeGateway(forgotten=[], held=shared_loop.gateway.held)
+    fresh = FakeGateway(released=[], cached_tokens_of=shared_loop.gateway.cached_tokens_of)
     shared_loop.gateway.__dict__.update(fresh.__dict__)
     return shared_loop

@@ -1,4 +1,4 @@
-"""A device that says what a test tells it to, and a loop in which an endpoint serves it."""
+"""A gateway with scripted answers, and an endpoint over it in a test's event loop."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FakeTokenizer:
-    """What the endpoint reads of `serving.engines.tokenizer.Tokenizer`."""
+    """What the endpoint uses of `serving.engines.tokenizer.Tokenizer`."""
 
     def __init__(self) -> None:
         self.hf = byte_level()
@@ -54,16 +54,16 @@ class FakeGateway:
     downlink_nbytes: int = 40
     tokenizer: Any = field(default_factory=FakeTokenizer)
     routed: Any = None
-    """How its policy routes tokens."""
+    """The slot that routes tokens, if any."""
     scripts: deque[list[TokenDelta | Exception]] = field(default_factory=deque)
-    """One for each request to come; "it is in the box." where there is none."""
+    """Answers of the next requests; without one, "it is in the box."."""
     asks: list[Ask] = field(default_factory=list)
-    forgotten: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     steps: asyncio.Semaphore | None = None
-    """Where there is one, each piece waits for it."""
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    """If given, each delta waits for it."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a request begins or ends."""
-    held: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    cached_tokens_of: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Per conversation, the tokens in its cache."""
 
     def tokens(self, text: str) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class FakeGateway:
     def says(
         self, text: str, size: int = 1, origin: Origin = "accepted", end: bool = True
     ) -> list[TokenDelta | Exception]:
-        """The pieces of a text, `size` tokens each, an end token behind them."""
+        """The deltas of a text, `size` tokens each, and an end token."""
         tokens = self.tokens(text) + (self.tokenizer.eos_token_ids if end else ())
         cuts = [tokens[i : i + size] for i in range(0, len(tokens), size)]
         pieces = [TokenDelta(cut, (origin,) * len(cut)) for cut in cuts]
@@ -88,7 +88,7 @@ class FakeGateway:
     ) -> AsyncGenerator[TokenDelta, None]:
         asked = Ask(prompt, max_new_tokens, sampling, conversation, routing)
         self.asks.append(asked)
-        self.news.set()
+        self.changed.set()
         script = self.scripts.popleft() if self.scripts else self.says("it is in the box.")
         cached = self._reuse(asked)
         try:
@@ -104,13 +104,13 @@ class FakeGateway:
                     return
         finally:
             asked.over = True
-            self.news.set()
+            self.changed.set()
 
     def _cut(self, piece: TokenDelta, asked: Ask) -> TokenDelta:
         tokens = piece.tokens[: asked.max_new_tokens - asked.written]
         asked.written += len(tokens)
         if asked.conversation:
-            self.held[asked.conversation.name] += tokens
+            self.cached_tokens_of[asked.conversation.name] += tokens
         ending = piece.ending or ("complete" if asked.written == asked.max_new_tokens else "")
         return TokenDelta(tokens, piece.origins[: len(tokens)], ending)
 
@@ -118,25 +118,25 @@ class FakeGateway:
         if asked.conversation is None:
             return 0
         name, shared = asked.conversation.name, asked.conversation.shared_len
-        assert self.held.get(name, ())[:shared] == asked.prompt[:shared]
-        self.held[name] = asked.prompt
+        assert self.cached_tokens_of.get(name, ())[:shared] == asked.prompt[:shared]
+        self.cached_tokens_of[name] = asked.prompt
         return shared
 
     def release(self, conversation: str) -> None:
-        self.forgotten.append(conversation)
-        self.held.pop(conversation, None)
+        self.released.append(conversation)
+        self.cached_tokens_of.pop(conversation, None)
 
     async def until(self, asks: int) -> None:
-        """Returns when so many requests have begun."""
+        """Returns when `asks` requests have begun."""
         while len(self.asks) < asks:
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     async def until_left(self, ask: int = 0) -> None:
-        """Returns when the end of that request is known."""
+        """Returns when that request has ended."""
         while len(self.asks) <= ask or not self.asks[ask].over:
-            self.news.clear()
-            await self.news.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
 
 class Loop:
@@ -156,7 +156,7 @@ class Loop:
         return routes
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Bounded, so that what hangs fails."""
+        """With a time limit, so that a hanging test fails."""
         return self._runner.run(asyncio.wait_for(work, 20))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A server on loopback answers those who name this machine, and no web site whose name leads here."""
+"""A server on loopback accepts requests whose Host header names this machine, and refuses others."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ async def _inner(scope: Any, receive: Any, send: Any) -> None:
 
 
 def status(bound: str, host: str | None) -> int:
-    """What a request with that Host header gets at a door on `bound`."""
+    """The status that a server on `bound` gives to a request with that Host header."""
     sent: list[Any] = []
 
     async def heard(message: Any) -> None:
@@ -35,7 +35,7 @@ def status(bound: str, host: str | None) -> int:
         ("127.0.0.2", "localhost"), ("0.0.0.0", "device.example:8000"), ("device.example", "anything"),
     ],
 )  # fmt: skip
-def test_who_names_it_is_answered(bound: str, host: str) -> None:
+def test_allowed_host_headers_pass(bound: str, host: str) -> None:
     assert status(bound, host) == 200
 
 
@@ -43,14 +43,14 @@ def test_who_names_it_is_answered(bound: str, host: str) -> None:
     "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example:80", "", ":80", None]
 )  # fmt: skip
 @pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "127.0.0.2", "localhost"])
-def test_foreign_names_are_not(bound: str, host: str | None) -> None:
+def test_foreign_host_headers_get_421_on_loopback(bound: str, host: str | None) -> None:
     assert status(bound, host) == 421
 
 
 @pytest.mark.parametrize(
     ("method", "path"), [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/route"), ("GET", "/metrics")]
 )
-def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
+def test_every_endpoint_url_checks_the_host_header(loop: Loop, method: str, path: str) -> None:
     foreign = request(method, path, JSON).replace(b"host: localhost", b"host: evil.example")
     found = loop.run(send(loop, foreign))
     assert (found.status, found.error["code"], found.headers["connection"]) == (421, "misdirected_request", "close")
@@ -59,5 +59,5 @@ def test_the_endpoint_is_guarded(loop: Loop, method: str, path: str) -> None:
 
 
 @pytest.mark.parametrize(("host", "shown"), [("::1", "[::1]"), ("127.0.0.2", "127.0.0.2"), ("localhost", "localhost")])
-def test_a_host_as_a_url_writes_it(host: str, shown: str) -> None:
+def test_ipv6_hosts_have_brackets_in_urls(host: str, shown: str) -> None:
     assert EndpointOptions(host=host).url_host == shown

@@ -50,7 +50,7 @@ def test_a_reader_that_leaves_closes_its_source() -> None:
     assert asyncio.run(work()) == (True, 0)
 
 
-def test_stopping_tells_the_reader_behind_what_it_got() -> None:
+def test_stopping_raises_an_error_in_the_reader_after_pending_items() -> None:
     async def work() -> None:
         running, source = RunningRequests(), Source(1_000_000)
         async with aclosing(running.stream(source.numbers())) as items:
@@ -75,7 +75,7 @@ def test_an_error_of_the_source_reaches_the_reader() -> None:
         asyncio.run(work())
 
 
-def test_work_ends_when_its_client_hangs_up() -> None:
+def test_work_is_cancelled_when_its_client_disconnects() -> None:
     async def work() -> bool:
         begun, cancelled = asyncio.Event(), False
 
@@ -98,7 +98,7 @@ def test_work_ends_when_its_client_hangs_up() -> None:
     assert asyncio.run(work())
 
 
-def test_a_client_that_reads_nothing_is_given_up() -> None:
+def test_a_client_that_reads_nothing_raises_client_stalled() -> None:
     async def full(message: object) -> None:
         await asyncio.Event().wait()
 

@@ -54,7 +54,7 @@ async def listed(page: Any) -> list[Any]:
     return [model async for model in page]
 
 
-def test_a_completion_is_whole(loop: Loop, ask: Any) -> None:
+def test_a_completion_has_text_usage_and_origins(loop: Loop, ask: Any) -> None:
     found = ask(lambda c: c.completions.create(model="toy", prompt="where?", max_tokens=50, temperature=0))
     n = len(loop.gateway.tokens(ANSWER)) + 1
     prompt = loop.gateway.tokens("where?")
@@ -81,7 +81,7 @@ def test_several_prompts_have_a_choice_each(loop: Loop, ask: Any) -> None:
     assert found.usage.prompt_tokens == sum(len(asked.prompt) for asked in loop.gateway.asks)
 
 
-def test_several_prompts_stream_one_behind_the_other(loop: Loop, ask: Any) -> None:
+def test_several_prompts_stream_one_after_the_other(loop: Loop, ask: Any) -> None:
     loop.gateway.scripts.extend([loop.gateway.says("one"), loop.gateway.says("two")])
     chunks = ask(lambda c: streamed(c.completions.create(model="toy", prompt=["1st?", "2nd?"], stream=True)))
     texts = {i: "".join(c.choices[0].text for c in chunks if c.choices[0].index == i) for i in (0, 1)}
@@ -89,14 +89,14 @@ def test_several_prompts_stream_one_behind_the_other(loop: Loop, ask: Any) -> No
     assert [hasattr(chunk, "tandem") for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
 
 
-def test_tokens_are_a_prompt(loop: Loop, ask: Any) -> None:
+def test_token_ids_are_accepted_as_a_prompt(loop: Loop, ask: Any) -> None:
     ask(lambda c: c.completions.create(model="toy", prompt=[70, 71, 72]))
     assert loop.gateway.asks[0].prompt == (70, 71, 72)
     with pytest.raises(openai.BadRequestError, match="prompt has token 100000"):
         ask(lambda c: c.completions.create(model="toy", prompt=[100_000]))
 
 
-def test_a_chat_goes_through_the_template(loop: Loop, ask: Any) -> None:
+def test_chat_messages_go_through_the_template(loop: Loop, ask: Any) -> None:
     found = ask(lambda c: c.chat.completions.create(model="toy", messages=USER, seed=5, temperature=0.7))
     assert (found.object, found.choices[0].message.role) == ("chat.completion", "assistant")
     assert (found.choices[0].message.content, found.choices[0].finish_reason) == (ANSWER, "stop")
@@ -110,7 +110,7 @@ def test_a_chat_goes_through_the_template(loop: Loop, ask: Any) -> None:
 @pytest.mark.parametrize("size", [1, 3, 50])
 @pytest.mark.parametrize("text", [ANSWER, "Grüße 🙂👩‍🚀 aus 東京", ""])
 @pytest.mark.parametrize("stop", [None, ["the", " 東"], "."])
-def test_a_stream_says_what_a_whole_answer_says(loop: Loop, ask: Any, text: str, size: int, stop: Any) -> None:
+def test_a_stream_has_the_text_of_a_whole_response(loop: Loop, ask: Any, text: str, size: int, stop: Any) -> None:
     loop.gateway.scripts.extend([loop.gateway.says(text, size)] * 2)
     args = {"model": "toy", "messages": USER} | ({"stop": stop} if stop else {})
     whole = ask(lambda c: c.chat.completions.create(**args))
@@ -124,7 +124,7 @@ def test_a_stream_says_what_a_whole_answer_says(loop: Loop, ask: Any, text: str,
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-def test_usage_comes_last_where_it_is_wanted(ask: Any) -> None:
+def test_include_usage_adds_a_last_chunk_with_usage(ask: Any) -> None:
     options = {"include_usage": True}
     chunks = ask(
         lambda c: streamed(c.completions.create(model="toy", prompt="a b c", stream=True, stream_options=options))
@@ -134,7 +134,7 @@ def test_usage_comes_last_where_it_is_wanted(ask: Any) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
-def test_pieces_stream_while_the_rest_is_not_written(loop: Loop, ask: Any) -> None:
+def test_deltas_are_sent_before_the_answer_is_complete(loop: Loop, ask: Any) -> None:
     async def work(c: Any) -> None:
         loop.gateway.steps = asyncio.Semaphore(1)
         async with await c.completions.create(model="toy", prompt="where", max_tokens=50, stream=True) as stream:
@@ -148,14 +148,14 @@ def test_pieces_stream_while_the_rest_is_not_written(loop: Loop, ask: Any) -> No
     ask(work)
 
 
-def test_a_stop_string_cancels_what_is_left(loop: Loop, ask: Any) -> None:
+def test_a_stop_string_cancels_the_request(loop: Loop, ask: Any) -> None:
     found = ask(lambda c: c.completions.create(model="toy", prompt="where", max_tokens=50, stop=[" in", "zzz"]))
     assert (found.choices[0].text, found.choices[0].finish_reason) == ("it is", "stop")
     assert (loop.gateway.asks[0].over, loop.gateway.asks[0].ending) == (True, "")
     assert found.usage.completion_tokens <= len(loop.gateway.tokens("it is in"))
 
 
-def test_the_next_turn_uses_what_is_cached(loop: Loop, ask: Any) -> None:
+def test_the_next_turn_reuses_the_cached_prefix(loop: Loop, ask: Any) -> None:
     first = [{"role": "user", "content": "is the box red?"}]
     said = ask(lambda c: c.chat.completions.create(model="toy", messages=first)).choices[0].message.content
     second = [*first, {"role": "assistant", "content": said}, {"role": "user", "content": "and now?"}]
@@ -168,7 +168,7 @@ def test_the_next_turn_uses_what_is_cached(loop: Loop, ask: Any) -> None:
     assert other.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_the_answer_says_what_was_written_without_the_cloud(loop: Loop, ask: Any) -> None:
+def test_the_response_counts_tokens_written_without_the_cloud(loop: Loop, ask: Any) -> None:
     whole = loop.gateway.says("it is in the box.", 2)
     loop.gateway.scripts.append([*whole[:2], *loop.gateway.says(" red", origin="offline")])
     found = ask(lambda c: c.completions.create(model="toy", prompt="?", max_tokens=50))
@@ -178,7 +178,7 @@ def test_the_answer_says_what_was_written_without_the_cloud(loop: Loop, ask: Any
     assert found.tandem["ttft_ms"] > 0
 
 
-def test_the_synchronous_client_is_served_too(loop: Loop) -> None:
+def test_the_synchronous_client_works(loop: Loop) -> None:
     def work() -> tuple[str, str]:
         with openai.OpenAI(base_url=f"{loop.url}/v1", api_key="none", max_retries=0) as c:
             whole = c.chat.completions.create(model="toy", messages=USER)
@@ -200,36 +200,36 @@ def test_the_synchronous_client_is_served_too(loop: Loop) -> None:
         ({"extra_headers": {"content-type": "text/plain"}}, "APIStatusError", "send application/json"),
     ],
 )
-def test_errors_become_the_clients_own(ask: Any, args: dict[str, Any], error: str, says: str) -> None:
+def test_errors_become_the_clients_typed_exceptions(ask: Any, args: dict[str, Any], error: str, says: str) -> None:
     whole = {"model": "toy", "prompt": "a"} | args
     with pytest.raises(getattr(openai, error), match=says):
         ask(lambda c: c.completions.create(**whole))
 
 
-def test_a_context_that_is_too_small_has_its_code(ask: Any) -> None:
+def test_a_prompt_beyond_the_context_has_its_error_code(ask: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         ask(lambda c: c.chat.completions.create(model="toy", messages=USER, max_completion_tokens=500))
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "max_completion_tokens")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_the_gateway_refuses_is_the_clients_fault(loop: Loop, ask: Any, stream: bool) -> None:
+def test_an_unsupported_request_is_a_400(loop: Loop, ask: Any, stream: bool) -> None:
     loop.gateway.scripts.append([UnsupportedRequestError("this policy is greedy; give temperature 0")])
     with pytest.raises(openai.BadRequestError, match="greedy; give temperature 0"):
         ask(lambda c: c.completions.create(model="toy", prompt="a", stream=stream))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_without_its_cloud_a_device_may_fail(loop: Loop, ask: Any, stream: bool) -> None:
+def test_an_unreachable_cloud_is_a_503(loop: Loop, ask: Any, stream: bool) -> None:
     loop.gateway.cloud_reachable = False
     loop.gateway.scripts.append([TokenDelta((), (), "failed")])
     with pytest.raises(openai.InternalServerError, match="cloud cannot be reached") as caught:
         ask(lambda c: c.completions.create(model="toy", prompt="failing", stream=stream))
     assert caught.value.status_code == 503
-    assert loop.gateway.forgotten == [loop.gateway.asks[0].conversation.name]
+    assert loop.gateway.released == [loop.gateway.asks[0].conversation.name]
 
 
-def test_an_error_inside_tells_nothing_of_itself(loop: Loop, ask: Any, caplog: Any) -> None:
+def test_an_internal_error_reveals_no_details(loop: Loop, ask: Any, caplog: Any) -> None:
     loop.gateway.scripts.append([RuntimeError("secret path")])
     with pytest.raises(openai.InternalServerError, match="inside this device") as caught:
         ask(lambda c: c.completions.create(model="toy", prompt="a"))
@@ -238,7 +238,7 @@ def test_an_error_inside_tells_nothing_of_itself(loop: Loop, ask: Any, caplog: A
 
 
 @pytest.mark.parametrize("late", [TokenDelta((), (), "failed"), RuntimeError("late")])
-def test_an_error_in_the_middle_comes_behind_the_text(loop: Loop, ask: Any, late: Any) -> None:
+def test_an_error_in_a_stream_follows_the_text(loop: Loop, ask: Any, late: Any) -> None:
     loop.gateway.cloud_reachable = False
     tokens = loop.gateway.tokens("it is")
     loop.gateway.scripts.append([TokenDelta(tokens, ("cloud",) * len(tokens)), late])
@@ -255,14 +255,14 @@ def test_an_error_in_the_middle_comes_behind_the_text(loop: Loop, ask: Any, late
     assert "".join(said) == "it is"
 
 
-def test_nothing_is_answered_before_the_models_are_there(loop: Loop, ask: Any) -> None:
+def test_requests_are_refused_until_the_models_are_loaded(loop: Loop, ask: Any) -> None:
     loop.gateway.ready = False
     with pytest.raises(openai.InternalServerError, match="not loaded yet"):
         ask(lambda c: c.completions.create(model="toy", prompt="a"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_its_request(loop: Loop, ask: Any, stream: bool) -> None:
+def test_a_client_that_disconnects_cancels_its_request(loop: Loop, ask: Any, stream: bool) -> None:
     async def work(c: Any) -> None:
         loop.gateway.steps = asyncio.Semaphore(2)
         args = {"model": "toy", "prompt": "leaving", "stream": stream}
@@ -274,10 +274,10 @@ def test_a_client_that_leaves_cancels_its_request(loop: Loop, ask: Any, stream: 
 
     ask(work)
     assert loop.gateway.asks[0].ending == ""
-    assert loop.gateway.forgotten == [loop.gateway.asks[0].conversation.name]
+    assert loop.gateway.released == [loop.gateway.asks[0].conversation.name]
 
 
-def test_one_that_leaves_the_line_was_never_asked_for(loop: Loop, ask: Any) -> None:
+def test_a_queued_client_that_disconnects_never_reaches_the_gateway(loop: Loop, ask: Any) -> None:
     async def work(c: Any) -> None:
         loop.gateway.steps = asyncio.Semaphore(0)
         first = asyncio.create_task(c.completions.create(model="toy", prompt="first"))
@@ -301,7 +301,7 @@ async def until(true: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_line_is_bounded_and_in_order(loop: Loop, ask: Any) -> None:
+def test_the_queue_is_bounded_and_first_come_first_served(loop: Loop, ask: Any) -> None:
     async def work(c: Any) -> list[str]:
         loop.gateway.steps = asyncio.Semaphore(0)
         loop.gateway.scripts.extend(loop.gateway.says(text) for text in ("one", "two", "three"))

@@ -16,7 +16,7 @@ def pieces(hf: object, tokens: list[int]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_pieces_of_any_tokens_join_to_their_text(kind: str, data: st.DataObject) -> None:
+def test_texts_of_any_tokens_join_to_the_full_decoding(kind: str, data: st.DataObject) -> None:
     hf = KINDS[kind]()
     # Models may pad their vocabulary: ids behind the last token happen.
     tokens = data.draw(st.lists(st.integers(0, len(hf) + 2), max_size=30))
@@ -26,7 +26,7 @@ def test_pieces_of_any_tokens_join_to_their_text(kind: str, data: st.DataObject)
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
 @settings(max_examples=80, deadline=None)
 @given(text=st.text(st.one_of(st.sampled_from("ab 🙂é東👩‍🚀"), st.characters(codec="utf-8")), max_size=20))
-def test_no_piece_holds_half_a_character(kind: str, text: str) -> None:
+def test_no_text_holds_an_incomplete_character(kind: str, text: str) -> None:
     hf = KINDS[kind]()
     tokens = hf(text, add_special_tokens=False)["input_ids"]
     found = pieces(hf, tokens)
@@ -34,14 +34,14 @@ def test_no_piece_holds_half_a_character(kind: str, text: str) -> None:
     assert ("\ufffd" in "".join(found)) == ("\ufffd" in text)
 
 
-def test_a_character_comes_at_its_last_byte_and_not_before() -> None:
+def test_a_character_is_emitted_at_its_last_byte() -> None:
     hf = byte_level()
     tokens = hf("a𝄞b", add_special_tokens=False)["input_ids"]
     assert len(tokens) == 6
     assert pieces(hf, tokens) == ["a", "", "", "", "𝄞", "b", ""]
 
 
-def test_a_run_of_byte_tokens_waits_for_its_end() -> None:
+def test_a_run_of_byte_tokens_is_held_back_until_it_ends() -> None:
     hf = byte_fallback()
     tokens = hf("a😀b", add_special_tokens=False)["input_ids"]
     assert pieces(hf, tokens)[-7:] == ["a", "", "", "", "", "😀b", ""]
@@ -56,13 +56,13 @@ def test_a_token_without_text_does_not_end_a_run_of_bytes(invisible: str) -> Non
     assert "".join(pieces(hf, tokens)) == decode(hf, tokens) == "\ufffd\ufffd"
 
 
-def test_what_is_half_there_at_the_end_is_shown_as_such() -> None:
+def test_an_incomplete_character_at_the_end_becomes_a_replacement_character() -> None:
     hf = byte_level()
     tokens = hf("a😀", add_special_tokens=False)["input_ids"][:-1]
     assert "".join(pieces(hf, tokens)) == decode(hf, tokens) == "a\ufffd"
 
 
-def test_words_keep_their_spaces_behind_an_invisible_token() -> None:
+def test_words_keep_their_spaces_after_a_special_token() -> None:
     hf = words()
     the, key, end = hf.convert_tokens_to_ids(["the", "key", "<eos>"])
     assert pieces(hf, [the, end, key]) == ["the", "", " key", ""]

@@ -29,12 +29,12 @@ def test_values_out_of_range_are_refused(fields: dict[str, Any], says: str) -> N
     ("host", "loopback"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("device.example", False)],
 )
-def test_loopback_is_the_rule(host: str, loopback: bool) -> None:
+def test_the_default_host_is_loopback(host: str, loopback: bool) -> None:
     assert EndpointOptions().is_loopback
     assert EndpointOptions(host=host).is_loopback is loopback
 
 
-def test_an_empty_key_lets_nobody_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint = EndpointOptions(api_key_env="A_KEY")
     assert endpoint.api_key() is None
     monkeypatch.setenv("A_KEY", "")

@@ -31,7 +31,7 @@ def refusal(body: bytes | dict[str, Any]) -> ApiError:
     return caught.value
 
 
-def test_what_a_client_leaves_open_is_filled_in() -> None:
+def test_missing_fields_get_defaults() -> None:
     asked = completion()
     assert asked.inputs == ("where",)
     assert asked.params.sampling == SamplingParams(1.0, 0, 1.0, 99)
@@ -39,11 +39,11 @@ def test_what_a_client_leaves_open_is_filled_in() -> None:
 
 
 @pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_p": 0}])
-def test_no_temperature_is_greedy(greedy: dict[str, Any]) -> None:
+def test_temperature_0_or_top_p_0_is_greedy(greedy: dict[str, Any]) -> None:
     assert completion(**greedy).params.sampling is None
 
 
-def test_sampling_is_as_asked() -> None:
+def test_sampling_parameters_are_read() -> None:
     asked = completion(temperature=0.5, top_p=0.9, top_k=40, seed=-7)
     assert asked.params.sampling == SamplingParams(0.5, 40, 0.9, -7)
 
@@ -69,7 +69,7 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
         {"frequency_penalty": 0.0, "presence_penalty": 0, "tools": [], "response_format": {"type": "text"}},
     ],
 )
-def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
+def test_fields_without_effect_are_accepted(more: dict[str, Any]) -> None:
     assert completion(**more).inputs == ("where",)
 
 
@@ -103,20 +103,20 @@ def test_what_changes_nothing_is_accepted(more: dict[str, Any]) -> None:
         ({"model": 5}, "invalid_value"),
     ],
 )
-def test_what_would_change_the_answer_is_refused_by_name(more: dict[str, Any], code: str) -> None:
+def test_unsupported_and_invalid_fields_are_refused_by_name(more: dict[str, Any], code: str) -> None:
     found = refusal(more)
     assert (found.status, found.param, found.code) == (400, next(iter(more)), code)
     assert next(iter(more)) in found.message
 
 
 @pytest.mark.parametrize("name", ["\ud800", "\u202e", "x" * 500])
-def test_a_strange_name_is_not_repeated(name: str) -> None:
+def test_a_long_or_unprintable_field_name_is_not_repeated(name: str) -> None:
     found = refusal(json.dumps(SMALL | {name: 1}).encode())
     assert (found.code, found.param) == ("unknown_parameter", "one")
     assert json.loads(found.response().body)["error"]["message"] == "this endpoint knows no parameter one; leave it out"
 
 
-def test_an_option_inside_another_is_refused_by_its_path() -> None:
+def test_a_nested_field_is_refused_by_its_path() -> None:
     found = refusal({"stream": True, "stream_options": {"include_usage": "yes"}})
     assert found.param == "stream_options.include_usage"
     assert "stream_options.include_usage is" in found.message
@@ -137,7 +137,7 @@ def test_an_option_inside_another_is_refused_by_its_path() -> None:
         (rb'{"model": "toy", "prompt": "a", "stop": "\ud83d"}', "half a character"),
     ],
 )
-def test_damaged_bodies_are_refused(raw: bytes, says: str) -> None:
+def test_malformed_bodies_are_refused(raw: bytes, says: str) -> None:
     found = refusal(raw)
     assert found.status == 400
     assert says in found.message
@@ -169,7 +169,9 @@ JSON = st.recursive(
 @given(
     st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6), st.sampled_from([CompletionsHandler(), ChatHandler()])
 )
-def test_any_json_is_read_or_refused(body: dict[str, Any], form: CompletionsHandler | ChatHandler) -> None:
+def test_any_json_is_parsed_or_refused_with_an_api_error(
+    body: dict[str, Any], form: CompletionsHandler | ChatHandler
+) -> None:
     whole = {"model": "toy", "prompt": "a", "messages": [{"role": "user", "content": "a"}]} | body
     whole.pop("prompt" if isinstance(form, ChatHandler) else "messages")
     with suppress(ApiError):
@@ -200,19 +202,19 @@ def test_messages_are_texts_or_text_parts() -> None:
         ([{"role": "user", "content": "\ud83d"}], "messages[0].content"),
     ],
 )
-def test_other_messages_are_refused_by_place(messages: Any, param: str) -> None:
+def test_invalid_messages_are_refused_by_path(messages: Any, param: str) -> None:
     with pytest.raises(ApiError) as caught:
         chat(messages)
     assert caught.value.param == param
 
 
-def test_both_names_of_the_limit_are_read() -> None:
+def test_both_field_names_of_the_limit_are_read() -> None:
     one = [{"role": "user", "content": "a"}]
     assert chat(one, max_tokens=5).params.max_tokens == 5
     assert chat(one, max_tokens=5, max_completion_tokens=3).params.max_tokens == 3
 
 
-def test_a_model_without_a_template_stops_where_the_user_would_speak() -> None:
+def test_without_a_chat_template_the_users_next_line_is_a_stop_string() -> None:
     tokenizer: Any = FakeTokenizer()
     assert ChatHandler().stop_strings(tokenizer) == ()
     tokenizer.hf = words()
@@ -222,7 +224,7 @@ def test_a_model_without_a_template_stops_where_the_user_would_speak() -> None:
     assert where in ChatHandler().encode(asked, tokenizer)[0]
 
 
-def test_a_template_that_refuses_says_so() -> None:
+def test_an_error_of_the_chat_template_is_a_400() -> None:
     class Strict(FakeTokenizer):
         def __init__(self) -> None:
             self.hf = copy(byte_level())

@@ -20,11 +20,11 @@ def get(loop: Loop) -> Get:
     return lambda raw: loop.run(send(loop, raw))
 
 
-def test_health_says_that_it_lives(get: Get) -> None:
+def test_healthz_is_alive(get: Get) -> None:
     assert get(request("GET", "/healthz")).json == {"alive": True}
 
 
-def test_readiness_says_why_not(loop: Loop, get: Get) -> None:
+def test_readyz_gives_the_reason(loop: Loop, get: Get) -> None:
     assert get(request("GET", "/readyz")).json == {"ready": True, "cloud": True, "why": None}
     loop.gateway.cloud_reachable = False
     assert get(request("GET", "/readyz")).status == 200
@@ -49,7 +49,7 @@ def test_errors_have_one_shape(get: Get, method: str, path: str, status: int, co
     assert (found.status, found.error["code"], found.error["type"]) == (status, code, "invalid_request_error")
 
 
-def test_a_stream_is_events_to_the_letter(get: Get) -> None:
+def test_a_stream_is_server_sent_events(get: Get) -> None:
     found = get(asking(stream=True, max_tokens=50))
     assert found.headers["content-type"].startswith("text/event-stream")
     events = [line for line in found.body.decode().split("\r\n") if line.startswith("data: ")]
@@ -57,7 +57,7 @@ def test_a_stream_is_events_to_the_letter(get: Get) -> None:
     assert b"data: [DONE]\n\n" in found.body
 
 
-def test_tokens_do_not_wait_for_acknowledgements(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_have_tcp_nodelay(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nagle's algorithm must be off: 44 ms instead of 2 ms for a request of one token were measured with it."""
     seen: list[int] = []
     made = HttpProtocol.connection_made
@@ -71,14 +71,14 @@ def test_tokens_do_not_wait_for_acknowledgements(loop: Loop, monkeypatch: pytest
     assert [bool(on) for on in seen] == [True]
 
 
-def test_a_body_without_a_length_is_bounded_too(get: Get) -> None:
+def test_a_chunked_body_is_bounded(get: Get) -> None:
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     head = request("POST", "/v1/completions", JSON, "transfer-encoding: chunked")
     found = get(head + chunk * 17)
     assert (found.status, found.error["code"]) == (413, "request_too_large")
 
 
-def test_metrics_count_what_happened(loop: Loop, get: Get) -> None:
+def test_metrics_count_requests_tokens_and_times(loop: Loop, get: Get) -> None:
     before = metrics(get(request("GET", "/metrics")))
     get(asking(max_tokens=50))
     get(asking(max_tokens=2, stream=True))
@@ -114,7 +114,7 @@ class TestItsOwn:
 
         return make
 
-    def test_a_key_is_asked_for(self, made: Any, monkeypatch: Any, caplog: Any) -> None:
+    def test_requests_without_the_key_get_401(self, made: Any, monkeypatch: Any, caplog: Any) -> None:
         caplog.set_level(logging.DEBUG)
         monkeypatch.setenv("A_KEY", "sésame")
         loop = made(api_key_env="A_KEY")
@@ -128,7 +128,7 @@ class TestItsOwn:
         assert loop.run(send(loop, request("GET", "/readyz"))).status == 200
         assert "same" not in caplog.text
 
-    def test_the_client_hears_that_its_key_is_wrong(self, made: Any, monkeypatch: Any) -> None:
+    def test_the_client_raises_an_authentication_error_for_a_wrong_key(self, made: Any, monkeypatch: Any) -> None:
         openai = pytest.importorskip("openai", reason="the official client is not installed: pip install openai")
         monkeypatch.setenv("A_KEY", "sesame")
         loop = made(api_key_env="A_KEY")
@@ -141,13 +141,13 @@ class TestItsOwn:
         with pytest.raises(openai.AuthenticationError, match="missing or wrong"):
             loop.run(models("sesam"))
 
-    def test_a_body_that_does_not_arrive_is_given_up(self, made: Any) -> None:
+    def test_a_body_that_does_not_arrive_gets_408(self, made: Any) -> None:
         loop = made(body_timeout_s=0.05)
         head = request("POST", "/v1/completions", JSON, "content-length: 100")
         found = loop.run(send(loop, head + b"{"))
         assert (found.status, found.error["code"]) == (408, "timeout")
 
-    def test_who_connects_and_says_nothing_is_hung_up_on(self, made: Any, monkeypatch: Any) -> None:
+    def test_a_connection_without_a_request_is_closed(self, made: Any, monkeypatch: Any) -> None:
         monkeypatch.setattr("serving.frontend.openai.http.HttpProtocol.first_request_timeout_s", 0.05)
         loop = made()
 
@@ -172,7 +172,7 @@ class TestItsOwn:
 
         assert loop.run(third()).status == 503
 
-    def test_stopping_breaks_off_what_does_not_end(self, made: Any) -> None:
+    def test_stopping_breaks_off_answers_after_the_grace_time(self, made: Any) -> None:
         loop = made()
 
         async def work() -> list[Answer]:
@@ -191,7 +191,7 @@ class TestItsOwn:
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")
         assert [asked.over for asked in loop.gateway.asks] == [True]
 
-    def test_stopping_lets_what_is_in_hand_end(self, made: Any) -> None:
+    def test_stopping_lets_running_answers_finish(self, made: Any) -> None:
         loop = made()
 
         async def work() -> Answer:
@@ -211,7 +211,7 @@ class TestItsOwn:
         assert loop.run(work()).json["choices"][0]["text"] == "it is in the box."
 
 
-def test_a_port_that_is_taken_is_said_so(runner: asyncio.Runner) -> None:
+def test_a_port_in_use_is_a_value_error(runner: asyncio.Runner) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1 port {port} .*choose another"):

@@ -25,12 +25,12 @@ LETTERS = st.text("ab🙂", max_size=6)
 @given(st.lists(st.text("ab🙂", min_size=1, max_size=4), max_size=4), st.lists(LETTERS, max_size=8))
 @example(["aab"], ["a", "a", "a", "b"])
 @example(["abab", "b🙂"], ["aba", "b🙂"])
-def test_nothing_of_a_stop_string_leaks_however_the_text_is_cut(stops: list[str], pieces: list[str]) -> None:
+def test_no_part_of_a_stop_string_passes_however_the_text_is_divided(stops: list[str], pieces: list[str]) -> None:
     assert shown(tuple(stops), pieces) == expected(tuple(stops), "".join(pieces))
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=3), st.lists(LETTERS, max_size=8))
-def test_what_was_shown_is_never_taken_back(stops: list[str], pieces: list[str]) -> None:
+def test_passed_text_is_a_prefix_of_the_final_text(stops: list[str], pieces: list[str]) -> None:
     machine, whole = StopMatcher(tuple(stops)), expected(tuple(stops), "".join(pieces))
     text = ""
     for piece in pieces:

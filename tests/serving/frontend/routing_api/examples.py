@@ -1,4 +1,4 @@
-"""A question as the paper's Figure 5 prints it, and a router made by hand."""
+"""The request of the paper's Figure 5, and a router of known weights."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The server decides by its own router on the state; what a client says of the past changes nothing."""
+"""Routing decisions, state handles and cached sessions of the routing API."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,26 +35,26 @@ def test_the_side_of_the_threshold_decides(side: Any, threshold: float, route: s
     assert found.score == pytest.approx(0.6225, abs=1e-4)
 
 
-def test_without_a_threshold_the_policys_counts() -> None:
+def test_without_a_threshold_the_policys_is_used() -> None:
     assert decided().threshold == 0.5
     assert decided(routed(threshold=0.9)).route == "LLM"
 
 
 @pytest.mark.parametrize(("asked", "used"), [(0.0, 0.3), (0.3, 0.3), (0.5, 0.5), (1.0, 0.6)])
-def test_the_owner_bounds_what_is_asked(asked: float, used: float) -> None:
+def test_the_owners_limits_clamp_the_threshold(asked: float, used: float) -> None:
     found = decided(allowed=RoutingLimits(0.3, 0.6), threshold=asked)
     assert found.threshold == used
     assert any("moved into 0.3 to 0.6" in reason for reason in found.reasons) == (asked != used)
 
 
-def test_a_policy_that_routes_nothing_now() -> None:
+def test_small_only_mode_routes_nothing() -> None:
     found = decided(routed(mode="small_only"), threshold=1.0)
     assert found.route == "SLM"
     assert "small_only" in found.reasons[1]
 
 
 @pytest.mark.parametrize("hidden", [(0.5,), (0.5, 0.0), (0.5, 0.0, 0.0, 0.0)])
-def test_a_state_of_another_width(hidden: tuple[float, ...]) -> None:
+def test_a_hidden_state_of_another_width_is_refused(hidden: tuple[float, ...]) -> None:
     with pytest.raises(ApiError, match=rf"is {len(hidden)} wide; this server's router reads 3"):
         decided(hidden_state=hidden)
 
@@ -67,7 +67,7 @@ _PAST = st.builds(PastDecision, st.text(max_size=5), st.sampled_from(["SLM", "LL
     token_index=st.integers(0, 99), current_token=st.text(min_size=1, max_size=8),
     threshold=st.none() | st.floats(0, 1), first=st.floats(-8, 8),
 )  # fmt: skip
-def test_lies_about_the_past_change_nothing(
+def test_claims_about_the_past_change_no_decision(
     history: Any, handle: str | None, token_index: int, current_token: str, threshold: float | None, first: float
 ) -> None:
     hidden = (first, 0.0, 0.0)
@@ -79,7 +79,7 @@ def test_lies_about_the_past_change_nothing(
     assert (lied.route, lied.score, lied.threshold) == (honest.route, honest.score, honest.threshold)
 
 
-def test_a_history_that_the_context_does_not_hold_is_said() -> None:
+def test_a_history_that_contradicts_the_context_is_reported() -> None:
     past = tuple(PastDecision(token, "LLM") for token in ("red", "key"))
     assert not any("history" in reason for reason in decided(history=past).reasons)
     assert any("its token 0 is not" in r for r in decided(history=(PastDecision("blue", "SLM"),)).reasons)
@@ -89,7 +89,7 @@ def test_a_history_that_the_context_does_not_hold_is_said() -> None:
 # Handles.
 
 
-def test_a_handle_is_its_clients_its_sessions_and_its_texts() -> None:
+def test_a_handle_is_valid_for_its_client_session_and_text_only() -> None:
     handle = HANDLES.issue("c", "s", TEXT[:2])
     assert handle != HANDLES.issue("c", "s", TEXT[:1])
     assert HANDLES.mismatch(handle, "c", "s", TEXT) == ""
@@ -117,7 +117,7 @@ def test_no_handle_can_be_guessed(handle: str) -> None:
 
 
 @given(guess=_GUESSES, text=st.lists(st.integers(0, 99), max_size=9).map(tuple))
-def test_a_guess_of_the_right_form_is_compared_and_its_like_is_known(guess: str, text: tuple[int, ...]) -> None:
+def test_a_well_formed_guess_is_refused_and_an_issued_handle_accepted(guess: str, text: tuple[int, ...]) -> None:
     assert "not issued" in HANDLES.mismatch(guess, "c", "s", text)
     assert HANDLES.mismatch(HANDLES.issue("c", "s", text), "c", "s", (*text, 7)) == ""
 
@@ -125,7 +125,7 @@ def test_a_guess_of_the_right_form_is_compared_and_its_like_is_known(guess: str,
 # Sessions.
 
 
-def test_a_cache_is_found_by_its_own_tokens_under_its_own_name() -> None:
+def test_a_cache_is_found_by_owner_and_tokens() -> None:
     forgotten: list[str] = []
     sessions = RoutingSessions(2, forgotten.append)
     first = sessions.acquire(("a", "s"), (1, 2, 3))
@@ -140,7 +140,7 @@ def test_a_cache_is_found_by_its_own_tokens_under_its_own_name() -> None:
     assert forgotten == [first.name]
 
 
-def test_the_session_unused_for_longest_is_forgotten() -> None:
+def test_the_least_recently_used_session_is_evicted() -> None:
     forgotten: list[str] = []
     sessions = RoutingSessions(2, forgotten.append)
     for name in "abc":
@@ -161,6 +161,6 @@ def test_the_session_unused_for_longest_is_forgotten() -> None:
         {"cached_sessions": -1},
     ],
 )
-def test_what_an_owner_may_not_allow(wrong: dict[str, Any]) -> None:
+def test_limits_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"service.endpoint.routing"):
         RoutingLimits(**wrong)

@@ -1,4 +1,4 @@
-"""POST /v1/route on a running endpoint: over a device that says what a test tells it, and over a live one."""
+"""POST /v1/route on a running endpoint over a scripted gateway."""
 
 import asyncio
 import json
@@ -60,7 +60,7 @@ def says(loop: Loop, text: str, origin: Any = "cloud", end: bool = True) -> None
     loop.gateway.scripts.append(loop.gateway.says(text, origin=origin, end=end))
 
 
-def test_the_small_models_token_stands(loop: Loop) -> None:
+def test_route_slm_writes_no_tokens(loop: Loop) -> None:
     status, told = ask(loop, question(slm_state=SLM))
     assert status == 200
     assert (told["version"], told["route"], told["routing_threshold"]) == (1, "SLM", 0.7)
@@ -70,7 +70,7 @@ def test_the_small_models_token_stands(loop: Loop) -> None:
     assert loop.gateway.asks == []
 
 
-def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> None:
+def test_route_llm_sends_a_large_only_request(loop: Loop) -> None:
     says(loop, " box now please", end=False)
     status, told = ask(loop, question(max_tokens=2))
     assert status == 200
@@ -83,14 +83,14 @@ def test_the_large_model_writes_by_a_call_of_which_all_is_routed(loop: Loop) -> 
     assert told["finish_reason"] == "length"
 
 
-def test_one_token_where_nobody_says_how_many_and_an_end_is_said(loop: Loop) -> None:
+def test_one_token_is_the_default_and_an_end_token_stops(loop: Loop) -> None:
     loop.gateway.scripts.append([TokenDelta(loop.gateway.tokenizer.eos_token_ids, ("cloud",), "complete")])
     _, told = ask(loop, question())
     assert loop.gateway.asks[0].max_new_tokens == 1
     assert (told["llm_tokens"], told["llm_text"], told["finish_reason"]) == ([2], "", "stop")
 
 
-def test_a_next_question_finds_its_cache_and_brings_its_handle(loop: Loop) -> None:
+def test_a_next_request_finds_its_cache_and_its_handle_is_valid(loop: Loop) -> None:
     says(loop, " red box", end=False)
     _, first = ask(loop, question(max_tokens=4))
     longer = question()["context"] + first["llm_text"]
@@ -108,7 +108,7 @@ def test_a_next_question_finds_its_cache_and_brings_its_handle(loop: Loop) -> No
     assert three and (three.name != one.name, three.shared_len) == (True, 0)  # noqa: PT018
 
 
-def test_a_history_that_lies_changes_nothing(loop: Loop) -> None:
+def test_a_false_history_changes_nothing(loop: Loop) -> None:
     answers = []
     for history in (None, {"previous_decisions": [{"token": "banana", "route": "LLM"}] * 50}):
         says(loop, " box", end=False)
@@ -118,7 +118,7 @@ def test_a_history_that_lies_changes_nothing(loop: Loop) -> None:
     assert loop.gateway.asks[0].prompt == loop.gateway.asks[1].prompt
 
 
-def test_the_owners_bounds_hold(loop: Loop) -> None:
+def test_the_owners_limits_hold(loop: Loop) -> None:
     _, told = ask(loop, question(routing_threshold=0.0, slm_state=SLM))
     assert told["routing_threshold"] == 0.1
     status, told = ask(loop, question(max_tokens=9))
@@ -136,18 +136,18 @@ def test_the_owners_bounds_hold(loop: Loop) -> None:
         (b"{", 400, None),
     ],
 )
-def test_what_is_refused(loop: Loop, body: Any, status: int, param: str | None) -> None:
+def test_invalid_requests_are_refused_by_field(loop: Loop, body: Any, status: int, param: str | None) -> None:
     got, told = ask(loop, body)
     assert (got, told["error"]["param"]) == (status, param)
     assert loop.gateway.asks == []
 
 
-def test_a_body_beyond_the_bound_is_not_read(loop: Loop) -> None:
+def test_a_body_beyond_the_limit_is_not_read(loop: Loop) -> None:
     answer = loop.run(send(loop, request("POST", "/v1/route", JSON, f"content-length: {1 << 21}")))
     assert (answer.status, answer.error["code"]) == (413, "request_too_large")
 
 
-def test_without_a_router_there_is_no_such_url(loop: Loop) -> None:
+def test_without_a_router_the_url_is_a_404(loop: Loop) -> None:
     loop.gateway.routed = None
     status, told = ask(loop, question())
     assert (status, told["error"]["code"]) == (404, "no_router")
@@ -155,22 +155,22 @@ def test_without_a_router_there_is_no_such_url(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize("origin", ["offline", "device"])
-def test_what_the_device_wrote_is_not_sold_as_the_large_models(loop: Loop, origin: Any) -> None:
+def test_tokens_of_the_device_are_not_returned_as_the_large_models(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())
     assert (status, told["error"]["code"]) == (503, "cloud_unreachable")
-    assert loop.gateway.forgotten == ["route-1"]
+    assert loop.gateway.released == ["route-1"]
 
 
 @pytest.mark.parametrize("origin", ["accepted", "bonus", "corrected"])
-def test_what_the_large_model_verified_is_its_own(loop: Loop, origin: Any) -> None:
+def test_tokens_that_the_large_model_verified_are_its_own(loop: Loop, origin: Any) -> None:
     says(loop, " box", origin=origin)
     status, told = ask(loop, question())
     assert (status, told["route"], told["llm_tokens"]) == (200, "LLM", list(loop.gateway.tokens(" box"))[:1])
-    assert loop.gateway.forgotten == []
+    assert loop.gateway.released == []
 
 
-def test_an_answer_that_breaks_off_is_an_error(loop: Loop) -> None:
+def test_an_incomplete_answer_is_an_error(loop: Loop) -> None:
     loop.gateway.scripts.append([TokenDelta((), (), "failed")])
     status, told = ask(loop, question())
     assert (status, told["error"]["code"]) == (500, "generation_failed")
@@ -178,13 +178,13 @@ def test_an_answer_that_breaks_off_is_an_error(loop: Loop) -> None:
     assert ask(loop, question())[0] == 200
 
 
-def test_nothing_is_answered_while_nothing_is_ready(loop: Loop) -> None:
+def test_requests_are_refused_while_the_device_is_not_ready(loop: Loop) -> None:
     loop.gateway.ready = False
     assert ask(loop, question())[0] == 503
 
 
-def test_the_line_is_the_endpoints(loop: Loop) -> None:
-    """One is served, one waits, the third is told to come back; decisions for the small model wait for nobody."""
+def test_large_model_requests_wait_in_the_endpoints_queue(loop: Loop) -> None:
+    """One runs, one waits, the third gets 429. Decisions for the small model do not wait."""
     gateway = loop.gateway
     gateway.steps = asyncio.Semaphore(0)
     for _ in range(2):
@@ -206,7 +206,7 @@ def test_the_line_is_the_endpoints(loop: Loop) -> None:
     assert loop.run(scene()) == [200, 200, 429, 200]
 
 
-def test_metrics_count_routes(loop: Loop) -> None:
+def test_metrics_count_requests_by_route(loop: Loop) -> None:
     ask(loop, question(slm_state=SLM))
     says(loop, " box", end=False)
     ask(loop, question())
@@ -217,7 +217,7 @@ def test_metrics_count_routes(loop: Loop) -> None:
     assert 'tandem_tokens_total{origin="cloud"}' in text
 
 
-def test_a_key_is_asked_for_and_names_the_client(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_required_and_identifies_the_client(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROUTE_KEY", KEY)
     keyed = opened(runner, api_key_env="ROUTE_KEY")
     try:

@@ -1,4 +1,4 @@
-"""A call of which everything is routed, over a live device and its cloud: the large model writes it, or nobody does."""
+"""Large-only requests on a real device node and its cloud: the large model writes the answer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ async def written(s: Stage, limit: int = 6) -> list[Any]:
     return [piece async for piece in s.gateway.generate(PROMPT, limit, None, None, wish)]
 
 
-def test_all_of_it_is_the_clouds() -> None:
+def test_a_large_only_answer_is_the_clouds_text() -> None:
     async def scene(s: Stage) -> None:
         pieces = await written(s)
         assert text(pieces) == own_text(PROMPT, 6)
@@ -35,7 +35,7 @@ def test_all_of_it_is_the_clouds() -> None:
     asked(scene)
 
 
-def test_where_drafts_travel_what_the_cloud_verified_is_its_own() -> None:
+def test_with_lossless_verification_no_token_is_unverified() -> None:
     async def scene(s: Stage) -> None:
         pieces = await written(s)
         assert text(pieces) == own_text(PROMPT, 6)
@@ -46,14 +46,14 @@ def test_where_drafts_travel_what_the_cloud_verified_is_its_own() -> None:
     asked(scene, verify=Lossless())
 
 
-def test_where_the_policy_routes_nothing_the_device_writes() -> None:
+def test_in_small_only_mode_the_device_writes() -> None:
     async def scene(s: Stage) -> None:
         assert {origin for piece in await written(s) for origin in piece.origins} == {"device"}
 
     asked(scene, offload=routed(mode="small_only"))
 
 
-def test_the_gateway_knows_how_tokens_are_routed() -> None:
+def test_the_gateway_exposes_the_router() -> None:
     async def scene(s: Stage) -> None:
         found = s.gateway.routed
         assert found
@@ -63,7 +63,7 @@ def test_the_gateway_knows_how_tokens_are_routed() -> None:
     asked(scene)
 
 
-def test_another_policy_has_no_router() -> None:
+def test_a_policy_without_routing_has_no_router() -> None:
     async def scene(s: Stage) -> None:
         assert s.gateway.routed is None
 

@@ -24,14 +24,14 @@ def refused(raw: bytes) -> ApiError:
     return told.value
 
 
-def test_figure_5_as_it_is_printed() -> None:
+def test_the_example_of_figure_5_is_parsed() -> None:
     assert parsed() == RoutingRequest(
         None, "where is the red key? it is in the", " box", 15, 0.7, (0.5, 0.0, 0.0), None,
         (PastDecision("red", "SLM"), PastDecision("key", "LLM")), "session123", "req456", None,
     )  # fmt: skip
 
 
-def test_what_may_be_left_out() -> None:
+def test_optional_fields_may_be_missing() -> None:
     shown = question()
     for name in ("routing_threshold", "llm_state", "history"):
         del shown[name]
@@ -40,7 +40,7 @@ def test_what_may_be_left_out() -> None:
     assert parsed(history={"previous_decisions": []}).history == ()
 
 
-def test_of_several_rows_the_last_is_the_current_tokens() -> None:
+def test_the_last_row_of_hidden_states_is_used() -> None:
     assert parsed(slm_state=state([1, 2, 3], [4, 5, 6])).hidden_state == (4.0, 5.0, 6.0)
 
 
@@ -111,25 +111,25 @@ def test_of_several_rows_the_last_is_the_current_tokens() -> None:
         ({"confidence": 0.5}, "confidence"),
     ],
 )
-def test_everything_else_is_refused_by_its_field(changes: dict[str, Any], param: str) -> None:
+def test_invalid_values_are_refused_by_field(changes: dict[str, Any], param: str) -> None:
     told = refused(json.dumps(question(**changes)).encode())
     assert told.param == param
     assert param in told.message
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_states_that_are_no_numbers(number: str) -> None:
+def test_hidden_states_must_be_finite(number: str) -> None:
     raw = json.dumps(question(slm_state=state(0.25))).replace("0.25", number).encode()
     told = refused(raw)
     assert told.code == "invalid_json" if "999" not in number else told.param == "slm_state.hidden_states"
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"slm_state":' + b"[" * 20])
-def test_what_is_no_question_at_all(raw: bytes) -> None:
+def test_malformed_bodies_are_refused(raw: bytes) -> None:
     refused(raw)
 
 
-def test_a_strange_name_is_not_repeated() -> None:
+def test_a_long_or_unprintable_field_name_is_not_repeated() -> None:
     for name in ("\u202e", "x" * 500, "\ud800"):
         told = refused(json.dumps(question(**{name: 1})).encode())
         assert told.param == "one"
@@ -154,7 +154,7 @@ def _read_or_refused(raw: bytes) -> RoutingRequest | None:
 
 @settings(max_examples=150)
 @given(changes=st.dictionaries(_FIELDS, _JSON, min_size=1, max_size=3))
-def test_whatever_comes_is_read_or_refused(changes: dict[str, Any]) -> None:
+def test_any_json_is_parsed_or_refused_with_an_api_error(changes: dict[str, Any]) -> None:
     found = _read_or_refused(json.dumps(question(**changes)).encode())
     if found is None:
         return
@@ -169,7 +169,7 @@ def test_bytes_are_refused(raw: bytes) -> None:
     refused(raw)
 
 
-def test_the_reply_in_words() -> None:
+def test_the_response_as_json() -> None:
     body = RoutingResponse("LLM", 0.25, 0.5, (7, 8), " in", "length", "v1.h", "s", "r", ("why",)).body
     assert json.loads(json.dumps(body)) == {
         "version": 1, "route": "LLM", "score": 0.25, "routing_threshold": 0.5, "llm_tokens": [7, 8], "llm_text": " in",

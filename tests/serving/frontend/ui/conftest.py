@@ -14,7 +14,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ModelPair:
 
 @pytest.fixture(scope="session")
 def page(tiny: ModelPair) -> Iterator[Played]:
-    """`citer`, and the two ends beside it."""
+    """`citer`, edge_centric and cloud_centric."""
     from fake_setup import setup
 
     policies = (routed(), setup("edge_centric").policy, setup("cloud_centric").policy)

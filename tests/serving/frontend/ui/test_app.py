@@ -1,4 +1,4 @@
-"""The page's runs over real nodes and engines: what is told, what the threshold does, who may ask what."""
+"""The page's runs over real nodes and engines: events, thresholds, refusals."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def test_events_come_in_order_and_the_counters_add_up(page: Played) -> None:
     assert last["ttft_ms"] == times[0]
 
 
-def test_each_token_says_what_the_device_thought_of_it(page: Played) -> None:
+def test_each_token_has_the_devices_alternatives(page: Played) -> None:
     for token in named(page.ask(), "token"):
         assert len(token["alternatives"]) == 3
         assert token["alternatives"][0] == token["device_token"]
@@ -48,8 +48,8 @@ def test_each_token_says_what_the_device_thought_of_it(page: Played) -> None:
         assert token["origin"] == ("cloud" if token["by_cloud"] else "device")
 
 
-def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
-    """To the last bit: below means below."""
+def test_scores_are_compared_with_the_exact_threshold_of_the_request(page: Played) -> None:
+    """To the last bit: a score equal to the threshold is not below it."""
     score = next(token["score"] for token in named(page.ask(), "token") if token["by_cloud"])
     exact, above = page.ask(threshold=score), page.ask(threshold=nextafter(score, 1))
     assert named(exact, "started")[0]["threshold"] == score
@@ -58,14 +58,14 @@ def test_the_threshold_sent_is_the_threshold_compared(page: Played) -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.35, 0.6, 1.0, None])
-def test_tokens_below_the_threshold_are_the_clouds_and_no_others(page: Played, threshold: float | None) -> None:
+def test_exactly_the_tokens_below_the_threshold_are_the_clouds(page: Played, threshold: float | None) -> None:
     events = page.ask(threshold=threshold)
     at = named(events, "started")[0]["threshold"]
     assert at == (0.4 if threshold is None else threshold)
     assert clouds(events) == [token["score"] < at for token in named(events, "token")]
 
 
-def test_small_only_asks_nobody_at_any_threshold(page: Played) -> None:
+def test_small_only_sends_nothing_at_any_threshold(page: Played) -> None:
     events = page.ask(mode="small_only", threshold=1.0)
     last = named(events, "counters")[-1]
     assert not any(clouds(events))
@@ -77,7 +77,7 @@ def test_small_only_asks_nobody_at_any_threshold(page: Played) -> None:
     assert all(token["score"] is not None for token in named(events, "token"))
 
 
-def test_the_two_ends_are_beside_it(page: Played) -> None:
+def test_edge_centric_and_cloud_centric_are_the_two_extremes(page: Played) -> None:
     alone, all_of_it = page.ask(policy="edge_centric"), page.ask(policy="cloud_centric")
     assert (any(clouds(alone)), all(clouds(all_of_it))) == (False, True)
     text = [[token["token"] for token in named(events, "token")] for events in (alone, page.ask(mode="small_only"))]
@@ -92,7 +92,7 @@ def test_one_seed_is_one_text(page: Played) -> None:
     assert text(3) == text(3) != text(4)
 
 
-def test_a_deferral_routes_what_is_above(tiny: ModelPair) -> None:
+def test_a_router_of_side_above_routes_scores_above_the_threshold(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed("co_llm", router("above", 0.9)),)))
         events = played.ask(policy="co_llm")
@@ -107,49 +107,49 @@ def test_a_deferral_routes_what_is_above(tiny: ModelPair) -> None:
 
 
 def test_two_runs_have_a_device_each_and_a_third_waits(page: Played, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, begin, most = page.stage.observer, page.stage.observer.start, []
+    observer, begin, most = page.stage.observer, page.stage.observer.start, []
 
     def noted(session: str, device: str) -> None:
         begin(session, device)
-        most.append(sorted(watch._device_of.values()))
+        most.append(sorted(observer._device_of.values()))
 
     async def at_once() -> list[Any]:
         return await asyncio.gather(*(page.asked(max_tokens=100) for _ in range(3)))
 
-    monkeypatch.setattr(watch, "start", noted)
+    monkeypatch.setattr(observer, "start", noted)
     devices = sorted(named(found.events, "started")[0]["device"] for found in page.run(at_once()))
     assert set(devices) == {"citer.device-0", "citer.device-1"}
     assert len(most) == 3
     assert all(at_once == ["citer.device-0", "citer.device-1"] for at_once in most[1:])
-    assert watch._device_of == watch._drafted_tokens == {}
-    assert not watch._recorder.records
-    assert not [desk for desk in watch._recorder._workers.values() if desk.waiting_since_s or desk.arrived]
+    assert observer._device_of == observer._drafted_tokens == {}
+    assert not observer._recorder.records
+    assert not [state for state in observer._recorder._workers.values() if state.waiting_since_s or state.arrived]
 
 
-def test_who_finds_all_seats_taken_waits_for_the_first_that_is_free() -> None:
+def test_a_waiting_run_gets_the_device_of_its_queue() -> None:
     async def scene() -> None:
-        seats, free, sat = DevicePool(2, 1, 1.0), [asyncio.Event(), asyncio.Event()], []
+        pool, free, acquired = DevicePool(2, 1, 1.0), [asyncio.Event(), asyncio.Event()], []
 
-        async def sit(who: int) -> None:
-            async with seats.acquire() as number:
-                sat.append((who, number))
+        async def hold(run: int) -> None:
+            async with pool.acquire() as number:
+                acquired.append((run, number))
                 await free[number].wait()
 
-        tasks = [asyncio.create_task(sit(who)) for who in range(3)]
-        while not any(line.waiting for line in seats._queues):
+        tasks = [asyncio.create_task(hold(run)) for run in range(3)]
+        while not any(queue.waiting for queue in pool._queues):
             await asyncio.sleep(0)
-        assert sat == [(0, 0), (1, 1)]
-        taken = next(number for number, line in enumerate(seats._queues) if line.waiting)
+        assert acquired == [(0, 0), (1, 1)]
+        taken = next(number for number, queue in enumerate(pool._queues) if queue.waiting)
         free[taken].set()
         await asyncio.gather(tasks[taken], tasks[2])
-        assert sat[2:] == [(2, taken)]
+        assert acquired[2:] == [(2, taken)]
         free[1 - taken].set()
         await tasks[1 - taken]
 
     asyncio.run(asyncio.wait_for(scene(), 20))
 
 
-def test_beyond_a_full_line_one_is_told_to_come_back(tiny: ModelPair) -> None:
+def test_a_run_beyond_full_queues_gets_429(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),), devices=1, max_waiting=1))
 
@@ -162,7 +162,7 @@ def test_beyond_a_full_line_one_is_told_to_come_back(tiny: ModelPair) -> None:
         played.close()
 
 
-def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
+def test_a_client_that_disconnects_ends_its_run(page: Played) -> None:
     async def leave() -> None:
         body = json.dumps({"policy": "citer", "prompt": PROMPT, "max_tokens": 450}).encode()
         head = "POST /api/runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -181,7 +181,7 @@ def test_a_reader_that_leaves_ends_its_run(page: Played) -> None:
     assert len(named(page.ask(max_tokens=4), "token")) == 4  # the device is free again
 
 
-def test_a_server_that_stops_says_so(tiny: ModelPair) -> None:
+def test_a_stopping_server_ends_runs_with_an_error_event(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),)))
 
@@ -198,7 +198,7 @@ def test_a_server_that_stops_says_so(tiny: ModelPair) -> None:
         played.close()
 
 
-def test_a_model_that_fails_ends_one_run_with_words(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_model_ends_one_run_with_an_error_event(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),)))
         engine: Any = played.models["citer"].device
@@ -244,7 +244,7 @@ def test_a_model_that_fails_ends_one_run_with_words(tiny: ModelPair, monkeypatch
         ({"\ud800": 1}, "one", "knows no field one"),
     ],
 )
-def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any], param: str, match: str) -> None:
+def test_invalid_requests_are_refused_by_field(page: Played, fields: dict[str, Any], param: str, match: str) -> None:
     found = page.run(page.asked(**fields))
     assert (found.status, found.error["param"]) == (400, param)
     assert match in found.error["message"]
@@ -265,7 +265,7 @@ def test_a_question_is_refused_by_its_field(page: Played, fields: dict[str, Any]
         ("GET", "/", b"", {"host": ""}, 421),
     ],
 )
-def test_what_is_not_for_it_is_refused(
+def test_other_methods_paths_and_hosts_are_refused(
     page: Played, method: str, path: str, body: bytes, headers: dict[str, str], status: int
 ) -> None:
     found = page.run(page.fetch(method, path, body, **headers))
@@ -274,7 +274,7 @@ def test_what_is_not_for_it_is_refused(
     assert "default-src 'self'" in found.headers["content-security-policy"]
 
 
-def test_a_key_opens_runs_and_the_files_are_open(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_api_needs_the_key_and_static_files_do_not(tiny: ModelPair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_THIS_TEST", "the-key")
     with asyncio.Runner() as runner:
         played = Played(runner, show(tiny, (routed(),), api_key_env="KEY_OF_THIS_TEST"))
@@ -286,21 +286,21 @@ def test_a_key_opens_runs_and_the_files_are_open(tiny: ModelPair, monkeypatch: p
         played.close()
 
 
-def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page: Played) -> None:
+def test_a_run_that_needs_an_unreachable_remote_cloud_is_refused(page: Played) -> None:
     from serving.frontend.openai.errors import ApiError
     from serving.frontend.ui.run_request import RunRequest
 
     runs = RunEndpoint(page.stage, page.server._running)
-    offers = page.stage.config.policy_cards
+    cards = page.stage.config.policy_cards
 
     class Gone:
         reachable: frozenset[str] = frozenset()
 
     page.stage.host = Gone()  # type: ignore[assignment]
     try:
-        runs._check(RunRequest(offers["citer"], PROMPT, 4, None, None), (1, 2))  # link_loss=local goes on alone
+        runs._check(RunRequest(cards["citer"], PROMPT, 4, None, None), (1, 2))  # link_loss=local goes on alone
         with pytest.raises(ApiError, match="cloud cannot be reached"):
-            runs._check(RunRequest(offers["cloud_centric"], PROMPT, 4, None, None), (1, 2))
+            runs._check(RunRequest(cards["cloud_centric"], PROMPT, 4, None, None), (1, 2))
     finally:
         page.stage.host = None
 
@@ -310,15 +310,15 @@ def test_without_its_cloud_a_policy_that_waits_is_refused_before_it_begins(page:
 
 async def gone(played: Played, event: type[PeerLost | PeerRestored], policy: str) -> None:
     """Devices and their cloud are told what an outage of the link tells them, and have heard it."""
-    live, cast = played.stage.driver, played.stage.topologies[policy]
-    for node, peer in ((a, b) for device in cast.devices for a, b in ((device, "cloud"), ("cloud", device))):
+    live, topology = played.stage.driver, played.stage.topologies[policy]
+    for node, peer in ((a, b) for device in topology.devices for a, b in ((device, "cloud"), ("cloud", device))):
         node, peer = (f"{policy}.cloud-0" if name == "cloud" else name for name in (node, peer))
         live.post(live.now(), node, event(peer))
-    while any(played.stage.observer.has_lost_peer(device) != (event is PeerLost) for device in cast.devices):
+    while any(played.stage.observer.has_lost_peer(device) != (event is PeerLost) for device in topology.devices):
         await asyncio.sleep(0)
 
 
-def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
+def test_a_run_that_starts_without_its_cloud_reports_that_it_goes_on_offline(page: Played) -> None:
     page.run(gone(page, PeerLost, "citer"))
     try:
         events = page.ask(threshold=1.0)
@@ -331,7 +331,7 @@ def test_who_goes_on_alone_from_the_start_is_told_why(page: Played) -> None:
     assert named(page.ask(), "cloud") == []
 
 
-def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
+def test_a_run_that_starts_without_its_cloud_waits_and_reports_both_changes(page: Played) -> None:
     async def scene() -> Any:
         await gone(page, PeerLost, "cloud_centric")
         asking = asyncio.create_task(page.asked(policy="cloud_centric", max_tokens=4))
@@ -347,7 +347,7 @@ def test_who_waits_from_the_start_is_told_why_and_goes_on(page: Played) -> None:
     assert len(named(events, "token")) == 4
 
 
-def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why(tiny: ModelPair) -> None:
+def test_a_run_that_fails_without_its_cloud_names_the_cloud_as_the_reason(tiny: ModelPair) -> None:
     with asyncio.Runner() as runner:
         policy = replace(setup("cloud_centric").policy, link_loss=LinkLoss("fail"))
         played = Played(runner, show(tiny, (policy,)))
@@ -362,7 +362,7 @@ def test_who_needs_the_cloud_is_told_that_it_is_gone_and_not_that_a_log_says_why
 # What it says of itself.
 
 
-def test_about_tells_what_each_figure_means(page: Played) -> None:
+def test_about_describes_policies_and_metrics(page: Played) -> None:
     about = json.loads(page.run(page.fetch("GET", "/api/about")).body)
     assert [policy["name"] for policy in about["policies"]] == ["citer", "edge_centric", "cloud_centric"]
     found = about["policies"][0]["router"]
@@ -381,7 +381,7 @@ def test_about_tells_what_each_figure_means(page: Played) -> None:
     assert about["limits"] == {"max_tokens": 512, "default_max_tokens": 24, "context": 512}
 
 
-def test_hardware_pace_knows_energy_and_this_machines_does_not(tiny: ModelPair, page: Played) -> None:
+def test_energy_is_known_at_hardware_pace_only(tiny: ModelPair, page: Played) -> None:
     assert named(page.ask(), "counters")[-1]["device_energy_j"] is None
     with asyncio.Runner() as runner:
         shown = show(tiny, (routed(), setup("cloud_centric").policy), pace="hardware", shaped=True)

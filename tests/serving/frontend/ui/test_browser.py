@@ -107,7 +107,7 @@ def view(browser: Any, url: str) -> Iterator[View]:
     assert found.wrong == []
 
 
-def test_type_stream_and_the_clouds_tokens_are_marked_twice(view: View) -> None:
+def test_cloud_tokens_are_marked_by_colour_line_and_weight(view: View) -> None:
     view.run(done=False)
     view.until_tokens(3)
     assert view.page.is_enabled("#stop")  # it is seen while it is written
@@ -130,7 +130,7 @@ def test_type_stream_and_the_clouds_tokens_are_marked_twice(view: View) -> None:
     assert f"{marked} of them" in view.page.inner_text("#status")
 
 
-def test_the_slider_moves_what_is_marked_in_calls_that_begin_afterwards(view: View) -> None:
+def test_the_slider_affects_runs_that_start_afterwards(view: View) -> None:
     assert view.page.inner_text(".slider output") == "0.4"
     assert "scores below 0.4 go to the cloud" in view.page.inner_text(".means")
     view.run()
@@ -155,7 +155,7 @@ def test_the_slider_moves_what_is_marked_in_calls_that_begin_afterwards(view: Vi
     assert (view.tokens(".cloud"), view.routed()) == (first, routed)
 
 
-def test_small_only_marks_none_and_turns_the_slider_off(view: View) -> None:
+def test_small_only_marks_no_token_and_disables_the_slider(view: View) -> None:
     view.slide("End")
     view.page.check("input[value=small_only]")
     assert view.page.is_disabled("input[type=range]")
@@ -190,7 +190,7 @@ def test_hovering_shows_the_score_and_the_alternatives(view: View) -> None:
     view.page.wait_for_selector("#tip", state="hidden")
 
 
-def test_everything_is_done_with_the_keyboard_alone(view: View) -> None:
+def test_everything_works_with_the_keyboard_alone(view: View) -> None:
     keyboard = view.page.keyboard
     view.page.evaluate("document.activeElement.blur()")
     _tab_to(view, "prompt")
@@ -285,20 +285,20 @@ def told(view: View, *events: tuple[str, dict[str, Any]]) -> None:
     view.run()
 
 
-def test_what_was_held_at_the_end_is_no_part_of_the_end(view: View) -> None:
+def test_text_held_back_until_the_end_token_precedes_it(view: View) -> None:
     half, end = TOKEN | {"text": ""}, TOKEN | {"text": "\ufffd", "end": True}
     told(view, ("started", BEGUN), ("token", TOKEN), ("token", half), ("token", end), *END)
     assert view.page.locator(".answer .token").all_text_contents()[:3] == ["a", "\ufffd", "end"]
     assert view.page.locator(".answer .token.end").all_text_contents() == ["end"]
 
 
-def test_a_run_that_begins_in_an_outage_says_what_its_policy_does(view: View) -> None:
+def test_a_run_that_starts_in_an_outage_shows_the_policys_notice(view: View) -> None:
     gone = {"reachable": False, "message": "The run waits for it."}
     told(view, ("started", BEGUN | {"cloud": False}), ("cloud", gone), ("token", TOKEN), *END)
     assert view.page.inner_text(".notice").strip().startswith("The run waits for it.")
 
 
-def test_what_is_written_is_text_and_never_markup(view: View) -> None:
+def test_answers_are_shown_as_text_and_never_as_markup(view: View) -> None:
     told(view, ("started", BEGUN), ("token", TOKEN | {"text": MARKUP}), *END)
     assert view.text() == MARKUP
     view.page.locator(".answer .token").hover()
@@ -336,7 +336,7 @@ def _contrast(element: Any) -> float:
 # What dies in the middle.
 
 
-def test_the_pages_server_is_killed_in_the_middle(browser: Any, words: tuple[str, ...]) -> None:
+def test_after_the_pages_server_is_killed_one_click_tries_again(browser: Any, words: tuple[str, ...]) -> None:
     """A key is asked for, too; and once the server is back, one click tries again."""
     port = free_port()
     again = (*words, f"service.page.port={port}")
@@ -367,7 +367,7 @@ def test_the_pages_server_is_killed_in_the_middle(browser: Any, words: tuple[str
     view.context.close()
 
 
-def test_the_cloud_is_killed_in_the_middle(browser: Any, words: tuple[str, ...]) -> None:
+def test_after_the_cloud_is_killed_the_run_goes_on_offline(browser: Any, words: tuple[str, ...]) -> None:
     """The device goes on alone, says so, and what it then writes is marked; a new cloud is found again."""
     address = f"service.cloud=127.0.0.1:{free_port()}"
     cloud = Process("cloud", *words, address, "service.pace=hardware", "service.shaped=true")

@@ -1,4 +1,4 @@
-"""What cannot be shown is refused when the page is set up."""
+"""Invalid page configurations are refused at start."""
 
 from dataclasses import replace
 from typing import Any
@@ -26,8 +26,8 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], match: str) -
         UiOptions(**options)
 
 
-def test_two_policies_of_one_kind_have_a_name_each() -> None:
-    """The one under which a policy is put beside the first; the first has the first right to its own."""
+def test_two_policies_of_one_kind_have_different_names() -> None:
+    """Each gets the name under which it is configured; a name equal to the first policy's is left out."""
     strict = routed()
     strict = replace(strict, offload=replace(strict.offload, threshold=0.2))  # type: ignore[type-var]
     shown = UiConfig(replace(setup(), policy=routed()), ServiceOptions(), {"strict": strict, "citer": strict})
@@ -37,14 +37,14 @@ def test_two_policies_of_one_kind_have_a_name_each() -> None:
     assert shown.excluded_policies == ()
 
 
-def test_a_remote_cloud_serves_one_policy_and_the_others_that_need_it_are_left_out() -> None:
-    beside = {name: setup(name).policy for name in ("edge_centric", "cloud_centric")}
-    afar = ServiceOptions(page=UiOptions(remote_cloud=True))
-    shown = UiConfig(replace(setup(), policy=routed()), afar, beside)
+def test_with_a_remote_cloud_other_policies_that_need_one_are_excluded() -> None:
+    others = {name: setup(name).policy for name in ("edge_centric", "cloud_centric")}
+    service = ServiceOptions(page=UiOptions(remote_cloud=True))
+    shown = UiConfig(replace(setup(), policy=routed()), service, others)
     assert list(shown.setups) == ["citer", "edge_centric"]
     assert shown.excluded_policies == ("cloud_centric",)
     with pytest.raises(ValueError, match="edge_centric places nothing in a cloud"):
-        UiConfig(setup("edge_centric"), afar)
+        UiConfig(setup("edge_centric"), service)
 
 
 def test_an_empty_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

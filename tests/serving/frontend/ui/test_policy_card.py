@@ -1,11 +1,11 @@
-"""What the page offers of each policy, and who may share engines and names."""
+"""What the page cards of each policy, and who may share engines and names."""
 
 import json
 from dataclasses import replace
 
 import pytest
 from fake_setup import LAYERS, setup
-from frontend.ui.tiny_page import offer, routed, router
+from frontend.ui.tiny_page import card, routed, router
 
 from serving.deployment.topology import Topology
 from serving.engines.remote.server import RemoteServer
@@ -16,36 +16,36 @@ from serving.frontend.ui.ui_deployment import PrefixedTopology, engine_groups
 from serving.policy.policy import NO_REQUIREMENTS
 
 
-def test_a_policy_says_which_modes_it_has_and_why_it_has_no_slider() -> None:
+def test_a_card_has_modes_and_the_reason_for_no_slider() -> None:
     small = routed()
     small = replace(small, offload=replace(small.offload, mode="small_only"))  # type: ignore[type-var]
-    offers = [offer(policy) for policy in (routed(), small, *(setup(n).policy for n in ("edge_centric", "synera")))]
-    assert [offer.modes for offer in offers] == [
+    cards = [card(policy) for policy in (routed(), small, *(setup(n).policy for n in ("edge_centric", "synera")))]
+    assert [card.modes for card in cards] == [
         ("joint", "small_only"), ("small_only",), ("small_only",), ("joint",)
     ]  # fmt: skip
-    assert [bool(offer.as_json["router"]) for offer in offers] == [True, True, False, False]
-    assert "the device writes everything" in offers[2].as_json["no_slider_reason"]
+    assert [bool(card.as_json["router"]) for card in cards] == [True, True, False, False]
+    assert "the device writes everything" in cards[2].as_json["no_slider_reason"]
 
 
-def test_the_policys_own_threshold_is_where_the_slider_stands_and_the_artifacts_is_marked() -> None:
+def test_a_card_has_the_policys_and_the_artifacts_threshold() -> None:
     found = routed(found=router(threshold=0.3))
     found = replace(found, offload=replace(found.offload, threshold=0.7))  # type: ignore[type-var]
-    about = offer(found).as_json["router"]
+    about = card(found).as_json["router"]
     assert (about["threshold"], about["artifact_threshold"]) == (0.7, 0.3)
 
 
-def test_where_a_server_is_the_large_model_drafts_are_verified_greedily() -> None:
-    """What a run is refused for later is refused before it begins, and said."""
+def test_sampling_is_refused_if_a_remote_server_is_the_large_model() -> None:
+    """The refusal comes before the run begins."""
     served = replace(setup().pair.cloud, server=RemoteServer(base_url="http://127.0.0.1:1/v1", model="m"))
-    afar = PolicyCard(setup("sled", pair=replace(setup().pair, cloud=served)))
+    remote = PolicyCard(setup("sled", pair=replace(setup().pair, cloud=served)))
     warm = json.dumps({"policy": "sled", "prompt": "x", "temperature": 0.5}).encode()
-    assert (afar.as_json["greedy"], PolicyCard(setup("sled")).as_json["greedy"]) == (True, False)
+    assert (remote.as_json["greedy"], PolicyCard(setup("sled")).as_json["greedy"]) == (True, False)
     with pytest.raises(ApiError, match="sled decodes greedily only"):
-        parse_run_request(warm, {"sled": afar}, 8, 8)
+        parse_run_request(warm, {"sled": remote}, 8, 8)
     assert parse_run_request(warm, {"sled": PolicyCard(setup("sled"))}, 8, 8).sampling
 
 
-def test_engines_that_are_shared_do_what_each_policy_needs() -> None:
+def test_shared_engines_meet_the_requirements_of_each_policy() -> None:
     verifying = setup("sled").policy.engine_requirements
     for provisions in ({"a": NO_REQUIREMENTS, "b": verifying}, {"b": verifying, "a": NO_REQUIREMENTS}):
         ((names, both),) = engine_groups(provisions)
@@ -61,7 +61,7 @@ def test_two_routers_of_one_name_need_engines_of_their_own() -> None:
     assert len(engine_groups({"a": NO_REQUIREMENTS, "b": replace(NO_REQUIREMENTS, block_tokens=32)})) == 2
 
 
-def test_casts_of_one_driver_have_names_of_their_own() -> None:
+def test_prefixed_topologies_have_different_node_names() -> None:
     plain, other = Topology(setup(), LAYERS), PrefixedTopology(setup(), LAYERS, prefix="x.")
     assert plain.digest == other.digest
     assert other.devices == ("x.device-0", "x.device-1")

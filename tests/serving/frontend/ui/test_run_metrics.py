@@ -18,7 +18,7 @@ def record() -> SessionRecord:
     return found
 
 
-def test_figures_are_what_their_words_say() -> None:
+def test_metrics_are_computed_as_described() -> None:
     bed, found = setup().hardware, meter().read(record(), 14.0)
     assert (found["ttft_ms"], found["tbt_ms"]) == (1000, 1000)
     assert (
@@ -40,17 +40,20 @@ def test_figures_are_what_their_words_say() -> None:
     assert found["cloud_busy_ms"] == 200
 
 
-def test_what_is_not_known_is_no_figure() -> None:
+def test_unknown_metrics_are_none_and_described_as_unknown() -> None:
     def unknown(which: RunMeter) -> set[str]:
         return {key for key, value in which.read(record(), 14.0).items() if value is None}
 
     assert unknown(meter()) == set()
-    assert unknown(meter(timed=False)) == {"device_energy_j", "cloud_energy_j"}
-    assert unknown(meter(afar=True)) == {"cloud_energy_j", "cloud_busy_ms"}
-    assert unknown(meter(factor=None)) == {"cloud_cost_ms"}
+    assert unknown(meter(hardware_paced=False)) == {"device_energy_j", "cloud_energy_j"}
+    assert unknown(meter(remote_cloud=True)) == {"cloud_energy_j", "cloud_busy_ms"}
+    assert unknown(meter(packing_factor=None)) == {"cloud_cost_ms"}
     early = meter().read(SessionRecord("s", "device-0", 5, arrived_s=1.0), 1.0)
     assert early["ttft_ms"] is early["tbt_ms"] is early["cloud_share"] is None
-    words = {each["key"]: each["description"] for each in meter(timed=False, afar=True, factor=None).metrics}
+    words = {
+        each["key"]: each["description"]
+        for each in meter(hardware_paced=False, remote_cloud=True, packing_factor=None).metrics
+    }
     assert "pace=wall" in words["device_energy_j"]
     assert "another process" in words["cloud_busy_ms"]
     assert "not known" in words["cloud_cost_ms"]

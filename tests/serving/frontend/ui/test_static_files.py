@@ -5,7 +5,7 @@ import re
 from serving.frontend.ui import app
 
 
-def test_nothing_of_the_page_is_elsewhere() -> None:
+def test_static_files_refer_to_no_other_server() -> None:
     """No address, no inline script or style, no text taken for HTML; all that is named is there."""
     found = {path: data.decode() for path, data in app.static_files().items()}
     assert {"/", "/page.css", "/page.js", "/icon.svg"} <= found.keys()
@@ -20,5 +20,5 @@ def test_nothing_of_the_page_is_elsewhere() -> None:
     assert {f"/{name}" for name in (*named_in_html, *imported)} <= found.keys()
 
 
-def test_every_file_has_a_kind() -> None:
+def test_every_file_has_a_content_type() -> None:
     assert {path.rpartition(".")[2] for path in app.static_files() if path != "/"} <= app.CONTENT_TYPES.keys()

@@ -64,7 +64,7 @@ def pair(folder: Path) -> ModelPair:
 
 
 def show(pair: ModelPair, policies: tuple[Policy, ...], devices: int = 2, **page: Any) -> UiConfig:
-    """The first policy with the others beside it; at this machine's pace, over no link."""
+    """The first policy with the others as choices; at this machine's pace, over no link."""
     options = {"pace": "wall", "shaped": False, "port": 0, "api_key_env": "NO_KEY_FOR_THIS_TEST"} | page
     first = replace(setup("synera", pair=pair, devices=devices), policy=policies[0])
     return UiConfig(first, ServiceOptions(page=UiOptions(**options)), {policy.name: policy for policy in policies[1:]})
@@ -149,13 +149,13 @@ def named(events: list[Event], name: str) -> list[dict[str, Any]]:
 
 
 def meter(
-    timed: bool = True,
-    afar: bool = False,
-    factor: PackingEstimate | None = PackingEstimate(PF, "Synera, Table 3"),  # noqa: B008
+    hardware_paced: bool = True,
+    remote_cloud: bool = False,
+    packing_factor: PackingEstimate | None = PackingEstimate(PF, "Synera, Table 3"),  # noqa: B008
 ) -> RunMeter:
     bed = setup().hardware
-    return RunMeter(bed.device_fleets[0], bed.head_fleet, factor, timed, afar)
+    return RunMeter(bed.device_fleets[0], bed.head_fleet, packing_factor, hardware_paced, remote_cloud)
 
 
-def offer(policy: Policy) -> PolicyCard:
+def card(policy: Policy) -> PolicyCard:
     return PolicyCard(replace(setup(), policy=policy))

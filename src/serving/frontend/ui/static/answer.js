@@ -1,4 +1,4 @@
-// An answer as its tokens: who wrote each, and what the router thought of it. Walked with the arrow keys.
+// An answer as its tokens, each with its origin, the router's score and the device's alternatives. Arrow keys move between them.
 import { short } from "./slider.js";
 
 const ORIGINS = {
@@ -40,7 +40,7 @@ export class Answer {
     this.tokensOf = new WeakMap();
   }
 
-  // `started` says with which threshold scores are compared, `router` on which side they are routed.
+  // `started.threshold` is what scores are compared with, `router.side` the side that is routed.
   begin(started, router) {
     this.clear();
     this.threshold = started.threshold;
@@ -48,8 +48,8 @@ export class Answer {
     this.root.classList.add("running");
   }
 
-  // Tokens without text (half a character) are shown with the next one that has some. An end token's text is what was
-  // held until then: it is shown before the end.
+  // A token without text (an incomplete character) is shown with the next token that has text. An end token's text is
+  // what was held back before it, and is shown before the end.
   add(token) {
     if (token.end && token.text) this.#flush(token.text);
     this.pending.push(token);

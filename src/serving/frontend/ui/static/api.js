@@ -1,4 +1,4 @@
-// What the page asks of its server. The key is kept in this tab's memory alone.
+// Requests to the page's server. The key is kept in this tab's memory only.
 let key = "";
 
 export function useKey(given) {
@@ -26,7 +26,7 @@ export async function about() {
   return (await checked(await fetch("api/about", { headers: headers() }))).json();
 }
 
-// Yields {name, data} up to the last event; throws ApiError, AbortError, or TypeError where the server is gone.
+// Yields {name, data} up to the last event; throws ApiError, AbortError, or TypeError if the server is gone.
 export async function* run(question, signal) {
   const asked = {
     method: "POST",

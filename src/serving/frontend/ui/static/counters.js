@@ -1,4 +1,4 @@
-// Figures of a run while it runs, with what each means.
+// The metrics of a run while it runs, with their descriptions.
 import { percent } from "./slider.js";
 
 export class Counters {

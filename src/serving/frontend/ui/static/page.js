@@ -1,4 +1,4 @@
-// Builds the page from what its server says of itself, and starts and stops runs.
+// Builds the page from /api/about, and starts and stops runs.
 import { about, ApiError, useKey } from "./api.js";
 import { hideTip } from "./answer.js";
 import { Pane } from "./pane.js";
@@ -7,7 +7,7 @@ const id = (name) => document.getElementById(name);
 const [ask, prompt, status, panes] = ["ask", "prompt", "status", "panes"].map(id);
 let all = [];
 
-// One sentence of each speaker is kept: of the page, or of a run.
+// The status line shows the last sentence of each speaker: the page, or a run.
 const statusTexts = new Map();
 function setStatus(text, speaker = "") {
   if (!speaker) statusTexts.clear();

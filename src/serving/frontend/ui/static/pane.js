@@ -1,4 +1,4 @@
-// One run beside another: its policy, its mode, its threshold, its answer.
+// One run: its policy, mode, threshold and answer.
 import { ApiError, run } from "./api.js";
 import { Answer } from "./answer.js";
 import { Counters } from "./counters.js";
@@ -8,7 +8,7 @@ const MODES = ["joint", "small_only"];
 const LOST = "The page’s server cannot be reached any more. What was written is kept; start the server again, then try again.";
 
 export class Pane {
-  // `setStatus(text, speaker)` tells the status line.
+  // `setStatus(text, speaker)` writes the status line.
   constructor(name, about, policy, setStatus) {
     this.name = name;
     this.about = about;
@@ -52,7 +52,7 @@ export class Pane {
     this.abort?.abort();
   }
 
-  // Resolves when it is over, however it ended.
+  // Resolves when the run has ended, with or without an error.
   async ask(prompt) {
     const { router } = this.card;
     const question = { ...prompt, policy: this.policy.value, mode: this.mode };
@@ -157,7 +157,7 @@ export class Pane {
   }
 }
 
-// The server's words begin small; on the page they are a sentence.
+// Makes a sentence of a server message, which begins with a small letter.
 function plain(message) {
   const text = message.charAt(0).toUpperCase() + message.slice(1);
   return /[.!?…]$/.test(text) ? text : `${text}.`;

@@ -1,4 +1,4 @@
-// The threshold: a range whose value is the very number that the server compares scores with.
+// The threshold slider. Its value is exactly the number that the server compares scores with.
 const BARS = 50;
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -21,7 +21,7 @@ export class Slider {
     this.router = null;
   }
 
-  // A router as /api/about tells of it, or why there is none.
+  // `router` as in /api/about; `why` is the reason if there is none.
   show(router, why, on) {
     this.router = router;
     this.input.disabled = !router || !on;
@@ -60,13 +60,13 @@ export class Slider {
 
   #words() {
     const { scores, side, family } = this.router;
-    const whose = `${family}: scores ${side} ${short(this.value)} go to the cloud`;
-    if (!scores.length) return `${whose}.`;
+    const rule = `${family}: scores ${side} ${short(this.value)} go to the cloud`;
+    if (!scores.length) return `${rule}.`;
     const share = scores.filter((score) => this.#routes(score)).length / scores.length;
-    return `${whose}, ${percent(share)} of the held-out tokens that the router was tried on.`;
+    return `${rule}, ${percent(share)} of the held-out tokens that the router was tried on.`;
   }
 
-  // How the held-out scores are spread; those that would be routed in the cloud's colour.
+  // A histogram of the held-out scores; bars that would be routed have the cloud's colour.
   #draw() {
     const counts = new Array(BARS).fill(0);
     for (const score of this.router.scores) counts[Math.min(BARS - 1, Math.floor(score * BARS))] += 1;
