@@ -18,7 +18,7 @@ import yaml
 
 from pipeline import api
 from pipeline.config.plan import build_arguments
-from pipeline.running.run import create_job
+from pipeline.running import create_job
 from serving.core.scores import ROUTE
 from serving.deployment.model_loading import load_models, make_queries
 from serving.deployment.queries import LoadedModels, Query
@@ -26,8 +26,8 @@ from serving.deployment.setup import Setup
 from serving.deployment.topology import Topology
 from serving.deployment.wiring import ChipFactory, add_nodes, connect_nodes
 from serving.drivers.clock import ScriptedClock
-from serving.drivers.simulator import Observer
 from serving.drivers.real_time import RealTimeDriver
+from serving.drivers.simulator import Observer
 from serving.log.event_log import EventHandled, EventLog, NodeCreated
 from serving.log.reader import read_entries
 from serving.log.replay import decision_log, first_difference, replay

@@ -35,7 +35,7 @@ def composed(*overrides: str, config_dir: Path | None = None) -> "Iterator[DictC
 
 def stages(overrides: Sequence[str]) -> "list[Stage]":
     """The stages that a command line asks for, inputs before what uses them."""
-    from pipeline.running.run import create_job
+    from pipeline.running import create_job
 
     with composed(*overrides) as cfg:
         return list(create_job(cfg).plan().stages.values())
@@ -43,9 +43,9 @@ def stages(overrides: Sequence[str]) -> "list[Stage]":
 
 def run(cfg: "DictConfig") -> "JobReport | None":
     """What `python -m pipeline` does with a configuration; None where it stops before serving."""
-    from pipeline.running import run as runs
+    from pipeline import running
 
-    return runs.run(cfg)
+    return running.run(cfg)
 
 
 def read_records(artifact: Path) -> "Records":

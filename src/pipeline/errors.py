@@ -1,9 +1,9 @@
-"""What a user can mend: said in one paragraph, without a traceback, before any work is lost."""
+"""Errors that a user can correct: printed as one paragraph without a traceback, before any work is lost."""
 
 
 class UserError(Exception):
-    """Whose fault, what was got, what is allowed, what to do."""
+    """Says which setting is wrong, the value given, the values allowed, and the remedy."""
 
 
 class ConfigError(UserError):
-    """The configuration asks for something that does not exist or does not go together."""
+    """The configuration names something that does not exist, or combines settings that exclude each other."""

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts.progress_display import NullObserver
-from pipeline.config.library import ConfigLibrary
+from pipeline.config.compose import ConfigLibrary
 from pipeline.errors import ConfigError
-from pipeline.running.job import Job
+from pipeline.running import Job
 
 STAGES = {
     "corpus": {"_target_": "counted.build", "text": "a"},

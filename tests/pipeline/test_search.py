@@ -12,12 +12,11 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from pipeline.command.main import main
 from pipeline.errors import ConfigError
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import JobResult
-from pipeline.search.objective import create_objective
 from pipeline.search.search import SearchRunner, check_settings
 from pipeline.search.space import parse_space
-from pipeline.search.study import open_study
+from pipeline.search.study import create_objective, open_study
 
 EXPERIMENT = {
     "defaults": [{"override /policy": "synera"}, {"override /hydra/sweeper": "search"}, "_self_"],

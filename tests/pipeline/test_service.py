@@ -104,7 +104,7 @@ def test_a_service_is_called_with_what_is_configured(tmp_path: Path, monkeypatch
 
     build_load = build.load  # which remembers what it found
     monkeypatch.setattr(build, "load", load)
-    monkeypatch.setattr("pipeline.running.job.Job.run", lambda *_: None)
+    monkeypatch.setattr("pipeline.running.Job.run", lambda *_: None)
     models = checkpoints.made(tmp_path / "models")
     words = [f"model.{side}.path={models[side]}" for side in ("device", "cloud")]
     words += ["service.cloud=127.0.0.1:9", "service.health.port=null", f"outputs={tmp_path / 'outputs'}"]
@@ -130,7 +130,7 @@ def shown(words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     build_load = build.load
     monkeypatch.setattr(build, "load", load)
-    monkeypatch.setattr("pipeline.running.job.Job.run", lambda *_: None)
+    monkeypatch.setattr("pipeline.running.Job.run", lambda *_: None)
     models = checkpoints.made(tmp_path / "models")
     words = (*words, *(f"model.{side}.path={models[side]}" for side in ("device", "cloud")))
     service.run("page", [*words, *TOY, f"outputs={tmp_path / 'outputs'}"], ("page=default",))

@@ -55,10 +55,9 @@ class SearchSweeper(Sweeper):
             sys.exit(BAD_INPUT)
 
     def _search(self, arguments: list[str]) -> None:
-        from pipeline.search.objective import create_objective
         from pipeline.search.search import SearchRunner, check_settings
         from pipeline.search.space import parse_space
-        from pipeline.search.study import open_study
+        from pipeline.search.study import create_objective, open_study
 
         check_settings(self.n_trials, self.n_jobs, self.max_failure_rate)
         wanted = create_objective(_plain(self.metric), _plain(self.direction))

@@ -1,7 +1,7 @@
-"""Who builds an artifact: one process at a time, by a lock of the operating system that a killed process leaves free.
+"""Build locks: one process builds an artifact at a time. A killed process releases its lock.
 
-A claim is two files: NAME.lock, which is never deleted (deleting a locked file would let two processes lock it), and
-NAME.json, the note that says who holds it and what it needs, so that cleaning leaves that alone.
+A lock has two files. NAME.lock is never deleted: deleting a locked file would let two processes lock it. NAME.json
+names the process that holds the lock and the artifacts that it needs, so that cleaning keeps them.
 """
 
 import json
@@ -23,7 +23,7 @@ _POLL_S = 0.1
 
 @contextmanager
 def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) -> Iterator[None]:
-    """Hold the right to build `stage`; `waiting(who)` is called when another process has it, and for each new one."""
+    """Holds the build lock of `stage`; calls `on_wait(builder)` for each other process that holds it first."""
     lock, note = _lock(folder, stage.key), _holder_path(folder, stage.key)
     _acquire(lock, note, on_wait)
     try:
@@ -38,13 +38,13 @@ def hold_build_lock(folder: Path, stage: Stage, on_wait: Callable[[str], None]) 
 
 @contextmanager
 def registration_lock(folder: Path) -> Iterator[None]:
-    """While this is held nobody starts to build: what `claimed` says stays a complete list."""
-    with _lock(folder, ".census"):
+    """While this lock is held no build starts, so `keys_in_use` stays complete."""
+    with _lock(folder, ".registration"):
         yield
 
 
 def keys_in_use(folder: Path) -> set[str]:
-    """Keys of what is being built now and of what that needs."""
+    """Keys of the artifacts that are being built now, and of those that the builds need."""
     held = [path for path in folder.glob("[!.]*.lock") if _is_held(path)]
     needs = (_read_holder(_holder_path(folder, path.stem)).get("needs", ()) for path in held)
     return {path.stem for path in held}.union(*needs)
@@ -53,17 +53,17 @@ def keys_in_use(folder: Path) -> set[str]:
 def _acquire(lock: "BaseFileLock", holder_path: Path, on_wait: Callable[[str], None]) -> None:
     from filelock import Timeout
 
-    told = None
+    reported = None
     while True:
         try:
-            lock.acquire(timeout=_RETRY_S if told else 0, poll_interval=_POLL_S)
+            lock.acquire(timeout=_RETRY_S if reported else 0, poll_interval=_POLL_S)
             return
         except Timeout:
             pid = _read_holder(holder_path).get("pid")
-            who = f"process {pid}" if pid else "another process"
-            if who != told:
-                on_wait(who)
-            told = who
+            builder = f"process {pid}" if pid else "another process"
+            if builder != reported:
+                on_wait(builder)
+            reported = builder
 
 
 def _lock(folder: Path, name: str) -> "BaseFileLock":

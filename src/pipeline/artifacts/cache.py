@@ -1,4 +1,4 @@
-"""`python -m pipeline cache list | clean | why`: what is stored, what can go, and why a stage would run."""
+"""`python -m pipeline cache list | clean | why`: lists artifacts, removes them, and says why a stage would run."""
 
 import argparse
 import shutil
@@ -32,7 +32,7 @@ class CacheEntry:
 
 
 def list_entries(store: Store) -> list[CacheEntry]:
-    """Every artifact whose record can be read, by name and then by age, oldest first."""
+    """Every artifact with a readable manifest, by name and then by age, oldest first."""
     found = [(folder, manifest) for folder, manifest in store.manifests() if manifest]
     found.sort(key=lambda pair: (pair[1].name, pair[1].built))
     return [CacheEntry(folder, one, _input_keys(one), _user_keys(one, found)) for folder, one in found]
@@ -47,7 +47,7 @@ def _user_keys(manifest: Manifest, found: Iterable[tuple[Path, Manifest]]) -> tu
 
 
 def format_table(store: Store, now: datetime, check_contents: bool = False) -> str:
-    """Name, digest, size, age, what it was built from and what uses it; `check_contents` compares the contents as well."""
+    """Name, digest, size, age, what it was built from and what uses it; with `check_contents`, damaged contents."""
     rows: list[tuple[str, ...]] = [("NAME", "DIGEST", "SIZE", "AGE", "BUILT FROM", "USED BY", "")]
     rows += [_row(entry, now, check_contents) for entry in list_entries(store)]
     rows += [(folder.parent.name, folder.name[:12], *"----", "DAMAGED") for folder, one in store.manifests() if not one]
@@ -103,7 +103,7 @@ def _needed_digests(found: Sequence[CacheEntry], names: Collection[str]) -> set[
 
 
 def find_leftovers(store: Store) -> dict[str, Path]:
-    """What no plan can use: damaged artifacts, and work of unfinished builds, from which they could have gone on."""
+    """Damaged artifacts, and the saved work of unfinished builds."""
     unreadable = {f"{folder.parent.name}-{folder.name[:12]}": folder for folder, one in store.manifests() if not one}
     folders = [folder for place in (".work", ".damaged") for folder in sorted((store.root / place).glob("[!.]*"))]
     return unreadable | {folder.name: folder for folder in folders}
@@ -112,7 +112,7 @@ def find_leftovers(store: Store) -> dict[str, Path]:
 def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
     """Remove (or only name, unless `delete`) folders of the store given by key; a line for each and one for the sum.
 
-    What is being built, and what that needs, stays: nobody can start to build while this looks and renames.
+    Artifacts that are being built, and those that they need, stay. No build starts meanwhile.
     """
     store.ensure_writable()
     lines, freed_nbytes = [], 0
@@ -122,7 +122,7 @@ def clean(store: Store, folders: Mapping[str, Path], delete: bool) -> list[str]:
             nbytes = 0 if key in busy else _nbytes(folder)
             freed_nbytes += nbytes
             lines.append(
-                f"{format_nbytes(nbytes):>9}  {key}{'  stays: it is being built or needed for that' * (key in busy)}"
+                f"{format_nbytes(nbytes):>9}  {key}{'  stays: it is being built or needed for a build' * (key in busy)}"
             )
             if delete and key not in busy:
                 store.move_to_trash(folder)
@@ -148,17 +148,20 @@ def main(argv: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iter
 
 
 def _run_command(
-    options: argparse.Namespace, overrides: Sequence[str], store: Store, plan: Callable[[Sequence[str]], Iterable[Stage]],
+    options: argparse.Namespace,
+    overrides: Sequence[str],
+    store: Store,
+    plan: Callable[[Sequence[str]], Iterable[Stage]],
     now: datetime,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     if options.command == "list":
         return [format_table(store, now, options.check)]
     if options.command == "why":
         return [f"{stage.key}: {store.explain(stage)}" for stage in plan(overrides)]
     if not (options.names or options.keep or options.older_than is not None):
         return clean(store, find_leftovers(store), options.yes)
-    doomed = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
-    return clean(store, {entry.manifest.key: entry.folder for entry in doomed}, options.yes)
+    removable = select_removable(list_entries(store), options.names, options.keep, options.older_than, now)
+    return clean(store, {entry.manifest.key: entry.folder for entry in removable}, options.yes)
 
 
 def _parser() -> argparse.ArgumentParser:

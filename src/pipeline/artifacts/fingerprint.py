@@ -1,7 +1,4 @@
-"""What a value or a file is, as text that is the same in every process: canonical JSON, and the sha256 of contents.
-
-A file is replaced as a whole or not at all.
-"""
+"""Canonical JSON of values and the sha256 of files, equal in every process; files are replaced atomically."""
 
 import hashlib
 import json
@@ -86,7 +83,7 @@ def _file_digest(path: Path, known: dict[str, str]) -> str:
         return known[stamp]
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if _file_stamp(path) == stamp:  # a file that somebody is writing is not remembered
+    if _file_stamp(path) == stamp:  # a file that changes meanwhile is not remembered
         known[stamp] = digest
     return digest
 

@@ -1,4 +1,4 @@
-"""What people see while stages run: one line with a bar on a terminal, a line now and then elsewhere."""
+"""Progress of running stages: a bar on a terminal, a line every few seconds elsewhere."""
 
 import math
 import sys
@@ -17,7 +17,7 @@ ProgressCallback = Callable[[int, int, str], None]
 
 
 class StageObserver(Protocol):
-    """Hears what happens to stages. `stage_started` is followed by `stage_finished` or `stage_failed`, never nested."""
+    """Is notified of stages. `stage_started` is followed by `stage_finished` or `stage_failed`, never nested."""
 
     def stage_started(self, stage: Stage) -> None: ...
 
@@ -35,7 +35,7 @@ class StageObserver(Protocol):
 
 
 class NullObserver:
-    """Nobody watches."""
+    """Displays nothing."""
 
     def stage_started(self, stage: Stage) -> None: ...
 
@@ -52,7 +52,7 @@ class NullObserver:
 
 @dataclass(frozen=True)
 class ProgressRate:
-    """How fast work goes since it was first seen, so that what a resumed stage did earlier does not count."""
+    """The rate since the first call, without the work that a resumed stage did earlier."""
 
     first_done: int
     started_s: float
@@ -76,7 +76,7 @@ def format_duration(seconds: float) -> str:
 
 
 class LineDisplay:
-    """Plain lines: begin and end of each stage, its first progress, and more of it every `every_s` seconds."""
+    """Plain lines: begin and end of each stage, its first progress, and further progress every `interval_s` seconds."""
 
     def __init__(self, file: TextIO, interval_s: float = 10.0, now: Callable[[], float] = time.monotonic) -> None:
         self._file, self._interval_s, self._now = file, interval_s, now

@@ -1,4 +1,4 @@
-"""Realise a stage: walk back from what is asked, stop at what exists, build what is missing, once among processes."""
+"""Builds a stage and the missing stages that it needs; each is built by one process only."""
 
 import errno
 import time
@@ -33,19 +33,19 @@ class Runner:
 
     @property
     def built(self) -> frozenset[str]:
-        """Digests of what this runner built; the rest was there."""
+        """Digests of the artifacts that this runner built."""
         return frozenset(self._built)
 
     def ensure_built(self, stage: Stage) -> Path:
         """The folder of the whole artifact, built now if need be.
 
-        A claim on `stage` is held while its inputs are realised: claims go from a stage to its ancestors and never
-        back, so two processes cannot wait for each other. Raises StoreError if the store cannot be written; passes
-        through what the stage raises, KeyboardInterrupt included, with the state kept for the next run.
+        The build lock of `stage` is held while its inputs are built. Locks are taken from a stage to its ancestors and
+        never back, so two processes cannot wait for each other. Raises StoreError if the store cannot be written;
+        passes through what the stage raises, KeyboardInterrupt included, with the state kept for the next run.
         """
         if self._needs_build(stage):
             self.store.ensure_writable()
-            with hold_build_lock(self.store.locks, stage, lambda who: self.observer.waiting_for(stage, who)):
+            with hold_build_lock(self.store.locks, stage, lambda builder: self.observer.waiting_for(stage, builder)):
                 if self._needs_build(stage):
                     self._build(stage, {name: self.ensure_built(needed) for name, needed in stage.inputs.items()})
         return self.store.path(stage)
@@ -77,7 +77,7 @@ class Runner:
 
     @contextmanager
     def _build_attempt(self, stage: Stage) -> Iterator[None]:
-        """Leave nothing half-built behind, say what is kept, and put a full disk into words."""
+        """Removes a failed attempt, reports what is kept, and explains a full disk."""
         try:
             yield
         except BaseException as problem:

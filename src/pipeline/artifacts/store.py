@@ -1,9 +1,9 @@
-"""Where artifacts live, each whole or absent, and why one that is wanted is not there.
+"""The store of artifacts: each is complete or absent; `explain` says why one is absent.
 
 root/NAME/DIGEST/       an artifact: its files and stage.json, the record written last
 root/.work/KEY/out      one being built; renamed into place when it is whole
 root/.work/KEY/state    what a build can go on from after a crash; removed after success
-root/.locks/            claims (claim.py)
+root/.locks/            build locks (build_lock.py)
 root/.damaged/          artifacts that lost or changed a file, moved aside
 root/.trash/            what is being deleted
 """
@@ -38,7 +38,7 @@ class Store:
         return self.root / stage.name / stage.digest[:16]
 
     def has(self, stage: Stage) -> bool:
-        """Whether the artifact is there and whole, by names and sizes of its files."""
+        """True if the artifact is there and complete, by the names and sizes of its files."""
         return self.path(stage).is_dir() and self.find_damage(stage) is None
 
     def find_damage(self, stage: Stage, check_contents: bool = False) -> str | None:
@@ -78,12 +78,12 @@ class Store:
         )
 
     def content_digest(self, path: Path) -> str:
-        """The sha256 of a user's file or folder, remembered here (`fingerprint.content`)."""
+        """The sha256 of a user's file or folder, remembered here (`fingerprint.content_digest`)."""
         return fingerprint.content_digest(path, self.root / ".content.json")
 
     @property
     def locks(self) -> Path:
-        """The folder of the claims."""
+        """The folder of the build locks."""
         return self.root / ".locks"
 
     def ensure_writable(self) -> None:
@@ -101,7 +101,7 @@ class Store:
             ) from error
 
     def has_saved_state(self, stage: Stage) -> bool:
-        """Whether an earlier attempt left state to go on from."""
+        """True if an earlier attempt left state from which a build can continue."""
         state = self.root / ".work" / stage.key / "state"
         return state.is_dir() and any(state.iterdir())
 
@@ -127,7 +127,7 @@ class Store:
         return final
 
     def discard_attempt(self, stage: Stage) -> bool:
-        """Drop what a failed build wrote; the state stays if there is any, and the answer says whether there is."""
+        """Removes the output of a failed build; True if there is saved state, which stays."""
         work = self.root / ".work" / stage.key
         kept = self.has_saved_state(stage)
         shutil.rmtree(work / "out" if kept else work, ignore_errors=True)

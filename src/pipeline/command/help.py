@@ -1,4 +1,4 @@
-"""What `python -m pipeline --help` and `python -m pipeline show GROUP` print: the configuration's groups and choices."""
+"""The texts of `python -m pipeline --help` and `python -m pipeline show GROUP`: groups and their choices."""
 
 from collections.abc import Mapping, Sequence
 from textwrap import fill

@@ -33,8 +33,8 @@ def _unknown_option(problem: Exception) -> str | None:
     where, _, name = path.rpartition(".")
     known = [str(key) for key in missing.parent_node or () if key not in ("_target_", "hydra")]
     return (
-        f"{where or 'the configuration'} has no {name!r}.{suggestion(name, known)} It lists {', '.join(known) or 'nothing'}"
-        f". An option that a class has and no file lists is added: +{path}=VALUE"
+        f"{where or 'the configuration'} has no {name!r}.{suggestion(name, known)} It lists "
+        f"{', '.join(known) or 'nothing'}. An option that a class has and no file lists is added: +{path}=VALUE"
     )
 
 

@@ -1,4 +1,6 @@
-"""The command line: `python -m pipeline +policy=synera`, `python -m pipeline show GROUP`, `python -m pipeline cache ...`."""
+"""The command line: `python -m pipeline +policy=synera`, `python -m pipeline show GROUP`, `python -m pipeline cache
+...`.
+"""
 
 import os
 import sys
@@ -27,8 +29,8 @@ def main() -> None:
     if command:
         try:
             sys.exit(command(argv[1:]))
-        except UserError as problem:
-            sys.exit(_print_error(problem))
+        except UserError as error:
+            sys.exit(_print_error(error))
     if {"--help", "-h"} & set(argv):
         from pipeline.command.help import overview
 
@@ -73,7 +75,7 @@ def _run_hydra(argv: list[str]) -> None:
 
 def _run_job(cfg: "DictConfig") -> int:
     """Runs one job; a sweep goes on with the next whatever becomes of it."""
-    from pipeline.running.run import run
+    from pipeline.running import run
 
     try:
         run(cfg)

@@ -57,7 +57,7 @@ def run(name: str, argv: Sequence[str], default_choices: Sequence[str] = ()) -> 
     from pipeline.config import policy_variants
     from pipeline.config.build import load
     from pipeline.config.plan import build_arguments
-    from pipeline.running.run import create_job
+    from pipeline.running import create_job
 
     words = normalise([*argv, *(word for word in default_choices if not choices_given(argv, word.partition("=")[0]))])
     if mistake := find_misspelling(words) or find_unwritable_outputs(words):

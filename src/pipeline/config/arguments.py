@@ -1,4 +1,4 @@
-"""The command line before Hydra sees it: what people write, made into what Hydra takes."""
+"""The command line before Hydra reads it: spellings, configuration folders, and early checks."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -9,14 +9,14 @@ WHEEL_CONF = Path(__file__).resolve().parents[1] / "conf"
 
 
 def conf_dir() -> Path:
-    """The project's own configuration: beside `src` in a checkout, inside the package in a wheel."""
+    """The project's configuration folder: beside `src` in a checkout, inside the package in a wheel."""
     return CHECKOUT_CONF if CHECKOUT_CONF.is_dir() else WHEEL_CONF
 
 
 def normalise(argv: Sequence[str]) -> list[str]:
-    """`policy=x` and `+policy=x` are one, and so are `experiment=x` and `+experiment=x`, `page=x` and `+page=x`.
+    """Accepts `policy`, `experiment` and `page` with and without a plus, and moves experiments to the front.
 
-    Experiments come first: of two files of overrides Hydra lets the later win, and a command adjusts its experiment.
+    Hydra lets the later of two override files win; the words of a command must win over its experiment.
     """
     found = []
     for word in argv:
@@ -34,7 +34,7 @@ def _is_override(word: str) -> bool:
 
 
 def choices_given(argv: Sequence[str], group: str) -> list[str]:
-    """The choices of `group` on the command line; a sweep may name several."""
+    """The choices of `group` that the command line names; a sweep may name several."""
     for word in argv:
         name, _, value = word.lstrip("+").partition("=")
         if name == group:
@@ -43,7 +43,7 @@ def choices_given(argv: Sequence[str], group: str) -> list[str]:
 
 
 def config_folders(argv: Sequence[str]) -> Iterator[Path]:
-    """Where configuration is looked for: the user's folders, then the project's."""
+    """The folders that are searched for configuration: the user's, then the project's."""
     words = iter(argv)
     for word in words:
         option, _, value = word.partition("=")
@@ -56,7 +56,7 @@ def config_folders(argv: Sequence[str]) -> Iterator[Path]:
 
 
 def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
-    """The choices of `group`, each with the first line of its file; what only stands in for a choice is left out."""
+    """The choices of `group`, each with the first comment line of its file; the placeholder `unset` is left out."""
     found: dict[str, str] = {}
     for folder in config_folders(argv):
         place = folder / group
@@ -68,7 +68,9 @@ def choices_available(argv: Sequence[str], group: str) -> dict[str, str]:
 
 
 def find_misspelling(argv: Sequence[str]) -> str | None:
-    """What to tell somebody who named no policy, or a choice that no group has; None if all is well."""
+    """The error text for a command line without a policy, or with a choice that its group lacks; None if it has
+    neither.
+    """
     for word in argv:
         group, equals, value = word.lstrip("+").partition("=")
         known = choices_available(argv, group) if equals and "." not in group and "hydra" not in group else {}
@@ -82,12 +84,12 @@ def find_misspelling(argv: Sequence[str]) -> str | None:
 
 
 def _is_literal_name(value: str) -> bool:
-    """Names alone: globs, ranges and null are Hydra's business."""
+    """True if `value` is one name or several; globs, ranges and null are left to Hydra."""
     return value != "null" and not any(sign in value for sign in "()[]{}*$@")
 
 
 def find_unwritable_outputs(argv: Sequence[str]) -> str | None:
-    """What to tell somebody whose `outputs` cannot be written, before Hydra logs there; None if all is well."""
+    """The error text for an `outputs` folder that cannot be written, before Hydra logs there; None if it can."""
     for name in choices_given(argv, "outputs") or ["outputs"]:
         folder = Path(name).absolute()
         try:

@@ -1,15 +1,21 @@
-"""A composed configuration as plain data: what describes stages gathered in one place, every reference replaced by its
-value.
+"""A composed configuration as plain data: all stages gathered under `stages`, every reference replaced by its value.
+
+`ConfigLibrary` reads the files of groups whose nodes may be given by a plain name, such as `chip: rtx_a6000`.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.artifacts.stage import REFERENCE
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 STAGE_SECTIONS = {"model": "stages", "hardware": "stages", "policy": "artifacts", "runtime": "stages"}
 """Where groups describe stages of their own: what trains a pair, measures a chip, profiles what a policy needs, records
@@ -21,8 +27,8 @@ HOISTED_SECTIONS = {"workload": "profiling"}
 
 def register_resolvers() -> None:
     """`${stage:NAME}`: the artifact of a stage; `${process:}`: this process's number; `${machine:}`: its machine;
-    `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage `device_graph`
-    where a model runs from a graph, else null.
+    `${trained_here:PATHS}`: are all these paths artifacts? `${device_graph:BACKEND}`: the artifact of stage
+    `device_graph` where a model runs from a graph, else null.
     """
     import os
 
@@ -77,3 +83,35 @@ def _pop(cfg: DictConfig, group: str, key: str) -> dict[Any, Any]:
     plain = OmegaConf.to_container(node, resolve=False) if node is not None else {}
     assert isinstance(plain, dict)
     return plain
+
+
+@dataclass
+class ConfigLibrary:
+    """Groups of the search path, a user's own folders included; `groups_by_class` maps a class to the group that holds
+    its names.
+    """
+
+    loader: "ConfigLoaderImpl"
+    groups_by_class: Mapping[str, str]
+    _loaded: dict[tuple[str, str], Any] = field(default_factory=dict)
+
+    def named_config(self, target: str, name: str) -> Any:
+        """The node that `name` stands for where a `target` is wanted; None where that class has no names.
+
+        Raises LookupError with the names there are.
+        """
+        group = self.groups_by_class.get(target)
+        if group is None:
+            return None
+        if (group, name) not in self._loaded:
+            self._loaded[group, name] = self._load(group, name)
+        return self._loaded[group, name]
+
+    def _load(self, group: str, name: str) -> Any:
+        if name not in self.names(group):
+            raise LookupError(f"there is no {name!r} in {group}. There are: {', '.join(self.names(group))}.")
+        found = self.loader.repository.load_config(f"{group}/{name}")
+        return OmegaConf.to_container(found.config, resolve=True) if found else None
+
+    def names(self, group: str) -> list[str]:
+        return sorted(self.loader.get_group_options(group, ObjectType.CONFIG))

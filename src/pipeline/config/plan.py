@@ -1,6 +1,6 @@
-"""From resolved configuration to the stages that it asks for, in order; refuses what cannot work before any work.
+"""Turns a resolved configuration into ordered stages, and rejects what cannot work before any stage runs.
 
-A stage's options are resolved copies of exactly what it names, so its digest holds those and nothing else.
+The options of a stage are resolved copies of what its node names, so its digest depends on nothing else.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,18 +17,18 @@ STAGE_KINDS = ("train", "profile", "serve", "report", "service")
 """In the order in which they run; `stage=profile` stops before the first of a later kind."""
 
 _STAGE_KEYS = frozenset({TARGET, "_kind_", "_version_", "_resources_"})
-"""What a description of a stage says about the stage, not to its function."""
+"""Keys of a stage's node that are not passed to its function."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The stages that are needed, by name, inputs before what uses them; `kinds` says what each does."""
+    """The needed stages by name, inputs first, and the kind of each."""
 
     stages: Mapping[str, Stage]
     kinds: Mapping[str, str]
 
     def goals(self, stop: str) -> list[Stage]:
-        """What must exist after `stage=train` or `stage=profile`."""
+        """The stages to build for `stage=train` or `stage=profile`: all up to that kind."""
         last = STAGE_KINDS.index(stop) + 1
         return [stage for name, stage in self.stages.items() if self.kinds[name] in STAGE_KINDS[:last]]
 
@@ -40,7 +40,10 @@ class Plan:
 def make_plan(
     nodes: Mapping[str, Mapping[str, Any]], schema: ConfigSchema, goals: tuple[str, ...] = ("serve",)
 ) -> Plan:
-    """The stages of `nodes` that `goals` need; raises ConfigError for what is unknown or does not go together."""
+    """The stages of `nodes` that `goals` need.
+
+    Raises ConfigError for unknown stages, options that exclude each other, and stages that need each other.
+    """
     planner = _Planner(nodes, schema)
     for goal in goals:
         planner.stage(goal, ())
@@ -56,10 +59,10 @@ class _Planner:
         if name in path:
             raise ConfigError(f"stages need each other in a circle: {' -> '.join((*path, name))}.")
         if name not in self.nodes:
-            who = f"stage {path[-1]!r} needs" if path else "asked for is"
+            needed_by = f"stage {path[-1]!r} needs" if path else "asked for is"
             raise ConfigError(
-                f"{who} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the choices of "
-                "groups: choose a model or a workload that brings it, such as model=tiny."
+                f"{needed_by} {name!r}, which is none of: {', '.join(sorted(self.nodes))}. Stages come with the "
+                "choices of groups: choose a model or a workload that brings it, such as model=tiny."
             )
         if name not in self.stages:
             self.stages[name] = self._make_stage(name, path)
@@ -84,8 +87,9 @@ class _Planner:
 
 
 def _check_arguments(path: str, args: Mapping[str, Any]) -> None:
-    """Raises ConfigError with what `check_NAME`, beside a stage's function `NAME`, says of arguments that do not go
-    together, though each of them is right.
+    """Calls `check_NAME`, if the module of the stage's function `NAME` has one.
+
+    Raises ConfigError with its message for arguments that are valid alone but not together.
     """
     module, _, name = path.rpartition(".")
     check = getattr(import_module(module), f"check_{name}", None)
@@ -116,7 +120,7 @@ def _references(node: Any) -> Iterator[str]:
 
 
 def build_arguments(stage: Stage, artifact: Callable[[str], Path]) -> dict[str, Any]:
-    """The objects that a stage's function is called with."""
+    """The arguments of the stage's function, as objects."""
     return {
         key: construct(value, artifact, f"{stage.name}.{key}")
         for key, value in {**stage.args, **stage.resources}.items()

@@ -1,0 +1,3 @@
+"""Reports of jobs and sweeps: records, metrics, tables, figures, MLflow, and exhibits that stand beside a paper's
+numbers. Read `job.py` first.
+"""

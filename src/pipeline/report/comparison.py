@@ -9,13 +9,13 @@ from typing import TextIO
 
 from pipeline.artifacts import fingerprint
 from pipeline.errors import UserError
-from pipeline.report import outcome, statistics
+from pipeline.report import job_result, statistics
+from pipeline.report.figures import TradeoffPoint
+from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import BOOTSTRAP_SEED
-from pipeline.report.outcome import JobResult
 from pipeline.report.records import read_requests
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.table import LabelledTexts, ReportPart, Table, format_number, print_parts
-from pipeline.report.tradeoff import TradeoffPoint
 
 NO_RESULT = "no result: the job was killed or is still running"
 
@@ -40,7 +40,7 @@ class ComparisonRow:
 
 def compare_jobs(sweep: Path) -> list[ComparisonRow]:
     """A row for each job that ever started below the folder of a multirun, in the jobs' order."""
-    found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := outcome.read_result(folder))]
+    found = [one for folder in sorted(sweep.iterdir()) if folder.is_dir() and (one := job_result.read_result(folder))]
     found.sort(key=lambda one: (one.number is None, one.number or 0))
     choices = differing_overrides([one.overrides for one in found])
     scores = [_quality_by_prompt(one) for one in found]

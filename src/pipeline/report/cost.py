@@ -48,7 +48,7 @@ def estimate_cost(
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Means of a request; None where nobody was asked, or no token is a device's own.
+    """Means of a request; None without offloaded chunks, or without tokens of the device.
 
     device_s        its chip is at work (token routing, Table 1: SLM inference time)
     elsewhere_s     all else of its service: communication and the cloud (Comm + LLM inference)

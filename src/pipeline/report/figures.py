@@ -1,17 +1,50 @@
-"""Figures of a job: how its latencies are distributed, and the time line of one request."""
+"""Figures: their common look, the latency and time line of a job, and the trade-off between the jobs of a sweep.
+
+Figures are saved as PNG; the same content always gives the same bytes.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report import plot_style
-from pipeline.report.plot_style import COLOURS, MUTED_COLOUR, TEXT_COLOUR
 from pipeline.report.records import Records, RequestRecord, TimelineSpan
 from pipeline.report.statistics import percentile
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TEXT_COLOUR, MUTED_COLOUR = "#1f2933", "#9aa5b1"
+COLOURS = ("#3366cc", "#d9572b", "#2f9e6e", "#8b5cc7", "#c79a1b", "#5f6b7a", "#c2417c", "#1fa3b8")
+
+
+def create_figure(width: float, height: float) -> "Figure":
+    """An empty figure; inches. It draws without a display and shares no state with other figures."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def style_axes(axes: "Axes", x: str, y: str) -> None:
+    """Name both axes and leave only what helps to read them."""
+    axes.set_xlabel(x, fontsize=9, color=TEXT_COLOUR)
+    axes.set_ylabel(y, fontsize=9, color=TEXT_COLOUR)
+    axes.tick_params(labelsize=8.5, colors=TEXT_COLOUR, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(MUTED_COLOUR)
+    axes.grid(visible=True, color="#e4e7eb", linewidth=0.7)
+    axes.set_axisbelow(True)
+
+
+def save_figure(figure: "Figure", path: Path, title: str) -> Path:
+    """Write the figure under its title; the path again."""
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, color=TEXT_COLOUR)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130, metadata={"Software": None})
+    return path
+
 
 LANES = {
     "draft": ("device drafts", "#3366cc"),
@@ -29,17 +62,17 @@ _MARKED_PERCENTILES = (0.5, 0.9, 0.99)
 
 def draw_latency(records: Records, path: Path) -> Path:
     """Distributions of TTFT and of TBT: the share of requests at or below each time."""
-    figure = plot_style.create_figure(9.0, 3.4)
+    figure = create_figure(9.0, 3.4)
     ttfts, tbts = ([getattr(request, name) for request in records.requests] for name in ("ttft_s", "mean_tbt_s"))
     _draw_ecdf(figure.add_subplot(1, 2, 1), ttfts, "time to first token", COLOURS[0])
     _draw_ecdf(figure.add_subplot(1, 2, 2), tbts, "time between tokens, mean of a request", COLOURS[1])
-    return plot_style.save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
+    return save_figure(figure, path, f"{records.meta.policy}: latency of {len(records.requests)} requests")
 
 
 def _draw_ecdf(axes: "Axes", values_s: Sequence[float | None], title: str, colour: str) -> None:
     ranked = sorted(1000 * value for value in values_s if value is not None)
     axes.set_title(title, loc="left", fontsize=10, color=TEXT_COLOUR)
-    plot_style.style_axes(axes, "ms", "share of requests")
+    style_axes(axes, "ms", "share of requests")
     axes.set_ylim(0, 1.04)
     if not ranked:
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", color=MUTED_COLOUR)
@@ -61,7 +94,7 @@ def draw_timeline(records: Records, path: Path) -> Path:
     pieces = sorted((piece for piece in records.timeline if piece.request == request.request), key=_start_order)
     until_s = _end_of_axis(pieces, request)
     lanes = [lane for lane in LANES if any(piece.lane == lane for piece in pieces)]
-    figure = plot_style.create_figure(9.5, 1.5 + 0.42 * (len(lanes) + 1))
+    figure = create_figure(9.5, 1.5 + 0.42 * (len(lanes) + 1))
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         _draw_lane(axes, row, [piece for piece in pieces if piece.lane == lane], request, until_s)
@@ -69,9 +102,9 @@ def draw_timeline(records: Records, path: Path) -> Path:
     axes.set_yticks(range(len(lanes) + 1), [LANES[lane][0] for lane in lanes] + [_USER_LANE])
     axes.set_ylim(len(lanes) + 0.6, -0.6)
     axes.set_xlim(0, 1000 * (until_s - request.arrived_s))
-    plot_style.style_axes(axes, "ms since the request arrived", "")
+    style_axes(axes, "ms since the request arrived", "")
     axes.grid(visible=False, axis="y")
-    return plot_style.save_figure(figure, path, _timeline_title(records, request, until_s))
+    return save_figure(figure, path, _timeline_title(records, request, until_s))
 
 
 def typical_request(records: Records) -> RequestRecord:
@@ -132,3 +165,65 @@ def _timeline_title(records: Records, request: RequestRecord, until_s: float) ->
     part = f", its first {shown_s:.2f} s of {total_s:.2f}" if shown_s < 0.99 * total_s else ""
     tokens = f"{request.prompt_tokens} tokens in, {len(request.tokens)} out"
     return f"{records.meta.policy}: request {request.request} ({tokens}){part}"
+
+
+@dataclass(frozen=True)
+class TradeoffPoint:
+    """One job of a sweep; `low` and `high` bound its mean quality. Jobs of one `group` are one line."""
+
+    group: str
+    label: str
+    quality: float
+    low: float | None = None
+    high: float | None = None
+    token_share: float | None = None
+    tbt_s: float | None = None
+    cost_s: float | None = None
+
+
+_AXES = (
+    ("token_share", 100.0, "tokens that the cloud judged or wrote, %"),
+    ("tbt_s", 1000.0, "mean time between tokens, ms"),
+    ("cost_s", 1000.0, "cloud cost per token, ms (W = tokens verified)"),
+)
+
+
+def draw_tradeoff(points: Sequence[TradeoffPoint], path: Path, metric: str = "quality") -> Path:
+    """Quality against the share offloaded, the time between tokens and the cloud's cost; an axis without data is left
+    out. Raises ValueError without any point.
+    """
+    if not points:
+        raise ValueError("a trade-off needs one complete job with a quality at least.")
+    axes = [axis for axis in _AXES if any(getattr(point, axis[0]) is not None for point in points)] or [_AXES[0]]
+    figure = create_figure(4.4 * len(axes), 4.0)
+    first = None
+    for column, (name, scale, title) in enumerate(axes):
+        first = panel = figure.add_subplot(1, len(axes), column + 1, sharey=first)
+        _draw_quality_against(panel, points, name, scale)
+        style_axes(panel, title, metric if column == 0 else "")
+        panel.margins(x=0.12, y=0.12)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper right", ncols=min(6, len(labels)), frameon=False, fontsize=9)
+    return save_figure(figure, path, f"{metric} and what it costs (bars: 95 % intervals)")
+
+
+def _draw_quality_against(axes: "Axes", points: Sequence[TradeoffPoint], name: str, scale: float) -> None:
+    groups = list(dict.fromkeys(point.group for point in points))
+    for group, colour in zip(groups, COLOURS * (1 + len(groups) // len(COLOURS)), strict=False):
+        known = [point for point in points if point.group == group and getattr(point, name) is not None]
+        xs, ys = [scale * getattr(point, name) for point in known], [point.quality for point in known]
+        spans = [[_error_below(point) for point in known], [_error_above(point) for point in known]]
+        axes.errorbar(xs, ys, yerr=spans, color=colour, ecolor=colour, elinewidth=1.0, marker="o", markersize=5.5,
+                      linewidth=1.4, capsize=2, label=group)  # fmt: skip
+        for x, point in zip(xs, known, strict=True):
+            axes.annotate(
+                point.label, (x, point.quality), (6, -11), textcoords="offset points", fontsize=8, color=TEXT_COLOUR
+            )
+
+
+def _error_below(point: TradeoffPoint) -> float:
+    return 0.0 if point.low is None else max(0.0, point.quality - point.low)
+
+
+def _error_above(point: TradeoffPoint) -> float:
+    return 0.0 if point.high is None else max(0.0, point.high - point.quality)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
-from pipeline.report import figures, mlflow_logger, outcome, sweep
+from pipeline.report import figures, job_result, mlflow_logger, sweep
 from pipeline.report.context import JobContext, stage_metrics
+from pipeline.report.job_result import JobResult
 from pipeline.report.job_summary import summary_parts
 from pipeline.report.mlflow_logger import MlflowLogger
 from pipeline.report.mlflow_store import mask_secrets, tolerate_mlflow_errors
-from pipeline.report.outcome import JobResult
 from pipeline.report.records import Records
 from pipeline.report.summary import JobSummary, summarise
 from pipeline.report.table import plain_lines, print_parts
@@ -32,7 +32,7 @@ class JobReport:
 
 def report_started(context: JobContext) -> None:
     """Say in job.json that the job runs: a job of a sweep that says so at the end was killed."""
-    outcome.running_result(context).write(context.folder)
+    job_result.running_result(context).write(context.folder)
 
 
 def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) -> JobReport:
@@ -49,7 +49,7 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
     text = "\n".join(plain_lines(parts)) + "\n"
     run_id, link = _log_to_mlflow(artifact, context, summary, text, drawn, file)
     result = replace(
-        outcome.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
+        job_result.running_result(context), status="complete", artifact=str(artifact), lossless=records.meta.lossless,
         quality_metric=records.meta.quality_metric or "", run_id=run_id,
         metrics=summary.metrics() | _stage_metrics(context),
     )  # fmt: skip
@@ -61,12 +61,12 @@ def report_job(artifact: Path, context: JobContext, file: TextIO | None = None) 
 
 def report_stage(context: JobContext, file: TextIO | None = None) -> None:
     """Log a job that ended with a stage that is a report itself: its numbers and figures, and all it was made from; its
-    sweep, if there is one, hears of the numbers.
+    sweep, if there is one, gets the numbers.
     """
     file = file or sys.stdout
     if context.sweep:
         found = _stage_metrics(context)
-        replace(outcome.running_result(context), status="complete", metrics=found).write(context.folder)
+        replace(job_result.running_result(context), status="complete", metrics=found).write(context.folder)
     with tolerate_mlflow_errors(context.tracking, lambda problem: print(f"\n{problem}", file=file, flush=True)):
         if sweep.is_tracked(context):
             book = MlflowLogger.open(context.tracking)
@@ -78,7 +78,7 @@ def report_stage(context: JobContext, file: TextIO | None = None) -> None:
 def report_failure(error: BaseException, context: JobContext, file: TextIO | None = None) -> JobResult:
     """Note in job.json and in MLflow that the job failed, and why; printing the error is the caller's."""
     reason = mask_secrets(str(error) or type(error).__name__)
-    result = replace(outcome.running_result(context), status="failed", error=reason)
+    result = replace(job_result.running_result(context), status="failed", error=reason)
     result.write(context.folder)
     with tolerate_mlflow_errors(context.tracking, lambda text: print(text, file=file or sys.stdout)):
         if sweep.is_tracked(context):

@@ -177,7 +177,8 @@ def _speed(summary: JobSummary) -> str:
     rule = "complete requests within their SLO class" if summary.slo else "complete requests; no SLO class was set"
     return (
         f"{format_number(speed.tokens_per_s)} tokens/s, {format_number(speed.requests_per_s)} requests/s, goodput "
-        f"{format_number(speed.goodput_tokens_per_s)} tokens/s ({rule}); {summary.complete} of {summary.requests} complete"
+        f"{format_number(speed.goodput_tokens_per_s)} tokens/s ({rule}); {summary.complete} of {summary.requests} "
+        "complete"
     )
 
 
@@ -191,8 +192,9 @@ def _drafts(summary: JobSummary) -> str:
     if not drafts.verifications:
         return f"{text}; none judged by the cloud"
     return (
-        f"{text}; {drafts.verified} judged in {drafts.verifications} verifications, {format_percent(drafts.acceptance_rate)} "
-        f"accepted; acceptance length {format_number(drafts.acceptance_length)}, with the cloud's own token "
+        f"{text}; {drafts.verified} judged in {drafts.verifications} verifications, "
+        f"{format_percent(drafts.acceptance_rate)} accepted; acceptance length "
+        f"{format_number(drafts.acceptance_length)}, with the cloud's own token "
         f"{format_number(drafts.acceptance_length_with_bonus)}"
     )
 
@@ -218,7 +220,10 @@ def _estimator(errors: Mapping[str, float]) -> str:
 
 def _early_exit(summary: JobSummary) -> str:
     exits = summary.early_exit
-    return f"{format_percent(exits.token_share)} of drafted tokens left before the last layer; {format_percent(exits.layer_share)} of layers ran"
+    return (
+        f"{format_percent(exits.token_share)} of drafted tokens left before the last layer; "
+        f"{format_percent(exits.layer_share)} of layers ran"
+    )
 
 
 def _lookahead(summary: JobSummary) -> str:
@@ -257,19 +262,21 @@ def _link(summary: JobSummary) -> str:
 def _busy(summary: JobSummary) -> str:
     use = summary.resources
     return (
-        f"devices {format_number(use.device_busy_s)} s, cloud {format_number(use.cloud_busy_s)} s for {use.cloud_forward_tokens} rows, "
-        f"requests queued there for {format_number(use.cloud_queue_s)} s in all"
+        f"devices {format_number(use.device_busy_s)} s, cloud {format_number(use.cloud_busy_s)} s for "
+        f"{use.cloud_forward_tokens} rows, requests queued there for {format_number(use.cloud_queue_s)} s in all"
     )
 
 
 def _energy(summary: JobSummary) -> str:
     use = summary.resources
-    return f"{format_number(use.device_j_per_token)} J a token on the device, {format_number(use.cloud_j_per_token)} J in the cloud"
+    device, cloud = (format_number(j_per_token) for j_per_token in (use.device_j_per_token, use.cloud_j_per_token))
+    return f"{device} J a token on the device, {cloud} J in the cloud"
 
 
 def _cost(records: Records, summary: JobSummary) -> str:
     factor, cost = records.meta.packing_factor, summary.cost
-    shares = f"W {format_number(cost.w_verified)} as tokens verified, {format_number(cost.w_generated)} as tokens written by the LLM"
+    verified, generated = format_number(cost.w_verified), format_number(cost.w_generated)
+    shares = f"W {verified} as tokens verified, {generated} as tokens written by the LLM"
     if factor is None or cost.verified_s is None or cost.generated_s is None:
         return f"c = T W / Pf is not known for want of {'a packing factor' if factor is None else 'a TBT'}; {shares}"
     costs = " and ".join(f"{format_number(1000 * one)} ms" for one in (cost.verified_s, cost.generated_s))

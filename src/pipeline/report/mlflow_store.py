@@ -100,8 +100,8 @@ class Tracking:
     def __post_init__(self) -> None:
         if self.uri not in (None, OFF) and not str(self.uri).startswith(_SCHEMES):
             raise ValueError(
-                f"tracking.uri is {mask_secrets(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log nothing), "
-                "the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, mysql://, "
+                f"tracking.uri is {mask_secrets(self.uri)!r}; allowed are null (SQLite below outputs), {OFF} (log "
+                "nothing), the http(s) address of an MLflow server, or a database as sqlite:///FILE, postgresql://, mysql://, "
                 "mssql://. MLflow no longer has a store of plain files."
             )
         if not self.experiment.strip():
@@ -164,7 +164,8 @@ class Tracking:
             place = f"/#/compare-runs?runs={_url_list(run_ids)}&experiments={_url_list([experiment_id])}"
         if self.address.startswith(_SERVERS):
             return f"MLflow: open {mask_secrets(self.address).rstrip('/')}{place}"
-        command = f"{_mlflow_command()} ui --backend-store-uri {shlex.quote(mask_secrets(self.address))} --host 127.0.0.1 --port 5000"
+        address = shlex.quote(mask_secrets(self.address))
+        command = f"{_mlflow_command()} ui --backend-store-uri {address} --host 127.0.0.1 --port 5000"
         return f"MLflow: MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false {command} # then open http://127.0.0.1:5000{place}"
 
 

@@ -1,7 +1,7 @@
-"""What a job served, read back from its `serve` artifact: requests, their time lines, their chunks, and what was set.
+"""Reads a `serve` artifact: the requests of a job, their time lines and drafts, and the metadata of the run.
 
 requests.parquet   one row a request        -> RequestRecord
-timeline.parquet   one row a piece of work  -> TimelineSpan
+timeline.parquet   one row a span of work   -> TimelineSpan
 chunks.parquet     one row a draft          -> ChunkRecord
 meta.json          what they stand for      -> RunMetadata
 """
@@ -15,14 +15,16 @@ from typing import Any, TypeVar
 from pipeline.errors import UserError
 
 ORIGINS = ("device", "offline", "accepted", "corrected", "bonus", "cloud")
-"""Who wrote a token: the device (its own choice, or the cloud is gone); the device, accepted by the cloud; the cloud in
-place of a rejected draft, after a fully accepted one, or without any draft."""
+"""The origin of a token. The device wrote it: by its own choice, without a cloud (offline), or as a draft that the
+cloud accepted. The cloud wrote it: in place of a rejected draft (corrected), after an accepted one (bonus), or without
+a draft.
+"""
 
 RecordT = TypeVar("RecordT")
 
 
 class RecordsError(UserError):
-    """What was served cannot be read back."""
+    """A `serve` artifact is missing, incomplete or unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,25 @@ class RequestRecord:
     tbt_s: list[float]
     drafted: int
     drafts_verified: int
-    """Drafted tokens that the cloud judged."""
+    """Drafted tokens that the cloud verified."""
     drafts_accepted: int
     drafts_unused: int
     """Drafted tokens that are not in the text."""
     early_exit_tokens: int
     """Drafted tokens that were read off before the last layer."""
     layer_share_sum: float
-    """Of all drafted tokens the share of the layers that had run, summed."""
+    """The share of the layers that ran for a drafted token, summed over the drafted tokens."""
     lookahead_attempts: int
-    """Verdicts that the device prepared for; in `lookahead_position_hits` of them it knew where, in `lookahead_hits`
-    what would follow.
+    """Verdicts for which the device drafted ahead. In `lookahead_position_hits` of them it guessed the position of the
+    rejection right, in `lookahead_hits` the position and the token.
     """
     lookahead_position_hits: int
     lookahead_hits: int
     link_stall_s: float | None
-    """The device stood still, because of the link, because of the cloud; None without a time line (runtime.detail)."""
+    """Seconds that the device idled because of the link; None without a time line (runtime.detail)."""
     cloud_stall_s: float | None
     cloud_residence_s: float | None
-    """Its questions waited or were computed in the cloud; None without a time line."""
+    """Seconds that its verifications spent in the cloud, queued or computed; None without a time line."""
     chunks: int
     chunks_offloaded: int
     uplink_nbytes: int
@@ -85,13 +87,13 @@ class RequestRecord:
     rouge_1: float | None
     finished: bool
     discarded_tokens: int = 0
-    """Tokens that a stop rule looked at and dropped before anything was sent."""
+    """Drafted tokens that a stop rule dropped before the draft was sent."""
     draft_s: float = 0.0
-    """How long the device wrote drafts."""
+    """Seconds that the device spent drafting."""
 
     @property
     def complete(self) -> bool:
-        """Did the user get all of it? Not where it was cancelled or failed."""
+        """True if the user got the whole answer: it was neither cancelled nor failed."""
         return self.ending == "complete"
 
     @property
@@ -100,17 +102,17 @@ class RequestRecord:
 
     @property
     def service_s(self) -> float | None:
-        """Since the device turned to it."""
+        """Seconds from the device's start on the request to its end."""
         return None if self.ended_s is None or self.started_s is None else self.ended_s - self.started_s
 
     @property
     def service_s_per_token(self) -> float | None:
-        """Of its service for each token; unlike the gaps it does not depend on how many tokens are shown at once."""
+        """`service_s` over the tokens; unlike the gaps it does not depend on how many tokens arrive at once."""
         return None if self.service_s is None or not self.tokens else self.service_s / len(self.tokens)
 
     @property
     def verification_s(self) -> float | None:
-        """In the cloud for each verification; None where none was asked for, or no time line kept."""
+        """Mean seconds in the cloud of a verification; None without verifications or without a time line."""
         known = self.cloud_residence_s is not None and self.chunks_offloaded
         return (self.cloud_residence_s or 0.0) / self.chunks_offloaded if known else None
 
@@ -133,7 +135,7 @@ class TimelineSpan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """One draft of `num_tokens` tokens at position `position`; `accepted` is None where it was kept unasked."""
+    """One draft of `num_tokens` tokens at position `position`; `accepted` is None for a draft that was not sent."""
 
     request: str
     position: int
@@ -164,7 +166,7 @@ class RunMetadata:
     overhead: Mapping[str, float] = field(default_factory=dict)
     """What deciding took, where a clock could tell: ms a token on the device, its share in the cloud."""
     estimator: Mapping[str, float] = field(default_factory=dict)
-    """How the cloud's batches took beside what its scheduler expects; empty where nobody kept them."""
+    """How the cloud's batches took beside what its scheduler expects; empty if not measured."""
     tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """How busy and how full the nodes of each tier were; empty where a testbed has none."""
     seed: int | None = None

@@ -1,6 +1,5 @@
-"""Which requests got what their class promised: a first token in time, and a token speed while writing.
-
-How long what users wait for takes, by the share of them who wait no longer (HAT, section 4.2).
+"""SLO compliance: the first token in time and the promised token speed; percentiles of waiting times (HAT, section
+4.2).
 """
 
 from bisect import bisect_right
@@ -61,7 +60,7 @@ class SlaPercentiles:
 
 
 def sla_percentiles(requests: Sequence[RequestRecord]) -> SlaPercentiles:
-    """Of what the users of these requests saw; empty where nobody saw a first token, or ten behind it."""
+    """Percentiles of these requests' waiting times; empty without a first token, or without ten tokens after it."""
     prefills_s = [128 * r.ttft_s / r.prompt_tokens for r in requests if r.ttft_s is not None and r.prompt_tokens]
     decodes_s = [b - a for r in requests for a, b in zip(r.token_times_s[0::10], r.token_times_s[10::10], strict=False)]
     return SlaPercentiles(_by_share(prefills_s), _by_share(decodes_s))

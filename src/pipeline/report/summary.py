@@ -257,7 +257,10 @@ def _speculation(requests: Sequence[RequestRecord], origins: Mapping[str, int]) 
 
 
 def _waste(requests: Sequence[RequestRecord]) -> WasteSummary:
-    asked, fell = _sum(requests, "chunks_offloaded"), _sum(requests, "drafts_verified") - _sum(requests, "drafts_accepted")
+    asked, fell = (
+        _sum(requests, "chunks_offloaded"),
+        _sum(requests, "drafts_verified") - _sum(requests, "drafts_accepted"),
+    )
     discarded = _sum(requests, "discarded_tokens")
     draft_s = sum(request.draft_s for request in requests)
     each_s = draft_s / max(1, _sum(requests, "drafted") + discarded)
@@ -276,7 +279,9 @@ def _early_exit(requests: Sequence[RequestRecord]) -> EarlyExitSummary:
 def _lookahead(requests: Sequence[RequestRecord]) -> LookaheadSummary:
     guesses = _sum(requests, "lookahead_attempts")
     return LookaheadSummary(
-        guesses, _share(_sum(requests, "lookahead_position_hits"), guesses), _share(_sum(requests, "lookahead_hits"), guesses)
+        guesses,
+        _share(_sum(requests, "lookahead_position_hits"), guesses),
+        _share(_sum(requests, "lookahead_hits"), guesses),
     )
 
 

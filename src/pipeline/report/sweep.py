@@ -130,14 +130,14 @@ def finish_sweep(
     """Compare the jobs below `folder`: table, comparison.csv, trade-off figure, the exhibit, MLflow, and the line that
     opens it.
     """
-    from pipeline.report import comparison, tradeoff
+    from pipeline.report import comparison, figures
 
     rows = comparison.print_table(folder, file)
     made = [comparison.write_csv(rows, folder / "comparison.csv")]
     points = comparison.tradeoff_points(rows)
     if len(points) > 1:
         metric = next(row.result.quality_metric for row in rows if row.quality)
-        made.append(tradeoff.draw_tradeoff(points, folder / "tradeoff.png", metric))
+        made.append(figures.draw_tradeoff(points, folder / "tradeoff.png", metric))
     search = read_search(folder)
     if search:
         print_parts(search.parts(), file)
@@ -153,9 +153,14 @@ def finish_sweep(
 
 
 def _log_to_mlflow(
-    folder: Path, rows: "list[ComparisonRow]", made: list[Path], shown: "ExhibitOutput | None", search: "SearchResult | None",
-    tracking: Tracking, file: TextIO,
-) -> None:  # fmt: skip
+    folder: Path,
+    rows: "list[ComparisonRow]",
+    made: list[Path],
+    shown: "ExhibitOutput | None",
+    search: "SearchResult | None",
+    tracking: Tracking,
+    file: TextIO,
+) -> None:
     from pipeline.report.mlflow_logger import MlflowLogger
 
     run_id = _read_note(folder).get("run_id")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from pipeline.report import plot_style
+from pipeline.report import figures
 from pipeline.report.records import Records, RequestRecord
 from pipeline.report.statistics import Percentiles
 from pipeline.report.summary import summarise
@@ -63,7 +63,9 @@ def validate(out: Path, *, real: Mapping[str, Sequence[Path]], simulated: Mappin
         lines = list(_error_rows(runs, model))
         parts += [f"simulated against {name}: {len(runs)} runs of {len(model.requests)} requests", _table(lines)]
         parts.append(LabelledTexts(tuple(_facts(runs, model))))
-        report[name] = [{**vars(line), "relative_error": line.relative_error, "real_spread": line.real_spread} for line in lines]
+        report[name] = [
+            {**vars(line), "relative_error": line.relative_error, "real_spread": line.real_spread} for line in lines
+        ]
         metrics |= {f"{name}/{line.metric}/{line.statistic}".replace(" ", "_"): line.relative_error for line in lines}
         _draw(name, runs, model, out / "figures" / f"{name}.png")
     (out / "validation.txt").write_text("\n".join(plain_lines(parts)) + "\n", encoding="utf-8")
@@ -93,9 +95,14 @@ def _row(line: ErrorRow) -> tuple[str, ...]:
     aim = _TARGET_ERRORS.get(line.metric) if line.statistic == "mean" else None
     unit = "" if line.metric == "tokens/s" else ", ms"
     return (
-        line.metric + unit, line.statistic, format_number(scale * mean(line.real)), f"± {format_percent(line.real_spread)}",
-        format_number(scale * line.simulated), f"{100 * line.relative_error:+.1f} %", f"± {format_percent(aim)}" if aim else "",
-    )  # fmt: skip
+        line.metric + unit,
+        line.statistic,
+        format_number(scale * mean(line.real)),
+        f"± {format_percent(line.real_spread)}",
+        format_number(scale * line.simulated),
+        f"{100 * line.relative_error:+.1f} %",
+        f"± {format_percent(aim)}" if aim else "",
+    )
 
 
 def _facts(runs: Sequence[Records], model: Records) -> Iterator[tuple[str, str]]:
@@ -111,14 +118,14 @@ def _same_text(run: Records, model: Records) -> int:
 
 def _draw(name: str, runs: Sequence[Records], model: Records, path: Path) -> None:
     """Distributions, the real runs pale and the simulation dark."""
-    figure = plot_style.create_figure(10.0, 3.2)
+    figure = figures.create_figure(10.0, 3.2)
     for place, (measure, value) in enumerate(_METRICS.items(), 1):
         axes = figure.add_subplot(1, len(_METRICS), place)
-        plot_style.style_axes(axes, f"{measure}, ms", "share of requests")
+        figures.style_axes(axes, f"{measure}, ms", "share of requests")
         for run in runs:
-            _draw_ecdf(axes, [value(request) for request in run.requests], plot_style.MUTED_COLOUR, "real")
-        _draw_ecdf(axes, [value(request) for request in model.requests], plot_style.COLOURS[0], "simulated")
-    plot_style.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
+            _draw_ecdf(axes, [value(request) for request in run.requests], figures.MUTED_COLOUR, "real")
+        _draw_ecdf(axes, [value(request) for request in model.requests], figures.COLOURS[0], "simulated")
+    figures.save_figure(figure, path, f"{name} (grey) and its simulation (blue)")
 
 
 def _draw_ecdf(axes: "Axes", values: Sequence[float | None], colour: str, label: str) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.errors import ConfigError
-from pipeline.report import outcome
+from pipeline.report import job_result
 from pipeline.report.sweep import SEARCH_FILE as SUMMARY
-from pipeline.search.objective import TrialError
-from pipeline.search.study import SearchStudy, TrialPoint
+from pipeline.search.study import SearchStudy, TrialError, TrialPoint
 
 LaunchJobs = Callable[[Sequence[Sequence[str]], int], Sequence[Path]]
 """Runs jobs, given by their overrides, and numbers them from the second argument on; the folder of each."""
@@ -71,7 +70,7 @@ class SearchRunner:
     def _launch(self, points: Sequence[TrialPoint]) -> Sequence[Path]:
         """A folder may hold the outcome of a job that was killed, or of a former best one."""
         for point in points:
-            (self.folder / str(point.number) / outcome.JOB_FILE).unlink(missing_ok=True)
+            (self.folder / str(point.number) / job_result.JOB_FILE).unlink(missing_ok=True)
         jobs = [[*self.study.space.overrides(point.params), f"+trial={point.label}"] for point in points]
         return self.launch(jobs, points[0].number)
 

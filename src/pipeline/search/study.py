@@ -1,25 +1,76 @@
-"""The memory of a search: an Optuna study in SQLite, which goes on where a killed one stopped."""
+"""The memory of a search: an Optuna study in SQLite, which continues where an interrupted one stopped.
+
+`Objective` names the metrics of a job that the search optimises, and reads them from job.json.
+"""
 
 import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pipeline.errors import ConfigError
-from pipeline.search.objective import Objective
+from pipeline.errors import ConfigError, UserError
+from pipeline.report import job_result
 from pipeline.search.space import SearchSpace
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
 
+Direction = Literal["maximize", "minimize"]
+DIRECTIONS = get_args(Direction)
 STUDY_FILE = "study.db"
 _STUDY_NAME, _SPACE_ATTRIBUTE, _LABEL_ATTRIBUTE = "search", "space", "label"
 _IGNORED_KEYS = ("outputs", "tracking", "force", "trainer")
 """Top-level keys of overrides that change no value of a trial."""
+
+
+class TrialError(UserError):
+    """A trial's job has no result."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Metrics by name (`stage/NAME/METRIC`, `quality/mean`, ...), each with its direction. Raises ConfigError."""
+
+    metrics: tuple[str, ...]
+    directions: tuple[Direction, ...]
+
+    def __post_init__(self) -> None:
+        if not self.metrics or len(self.metrics) != len(self.directions):
+            raise ConfigError(
+                f"hydra.sweeper has {len(self.metrics)} metrics and {len(self.directions)} directions; "
+                "give one direction for each metric, and one metric at least: hydra.sweeper.metric=stage/NAME/METRIC."
+            )
+        wrong = [one for one in self.directions if one not in DIRECTIONS]
+        if wrong:
+            raise ConfigError(f"hydra.sweeper.direction is {wrong[0]!r}; allowed are {', '.join(DIRECTIONS)}.")
+
+    def read_values(self, folder: Path) -> tuple[float, ...]:
+        """The values of the job of this folder; raises JobError where it failed, ConfigError where it has no metric."""
+        found = job_result.read_result(folder)
+        if found is None or found.status != "complete":
+            raise TrialError((found and found.error) or "the job left no result")
+        unknown = [metric for metric in self.metrics if not isfinite(found.metrics.get(metric, float("nan")))]
+        if unknown:
+            near = [name for name in found.metrics if name.startswith(unknown[0].rpartition("/")[0] + "/")]
+            raise ConfigError(
+                f"hydra.sweeper.metric: the job has no metric {unknown[0]!r}; it has "
+                f"{', '.join(near or found.metrics) or 'none'}."
+            )
+        return tuple(found.metrics[metric] for metric in self.metrics)
+
+
+def create_objective(metric: str | Sequence[str], direction: str | Sequence[str]) -> Objective:
+    """One metric or several."""
+    return Objective(_tuple(metric), _tuple(direction))
+
+
+def _tuple(value: str | Sequence[str]) -> tuple[Any, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
 
 
 @dataclass(frozen=True)
@@ -86,8 +137,8 @@ class SearchStudy:
 def open_study(
     folder: Path, space: SearchSpace, objective: Objective, seed: int, initial_points: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[SearchStudy]:
-    """The study in `folder`, made or found, and nobody else's meanwhile; a new one begins with `initial_points`, by
-    label.
+    """The study in `folder`, created or loaded, and locked against other processes; a new one begins with
+    `initial_points`, by label.
 
     Raises ConfigError where it is of another space or objective, or another process is at it.
     """
@@ -184,4 +235,6 @@ def _checked_value(key: str, value: Any, allowed: "BaseDistribution") -> Any:
             return value
     elif isinstance(value, int | float) and not isinstance(value, bool) and allowed.low <= value <= allowed.high:  # type: ignore[attr-defined]
         return value
-    raise ConfigError(f"hydra.sweeper.initial_points: {key} is {value!r}, which is outside of the search space: {allowed}.")
+    raise ConfigError(
+        f"hydra.sweeper.initial_points: {key} is {value!r}, which is outside of the search space: {allowed}."
+    )

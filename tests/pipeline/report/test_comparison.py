@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from served import drawn, request, write
 
-from pipeline.report import comparison, outcome
+from pipeline.report import comparison, job_result
 from pipeline.report.comparison import compare_jobs, differing_overrides
 from pipeline.report.context import JobContext
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import JobResult
 from pipeline.report.records import Records
 from pipeline.report.statistics import ConfidenceInterval
 from pipeline.report.summary import summarise
@@ -120,9 +120,9 @@ def test_numbers_are_points_of_one_line_and_words_are_lines(sweep):
 def test_a_job_is_noted_with_its_secrets_masked(tmp_path):
     overrides = ("policy=sled", "a.token=s3cret")
     context = JobContext(tmp_path, Tracking(), {"policy": {"name": "sled"}}, overrides, number=2)
-    outcome.running_result(context).write(tmp_path)
-    assert outcome.read_result(tmp_path) == JobResult("running", 2, "sled", ("policy=sled", "a.token=***"))
+    job_result.running_result(context).write(tmp_path)
+    assert job_result.read_result(tmp_path) == JobResult("running", 2, "sled", ("policy=sled", "a.token=***"))
 
 
 def test_no_job_ever_started_in_an_empty_folder(tmp_path):
-    assert outcome.read_result(tmp_path) is None
+    assert job_result.read_result(tmp_path) is None

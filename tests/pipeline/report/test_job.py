@@ -11,8 +11,8 @@ from pipeline.artifacts import manifest
 from pipeline.artifacts.stage import Stage
 from pipeline.report import job as report
 from pipeline.report.context import JobContext, StageRun
+from pipeline.report.job_result import read_result
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import read_result
 from pipeline.report.records import RecordsError
 
 SECRET = "s3cret-value"
@@ -28,7 +28,10 @@ CONFIG = {
         },
         "lookahead": {"_target_": "serving.policy.slots.lookahead.NoLookahead"},
     },
-    "model": {"device": {"timed_architecture": "tinyllama_1_1b"}, "cloud": {"timed_architecture": "llama2_13b", "api_key": SECRET}},
+    "model": {
+        "device": {"timed_architecture": "tinyllama_1_1b"},
+        "cloud": {"timed_architecture": "llama2_13b", "api_key": SECRET},
+    },
     "hardware": {"cloud": {"chip": "rtx_a6000"}},
     "network": {"uplink_mbps": 3.9, "downlink_mbps": 4.8, "delay_ms": 40, "loss": 0.01},
     "seed": 7,

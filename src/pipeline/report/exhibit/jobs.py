@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.errors import UserError
 from pipeline.report.exhibit.estimate import Estimate, Resamples, pool, resampled_sums
-from pipeline.report.exhibit.measures import resampled_metric
+from pipeline.report.exhibit.resampled_metrics import resampled_metric
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, fill_template, parse_override
 from pipeline.report.exhibit.schema import Exhibit, RowTemplate
 from pipeline.report.records import RequestRecord, read_requests

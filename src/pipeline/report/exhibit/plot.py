@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.report import plot_style
+from pipeline.report import figures
 from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit, fill_template, template_fields
 from pipeline.report.exhibit.schema import ExhibitFigure
-from pipeline.report.plot_style import COLOURS, TEXT_COLOUR
+from pipeline.report.figures import COLOURS, TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlotPoint:
-    """A point; `x` is a number, or the name of a place on the axis; `low` and `high` bound `y`; `label` is beside it."""
+    """A point; `x` is a number, or the name of a category; `low` and `high` bound `y`; `label` stands beside it."""
 
     x: float | str
     y: float
@@ -120,15 +120,15 @@ def draw_exhibit(shown: RenderedExhibit, path: Path) -> Path | None:
     found = build_panels(shown, figure) if figure else []
     if figure is None or not found:
         return None
-    sheet = plot_style.create_figure(4.8 * max(1.4, len(found)), 3.9)
+    sheet = figures.create_figure(4.8 * max(1.4, len(found)), 3.9)
     for place, panel in enumerate(found, 1):
         axes = sheet.add_subplot(1, len(found), place)
         _draw_panel(axes, panel)
-        plot_style.style_axes(axes, figure.x.strip("{}"), panel.y)
+        figures.style_axes(axes, figure.x.strip("{}"), panel.y)
         _set_log_scales(axes, figure, panel)
     handles, labels = _legend(sheet.axes)
     sheet.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False, fontsize=8.5)
-    return plot_style.save_figure(sheet, path, shown.exhibit.title)
+    return figures.save_figure(sheet, path, shown.exhibit.title)
 
 
 def _draw_panel(axes: "Axes", panel: Panel) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 
 from pipeline.artifacts import fingerprint
 from pipeline.report.exhibit import plot
+from pipeline.report.exhibit.claims import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
 from pipeline.report.exhibit.estimate import Estimate
 from pipeline.report.exhibit.rows import Cell, ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import ExhibitColumn
-from pipeline.report.exhibit.verdict import NO_INTERVAL, ClaimResult, count_statuses, evaluate_claims
 from pipeline.report.table import LabelledTexts, ReportPart, Table
 
 _LEGEND = (
@@ -170,9 +170,14 @@ def _claim_json(verdict: ClaimResult) -> dict[str, Any]:
     low, high = verdict.bounds or (None, None)
     difference = verdict.difference.value if verdict.difference else None
     return {
-        "statement": verdict.claim.statement, "group": verdict.group, "status": verdict.status, "difference": difference,
-        "low": low, "high": high, "basis": verdict.basis,
-    }  # fmt: skip
+        "statement": verdict.claim.statement,
+        "group": verdict.group,
+        "status": verdict.status,
+        "difference": difference,
+        "low": low,
+        "high": high,
+        "basis": verdict.basis,
+    }
 
 
 def _csv(shown: RenderedExhibit) -> str:

@@ -113,7 +113,9 @@ class Claim:
 
     def __post_init__(self) -> None:
         if (self.baseline is None) == (self.value is None):
-            raise ValueError(f"exhibit.claims: {self.statement!r} needs one of `baseline` (a row) and `value` (a number)")
+            raise ValueError(
+                f"exhibit.claims: {self.statement!r} needs one of `baseline` (a row) and `value` (a number)"
+            )
         if self.margin < 0:
             raise ValueError(f"exhibit.claims: the margin of {self.statement!r} is {self.margin}; give 0 or more")
         if self.relation == "equal" and self.margin == 0:

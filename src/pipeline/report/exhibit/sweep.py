@@ -1,6 +1,6 @@
 """The exhibit of a sweep: checked before its first job runs, shown after its last.
 
-The labels of all rows follow from the sweep's parameters, so that a row that nobody will run is found at once.
+The labels of all rows follow from the sweep's parameters, so a row that no job will run is found before the first job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ConfigError
-from pipeline.report.exhibit import measures
+from pipeline.report.exhibit import resampled_metrics
 from pipeline.report.exhibit.jobs import RowKey, choices_of, row_key, rows_of_jobs
 from pipeline.report.exhibit.render import ExhibitOutput, write_exhibit
 from pipeline.report.exhibit.rows import RenderedExhibit, parse_override, template_fields
@@ -82,10 +82,11 @@ def _build_exhibit(config: DictConfig) -> Exhibit | None:
 
 def _check_metrics(exhibit: Exhibit) -> None:
     for column in (*exhibit.columns, *(exhibit.column(claim.metric) for claim in exhibit.claims)):
-        if not measures.is_known_metric(column.metric_name):
+        if not resampled_metrics.is_known_metric(column.metric_name):
             raise ConfigError(
                 f"exhibit: there is no metric {column.metric_name!r} ({column.name}). There are quality, "
-                f"{', '.join(measures.metric_names())}, and {measures.STAGE_PREFIX}NAME/METRIC of a stage's metrics.json."
+                f"{', '.join(resampled_metrics.metric_names())}, and {resampled_metrics.STAGE_PREFIX}NAME/METRIC of a "
+                "stage's metrics.json."
             )
 
 
@@ -185,5 +186,5 @@ def _missing_metric_notes(exhibit: Exhibit, jobs: Sequence[ComparisonRow]) -> It
     known = {metric for job in jobs for metric in job.result.metrics}
     for column in exhibit.columns:
         if known and column.metric_name not in known:
-            own = ", ".join(sorted(metric for metric in known if metric.startswith(measures.STAGE_PREFIX)))
+            own = ", ".join(sorted(metric for metric in known if metric.startswith(resampled_metrics.STAGE_PREFIX)))
             yield f"no job has the metric {column.metric_name}; those of stages are: {own or 'none'}"

@@ -16,8 +16,8 @@ from pipeline.report.exhibit.plot import build_panels
 from pipeline.report.exhibit.rows import RenderedExhibit
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, ExhibitFigure, RelativeTo, RowTemplate
 from pipeline.report.exhibit.sweep import SweepExhibit
+from pipeline.report.job_result import JobResult
 from pipeline.report.mlflow_store import Tracking
-from pipeline.report.outcome import JobResult
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 from pipeline.report.table import plain_lines

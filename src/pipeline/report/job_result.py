@@ -15,7 +15,7 @@ JOB_FILE = "job.json"
 
 @dataclass(frozen=True)
 class JobResult:
-    """Status and result of a job; `running`, said of a job that nobody runs any more: it was killed."""
+    """Status and result of a job; a job that stays `running` without a process was killed."""
 
     status: Literal["running", "complete", "failed"]
     number: int | None = None

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from served import drawn
 
-from pipeline.report.exhibit import measures
+from pipeline.report.exhibit import resampled_metrics
 from pipeline.report.records import Records
 from pipeline.report.summary import summarise
 
@@ -16,7 +16,7 @@ def test_measures_are_what_the_summary_says(records):
     metrics = summarise(records).metrics()
     checked = 0
     for metric, expected in metrics.items():
-        found = measures.resampled_metric(metric)
+        found = resampled_metrics.resampled_metric(metric)
         if found is None:
             continue
         own = float(found.combine(np.sum([found.sums(request) for request in records.requests], axis=0)))
@@ -35,12 +35,12 @@ def _factor(metric: str, n: int) -> float:
 
 
 def test_every_metric_of_a_summary_is_known(records):
-    assert [name for name in summarise(records).metrics() if not measures.is_known_metric(name)] == []
-    assert measures.is_known_metric("quality/by_task/any")
-    assert measures.is_known_metric("stage/thresholds/alpha")
-    assert not measures.is_known_metric("latency/tbt/mean")
+    assert [name for name in summarise(records).metrics() if not resampled_metrics.is_known_metric(name)] == []
+    assert resampled_metrics.is_known_metric("quality/by_task/any")
+    assert resampled_metrics.is_known_metric("stage/thresholds/alpha")
+    assert not resampled_metrics.is_known_metric("latency/tbt/mean")
 
 
 def test_percentiles_and_numbers_of_stages_are_not_resampled():
-    assert measures.resampled_metric("latency/tbt_s/p99") is None
-    assert measures.resampled_metric("stage/thresholds/alpha") is None
+    assert resampled_metrics.resampled_metric("latency/tbt_s/p99") is None
+    assert resampled_metrics.resampled_metric("stage/thresholds/alpha") is None

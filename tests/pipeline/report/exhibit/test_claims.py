@@ -1,10 +1,10 @@
 import pytest
 
 from pipeline.report.exhibit import Exhibit
+from pipeline.report.exhibit.claims import claim_status, count_statuses, evaluate_claims
 from pipeline.report.exhibit.estimate import Estimate, estimate_mean
 from pipeline.report.exhibit.rows import ExhibitRow, RenderedExhibit
 from pipeline.report.exhibit.schema import Claim, ExhibitColumn, RelativeTo
-from pipeline.report.exhibit.verdict import claim_status, count_statuses, evaluate_claims
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,81 @@
-"""What one composed configuration leads to: a printed plan, or built stages and a report."""
+"""Plans one composed configuration, builds its stages, and reports; it knows nothing of the command line."""
 
+import inspect
 import sys
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig
 
 from pipeline.artifacts import environment
-from pipeline.artifacts.progress_display import display_for
-from pipeline.config.build import ConfigSchema, construct
-from pipeline.config.compose import resolve
-from pipeline.config.library import ConfigLibrary
-from pipeline.config.plan import Plan
+from pipeline.artifacts.progress_display import ProgressCallback, StageObserver, display_for
+from pipeline.artifacts.runner import Runner
+from pipeline.artifacts.stage import Stage
+from pipeline.artifacts.store import Store
+from pipeline.config.build import ConfigSchema, construct, load
+from pipeline.config.compose import ConfigLibrary, resolve
+from pipeline.config.plan import Plan, build_arguments, make_plan
 from pipeline.errors import ConfigError
 from pipeline.report.context import JobContext, StageRun
 from pipeline.report.mlflow_store import Tracking
-from pipeline.running.job import Job
 
 if TYPE_CHECKING:
     from pipeline.report.job import JobReport
 
 STOP_POINTS = ("all", "plan", "train", "profile")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A resolved configuration, ready to be planned and run in the store below its `outputs`."""
+
+    config: Mapping[str, Any]
+    library: ConfigLibrary
+    observer: StageObserver
+    store: Store = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "store", Store(Path(self.config["outputs"]).absolute() / "artifacts"))
+
+    @property
+    def schema(self) -> ConfigSchema:
+        return ConfigSchema(self.store.content_digest, self.library.named_config)
+
+    @property
+    def force(self) -> frozenset[str]:
+        """Stages to build again: a list, or one name."""
+        names = self.config["force"] or ()
+        return frozenset([names] if isinstance(names, str) else names)
+
+    def plan(self, goal: str = "serve") -> Plan:
+        """The stages that `goal` needs; raises ConfigError for what cannot work."""
+        found = make_plan(self.config["stages"], self.schema, (goal,))
+        unknown = sorted(self.force - set(found.stages))
+        if unknown:
+            raise ConfigError(
+                f"force: there is no stage {unknown[0]!r} in this run; there are {', '.join(found.stages)}."
+            )
+        return found
+
+    def run(self, goals: Iterable[Stage]) -> tuple[Path, frozenset[str]]:
+        """Builds what is missing up to `goals`; the last one's folder, and the digests of what was built now."""
+        self.store.ensure_writable()
+        runner = Runner(self.store, _call_stage, self.observer, self.force)
+        folders = [runner.ensure_built(goal) for goal in goals]
+        return folders[-1] if folders else self.store.root, runner.built
+
+
+def _call_stage(stage: Stage, out: Path, work: Path, inputs: Mapping[str, Path], progress: ProgressCallback) -> None:
+    """Runs a stage's function with what it declares: its options, `out`, and `work` and `progress` if it wants them."""
+    target = load(stage.target, stage.name)
+    wanted = inspect.signature(target).parameters
+    own = {name: value for name, value in (("work", work), ("progress", progress)) if name in wanted}
+    try:
+        target(out, **own, **build_arguments(stage, inputs.__getitem__))
+    except ValueError as problem:
+        raise ConfigError(f"{stage.name}: {problem}") from problem
 
 
 def create_job(cfg: DictConfig) -> Job:
@@ -53,7 +107,7 @@ def run(cfg: DictConfig) -> "JobReport | None":
 
 
 def _build_stage(job: Job, name: str) -> None:
-    """A stage by its name, whether serving needs it or not; what it says in text files is printed."""
+    """Builds a stage by its name and prints its text files."""
     if name not in job.config["stages"]:
         known = ", ".join([*STOP_POINTS, *sorted(job.config["stages"])])
         raise ConfigError(f"stage is {name!r}; allowed are {known}.")
@@ -75,7 +129,7 @@ def _build_stage(job: Job, name: str) -> None:
 
 
 def describe_plan(job: Job, plan: Plan) -> str:
-    """A line a stage: what it is, and whether and why it would run."""
+    """One line a stage: its kind and key, and whether and why it would run."""
     width = max(len(stage.key) for stage in plan.stages.values())
     lines = [
         f"  {plan.kinds[name]:<8} {stage.key:<{width}}  {job.store.explain(stage)}"
@@ -85,7 +139,7 @@ def describe_plan(job: Job, plan: Plan) -> str:
 
 
 def _run_and_report(job: Job) -> "JobReport":
-    """Whatever becomes of the job, its folder and MLflow hear of it."""
+    """Runs the job and reports its result or its failure to its folder and to MLflow."""
     from pipeline.report import job as report
 
     context = _job_context(job)
