@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.access import read_body
 from serving.frontend.openai.admission import ClientStalledError, cancel_on_disconnect, with_send_timeout
+from serving.frontend.openai.http import read_body
 from serving.frontend.openai.metrics import RequestStats
 from serving.frontend.openai.request_handlers import Choice, ParsedRequest, RequestHandler
 from serving.frontend.openai.service import EndpointService, TextDelta, as_api_error

@@ -11,11 +11,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from serving.frontend.openai.access import ApiKeyGuard, HostGuard
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.gateway import Gateway
 from serving.frontend.openai.generation import GenerationEndpoint
-from serving.frontend.openai.http import HttpServer
+from serving.frontend.openai.http import ApiKeyGuard, HostGuard, HttpServer
 from serving.frontend.openai.options import EndpointOptions
 from serving.frontend.openai.request_handlers import ChatHandler, CompletionsHandler
 from serving.frontend.openai.service import EndpointService

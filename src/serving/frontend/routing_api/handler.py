@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route as UrlRoute
 from starlette.types import Receive, Scope, Send
 
-from serving.frontend.openai.access import CLIENT_SCOPE_KEY, read_body
 from serving.frontend.openai.admission import ClientStalledError, cancel_on_disconnect, with_send_timeout
 from serving.frontend.openai.detokenizer import AnswerWriter
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.gateway import Conversation
+from serving.frontend.openai.http import CLIENT_SCOPE_KEY, read_body
 from serving.frontend.openai.metrics import RequestStats
 from serving.frontend.openai.options import RoutingLimits
 from serving.frontend.openai.request_handlers import FinishReason

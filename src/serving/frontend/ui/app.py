@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serving.frontend.openai.access import OPEN_PATHS, ApiKeyGuard, HostGuard, read_body
 from serving.frontend.openai.admission import (
     AdmissionQueue,
     ClientStalledError,
@@ -25,6 +24,7 @@ from serving.frontend.openai.admission import (
 )
 from serving.frontend.openai.errors import ApiError
 from serving.frontend.openai.generation import SSE_HEADERS
+from serving.frontend.openai.http import OPEN_PATHS, ApiKeyGuard, HostGuard, read_body
 from serving.frontend.openai.server import on_api_error, on_http_error
 from serving.frontend.openai.service import as_api_error
 from serving.frontend.ui.config import UiConfig

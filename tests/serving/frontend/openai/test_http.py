@@ -7,7 +7,7 @@ import pytest
 from frontend.openai.fake_gateway import Loop
 from frontend.openai.plain_http import JSON, request, send
 
-from serving.frontend.openai.access import HostGuard
+from serving.frontend.openai.http import HostGuard
 from serving.frontend.openai.options import EndpointOptions
 
 
